@@ -289,7 +289,7 @@ READERS = {
         "MOST_BYTES", FAULTS,
     ),
     "published-injection": Reader(
-        "unsilent.faults.isca23_injections", lambda m, path: m.read_injection(path), "a.csv", "MAX_FILE_BYTES", TEXT
+        "unsilent.papers.isca23.injections", lambda m, path: m.read_injection(path), "a.csv", "MAX_FILE_BYTES", TEXT
     ),
     "settings": Reader(PATH + "hdf5_corrupter.settings", lambda m, path: m.read_settings(path), "a.yaml", "MOST_BYTES", YAML),
     "accelerator": Reader(

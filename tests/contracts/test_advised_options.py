@@ -28,7 +28,7 @@ VERBS = {
     "studies/checkpoint": ("checkpoint study",),
     "studies/coverage/inference": ("inference-coverage",),
     "studies/coverage": ("coverage",),
-    "studies/injection_replay.py": ("replay-injection",),
+    "papers/isca23/replay.py": ("replay-injection",),
     "studies/noise": ("noise",),
     "explain": ("explain",),
     "studies/plan": ("plan", "pvf"),

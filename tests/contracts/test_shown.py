@@ -15,8 +15,8 @@ import unsilent
 from campaigns.faulty_loop import write_loop
 from conftest import TINY, inline_campaigns
 from events.test_run_report import written
+from studies.checkpoint.test_study import write_study
 from studies.clean_inference import write_clean
-from studies.test_checkpoint_study import write_study
 from timeline.pipelines import Pipeline
 from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns.export import export_store

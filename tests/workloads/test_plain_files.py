@@ -12,8 +12,8 @@ import torch
 
 from unsilent.basics.errors import UsageError
 from unsilent.faults.hardware import description_file as accelerators
-from unsilent.faults.isca23_injections import read_injection
 from unsilent.faults.lists.files import read_list_bytes
+from unsilent.papers.isca23.injections import read_injection
 from unsilent.studies.pvf.card import read_card
 from unsilent.workloads import load, npz
 from unsilent.workloads.cifar_files import read_images, read_weights

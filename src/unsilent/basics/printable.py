@@ -25,3 +25,9 @@ def _escape(c: str) -> str:
     if unicodedata.category(c) in _HIDDEN:
         return c.encode("ascii", "backslashreplace").decode() if ord(c) > 127 else f"\\x{ord(c):02x}"
     return c
+
+
+def short_repr(value: object, most: int = 40) -> str:
+    """The value as one short line of ASCII."""
+    text = ascii(value)
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -34,7 +34,7 @@ class Planner(Protocol):
         ...
 
     def describe_round(self, store: Any) -> str:
-        """What the round that was decided last is for, in a sentence."""
+        """A sentence on the purpose of the round that was decided last."""
         ...
 
 

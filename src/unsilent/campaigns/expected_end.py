@@ -10,7 +10,7 @@ from unsilent.report.text import count_text
 
 @dataclass(frozen=True)
 class ExpectedEnd:
-    """What is expected, each as three numbers: the lower end of a range, the middle and the upper end.
+    """Expected trials and times, each as three numbers: the lower end of a range, the middle and the upper end.
 
     Attributes:
         trials: Trials in all.

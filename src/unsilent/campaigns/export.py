@@ -75,7 +75,7 @@ def canonical_lines(store: AnyStore) -> Iterator[str]:
 
 
 def _rounds(store: AnyStore) -> Json:
-    """What looks decided, of a campaign in rounds."""
+    """Decisions of the looks of a campaign in rounds."""
     rounds = store.records_as_json(ROUND) if ROUND in store.kind.record_readers else []
     return {"rounds": rounds} if rounds else {}
 

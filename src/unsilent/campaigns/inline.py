@@ -43,7 +43,7 @@ class InlineExecutor(Closing):
         )
 
     def establish_baseline(self) -> Baseline:
-        """What the runner found."""
+        """The baseline of the runner."""
         baseline: Baseline = self.runner.establish_baseline()
         return baseline
 
@@ -89,7 +89,7 @@ class InlineExecutor(Closing):
             self._observer.say(note)
 
     def wall_seconds(self, work: float) -> float:
-        """As long as that: there are no others."""
+        """The wall seconds of this much work: as long, since there are no other workers."""
         return work
 
     def salvage(self) -> list[CampaignRow]:

@@ -1,4 +1,4 @@
-"""What a study registers of its campaigns, so that stores, exports and merges know how to read them."""
+"""The record that a study registers of its campaigns, so that stores, exports and merges know how to read them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Order = tuple[str, bool, int, int, int]
 
 @dataclass
 class MergeInput:
-    """What one store gave: its trials, and how many of them no store before it held."""
+    """The trials of one store, and how many of them no store before it held."""
 
     store: Path
     trials: int = 0

@@ -1,4 +1,4 @@
-"""What is checked of an SQLite file, which may come from anyone, before a row of it is read.
+"""Checks of an SQLite file, which may come from anyone, before a row of it is read.
 
 A schema is a program: generated columns, CHECKs, indexes on expressions, triggers and views are evaluated by whoever reads or
 checks the file. So the text of the schema is compared with ours first, to the letter, while nothing but its parser has seen it.
@@ -91,13 +91,13 @@ _QUERY = "SELECT CAST(type AS BLOB), CAST(name AS BLOB), CAST(tbl_name AS BLOB),
 
 
 def schema_of(db: sqlite3.Connection) -> frozenset[tuple[bytes | None, ...]]:
-    """What a file defines, as the bytes that it holds."""
+    """The definitions of a file, as the bytes that it holds."""
     return frozenset(db.execute(_QUERY).fetchall())
 
 
 @cache
 def expected_schema(text: str) -> frozenset[tuple[bytes | None, ...]]:
-    """What a file defines once SQLite has run ``text`` in it."""
+    """The definitions of a file once SQLite has run ``text`` in it."""
     with sqlite3.connect(":memory:") as db:
         db.executescript(text)
         result = schema_of(db)

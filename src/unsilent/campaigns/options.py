@@ -1,4 +1,4 @@
-"""What is asked of campaigns of every kind besides their spec: how many trials, where they run, how their store is read."""
+"""Options of campaigns of every kind besides their spec: how many trials, where they run, how their store is read."""
 
 from __future__ import annotations
 
@@ -144,11 +144,11 @@ class ExecutionOptions:
 
     @property
     def worker_settings(self) -> WorkerSettings:
-        """What a worker knows of it."""
+        """The settings of a worker."""
         return WorkerSettings(jobs=self.jobs or 1)
 
     def open_executor(self, spec: Spec, observer: Observer | None = None) -> Executor:
-        """What runs the trials of a campaign."""
+        """The executor that runs the trials of a campaign."""
         from unsilent.campaigns.executors import make_executor
 
         return make_executor(
@@ -159,7 +159,7 @@ class ExecutionOptions:
 
 @dataclass(frozen=True)
 class EngineOptions(ExecutionOptions):
-    """The same where an engine has shortcuts."""
+    """Options of execution, of kinds whose engine has shortcuts."""
 
     engine: Annotated[str, Option(
         "auto (runs only operations that a fault affects) or plain (runs the whole model). Both give identical results.",
@@ -176,7 +176,7 @@ class EngineOptions(ExecutionOptions):
 
     @property
     def worker_settings(self) -> WorkerSettings:
-        """What a worker knows of it."""
+        """The settings of a worker."""
         return WorkerSettings(self.engine, self.memory, self.jobs or 1)
 
 

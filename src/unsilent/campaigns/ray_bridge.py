@@ -184,7 +184,7 @@ def _why(error: Exception, unfit: bool) -> str:
 
 @contextmanager
 def join_cluster(cluster: Cluster, folder: str | None) -> Iterator[None]:
-    """In the cluster: an existing one, or (with a ``folder``) one of our own here, which ends with the block without a file."""
+    """A block inside the cluster: an existing one, or (with a ``folder``) a new one here, which ends with the block."""
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
@@ -227,7 +227,7 @@ def _serve(line: ProcessConnection) -> None:
 
 @contextmanager
 def user_error_on_join(cluster: Cluster) -> Iterator[None]:
-    """What joining raises, as one line for the user."""
+    """A block in which errors of joining the cluster are raised as one line for the user."""
     try:
         yield
     except (ConnectionError, RuntimeError, ValueError, ImportError) as error:

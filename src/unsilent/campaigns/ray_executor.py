@@ -178,7 +178,7 @@ class RayExecutor(Closing):
     # -- end ---------------------------------------------------------------------------------------------------
 
     def wall_seconds(self, work: float) -> float:
-        """That of as many workers as were asked for, from now on."""
+        """The wall seconds of this much work, with as many workers as were asked for from now on."""
         return work / self._job.worker_settings.jobs
 
     def seconds_since_last_call(self) -> tuple[float, float]:

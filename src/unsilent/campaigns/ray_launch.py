@@ -171,7 +171,7 @@ def remove_busy_folder(folder: str) -> None:
 
 
 def environment(cluster: Cluster, own: Mapping[str, str]) -> dict[str, str]:
-    """What Ray reads of the environment: it reports to nobody, and a cluster of our own listens on loopback alone."""
+    """Variables that Ray reads: it reports to nobody, and a cluster of our own listens on loopback alone."""
     result = {**own, "RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
     if cluster.address is None:
         # This variable is how Ray keeps itself to 127.0.0.1 where it is no cluster (on macOS and Windows by default).

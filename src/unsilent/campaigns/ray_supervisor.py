@@ -34,7 +34,7 @@ SENT_VARIABLES = ("PYTHONPATH", "UNSILENT_CACHE")
 
 @dataclass(frozen=True)
 class SupervisorJob:
-    """What a supervisor is for, and the place that its worker should find itself in: the driver's, as far as it is there."""
+    """The job of a supervisor, and the place that its worker should find itself in: the driver's, as far as it is there."""
 
     spec: Spec
     deadline: float | None
@@ -59,7 +59,7 @@ class SupervisorJob:
 
 
 def environment_to_send(own: Mapping[str, str], local: bool) -> dict[str, str]:
-    """What a job carries of the driver's environment ``own``: to other machines, no more than they need."""
+    """Variables of the driver's environment ``own`` that a job carries: to other machines, no more than they need."""
     return dict(own) if local else {key: own[key] for key in (*THREAD_VARIABLES, *SENT_VARIABLES) if key in own}
 
 

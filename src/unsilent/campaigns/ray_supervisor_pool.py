@@ -85,7 +85,7 @@ class SupervisorPool:
         self._send("hire", number, self._gang * self._spec.threads)
 
     def admit_supervisor(self, supervisor: PooledSupervisor, baseline: Baseline, pack: int, node: str) -> None:
-        """It has loaded the workload. The first one says what the campaign is; who finds something else is refused."""
+        """Admit a supervisor that has loaded the workload: the first one defines the campaign, others that differ are refused."""
         supervisor.node = node
         if self.baseline is None:
             self.baseline, self.max_trials_together = baseline, pack
@@ -132,7 +132,7 @@ class SupervisorPool:
         self._send("drop", one.number)
 
     def handle_lost_supervisor(self, supervisor: PooledSupervisor, why: str) -> list[TrialId]:
-        """It is gone; returns the trials to run again.
+        """Forget a supervisor that is gone; returns the trials to run again.
 
         Raises ``UnsilentError`` where that has happened too often: a trial may bring down its node each time.
         """
@@ -165,7 +165,7 @@ class SupervisorPool:
     # -- room on the cluster -----------------------------------------------------------------------------------
 
     def start_placement_timeout(self) -> None:
-        """From now on somebody should have a place."""
+        """Start the time within which somebody should have a place."""
         self._lonely = time.monotonic()
 
     def check_placement_timeout(self) -> None:
@@ -183,7 +183,7 @@ class SupervisorPool:
             self._send("look")
 
     def note_cluster_nodes(self, nodes: list[dict[str, Any]]) -> None:
-        """What the cluster has."""
+        """Remember which nodes the cluster has."""
         self._nodes = nodes
 
     def _seen(self) -> str:

@@ -22,7 +22,7 @@ MOST_LOOKS = 100
 
 @dataclass(frozen=True, slots=True)
 class CellPlan:
-    """What was decided for one cell; the last decision holds.
+    """The decision for one cell; the last one holds.
 
     Attributes:
         group, flips: The cell.
@@ -51,11 +51,11 @@ class CellPlan:
 
     @property
     def cell(self) -> Cell:
-        """Its identity."""
+        """The identity of the cell."""
         return self.group, self.flips
 
     def pilot_of(self, stratum: str) -> tuple[tuple[int, range], ...]:
-        """Its pilot trials: samples of a trial, and numbers of the trials."""
+        """Pilot trials of a stratum: samples of a trial, and numbers of the trials."""
         pilot = (self.pilot_samples, range(self.pilot_trials[stratum]))
         wide = self.wide_pilot_trials.get(stratum, 0)
         return (pilot, (self.wide_samples, range(wide))) if wide else (pilot,)
@@ -100,12 +100,12 @@ class CellPlan:
 
 
 def latest_plans(rounds: Iterable[Iterable[CellPlan]]) -> dict[Cell, CellPlan]:
-    """What holds after some rounds."""
+    """The plans that hold after some rounds."""
     return {plan.cell: plan for cells in rounds for plan in cells}
 
 
 def plans_by_stratum(rounds: Iterable[Iterable[CellPlan]]) -> dict[Cell, CellPlan]:
-    """What holds after some rounds, by stratum and number of flips."""
+    """The plans that hold after some rounds, by stratum and number of flips."""
     return {(stratum, plan.flips): plan for plan in latest_plans(rounds).values() for stratum in plan.pilot_trials}
 
 

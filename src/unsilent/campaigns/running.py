@@ -1,4 +1,4 @@
-"""What a process that runs trials checks of its runner: one row for each trial, in their order."""
+"""Checks of a runner in the process that runs trials: one row for each trial, in their order."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class SqliteFile(Closing):
         return LEAST_STEPS + STEPS_PER_BYTE * self._size()
 
     def _allowance(self) -> ReadLimit:
-        """What one pass over the file may read and unpack."""
+        """The limit on what one pass over the file may read and unpack."""
         return ReadLimit(self._size())
 
     def _one(self, sql: str) -> tuple[Any, ...] | None:

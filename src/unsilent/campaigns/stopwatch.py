@@ -1,4 +1,4 @@
-"""What a campaign has cost: wall and CPU time that always cover the same stretch."""
+"""The cost of a campaign: wall and CPU time that always cover the same stretch."""
 
 from __future__ import annotations
 

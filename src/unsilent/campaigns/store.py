@@ -113,7 +113,7 @@ class Store(SqliteFile, Generic[S, B, R]):
 
     @property
     def baseline(self) -> B:
-        """What was found out before the first trial."""
+        """The baseline: facts that were established before the first trial."""
         return self._campaign()[1]
 
     def _campaign(self) -> tuple[S, B]:
@@ -264,7 +264,7 @@ class Store(SqliteFile, Generic[S, B, R]):
             )
 
     def analyse(self, **options: Any) -> Any:
-        """What its kind makes of its trials, by its analysis options; raises ``UsageError`` where it has none."""
+        """The result of its trials, as its kind makes it by its analysis options; raises ``UsageError`` where it has none."""
         self.check_has_trials()
         return self.kind.analyse(self, **options)
 
@@ -338,7 +338,7 @@ class Store(SqliteFile, Generic[S, B, R]):
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What is written inside is committed at the end, or not at all."""
+        """A block whose writes are committed at the end, or not at all."""
         with self._errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:

@@ -29,7 +29,7 @@ LONGEST_SHOWN = 80
 
 
 class DamagedRecordError(ValueError):
-    """What was read is not what this program writes; the message says which part."""
+    """A record is not what this program writes; the message says which part."""
 
 
 class RemovedOptionError(DamagedRecordError):
@@ -44,7 +44,7 @@ class HasTrial(Protocol):
 
 
 class ReadLimit:
-    """What one pass over a store may read and unpack, so that a small file cannot fill the memory.
+    """The limit on what one pass over a store may read and unpack, so that a small file cannot fill the memory.
 
     Args:
         size: Of the file in bytes. No pass reads more than that: where it does, cells are reached twice.

@@ -46,8 +46,8 @@ def replay_injection(asked: Asked) -> int:
     """Replay a published injection, write its log and show the result."""
     from unsilent.cli.file_sorts import refuse_other_files
     from unsilent.cli.trace_output import show_trace, trace_path
-    from unsilent.faults.isca23_injections import read_injection
-    from unsilent.studies.injection_replay import replay_injection
+    from unsilent.papers.isca23.injections import read_injection
+    from unsilent.papers.isca23.replay import replay_injection
     from unsilent.studies.propagation_report import report
 
     options, display = asked[InjectionOptions], asked[DisplayOptions]

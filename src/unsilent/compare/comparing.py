@@ -32,7 +32,6 @@ from unsilent.outcomes import judge_for_output, judge_text
 from unsilent.outcomes.base import Judge
 from unsilent.outcomes.classify import changed_and_nonfinite
 from unsilent.outcomes.decision_judges import ExactSequence, NextToken, decision_tensor
-from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.statistics import bounded_mean, clopper_pearson
 from unsilent.workloads.base import InferenceWorkload, call_model, labels_of
@@ -61,6 +60,7 @@ class Comparison(Shown):
         judged_output: Which of several outputs the judge looks at, as text; empty where there is one, or where it gets them all.
     """
 
+    REPORT = "unsilent.compare.report:report"
     original: str
     deployed: str
     judge: str
@@ -117,12 +117,6 @@ class Comparison(Shown):
 
     def _share(self, flags: Any) -> Interval:
         return clopper_pearson(int(flags.sum()), len(flags), self.confidence)
-
-    def report(self) -> Report:
-        """What is shown of it."""
-        from unsilent.compare.report import report
-
-        return report(self)
 
 
 @names_arguments

@@ -15,7 +15,6 @@ from unsilent.placement.placements import Placement, placements
 from unsilent.placement.programs import Program
 from unsilent.placement.synthesis import MOST_STEPS, Grouping, Statement, Statements, statements
 from unsilent.placement.system import System
-from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 
 Divisors = tuple[int, ...]
@@ -108,6 +107,7 @@ class Ranking(Shown):
         search_seconds: Time of the search.
     """
 
+    REPORT = "unsilent.placement.report:report"
     system: System
     axes: Mapping[str, int]
     reductions: tuple[Reduction, ...]
@@ -116,12 +116,6 @@ class Ranking(Shown):
     placements: tuple[RankedPlacement, ...]
     candidates: int
     search_seconds: float
-
-    def report(self, top: int = 10) -> Report:
-        """What is shown of the ranking; ``top``: placements in tables."""
-        from unsilent.placement.report import report
-
-        return report(self, top=top)
 
 
 def rank_placements(

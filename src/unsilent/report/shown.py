@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from unsilent.basics.lazy_module import load_named
 from unsilent.report.model import Report
 from unsilent.report.text import escape_unprintable
 
@@ -17,17 +17,22 @@ MOST_NUMBERS = 6
 """Most numbers in the text of a result besides its headline."""
 
 
-class Shown(ABC):
-    """A result that can be shown. A subclass says how its report is made; a dataclass of them needs ``repr=False``.
+class Shown:
+    """A result that can be shown. A dataclass of results needs ``repr=False``.
 
-    The renderers lie above this folder: they are imported when something is shown, and nowhere else below the command line.
+    The function that makes the report, and the renderers above this folder, are imported when something is shown.
+
+    Attributes:
+        REPORT: Where that function is, ``module:name``; it takes the result. A subclass may have a method ``report`` instead.
     """
 
     __slots__ = ()
+    REPORT: ClassVar[str]
 
-    @abstractmethod
     def report(self, *args: Any, **options: Any) -> Report:
         """The report of the result: headline, findings, tables and figures."""
+        report: Report = load_named(self.REPORT)(self, *args, **options)
+        return report
 
     def write_html(self, path: str | os.PathLike[str], **options: Any) -> Path:
         """Write the report as one self-contained HTML file, replacing it in one step, and return its path.

@@ -12,7 +12,6 @@ from typing import Any
 from unsilent.basics.argument_names import names_arguments
 from unsilent.basics.errors import UnsilentError, UsageError, kind_and_line, wrong_value_error
 from unsilent.engine.device_placement import environment, resolve_device
-from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.selftest.known_answers import known_answers
 from unsilent.selftest.mismatch import Mismatch, Test
@@ -50,6 +49,7 @@ class SelfTest(Shown):
         missing: Operations in dtypes that torch does not implement on this device.
     """
 
+    REPORT = "unsilent.selftest.report:selftest_report"
     device: str
     model: str
     seconds: float
@@ -70,12 +70,6 @@ class SelfTest(Shown):
     def exit_code(self) -> int:
         """17 where an answer was wrong."""
         return MISMATCH_EXIT_CODE if self.mismatches else 0
-
-    def report(self) -> Report:
-        """A row for each operation and dtype."""
-        from unsilent.selftest.report import selftest_report
-
-        return selftest_report(self)
 
 
 @names_arguments

@@ -8,7 +8,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.timeline.flight_recorder import DEFAULT_GROUP, Collective, Dump, Entered, Group, read_dumps
 
@@ -67,6 +66,7 @@ class Hang(Shown):
         dropped: Entries that the recorders held no more, by rank.
     """
 
+    REPORT = "unsilent.timeline.hang_report:hang_report"
     ranks: tuple[int, ...]
     without_dump: tuple[int, ...]
     knows_size: bool
@@ -90,12 +90,6 @@ class Hang(Shown):
     def exit_code(self) -> int:
         """1: a rank was missing from a collective, or collectives differ."""
         return int(self.verdict in ("different", "missing"))
-
-    def report(self) -> Report:
-        """The ranks, the collectives, and what was not looked at."""
-        from unsilent.timeline.hang_report import hang_report
-
-        return hang_report(self)
 
 
 def find_hang(paths: Sequence[str | Path]) -> Hang:

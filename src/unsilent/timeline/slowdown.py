@@ -27,7 +27,7 @@ from unsilent.timeline.job import COLLECTIVE, EDGE_KINDS, KINDS, PHASES, Job
 from unsilent.timeline.replay import Floats, Indices, Replay, leave_one_step_out, same_place, unexplained_gaps
 
 if TYPE_CHECKING:
-    from unsilent.report.model import Report
+    pass
 
 CONFIDENCE = 0.95
 CLOCK_FAULT = -0.01
@@ -103,6 +103,7 @@ class Slowdown(Shown):
             ranks.
     """
 
+    REPORT = "unsilent.timeline.report:slowdown_report"
     job: Job
     recorded: Floats
     without_gaps: Floats
@@ -122,12 +123,6 @@ class Slowdown(Shown):
     def unexplained_share(self) -> float:
         """Gaps that no dependency explains, as a share of the time of all ranks."""
         return math.fsum(one.unexplained_share for one in self.classes)
-
-    def report(self, source: str = "") -> Report:
-        """What is shown of it; ``source``: the name of the trace."""
-        from unsilent.timeline.report import slowdown_report
-
-        return slowdown_report(self, source)
 
 
 def measure_slowdown(job: Job) -> Slowdown:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.plainfiles import open_plain, parse_json, read_plain
+from unsilent.basics.yaml_text import load_yaml
 from unsilent.events.incident_folder import (
     FOLDER,
     INCIDENT_FILE,
@@ -223,12 +224,7 @@ def _configuration_content(path: Path) -> bytes:
     """Settings of a file in JSON or YAML, as JSON. Raises ``UsageError``."""
     content = read_plain(path, MOST_CONFIGURATION)
     try:
-        if path.suffix == ".json":
-            value = parse_json(content)
-        else:
-            from unsilent.checkpoints.hdf5_corrupter.settings import load_yaml
-
-            value = load_yaml(content, str(path), DEEPEST)
+        value = parse_json(content) if path.suffix == ".json" else load_yaml(content, str(path), DEEPEST)
         return json.dumps(settings_of(value), default=str).encode()
     except (ValueError, TypeError, RecursionError):
         raise UsageError(f"{path} holds no settings that can be read; give an object with named values") from None

@@ -1,7 +1,8 @@
-"""Transformer layers that the built-in models share: pre-norm, with the functional scaled dot-product attention."""
+"""Layers that the built-in models share: transformers (pre-norm, functional scaled dot-product attention), a bias."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -38,3 +39,14 @@ class TransformerBlock(nn.Module):
         x = x + self.attention(self.norm1(x))
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
+
+
+class Bias(nn.Module):
+    """One number for each channel, added."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias[:, None, None]

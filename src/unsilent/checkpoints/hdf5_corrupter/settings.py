@@ -14,12 +14,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.plainfiles import read_plain
-from unsilent.faults.lists.entries import short_repr
+from unsilent.basics.printable import short_repr
+from unsilent.basics.yaml_text import load_yaml
 
 MOST_BYTES = 2**17
 """Room for a thousand locations; the YAML package takes quadratic time for numbers like 1:1:1."""
-MOST_EVENTS = 20_000
-"""Values and brackets in a file."""
 DEEPEST = 4
 _Bit = Annotated[int, Field(ge=0, le=63)]
 
@@ -62,7 +61,7 @@ class InjectorSettings(BaseModel):
 
 def read_settings(path: str | Path) -> InjectorSettings:
     """The settings of a YAML file; raises ``UsageError`` for what is no such file or what hdf5_corrupter could not do."""
-    values = load_yaml(read_plain(path, MOST_BYTES, f"the settings {path}"), str(path))
+    values = load_yaml(read_plain(path, MOST_BYTES, f"the settings {path}"), str(path), DEEPEST)
     if not isinstance(values, dict):
         raise UsageError(f"{path} is {short_repr(values)}; expected settings like injection_type: count")
     try:
@@ -72,32 +71,6 @@ def read_settings(path: str | Path) -> InjectorSettings:
     if problem := _problem(settings):
         raise UsageError(f"{path}: {problem}")
     return settings
-
-
-def load_yaml(content: bytes, name: str, deepest: int = DEEPEST) -> Any:
-    """The value of a YAML document without aliases, tags of Python, more levels than ``deepest``, or length.
-
-    Raises ``UsageError``; ``name`` is what the document is called in it.
-    """
-    try:
-        import yaml
-    except ImportError:
-        raise UsageError("settings in YAML need an optional package; install it with: pip install pyyaml") from None
-    try:
-        depth = 0
-        for number, event in enumerate(yaml.parse(content, Loader=yaml.SafeLoader)):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent) or depth > deepest or number > MOST_EVENTS:
-                found = "an alias, or more levels or values than settings have"
-                raise UsageError(f"{name} has {found}; expected one line for each setting")
-        return yaml.safe_load(content)
-    except UsageError:
-        raise
-    except Exception as error:  # a damaged scalar can raise anything
-        reason = short_repr(" ".join(str(error).split()), 100)
-        raise UsageError(
-            f"{name} cannot be read as YAML ({reason}); expected a line for each setting, like injection_type: count"
-        ) from None
 
 
 def _in_one_line(name: str, error: ValidationError) -> UsageError:

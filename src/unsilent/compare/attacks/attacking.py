@@ -36,7 +36,7 @@ from unsilent.statistics.intervals import clopper_pearson
 from unsilent.workloads.base import CALIBRATION, CalibratedWorkload, InferenceWorkload, labels_of
 
 if TYPE_CHECKING:
-    from unsilent.report.model import Report
+    pass
 
 CALIBRATION_SAMPLES = 200
 CALIBRATION_STRIDE = 5
@@ -74,6 +74,7 @@ class AttackResult(Shown):
         how: Sentences on how the deployed model was made.
     """
 
+    REPORT = "unsilent.compare.attacks.report:report"
     workload: str
     adapter: str
     attack: str
@@ -90,12 +91,6 @@ class AttackResult(Shown):
     def is_whitebox(self) -> bool:
         """Whether the twin answers so often as the deployed model that attacking it is attacking that."""
         return (self.twin_agreement.estimate or 0.0) >= WHITEBOX_AGREEMENT
-
-    def report(self) -> Report:
-        """A row for each attack."""
-        from unsilent.compare.attacks.report import report
-
-        return report(self)
 
 
 class WorkloadClassifier(nn.Module):

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.pickle_values import MAGIC as PICKLE
+from unsilent.basics.printable import short_repr
 from unsilent.faults.lists.entries import (
     ColumnNames,
     FaultListEntry,
     ListedCorruption,
     NthLayer,
     fault_list_error,
-    short_repr,
 )
 from unsilent.faults.lists.pickled import NotAnArray, read_array
 

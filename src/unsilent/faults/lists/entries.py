@@ -69,9 +69,3 @@ def fault_list_error(name: str, place: str, message: str, column: str = "") -> U
     """The error for something in a list: file, place, column, what is wrong."""
     where = ", ".join(filter(None, (place, column)))
     return UsageError(f"{name}{' ' if where else ''}{where}: {message}")
-
-
-def short_repr(value: object, most: int = 40) -> str:
-    """A value of a file as one short line."""
-    text = ascii(value)
-    return text if len(text) <= most else text[: most - 3] + "..."

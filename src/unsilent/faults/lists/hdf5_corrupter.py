@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, TypeGuard
 
 from unsilent.basics.errors import UsageError, first_line
 from unsilent.basics.plainfiles import parse_json
+from unsilent.basics.printable import short_repr
 from unsilent.faults.lists.entries import (
     ColumnNames,
     FaultListEntry,
     ListedCorruption,
     ParameterPath,
     fault_list_error,
-    short_repr,
 )
 
 MOST_BYTES = 64 * 2**20

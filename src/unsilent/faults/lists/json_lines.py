@@ -13,8 +13,9 @@ from typing import Any
 
 from unsilent.basics.errors import UsageError, first_line
 from unsilent.basics.plainfiles import parse_json
+from unsilent.basics.printable import short_repr
 from unsilent.faults.fault_json import read_fault
-from unsilent.faults.lists.entries import FaultListEntry, fault_list_error, short_repr
+from unsilent.faults.lists.entries import FaultListEntry, fault_list_error
 from unsilent.faults.naming import is_transient, parse_site, site_in_memory
 from unsilent.faults.record import LABELS, TIMING_FIELDS, Fault
 

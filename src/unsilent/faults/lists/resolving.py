@@ -9,13 +9,13 @@ from math import prod
 import numpy as np
 
 from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.printable import short_repr
 from unsilent.faults.lists.entries import (
     FaultListEntry,
     ListedCorruption,
     NthLayer,
     ParameterPath,
     fault_list_error,
-    short_repr,
 )
 from unsilent.faults.naming import parse_site
 from unsilent.faults.population import Region

@@ -15,13 +15,13 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from unsilent.basics.printable import short_repr
 from unsilent.basics.sizes import parse_whole_number
 from unsilent.faults.lists.entries import (
     ColumnNames,
     FaultListEntry,
     ListedCorruption,
     fault_list_error,
-    short_repr,
 )
 
 HEADER = ("Injection", "Layer", "TensorIndex", "Bit")

@@ -1,1 +1,1 @@
-"""What a corrupted bit in a checkpoint does to the training that resumes from it, under several strategies of distribution."""
+"""The checkpoint study: effects of a corrupted bit in a checkpoint on the training that resumes from it, by strategy."""

@@ -1,4 +1,4 @@
-"""What the resumes of a campaign show: the class of each, shares by strategy, section and number of flips, and differences.
+"""Results of a campaign's resumes: the class of each, shares by strategy, section and number of flips, and differences.
 
 A resume is *different* where it ends beyond implementation noise, *harmful* where it is worse than the clean resume by more than
 the gap and lies beyond the noise of seeds as well, or raised, crashed or hung. Classes are those of `unsilent.outcomes.training`.
@@ -81,7 +81,7 @@ class JudgedResume:
 
 @dataclass(frozen=True, eq=False)
 class LayerSpread:
-    """What became of a layer in all resumes of a target.
+    """The spread of a fault to one layer in all resumes of a target.
 
     Attributes:
         changed: float64[evaluations], mean share of changed parameters over ranks and trials.
@@ -151,7 +151,7 @@ class EqualPairs:
 
 @dataclass(frozen=True, repr=False)
 class CheckpointResult(CampaignResult):
-    """What a campaign found."""
+    """The result of a campaign."""
 
     KIND: ClassVar[str] = "unsilent.studies.checkpoint.kind:CHECKPOINT_STUDY"
     spec: CheckpointSpec
@@ -257,7 +257,7 @@ def _group(target: CheckpointTarget, flips: int, trials: Sequence[JudgedResume],
 
 
 def _layer_spreads(baseline: CheckpointBaseline, trials: Sequence[JudgedResume]) -> Iterator[LayerSpread]:
-    """Of every target and layer, over all numbers of flips."""
+    """The spread to every layer, of every target, over all numbers of flips."""
     for target in baseline.targets:
         own = [t for t in trials if t.target == target and t.nonfinite.size]
         if not own:
@@ -430,7 +430,7 @@ def smallest_detectable(one: tuple[int, int], other: tuple[int, int], confidence
 
 
 def smallest_detectable_in_pairs(unequal: int, pairs: int, confidence: float) -> float:
-    """The same for shares of one set of pairs, ``unequal`` of which differ (at least one is assumed); section 13.4 there."""
+    """The smallest detectable difference of shares in one set of pairs, ``unequal`` of which differ (at least one is assumed)."""
     return min(1.0, _quantiles(confidence) * math.sqrt(max(unequal, 1)) / pairs)
 
 

@@ -34,7 +34,7 @@ METHOD = (
 
 
 def report(result: CheckpointResult) -> Report:
-    """What is shown of a campaign."""
+    """The report on a campaign."""
     spec, baseline = result.spec, result.baseline
     harmful = sum(t.harmful for t in result.trials)
     headline = (
@@ -231,12 +231,12 @@ def _difference_json(one: Difference) -> dict[str, Any]:
 
 
 def compare_stores(one: CheckpointStore, other: CheckpointStore, **choices: Any) -> Report:
-    """What is shown of two stores; ``choices``: those of `CheckpointAnalysisOptions`."""
+    """The report that compares two stores; ``choices``: those of `CheckpointAnalysisOptions`."""
     return comparison_report(one.analyse(**choices), other.analyse(**choices))
 
 
 def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
-    """What is shown of two campaigns: harmful resumes of the groups that both have."""
+    """The report that compares two campaigns: harmful resumes of the groups that both have."""
     groups = {(g.target.name, g.flips): g for g in other.groups}
     pairs = [(g, groups[g.target.name, g.flips]) for g in one.groups if (g.target.name, g.flips) in groups]
     gaps = joint_differences(

@@ -121,7 +121,7 @@ class CheckpointRunner:
         self._folder.cleanup()
 
     def establish_baseline(self) -> CheckpointBaseline:
-        """What is known before the first trial."""
+        """The baseline: facts that are known before the first trial."""
         return self.baseline
 
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[CheckpointRow]:
@@ -231,7 +231,7 @@ class CheckpointRunner:
         )
 
     def _targets_of(self, strategy: str, checkpoint: Checkpoint) -> Iterator[CheckpointTarget]:
-        """What is corrupted under a strategy, for each way to load it that makes a difference; raises ``UsageError``."""
+        """Targets of a strategy, for each way to load it that makes a difference; raises ``UsageError``."""
         spec = self.spec
         for section in spec.sections:
             if section == COLLECTIVES:
@@ -306,7 +306,7 @@ class CheckpointRunner:
 
 
 def _ended_row(trial: TrialId, faults: Sequence[Fault], end: str, error: str, seconds: float) -> CheckpointRow:
-    """Of a trial of which nothing but its end is known."""
+    """The row of a trial of which nothing but its end is known."""
     none, counts = np.empty(0), np.empty(0, np.int64)
     text = escape_unprintable(error)[:500]
     return CheckpointRow(

@@ -25,7 +25,7 @@ BELONGS: Mapping[str, Callable[[StoredTensor], bool]] = {
 
 
 def regions_of(checkpoint: Checkpoint, section: str) -> list[Region]:
-    """What may be corrupted of a section: its floating-point tensors, or numbers; none where the training has no such state."""
+    """Regions of a section to corrupt: its floating-point tensors, or numbers; none where the training has no such state."""
     return [
         Region(tensor.site, tensor.dtype, tensor.shape)
         for tensor in checkpoint.tensors.values()

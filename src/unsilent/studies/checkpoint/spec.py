@@ -1,4 +1,4 @@
-"""What is asked of ``unsilent checkpoint study``, what is known before the first trial, and what happened in one."""
+"""Records of ``unsilent checkpoint study``: its spec, its baseline, and the row of a trial."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def joined(names: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class CheckpointSpec(StoredSpec):
-    """What is asked of a campaign; the campaign's identity derives from it."""
+    """The settings of a campaign; the campaign's identity derives from them."""
 
     FILES: ClassVar[tuple[str, ...]] = ("data",)
     workload: Annotated[str, Option(
@@ -204,7 +204,7 @@ class CleanResume:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBaseline(JsonRecord):
-    """What a worker found out before the first trial.
+    """Facts that a worker establishes before the first trial.
 
     Attributes:
         step, steps: Of the checkpoint, and of the whole training.

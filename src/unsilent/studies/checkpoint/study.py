@@ -23,7 +23,7 @@ def run_checkpoint_study(run: CampaignRun) -> CheckpointResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> list[str]:
-    """What else would run."""
+    """Sentences on what else would run."""
     return [noise_floor_note(run.asked[FloorOptions].replicas)]
 
 

@@ -104,7 +104,7 @@ class PairedTest:
 
 @dataclass(frozen=True, slots=True)
 class FalseAlarms:
-    """What a detector says of fault-free runs.
+    """False alarms of a detector on fault-free runs.
 
     Attributes:
         level: `ALARMS` or `WARNINGS`.
@@ -127,7 +127,7 @@ class FalseAlarms:
 
 @dataclass(frozen=True, slots=True)
 class RocPoint:
-    """At one threshold of a rule: share of fault-free steps, and of finite faults of 1 % or more, that reach it."""
+    """Shares at one threshold of a rule: fault-free steps, and finite faults of 1 % or more, that reach it."""
 
     false_alarms: float
     detected: float
@@ -176,7 +176,7 @@ def analyse(
 def analyse_together(
     stores: Sequence[CoverageStore], options: CoverageAnalysisOptions, rules: Mapping[str, Rule] | None = None
 ) -> CoverageResult:
-    """The same of several trainings as if their faults and fault-free runs were of one, on the features that all of them have."""
+    """The result of several trainings as if their faults and fault-free runs were of one, on the features they share."""
     rules = named_rules() if rules is None else rules
     clean, parts = CleanRuns(), [_score(store, options, rules) for store in stores]
     for part in parts:
@@ -218,7 +218,7 @@ def analyse_together(
 
 
 class ScoredCampaign(NamedTuple):
-    """What all detectors say of the faults of one store.
+    """Scores of all detectors on the faults of one store.
 
     Attributes:
         rows: All but the golden one.
@@ -272,7 +272,7 @@ class CleanRuns:
         }
 
     def add(self, rows: Sequence[CoverageRow], how: tuple[int, int, int, str], detectors: Sequence[Detector]) -> None:
-        """Those among the rows of a store that were judged like this: sampling of gradients and of updates, digest of rules."""
+        """Add the rows of a store that were judged with this sampling of gradients and of updates and this digest of rules."""
         names, places = [str(d) for d in detectors], {d: n for n, d in enumerate(detectors)}
         for row in rows:
             target = parse_clean_target(row.trial.target)
@@ -281,7 +281,7 @@ class CleanRuns:
 
     @property
     def steps(self) -> int:
-        """Of all plain ones."""
+        """The number of steps of all plain runs."""
         return sum(int(row.scores[0].sum()) for row, _ in self.runs[CLEAN])
 
     def events(self, kind: str, detector: Detector) -> Ints:
@@ -294,7 +294,7 @@ class CleanRuns:
         return np.asarray(np.sum(rows, axis=0), np.int64)
 
     def threshold(self, detector: Detector, rate: float) -> float:
-        """At which plain runs have this rate of false alarms; infinity without a run."""
+        """The threshold at which plain runs have this rate of false alarms; infinity without a run."""
         return threshold_at_rate(self.scores(detector), rate) if self.steps else np.inf
 
 
@@ -397,7 +397,7 @@ def _false_alarms(
 
 
 def _roc(one: DetectorScores, clean: Ints, faults: Bools) -> tuple[RocPoint, ...]:
-    """From the lowest threshold to the highest, where either share changes."""
+    """Points from the lowest threshold to the highest, where either share changes."""
     points = [
         RocPoint(float(clean[2 + number :].sum() / clean.sum()), float(one.detected_at(edge)[faults].mean()))
         for number, edge in enumerate(SCORE_EDGES)

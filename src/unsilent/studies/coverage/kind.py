@@ -60,7 +60,7 @@ def accepts_trial(trial: TrialId, spec: CoverageSpec, targets: frozenset[str]) -
 
 
 def array_shapes(baseline: CoverageBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
-    """As many rows as steps were recorded, or rules judged; raises ``DamagedRecordError``."""
+    """Shapes of the arrays of a row: as many rows as steps were recorded, or rules judged; raises ``DamagedRecordError``."""
     from unsilent.studies.coverage.scoring import BINS
 
     steps, series, count = values["steps"], len(baseline.series), _rule_count(values["rules"])

@@ -31,7 +31,7 @@ class PairedDifference:
 
 
 def paired_differences(gaps: Sequence[NDArray[Any]], confidence: float) -> list[PairedDifference]:
-    """Of each comparison, from what one detector detects of each fault minus what the other does, each from -1 to 1."""
+    """Differences by comparison, from what one detector detects of each fault minus what the other does, each from -1 to 1."""
     counts = [(int((one > 0).sum()), int((one < 0).sum())) for one in gaps]
     adjusted = holm([mcnemar_p_value(*pair) for pair in counts])
     return [

@@ -24,12 +24,12 @@ CHANGE_TEXTS = {
 
 
 def possible_changes(spec: CoverageSpec) -> tuple[str, ...]:
-    """Those that can be made: the batch size only of a built-in training that has such an option."""
+    """Names of the changes that can be made: the batch size only of a built-in training that has such an option."""
     return CHANGES if _has_option(spec, "batch") else (RATE, DATA)
 
 
 def workload_and_change(spec: CoverageSpec, workload: Any, kind: str, steps: int) -> tuple[TrainingWorkload, Change]:
-    """What a fault-free run of so many steps trains with, and what happens half way.
+    """The training of a fault-free run of so many steps, and the change that happens half way.
 
     A run that is longer than the training gets its schedule stretched where the training has an option for it.
     """

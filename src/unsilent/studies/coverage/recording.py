@@ -32,7 +32,7 @@ class StepRecorder:
 
     @property
     def series(self) -> tuple[Series, ...]:
-        """What is recorded."""
+        """The series that are recorded."""
         return tuple(self._collector.series)
 
     def __enter__(self) -> Self:
@@ -56,7 +56,7 @@ class StepRecorder:
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        """It has ended."""
+        """Record that the backward pass has ended."""
         self.gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters]
 
     def after_scaler_update(self) -> None:

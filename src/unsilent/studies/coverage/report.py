@@ -42,7 +42,7 @@ METHOD = (
 
 
 def report(result: CoverageResult) -> Report:
-    """What is shown of a campaign."""
+    """The report on a campaign."""
     baseline = result.baseline
     return Report(
         "unsilent/coverage/1", "coverage", f"Detection of faults in {baseline.name}", _headline(result),

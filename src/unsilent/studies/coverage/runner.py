@@ -105,7 +105,7 @@ class CoverageRunner:
         self._training.close()
 
     def establish_baseline(self) -> CoverageBaseline:
-        """What is known before the first trial."""
+        """The baseline: facts that are known before the first trial."""
         known = self._training.establish_baseline()
         return CoverageBaseline(
             campaign=self._campaign,

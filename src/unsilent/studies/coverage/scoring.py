@@ -1,4 +1,4 @@
-"""What is scored: each rule on what it reads by default and on each feature alone; alarms and scores of recordings. Pure."""
+"""Scores each rule on what it reads by default and on each feature alone: alarms and scores of recordings. Pure."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class OnAllFeatures:
 
     @property
     def name(self) -> str:
-        """As the rule's."""
+        """The name of the rule."""
         return self.rule.name
 
     def reads(self, series: Series) -> bool:
@@ -117,7 +117,7 @@ class Application:
 
     @property
     def state(self) -> Any:
-        """Of the rule."""
+        """The state of the rule."""
         return self._stream.state
 
     @state.setter
@@ -197,7 +197,7 @@ def threshold_at_rate(scores: Ints, rate: float) -> float:
 
 
 class FaultRecording(NamedTuple):
-    """What was recorded from the step of a fault on: values and seen are [steps, series]."""
+    """Values recorded from the step of a fault on: values and seen are [steps, series]."""
 
     step: int
     values: Floats
@@ -206,7 +206,7 @@ class FaultRecording(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DetectorScores:
-    """What one detector says of each fault in the k steps from its own on, and of the golden run in the same steps.
+    """Scores of one detector on each fault in the k steps from its own on, and on the golden run in the same steps.
 
     Attributes:
         levels, golden_levels: float64[n, k]; 0 behind the end.
@@ -230,7 +230,7 @@ class DetectorScores:
 
 
 def join_scores(parts: Sequence[DetectorScores]) -> DetectorScores:
-    """Of the faults of several campaigns, one after the other; those that were followed longer are cut."""
+    """Scores of the faults of several campaigns, one after the other; those that were followed longer are cut."""
     steps = min(part.levels.shape[1] for part in parts)
     names = [one.name for one in fields(DetectorScores)]
     return DetectorScores(*(np.concatenate([getattr(part, name)[:, :steps] for part in parts]) for name in names))

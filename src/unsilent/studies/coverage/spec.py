@@ -1,4 +1,4 @@
-"""What is asked of ``unsilent coverage``, what is known before the first trial, and what happened in one."""
+"""Records of ``unsilent coverage``: its spec, its baseline, and the row of a trial."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ class CleanTarget(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the target in a trial."""
+        """The name of the target in a trial."""
         return "-".join(map(str, self))
 
 
 def parse_clean_target(name: str) -> CleanTarget | None:
-    """What a name says; None for another target."""
+    """The clean target of a name; None for another target."""
     match = _CLEAN_NAME.fullmatch(name)
     if not match:
         return None
@@ -102,7 +102,7 @@ def parse_clean_target(name: str) -> CleanTarget | None:
 
 @dataclass(frozen=True, slots=True)
 class CoverageSpec(SpecOfTraining):
-    """What was asked."""
+    """The settings of a campaign that scores rules of a training."""
 
     FILES: ClassVar[tuple[str, ...]] = ("data",)
     RUNNER: ClassVar[str] = "unsilent.studies.coverage.runner:CoverageRunner"
@@ -137,7 +137,7 @@ class CoverageSpec(SpecOfTraining):
 
     @property
     def targets(self) -> tuple[CoverageTarget, ...]:
-        """What trials are drawn for."""
+        """The targets that trials are drawn for."""
         return tuple(target for target in TARGETS if any(fnmatchcase(target.name, glob) for glob in self.only))
 
     def training_spec(self, place: str, large: bool = False) -> TrainingSpec:
@@ -161,7 +161,7 @@ class CoverageSpec(SpecOfTraining):
 
 @dataclass(frozen=True, slots=True)
 class CoverageTarget:
-    """What trials are drawn for: faults of one class of severity in one place."""
+    """A target that trials are drawn for: faults of one class of severity in one place."""
 
     name: str
     place: str
@@ -174,7 +174,7 @@ TARGETS = tuple(CoverageTarget(f"{place}:{name}", place, name) for place in PLAC
 
 @dataclass(frozen=True, slots=True)
 class CoverageBaseline(JsonRecord):
-    """What a worker found out before the first trial.
+    """Facts that a worker establishes before the first trial.
 
     Attributes:
         name: Of the training.
@@ -292,7 +292,7 @@ class CoverageAnalysisOptions(AnalysisOptions):
 
 
 def make_coverage_spec(asked: Asked) -> CoverageSpec:
-    """What was asked, checked as far as that is possible without the training; raises ``UsageError``."""
+    """The spec of a request, checked as far as that is possible without the training; raises ``UsageError``."""
     spec = asked[CoverageSpec]
     check_count("--follow", spec.follow, 1, MOST_FOLLOWED)
     check_count("--tries", spec.tries, 1, MOST_TRIES)

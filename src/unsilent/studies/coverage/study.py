@@ -36,7 +36,7 @@ def run_coverage(run: CampaignRun) -> CoverageResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
-    """What else would run."""
+    """Sentences on what else would run."""
     budget = run.asked[CoverageBudget]
     runs = budget.clean_runs + 3 * budget.changed_runs
     yield f"after the trials, up to {count_text(runs, 'fault-free run')} would run, unless stored already"

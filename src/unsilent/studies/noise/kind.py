@@ -80,7 +80,7 @@ class RunOptions(ExecutionOptions):
 
 
 def make_noise_question(asked: Asked) -> NoiseQuestion:
-    """What is run and how it is read; raises ``UsageError``."""
+    """The question of a request: which runs, and how they are read; raises ``UsageError``."""
     from unsilent.studies.noise.study import NoiseQuestion
 
     budget = asked[NoiseBudget]
@@ -102,7 +102,7 @@ def make_noise_spec(asked: Asked) -> ReplicaSpec:
 
 
 def analyse(store: ReplicaStore, confidence: float = 0.95) -> NoiseResult:
-    """What the replicas of a store say; raises ``UsageError`` where some are missing."""
+    """The result of the replicas of a store; raises ``UsageError`` where some are missing."""
     from unsilent.studies.noise.study import read_noise, stored_question
 
     return read_noise(stored_question(store, confidence), store)

@@ -84,7 +84,7 @@ def _median(steps: Sequence[int | None], confidence: float) -> Interval:
 def _distances(
     rows: Sequence[ReplicaRow], store: ReplicaStore
 ) -> tuple[Distances | None, tuple[float, ...], list[str]]:
-    """Of all pairs, and of each from the clean twin on the unit sphere; None with a note where there are none."""
+    """Distances of all pairs, and of each run from the clean twin on the unit sphere; None with a note where there are none."""
     twin = store.row_with_weights(Replica(Switches(), 0)).flat_weights
     if twin is None:
         return None, (), ["final weights are too large to store, so distances are not reported"]
@@ -108,13 +108,13 @@ def _distances(
 
 
 def _groups(wrong: NDArray[np.bool_], groups: Mapping[str, NDArray[np.bool_]], confidence: float) -> list[GroupSpread]:
-    """Of all groups with two samples or more."""
+    """The spread in each group with two samples or more."""
     large = {name: members for name, members in groups.items() if members.sum() >= 2}
     return group_spread(wrong, large, confidence) if large else []
 
 
 def churn_matrix(result: Sequence[tuple[str, Sequence[ReplicaRow]]]) -> ChurnMatrix:
-    """Of all pairs of replicas of all variants."""
+    """The churn of all pairs of replicas of all variants."""
     rows = [row for _, mine in result for row in mine]
     churn = pairwise_churn(np.stack([row.predictions for row in rows]))
     return ChurnMatrix(tuple((name, len(mine)) for name, mine in result), [list(map(float, line)) for line in churn])

@@ -1,4 +1,4 @@
-"""What the noise study found: frozen records that reports read."""
+"""Results of the noise study: frozen records that reports read."""
 
 from __future__ import annotations
 

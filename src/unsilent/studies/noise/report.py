@@ -167,7 +167,7 @@ def _values(one: VariantNoise) -> Iterator[tuple[str, str, Interval]]:
 
 
 def _variant(one: VariantNoise) -> dict[str, Any]:
-    """What JSON has of a variant besides its estimates."""
+    """Values of a variant that JSON has besides its estimates."""
     names = (
         "name",
         "switches",
@@ -206,7 +206,7 @@ def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:
 
 
 def _sections(result: NoiseResult) -> Iterator[Section]:
-    """Those that have something to show."""
+    """The sections that have something to show."""
     drawn = plots_by_place(result)
     plots = {name: Plot(name, label, drawn[name]) for name, label in LABELS.items() if name in drawn}
     yield Section("Variants", LEADS["Variants"], (_variants_table(result),))
@@ -262,7 +262,7 @@ def _ratio(group: GroupSpread) -> float:
 
 
 def cells(result: VariantNoise) -> list[str]:
-    """What the table says of one variant, by the order of `MEASURES`."""
+    """The cells of the table's row for one variant, by the order of `MEASURES`."""
     same = has_identical_replicas(result)
     loss = result.loss
     return [
@@ -297,7 +297,7 @@ def differing_variants(result: NoiseResult) -> list[VariantNoise]:
 
 
 def training_name(result: NoiseResult) -> str:
-    """Of the training; of one without a name, file and function."""
+    """The name of the training; file and function for one without a name."""
     if result.workload != UNNAMED:
         return escape_unprintable(result.workload)
     path, colon, function = str(result.spec.get("workload", UNNAMED)).rpartition(":")
@@ -411,7 +411,7 @@ def diverging_operation_text(result: DivergingOperation) -> str:
 
 
 def effect_explanation(result: SwitchEffect) -> str:
-    """What a switch does, and where runs part by it."""
+    """A sentence on what a switch does, and where runs part by it."""
     first = result.diverging_operation
     return escape_unprintable(result.explanation) + (
         "" if first is None else f", first at step {first.step}: {diverging_operation_text(first)}"

@@ -43,7 +43,7 @@ REPEATS = MIN_REPLICAS
 
 @dataclass(frozen=True, slots=True)
 class NoiseQuestion:
-    """What is run and how it is read. ``level``: of a rank test that these replicas are to serve; None: not said."""
+    """The runs of a noise study and how they are read. ``level``: of a rank test that these replicas serve; None: not said."""
 
     spec: ReplicaSpec
     variants: tuple[Switches, ...]
@@ -272,7 +272,7 @@ def switch_probe_runs(part: Switches, trained: ReplicaBaseline) -> Iterator[Repl
 
 
 def _compared(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> SwitchEffect:
-    """What was seen of it; the probes must be stored."""
+    """The effect of a switch by its probe runs, which must be stored."""
     name = part.settings[0][0]
     parts = (str(part), SWITCHES[name].kind, SWITCHES[name].varied_aspect)
     if why := reason_not_runnable(part, trained):

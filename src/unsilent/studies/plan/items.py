@@ -111,7 +111,7 @@ class ItemTrials:
         return replace(found, estimate=estimate, low=low, high=high, confidence=confidence)
 
     def trials_factor(self, weights: Floats, confidence: float, relative: float) -> float | None:
-        """By which factor more trials would estimate `rate` to within this part of it; None where that cannot be foreseen."""
+        """The factor of trials that would estimate `rate` to within this part of it; None where that cannot be foreseen."""
         _, _, parts = self._parts(weights)
         if self.exact or any(not p.n for p in parts):
             return None

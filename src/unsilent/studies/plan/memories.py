@@ -1,4 +1,4 @@
-"""What a plan assigns parameters to: budgets, and the memories of an accelerator."""
+"""Memories that a plan assigns parameters to: budgets, and the memories of an accelerator."""
 
 from __future__ import annotations
 

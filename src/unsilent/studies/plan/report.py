@@ -49,7 +49,7 @@ METHOD = (
 
 
 def report(result: PlanResult) -> Report:
-    """What is shown of a plan."""
+    """The report on a plan."""
     return Report(
         "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", _headline(result),
         machine_table(estimates(result), ("budget", "assignment", "")),
@@ -64,7 +64,7 @@ def report(result: PlanResult) -> Report:
 
 
 def _headline(result: PlanResult) -> str:
-    """What the plan leaves that leaves least by the half of the trials that selects, and what is left without it."""
+    """A sentence on what the best plan, by the half of the trials that selects, leaves of faults, and what no plan leaves."""
     first = result.budgets[0]
     best = first if first.capacity is None else max(result.budgets, key=lambda budget: budget.capacity or 0.0)
     start, without = _budget_text(best, result), _rate_text(result.unprotected)
@@ -96,7 +96,7 @@ def _budget_text(budget: PlannedBudget, result: PlanResult) -> str:
 
 
 def _with_share(budget: PlannedBudget, result: PlanResult) -> str:
-    """Its name, and the share of the parameters where that is a size."""
+    """The name of a budget, and the share of the parameters where it is a size."""
     if budget.capacity is None or budget.name.endswith("%"):
         return budget.name
     return f"{budget.name} ({100 * budget.capacity / result.bytes:.3g} %)"

@@ -1,4 +1,4 @@
-"""What may be asked of ``unsilent plan``."""
+"""The options of ``unsilent plan``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONFIRMED = "{} of the campaign, if it is not built in. Only with --validate."
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What is planned for, and how the plan is validated.
+    """Options of the goal of a plan, and of how it is validated.
 
     Attributes:
         validation_seed: None: that of the stored campaign plus 1.

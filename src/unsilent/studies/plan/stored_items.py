@@ -45,7 +45,7 @@ def check_plannable(store: PvfStore, granularity: str) -> None:
 
 
 def _found(spec: PvfSpec) -> str:
-    """What a campaign without trials of one drawn fault has."""
+    """A description of a campaign that has no trials of one drawn fault."""
     if spec.faults is not None:
         return "faults of a list"
     if None in spec.flips:
@@ -83,7 +83,7 @@ def make_items(description: PvfBaseline, law: str, granularity: str) -> tuple[It
 
 
 def _mass(tensor: TensorInfo, target: TargetInfo, law: str) -> float:
-    """In proportion to the probability that a fault of the target hits the tensor."""
+    """A weight in proportion to the probability that a fault of the target hits the tensor."""
     if target.elements_by_site:
         mine = float(target.elements_by_site.get(tensor.site, 0))
         return mine if law == "per-element" else mine / tensor.elements

@@ -1,4 +1,4 @@
-"""From stored trials to estimates: everything a report shows, computed from a store alone.
+"""Estimates from stored trials: everything a report shows, computed from a store alone.
 
 Every estimate carries an interval that knows that one fault is scored on many samples; sums over targets are weighted by
 their share of the sampling law (`statistics.stratified`).
@@ -111,7 +111,7 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
 
 
 def _groups(stored: StoredTrials, single: Sequence[SingleElementTrial]) -> Iterator[RowScope]:
-    """What rows are about: targets at each number of flips, and layers by where single flips fell."""
+    """The scopes of rows: targets at each number of flips, and layers by where single flips fell."""
     for flips in stored.spec.flips:
         yield from target_groups(stored, flips)
     if stored.spec.per == "component" and 1 in stored.spec.flips:
@@ -119,7 +119,7 @@ def _groups(stored: StoredTrials, single: Sequence[SingleElementTrial]) -> Itera
 
 
 def samples_of_trials(stored: StoredTrials) -> dict[str, int]:
-    """By reported target, how many samples of one batch a trial evaluates; empty where all trials evaluate all."""
+    """Samples of one batch that a trial evaluates, by reported target; empty where all trials evaluate all."""
     samples = {t.group or t.name: stored.spec.samples or 0 for t in stored.description.targets}
     samples |= {plan.group: plan.samples or samples[plan.group] for plan in stored.plans.values()}
     return samples if any(samples.values()) else {}
@@ -132,7 +132,7 @@ def _over_looks(stored: StoredTrials, confidence: float) -> float:
 
 
 def dtype_of(spec: PvfSpec, description: PvfBaseline) -> str:
-    """What a reader sees: the dtype of the model's numbers, or all that were corrupted among values of a run."""
+    """The dtype for a reader: that of the model's numbers, or all that were corrupted among values of a run."""
     corrupted = dtypes(description)
     if spec.is_transient:
         return " and ".join(filter(None, (", ".join(corrupted[:-1]), corrupted[-1])))
@@ -216,7 +216,7 @@ def _shares(
 
 
 def _field(layout: Codec, bit: int) -> str:
-    """As the codec names it, but the digits of an integer are its value."""
+    """The field of a bit as the codec names it; for digits of an integer its value."""
     name = layout.field_of_bit(bit)
     return "value" if layout.kind == "int" and name == "mantissa" else name
 

@@ -99,7 +99,7 @@ class CardFitRow:
 
 @dataclass(frozen=True, slots=True)
 class PvfCard:
-    """What is shared of a campaign. ``spec`` is what was asked; the rest is what that came to."""
+    """The part of a campaign that is shared. ``spec`` is the request; the rest is its results."""
 
     schema: str
     version: int
@@ -222,7 +222,7 @@ def card_json(card: PvfCard) -> dict[str, Any]:
 
 
 def card_text(card: PvfCard) -> str:
-    """What the file holds."""
+    """The text of the card's file."""
     return json.dumps(card_json(card), indent=2, allow_nan=False) + "\n"
 
 
@@ -302,7 +302,7 @@ def _typed(text: str, name: str) -> PvfCard:
 
 
 def _impossible(card: PvfCard) -> Iterator[str]:
-    """What no campaign gives."""
+    """Statements of the card that no campaign gives."""
     if not (0.5 <= card.confidence < 1):
         yield f"confidence is {card.confidence}"
     if card.unit not in UNITS:

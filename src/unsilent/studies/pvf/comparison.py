@@ -73,17 +73,17 @@ class ComparedRow:
 
     @property
     def level(self) -> str:
-        """Of the target, in A and B."""
+        """The level of the target, in A and B."""
         return self.a.level
 
     @property
     def parent(self) -> str:
-        """What the target belongs to."""
+        """The target that this target belongs to."""
         return self.a.parent
 
     @property
     def target(self) -> str:
-        """Its name."""
+        """The name of the target."""
         return self.a.target
 
     @property
@@ -121,7 +121,7 @@ class Comparison:
 
     @property
     def confidence(self) -> float:
-        """Of every interval; rows of a level are called different with an error of at most one minus this."""
+        """The confidence of every interval; rows of a level are called different with an error of at most one minus this."""
         return self.a.confidence
 
 
@@ -157,7 +157,7 @@ def compare_campaigns(one: PvfStore, other: PvfStore, question: PvfEstimator) ->
 def compared_rows(
     rows: Sequence[tuple[PvfRow, PvfRow, RowTrials, RowTrials]], question: PvfEstimator
 ) -> list[ComparedRow]:
-    """What is computed for each pair of rows and of what they were made from."""
+    """The comparison of each pair of rows, from the trials that they were made from."""
     result = [_compared(*row, question) for row in rows]
     levels: dict[str, dict[int, float]] = defaultdict(dict)
     for i, row in enumerate(result):
@@ -170,7 +170,7 @@ def compared_rows(
 
 
 def row_key(row: PvfRow) -> RowKey:
-    """What makes two rows the same one."""
+    """The identity of a row: rows with equal keys are compared."""
     return row.level, row.parent, row.target, row.flips
 
 
@@ -266,14 +266,14 @@ def _same_outcomes(one: RowTrials, other: RowTrials) -> bool:
 
 @dataclass(frozen=True)
 class RowTrials:
-    """What a row of one campaign rests on: its strata, and of each trial that counts in them a digest of identity and faults."""
+    """The trials behind a row of one campaign: its strata, and of each trial that counts a digest of identity and faults."""
 
     sample: StratifiedTrials
     trials: tuple[tuple[bytes, ...], ...]
 
 
 def _sides(store: PvfStore, question: PvfEstimator) -> dict[RowKey, RowTrials]:
-    """What `analyse` makes rows from, with every trial known."""
+    """The trials from which `analyse` makes each row, with every trial known."""
     stored = StoredTrials(store, question.unit or "sample")
     groups = [g for flips in stored.spec.flips for g in target_groups(stored, flips)]
     sides = {
@@ -331,7 +331,7 @@ REFUSED = ("judge", "law", "per", "fault", "flips")
 
 
 def _changes(one: PvfStore, other: PvfStore) -> list[CampaignDifference]:
-    """What else was not the same: of what was asked, then of what was found (hashes, versions)."""
+    """Other differences of two campaigns: of the requests, then of what was established (hashes, versions)."""
     there, here = one.baseline, other.baseline
     by_name: dict[str, CampaignDifference] = {}
     for key, values in changed((one.spec, there), (other.spec, here)):
@@ -354,7 +354,7 @@ def _changes(one: PvfStore, other: PvfStore) -> list[CampaignDifference]:
 
 
 def _dtypes(one: PvfStore, other: PvfStore) -> tuple[str, str]:
-    """What was asked, else found; as it was asked where that alone is not the same."""
+    """The dtypes that were requested, else those established; as requested where that alone differs."""
     asked = spec_value_text(PvfSpec, "dtype", one.spec.dtype), spec_value_text(PvfSpec, "dtype", other.spec.dtype)
     if one.spec.is_transient or other.spec.is_transient:  # the values that are corrupted say nothing of the model
         return asked

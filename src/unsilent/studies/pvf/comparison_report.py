@@ -290,7 +290,7 @@ def significance_sort_key(row: ComparedRow) -> tuple[float, float]:
 
 
 def difference_direction(row: ComparedRow) -> str:
-    """What B is against A: ``higher``, ``lower``, or nothing where no difference is shown."""
+    """The direction of B against A: ``higher``, ``lower``, or empty where no difference is shown."""
     return "" if not row.differs else "higher" if (row.difference.estimate or 0.0) > 0 else "lower"
 
 
@@ -308,7 +308,7 @@ def _notes(comparison: Comparison, fit_per_bit: float | None) -> Iterator[str]:
 
 
 def _limits(comparison: Comparison) -> str:
-    """What the limits of the differences are."""
+    """A sentence on the limits of the differences."""
     parts = [(row.difference, row.method) for row in comparison.rows]
     return limits_text([Interval(d.estimate, d.low, d.high, 0.0, 0, m) for d, m in parts], comparison.confidence)
 
@@ -322,7 +322,7 @@ def _missing(comparison: Comparison) -> Iterator[str]:
 
 
 def _value(text: str) -> str:
-    """Of hashes the first digits tell them apart."""
+    """A value as text; of hashes the first digits, which tell them apart."""
     hashed = len(text) >= 16 and set(text) <= set("0123456789abcdef")
     return text[:8] if hashed else short(escape_unprintable(text), LONGEST_VALUE_TEXT)
 

@@ -102,7 +102,7 @@ def check_codes(codes: bytes, samples: Sequence[int]) -> None:
 
 
 def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[CellPlan]:
-    """What a look decided; raises ``DamagedRecordError``."""
+    """The decision of a look; raises ``DamagedRecordError``."""
     from unsilent.campaigns.rounds import MOST_LOOKS, CellPlan
 
     record = parse_record(list[CellPlan], text, "rounds")

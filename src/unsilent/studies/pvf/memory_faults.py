@@ -39,7 +39,7 @@ ALL_SITES = ("param:*", "op:*", "input:*", "kv:*")
 
 
 class HeldRegion(NamedTuple):
-    """What a memory holds: a region, its site, and bits x share of the time in which a fault there has an effect."""
+    """A region in a memory: its site, and bits x share of the time in which a fault there has an effect."""
 
     region: Region
     site: SiteName
@@ -95,7 +95,7 @@ class MemoryFaults:
         self._by_region = {target.name: RegionsByBatch(target, "per-element") for target in self.targets}
 
     def notes(self) -> Iterator[str]:
-        """What a reader must know of the rates: what they are of, and what was assumed."""
+        """Notes on the rates: what they count, and what was assumed."""
         yield (
             "FIT are events in 1e9 device hours that make an inference call incorrect, which evaluates one batch (with --unit "
             "sample: that make a sample of it incorrect, on average), so they depend on the size of the batches. They are those "

@@ -19,7 +19,7 @@ Rate = Annotated[float, Ge(0), Lt(math.inf)]
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """What events of one pattern in one reported part of a memory's content come to, in FIT before the model masks any.
+    """Events of one pattern in one reported part of a memory's content, in FIT before the model masks any.
 
     Attributes:
         target: Of the trials; there are none where nothing comes through the protection.

@@ -1,4 +1,4 @@
-"""What a pilot says: how outcomes of a stratum vary, and how many samples a trial should evaluate.
+"""Forecasts from a pilot: how outcomes of a stratum vary, and how many samples a trial should evaluate.
 
 A pilot is short, so nothing of it is taken at its face value: means are pulled towards that of all strata of the same class of
 bits, and variances are those of slightly more events than were seen.
@@ -118,7 +118,7 @@ def variance_left(asked: int, samples: Sequence[int]) -> float:
 
 
 def forecasts(pilots: Mapping[Cell, Tally], left: Callable[[int], float] | None) -> dict[Cell, Forecast]:
-    """Of each stratum, from its pilot trials and those of its class.
+    """The forecast of each stratum, from its pilot trials and those of its class.
 
     ``left``: of so many samples, the variance within a fault that is left (`variance_left`); None where all trials are alike, and
     ``within`` is then what they lack of the variance of single samples, so that ``left`` is 0 for all of them.
@@ -173,14 +173,14 @@ class TrialCost:
     per_sample: float
 
     def seconds(self, asked: int, samples: Sequence[int]) -> float:
-        """Of a trial of so many samples of one batch, or (0) of all of all batches."""
+        """Seconds of a trial of so many samples of one batch, or (0) of all of all batches."""
         if asked:
             return self.per_trial + self.per_sample * min(asked, max(samples))
         return len(samples) * self.per_trial + sum(samples) * self.per_sample
 
 
 class PilotView:
-    """What the pilots of some plans let expect; ``with_all``: all their stored trials.
+    """The forecast from the pilots of some plans; ``with_all``: all their stored trials.
 
     Attributes:
         stored: The trials.
@@ -209,7 +209,7 @@ class PilotView:
         return variance_left(asked, self._samples) if self._is_open else 0.0
 
     def strata(self, targets: Sequence[TargetInfo], flips: int | None, asked: Mapping[str, int]) -> list[Stratum]:
-        """As they are expected where trials evaluate so many samples (``asked``, by stratum), with weights that sum to 1."""
+        """The strata as expected where trials evaluate so many samples (``asked``, by stratum), with weights that sum to 1."""
         total = sum(t.share for t in targets)
         return [
             self.forecasts[t.name, flips].stratum(t.share / total, self.variance_left(asked[t.name])) for t in targets

@@ -71,7 +71,7 @@ class Precision:
 
     @classmethod
     def parse(cls, ci: str | None, rel: str | None) -> Precision | None:
-        """From the texts of ``--ci`` and ``--rel`` (``0.1%``, ``0.001``, ``model=0.1%``); None where neither is given."""
+        """The precision of the texts of ``--ci`` and ``--rel`` (``0.1%``, ``0.001``, ``model=0.1%``); None for neither."""
         if ci is None and rel is None:
             return None
         parts = {"--ci": (ci or "").rpartition("="), "--rel": (rel or "").rpartition("=")}
@@ -151,12 +151,12 @@ class PrecisionPlanner:
         return self._stored
 
     def describe_round(self, store: PvfStore) -> str:
-        """What the round that was decided last is for, how many trials there are to be then, and the expected end."""
+        """A sentence on the round that was decided last: its purpose, the trials it leads to, and the expected end."""
         self.end = self.expected_end(store)
         return self._purpose(store) + (f"; {self.end}" if self.end else "")
 
     def expected_end(self, store: PvfStore) -> ExpectedEnd | None:
-        """What is expected of the campaign in a store; None before all its pilots are complete."""
+        """The expected end of the campaign in a store; None before all its pilots are complete."""
         begun = time.perf_counter()
         stored = self._read(store)
         if not stored.plans or not all(plan.first_look_trials for plan in stored.plans.values()):
@@ -324,7 +324,7 @@ class PrecisionPlanner:
         )
 
     def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float, is_rough: bool) -> list[int]:
-        """These sizes where they reach the aim already, else at least those of the best allocation."""
+        """The given sizes where they reach the aim already, else at least those of the best allocation."""
         level = confidence_at(0, self.question.confidence)
         if not is_rough and all(sizes) and expected_interval(strata, sizes, level).half_width <= aim:
             return list(sizes)
@@ -395,7 +395,7 @@ class PrecisionPlanner:
 
 
 def _round(trials: float) -> int:
-    """To two digits: it is a forecast."""
+    """The number rounded to two digits: it is a forecast."""
     return int(float(f"{trials:.2g}"))
 
 

@@ -1,4 +1,4 @@
-"""What a study found, as plain immutable records: everything a report shows comes from here.
+"""Results of a PVF study as plain immutable records: everything a report shows comes from here.
 
 Also which rows of a result are shown where, and gates for continuous integration: ``top_mlp<=0.01`` holds when the
 *upper* limit of every matching row does.
@@ -172,12 +172,12 @@ class PvfResult(CampaignResult):
 
     @property
     def measure(self) -> str:
-        """What an estimate is called: PVF speaks of parameters alone."""
+        """The name of an estimate: PVF for parameters alone."""
         return "P(incorrect)" if self.transient else "PVF"
 
     @property
     def measure_text(self) -> str:
-        """The same, and of which events, where memories correct or report some."""
+        """The name of an estimate, and the events it counts, where memories correct or report some."""
         return f"{self.measure} of {EVENTS_COMING_THROUGH}" if self.memories else self.measure
 
 
@@ -312,7 +312,7 @@ class Gate:
 
     @property
     def text(self) -> str:
-        """As it is given, with a limit in percent."""
+        """The condition as it is written, with a limit in percent."""
         return f"{self.target}{'' if self.flips is None else f'@{self.flips}'}<={100 * self.limit:g}%"
 
     def failures(self, result: PvfResult) -> list[str]:

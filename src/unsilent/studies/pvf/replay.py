@@ -17,12 +17,12 @@ from unsilent.campaigns.confirmed_files import with_confirmed_files
 from unsilent.campaigns.replay import TrialReplay, replay_executor, run_one_trial
 from unsilent.campaigns.spec import TrialId, WorkerSettings
 from unsilent.faults import Fault
+from unsilent.faults.corruption_log import trial_lines
 from unsilent.outcomes.base import Outcome
 from unsilent.report.model import Report
 from unsilent.report.text import count_text
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
-from unsilent.workloads.published.log import trial_lines
 
 
 def replay_pvf_trial(
@@ -75,7 +75,7 @@ def replay_pvf_trial(
 
 
 def _spread(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) -> Report:
-    """What is shown of a trace."""
+    """The report on a trace."""
     from unsilent.studies.propagation_report import report
 
     spec, baseline = store.spec, store.baseline

@@ -329,7 +329,7 @@ BARS = 40
 
 @dataclass(frozen=True, slots=True)
 class PvfCurves:
-    """What is drawn: targets with their rows, the model last; how many targets are left out, and which no trial corrupted."""
+    """Data of the curves: targets with their rows, the model last; how many are left out, and which no trial corrupted."""
 
     series: Mapping[str, Sequence[PvfRow]]
     left_out: int

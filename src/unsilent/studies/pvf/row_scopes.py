@@ -86,7 +86,7 @@ class StoredTrials:
         )
 
     def sample(self, targets: Sequence[TargetInfo], flips: int | None) -> StratifiedTrials:
-        """What counts for a row over these strata: of each as many trials as the least advanced one has looks."""
+        """The trials that count for a row over these strata: of each as many as the least advanced one has looks."""
         look = self.last_common_look((t.group for t in targets), flips)
         if look == -1:  # a pilot is all there is of some
             look = None
@@ -137,7 +137,7 @@ class StoredTrials:
         return Tally.of(codes, self.description.samples, self.unit, self._counted)
 
     def lost_right_answers(self) -> StoredTrials | None:
-        """The same trials, of which only right answers that a fault changed count as incorrect; None without labels."""
+        """These trials with only right answers that a fault changed as incorrect; None without labels."""
         if not self.description.right_answers:
             return None
         result = copy.copy(self)
@@ -147,7 +147,7 @@ class StoredTrials:
 
 @dataclass(frozen=True)
 class RowScope:
-    """What one row is about: one or several strata with their trials, and the memory they stand for."""
+    """The scope of one row: one or several strata with their trials, and the memory they stand for."""
 
     name: str
     level: str

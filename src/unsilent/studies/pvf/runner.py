@@ -67,7 +67,7 @@ FIRST_PROOFS = (1, 10)
 
 
 class DrawnTrial(NamedTuple):
-    """What a trial does: the batch that is corrupted (None: all of them), the faults, and the samples that count (None: all)."""
+    """A drawn trial: the batch that is corrupted (None: all of them), the faults, and the samples that count (None: all)."""
 
     batch: int | None
     faults: tuple[Fault, ...]
@@ -146,7 +146,7 @@ class TrialRunner:
         self.campaign = campaign_hash(spec, self.fingerprint)
 
     def establish_baseline(self) -> PvfBaseline:
-        """What the driver needs to plan and a report to explain."""
+        """The baseline, from which the driver plans and a report explains."""
         engine = self.engine
         notes = [*engine.notes, *take_notes(self.workload.name)]
         notes += [self.given.note] if self.given and self.given.note else []
@@ -244,7 +244,7 @@ class TrialRunner:
         return "".join(str(int(right)) for part in known for right in part) if len(known) == len(parts) else ""
 
     def answer(self, what: str, trial: TrialId, batch: int = 0) -> FaultTrace | Receipt:
-        """Of the faults of a trial a ``trace``: how they spread through the evaluation of one batch.
+        """A ``trace`` of the faults of a trial: how they spread through the evaluation of one batch.
 
         Or a ``receipt``: what they find and write, each where it corrupts first.
         """
@@ -519,7 +519,7 @@ def elements_by_site(target: Target) -> dict[str, int]:
 
 
 def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[str]]) -> tuple[TensorInfo, ...]:
-    """What is corrupted, each tensor once, however many batches it is there in."""
+    """Facts about the corrupted tensors, each once, however many batches it is there in."""
     by_name: dict[tuple[str, str], TensorInfo] = {}
     for r in regions:
         known = by_name.get((r.site, r.dtype))

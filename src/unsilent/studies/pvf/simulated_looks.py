@@ -1,4 +1,4 @@
-"""To which look each cell of a campaign with ``--ci`` or ``--rel`` may come, simulated from what its trials show so far.
+"""Simulates the look that each cell of a campaign with ``--ci`` or ``--rel`` may come to, from its trials so far.
 
 The rate of incorrect outputs of each stratum is drawn from what its trials, and those of its class of bits, leave open. Trials
 that are still to come then end by that rate, and looks follow each other as in `PrecisionPlanner`, with half-widths of intervals
@@ -75,7 +75,7 @@ class _Row:
     correction: float = 1.0
 
     def half_widths(self, looks: Ints, confidence: float) -> Floats:
-        """Of intervals at these looks, by draw, where trials to come end as those so far did."""
+        """Half-widths of intervals at these looks, by draw, where trials to come end as those so far did."""
         means = np.array([s.means for s in self.strata])
         variances = means * np.maximum(np.array([s.top for s in self.strata]) - means, 0)
         rates = self.weights[:, None] / np.array([s.sizes(looks) for s in self.strata])
@@ -140,7 +140,7 @@ def _row(scope: RowScope, plans: dict[Cell, CellPlan], trials: dict[Cell, _Trial
 
 
 def _half_widths(parts: Floats, rates: Floats, confidence: Floats | float) -> Floats:
-    """Of intervals over strata, from parts of the variance and the most that a trial moves the estimate, float64[strata, n]."""
+    """Half-widths over strata, from parts of the variance and the most that a trial moves the estimate, float64[strata, n]."""
     variance, coarsest = parts.sum(0), rates.max(0)
     step = np.divide((parts * rates).sum(0), variance, out=coarsest.copy(), where=variance > 0)
     result: Floats = expected_half_width(variance, coarsest, confidence, step)

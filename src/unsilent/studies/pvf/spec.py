@@ -84,7 +84,7 @@ def read_width(given: float | str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PvfSpec(StoredSpec):
-    """What was asked. Budget, jobs and executor are not part of it: they change cost, never a row.
+    """The settings of a campaign. Budget, jobs and executor are not part of it: they change cost, never a row.
 
     ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `FROM_LIST` where
     faults are given, `FROM_ACCELERATOR` where memories are described. ``strata`` dtype: in each of its dtypes. ``samples``: how
@@ -199,7 +199,7 @@ class TensorInfo:
 
     @property
     def layer(self) -> str:
-        """What the tensor belongs to: a module, an input, a layer of the cache."""
+        """The owner of the tensor: a module, an input, a layer of the cache."""
         return parse_site(self.site).layer
 
 
@@ -235,7 +235,7 @@ class PvfBaseline(JsonRecord):
 
 @dataclass(frozen=True, slots=True)
 class PvfTrialRow(StoredRow):
-    """What happened in one trial.
+    """The stored row of one trial.
 
     ``outcome_codes`` is one `Outcome` byte a sample; time and worker are not part of its content.
     """
@@ -280,7 +280,7 @@ class PvfBudget:
 
     @property
     def precision(self) -> Precision | None:
-        """What is asked of every row; raises ``UsageError``."""
+        """The precision that is wanted of every row; raises ``UsageError``."""
         from unsilent.studies.pvf.precision import Precision
 
         return Precision.parse(self.ci, self.rel)

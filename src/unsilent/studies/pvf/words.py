@@ -149,7 +149,7 @@ def _factor(top: PvfRow, bottom: PvfRow) -> str:
 
 
 def meaning(result: PvfResult) -> str:
-    """What the estimates are, spelled out."""
+    """A sentence that spells out the estimates."""
     if result.memories:
         return "failure rates (FIT) of memories"
     if result.transient:
@@ -158,7 +158,7 @@ def meaning(result: PvfResult) -> str:
 
 
 def measured_on(result: PvfResult) -> str:
-    """What was run and how outputs were judged."""
+    """A sentence on what was run and how outputs were judged."""
     accuracy = accuracy_text(result.info)
     some = f" that evaluate {samples_text(result.samples_of_trials)} of" if result.samples_of_trials else " on"
     return (
@@ -276,7 +276,7 @@ def all_rows_lead(result: PvfResult) -> str:
 
 
 def findings(result: PvfResult, fits: Sequence[FitRow]) -> Iterator[str]:
-    """What a reader must know first: what is not complete, not precise enough or has no FIT."""
+    """Sentences that a reader must know first: what is not complete, not precise enough or has no FIT."""
     if result.trials_done < result.trials_planned:
         yield f"not complete: {result.trials_done:,} trials of {result.trials_planned:,} planned"
     yield from filter(None, (fit_versus_pvf_text(fits), *result.notes))
@@ -335,7 +335,7 @@ def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
 
 
 def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
-    """What can be done with the result, and the command: nothing where its trials were not kept."""
+    """Next steps with the result, and their commands: none where its trials were not kept."""
     store, spec = shlex.quote(result.store), result.spec
     if not result.store or not result.command.startswith("unsilent "):
         return
@@ -349,7 +349,7 @@ def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
 
 
 def common_facts(result: PvfResult) -> Iterator[tuple[str, str]]:
-    """What a campaign is, as pairs of term and text."""
+    """Facts of a campaign, as pairs of term and text."""
     yield "command" if result.command.startswith("unsilent ") else "Python call", result.command
     yield "store", result.store
     yield "campaign", result.campaign
@@ -385,7 +385,7 @@ def facts(result: PvfResult) -> Iterator[tuple[str, str]]:
 
 
 def info_text(value: Any) -> str:
-    """What a workload says of itself, as text."""
+    """The workload's statements of itself, as text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{k}: {v}" for k, v in value.items())
     if isinstance(value, (list, tuple)):
@@ -440,5 +440,5 @@ def _judged_once(result: PvfResult) -> bool:
 
 
 def units(result: PvfResult) -> str:
-    """What is counted as correct or incorrect: batches or samples."""
+    """The unit that is counted as correct or incorrect: batches or samples."""
     return "batches" if result.unit == "batch" else "samples"

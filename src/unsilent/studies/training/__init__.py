@@ -1,3 +1,3 @@
-"""What faults do to a training: outcome classes, which values precede harm, training PVF, and what the guard saves."""
+"""The training study: outcome classes of faulty runs, values that precede harm, training PVF, and faults undone by the guard."""
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ ALL_EQUAL = "A and B are stores of the same campaign and have the same outcomes,
 
 
 def compare_stores(one: TrainingStore, other: TrainingStore, **choices: Any) -> Report:
-    """What is shown of two stores; ``choices``: those of `TrainingAnalysisOptions`."""
+    """The report that compares two stores; ``choices``: those of `TrainingAnalysisOptions`."""
     results = [store.analyse(**choices) for store in (one, other)]
     return comparison_report(compare_training_results(*results), *results)
 
@@ -71,7 +71,7 @@ def campaign_label(result: TrainingResult) -> str:
 
 
 def comparison_report(output: Sequence[Contrast], one: TrainingResult, other: TrainingResult) -> Report:
-    """What is shown of a comparison."""
+    """The report that compares two results, with a row for each contrast."""
     joint = 100 * output[0].difference.confidence
     found = [
         Estimate({"outcome": c.name, "of": of}, value)

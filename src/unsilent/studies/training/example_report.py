@@ -33,7 +33,7 @@ LEAD = (
 
 
 def report(example: TrainingExample) -> Report:
-    """What is shown of an example."""
+    """The report on an example."""
     baseline, name = example.baseline, example.stored.outcome_class
     as_stored = (
         ", as it did when it was stored" if example.has_stored_class else f"; when it was stored, it ended in {name}"

@@ -1,4 +1,4 @@
-"""What a trial corrupts, from its number alone: a step, a fault model by its weight, a layer and phase that it fits.
+"""Draws the fault of a trial from its number alone: a step, a fault model by its weight, a layer and phase that it fits.
 
 Layers and phases are drawn as in the artifact of He et al. (ISCA 2023): each pair of an operation and a phase is as likely as any
 other, whatever its size; only products (convolutions, matrix products) are corrupted, forward and backward, which is the
@@ -55,7 +55,7 @@ class WeightedFaultModel:
 
     @property
     def operand(self) -> str:
-        """Of the operation, that it corrupts."""
+        """The operand of the operation that the fault corrupts."""
         if isinstance(self.source, FaultModel):
             return "out"
         return (self.source.preset if isinstance(self.source, WeightedPreset) else self.source).operand
@@ -111,7 +111,7 @@ class FaultSampler:
 
     @property
     def targets(self) -> tuple[TrainingTarget, ...]:
-        """What trials are drawn for."""
+        """The targets that trials are drawn for."""
         if self.spec.per is None:
             return (TrainingTarget(RANDOM),)
         result = []
@@ -250,7 +250,7 @@ class FaultSampler:
 
     @cached_property
     def _model(self) -> FaultModel:
-        """Of faults in memory."""
+        """The fault model of faults in memory."""
         return lasting_fault_model(self.spec.faults[0][0] if self.spec.faults else "bitflip")
 
 

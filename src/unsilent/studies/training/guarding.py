@@ -30,7 +30,7 @@ ALARM_WAIT_STEPS = 10
 
 
 class GoldenHistory:
-    """What optimizers and normalisation layers of golden remembered after each step."""
+    """State of optimizers and normalisation layers in the golden run after each step."""
 
     def __init__(self) -> None:
         self.steps: list[Mapping[str, float]] = []
@@ -137,7 +137,7 @@ def run_guarded_trial(
 
 @contextmanager
 def _unreported() -> Iterator[None]:
-    """What the guard does in a campaign is in its rows, and neither logged nor warned of."""
+    """A block in which the guard neither logs nor warns: the rows of the campaign hold what it does."""
     log = logging.getLogger(LOGGER)
     before, log.disabled = log.disabled, True
     try:

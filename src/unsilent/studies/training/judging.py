@@ -80,7 +80,7 @@ class TrainingJudge:
         """Whether steps tell an accuracy; a loss has no scale that thresholds could be of."""
 
     def golden_curves(self, step: int) -> TrainingCurves:
-        """What golden did from a step on."""
+        """Curves of the golden run from a step on."""
         return TrainingCurves(self._metric[step:], self._losses[step:], self._found.test_accuracy, same_bits=True)
 
     def completed_curves(self, row: TrainingRow) -> TrainingCurves:
@@ -149,7 +149,7 @@ def make_trial_group(name: str, trials: Sequence[JudgedTrial], confidence: float
 def groups_by_attribute(
     trials: Sequence[JudgedTrial], baseline: TrainingBaseline, confidence: float
 ) -> dict[str, tuple[TrialGroup, ...]]:
-    """By what trials are told apart: phase, layer, fault model, epoch, part of the run."""
+    """Groups of trials by each attribute: phase, layer, fault model, epoch, part of the run."""
     optimizers = " and ".join(dict.fromkeys(baseline.optimizers)) or "none"
     keys: dict[str, Callable[[JudgedTrial], str]] = {
         "phase": lambda one: one.row.injection.phase,

@@ -1,4 +1,4 @@
-"""What is read from trials besides their class: values that foretell latent harm, and what the guard did.
+"""Reads from trials, besides their class, the values that foretell latent harm, and the effect of the guard.
 
 He et al. (ISCA 2023) say that every latent outcome is preceded by a very large gradient history or moving variance within two
 iterations of the fault. What is very large there is said in the body of the paper, which was not read: the factors here are
@@ -164,7 +164,7 @@ class _Scale:
         self.above = len(finite) < sum(x is not None for x in values)
 
     def place(self, value: float | None, apart: float) -> float:
-        """In decades; marks of one edge are set ``apart``, from 0 to 1, so that they can be seen."""
+        """The place of a value in decades; marks of one edge are set ``apart``, from 0 to 1, so that they can be seen."""
         jitter = (0.25 + 0.5 * apart) * self._band
         if value is None or value < LEAST:
             return round(self.low - jitter, 3)
@@ -186,7 +186,7 @@ class _Scale:
         return {"tickvals": list(named), "ticktext": list(named.values()), "range": ends}
 
     def lines(self, along: str) -> list[Figure]:
-        """At the factor that counts as large, and at the edges."""
+        """Lines of the figure at the factor that counts as large, and at the edges."""
         other = "y" if along == "x" else "x"
         places = [(math.log10(FACTOR), {"color": INK, "width": 1.3, "dash": "dash"})]
         soft = {"color": SOFT, "width": 0.6, "dash": "dot"}
@@ -216,7 +216,7 @@ SIZES = (1.0, 1e2, 1e4, 1e8)
 def guard_result(
     trials: Sequence[JudgedTrial], guarded: Mapping[TrialId, TrainingRow], confidence: float
 ) -> GuardResult | None:
-    """Of different trials that were run again under the guard; None where none was."""
+    """The result of the different trials that were run again under the guard; None where none was."""
     different = [(one, guarded[one.row.trial]) for one in trials if one.is_different and one.row.trial in guarded]
     if not different:
         return None

@@ -238,7 +238,7 @@ def example_line_style(number: int, width: float = 2) -> Figure:
 
 
 def _steps(curves: Sequence[ExampleCurve], steps: int) -> Figure:
-    """From a little before the first fault to the end of the run."""
+    """The figure of the steps from a little before the first fault to the end of the run."""
     first = min(curve.step for curve in curves)
     room = max(0.05 * (steps - first), 1.0)
     return {"title": {"text": "step"}, "range": [max(first - room, -0.5), steps + 0.3 * room], "nticks": 7}

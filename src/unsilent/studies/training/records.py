@@ -1,4 +1,4 @@
-"""What a study of faulty training runs found: plain records, for reports and for callers."""
+"""Results of a study of faulty training runs: plain records, for reports and for callers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class TrainingPvfRow:
 
 @dataclass(frozen=True, slots=True)
 class TrialCost:
-    """What a trial cost.
+    """The cost of a trial.
 
     Attributes:
         steps: Mean share of a full run's steps that a trial ran.

@@ -166,7 +166,7 @@ def _caught(result: TrainingResult) -> Sequence[tuple[str, GuardDetection]]:
 
 
 def _data(result: TrainingResult) -> dict[str, Any]:
-    """What JSON has besides estimates."""
+    """Values that JSON has besides estimates."""
     by_name: dict[str, Any] = {name: getattr(result, name) for name in TOP}
     by_name |= {"thresholds": result.thresholds, "floors": result.floors, "curves": result.curves, "cost": result.cost}
     by_name["least_accuracy"], by_name["least_accuracy_different"] = convergence_limits_of(result)

@@ -110,7 +110,7 @@ class TrainingRunner:
         self._settings.close()
 
     def establish_baseline(self) -> TrainingBaseline:
-        """What the driver needs to plan and a report to explain."""
+        """The baseline, from which the driver plans and a report explains."""
         golden, sampler = self.golden, self.sampler
         state = golden.state_before_step(0)
         return TrainingBaseline(
@@ -271,7 +271,7 @@ class TrainingRunner:
 
 
 def guarded_row(trial: TrialId, drawn: SampledFault, result: GuardedRunResult) -> TrainingRow:
-    """Of a trial under the guard; it has no curves."""
+    """The row of a trial under the guard; it has no curves."""
     return replace(
         end_only_row(trial, drawn, result.end_reason, result.alarm),
         faults=faults_text([hit.fault for hit in result.applied_faults]),
@@ -283,7 +283,7 @@ def guarded_row(trial: TrialId, drawn: SampledFault, result: GuardedRunResult) -
 
 
 def end_only_row(trial: TrialId, drawn: SampledFault, reason: str, error: str) -> TrainingRow:
-    """Of a trial of which nothing but its end is known."""
+    """The row of a trial of which nothing but its end is known."""
     nan = float("nan")
     empty = np.empty((0, 3))
     return TrainingRow(

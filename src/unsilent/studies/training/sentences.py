@@ -1,4 +1,4 @@
-"""What is said of faulty training runs: words for shares, classes and groups, and the sentences made of them."""
+"""Sentences on faulty training runs: words for shares, classes and groups."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SOURCES = {
 
 
 def outcome_text(outcome: str, result: TrainingResult, brief: bool = False) -> str:
-    """What a class is, in a few words."""
+    """A class in a few words."""
     words = BRIEF_OUTCOME_TEXTS if brief else OUTCOME_TEXTS
     return words[TrainingOutcome(outcome)].format(short_term=result.thresholds.short_term)
 
@@ -91,7 +91,7 @@ def rate(interval: Interval) -> str:
 
 
 def events(interval: Interval) -> int:
-    """Of ``n`` trials how many; 0 where there is none."""
+    """The number of trials with the event, of an interval of ``n`` trials; 0 where there is none."""
     return round((interval.estimate or 0.0) * interval.n)
 
 
@@ -317,7 +317,7 @@ def convergence_limits_of(result: TrainingResult) -> tuple[float, float]:
 
 
 def pvf_text(result: TrainingResult) -> str:
-    """What a convergence failure is."""
+    """A sentence on what counts as a convergence failure."""
     least, different = convergence_limits_of(result)
     return (
         "training PVF: the share of corruptions that end in a convergence failure: a crash, a loss that is not finite, or a "
@@ -328,7 +328,7 @@ def pvf_text(result: TrainingResult) -> str:
 
 
 def guard_texts(result: TrainingResult) -> Iterator[str]:
-    """What the guard saved."""
+    """Sentences on what the guard saved."""
     output = result.guard
     if output is None:
         if GUARD in result.command.split() and not result.all_trials.different.estimate:
@@ -419,7 +419,7 @@ def _floor(floor: ReplicaDifferences, result: TrainingResult) -> str:
 
 
 def cost_text(result: TrainingResult) -> str:
-    """What a trial cost."""
+    """A sentence on the cost of a trial."""
     cost = result.cost
     ends = ", ".join(f"{escape_unprintable(reason)} {count:,}" for reason, count in cost.end_reasons.items())
     return (
@@ -431,7 +431,7 @@ def cost_text(result: TrainingResult) -> str:
 
 
 def masked_horizon_text(spec: Mapping[str, object]) -> str:
-    """What ``horizon`` means, where there is one."""
+    """A sentence on ``horizon``, where there is one."""
     horizon = spec.get("horizon")
     if not isinstance(horizon, Mapping):
         return ""

@@ -141,7 +141,7 @@ LAYER_OPTION = Option(
 
 @dataclass(frozen=True, slots=True)
 class TrainingSpec(SpecOfTraining):
-    """What was asked.
+    """The settings of a campaign of faulty training runs.
 
     Attributes:
         faults: Fault models and their weights (``RD``, ``bitflip:bits=30``); empty: all published ones alike,
@@ -193,7 +193,7 @@ class TrainingSpec(SpecOfTraining):
 
 @dataclass(frozen=True, slots=True)
 class TrainingTarget:
-    """What trials are drawn for: ``random``, or the parameters or the optimizer state of a part of the model."""
+    """A target that trials are drawn for: ``random``, or the parameters or the optimizer state of a part of the model."""
 
     name: str
     memory_kind: str = ""
@@ -215,7 +215,7 @@ class OperationPhase:
 
 @dataclass(frozen=True, slots=True)
 class TrainingBaseline(JsonRecord):
-    """What a worker found out before the first trial.
+    """Facts that a worker establishes before the first trial.
 
     Attributes:
         steps: Of a run.
@@ -377,7 +377,7 @@ class TrainingAnalysisOptions:
 
 @dataclass(frozen=True)
 class ReferenceRunOptions:
-    """What faulty runs are compared with: fault-free runs, and the same faults under the guard."""
+    """Options of the runs that faulty runs are compared with: fault-free runs, and the same faults under the guard."""
 
     horizon: Annotated[int | None, Option(
         "End a run and count it as masked after this many steps inside the fault-free band.", PRECISION_PANEL,
@@ -397,7 +397,7 @@ class ReferenceRunOptions:
 
 
 def make_training_spec(asked: Asked) -> TrainingSpec:
-    """What was asked, checked as far as that is possible without the training; raises ``UsageError``."""
+    """The spec of a request, checked as far as that is possible without the training; raises ``UsageError``."""
     from unsilent.faults.fault_texts import split_lasts
     from unsilent.faults.hardware.presets import PRESETS
 

@@ -84,7 +84,7 @@ def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
-    """What else would run."""
+    """Sentences on what else would run."""
     options = run.asked[ReferenceRunOptions]
     yield noise_floor_note(options.replicas)
     if options.guard:
@@ -176,7 +176,7 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
 
 
 def _named(name: str, workload: str) -> str:
-    """Of the training; of one without a name, file and function."""
+    """The name of the training; file and function for one without a name."""
     path, colon, function = workload.rpartition(":")
     return name if name != UNNAMED else PurePath(path).name + colon + function
 
@@ -229,7 +229,7 @@ def has_not_converged(one: JudgedTrial, least: float) -> bool:
 
 
 def cost(trials: Sequence[JudgedTrial], baseline: TrainingBaseline) -> TrialCost:
-    """What trials cost, as shares of a full run."""
+    """The cost of trials, as shares of a full run."""
     rows = [one.row for one in trials]
     seconds = float(np.mean([row.seconds for row in rows]))
     return TrialCost(

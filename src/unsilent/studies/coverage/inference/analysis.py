@@ -76,7 +76,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class FalseAlarms:
-    """Of clean samples. Intervals are by original.
+    """False alarms on clean samples, with intervals by original sample.
 
     Attributes:
         share: Of test samples with an alarm.
@@ -125,7 +125,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a detector.
+    """The cost of a detector.
 
     Attributes:
         ratios: CPU time of a pass with the detector over that without, of batches of 1 and 32 samples; NaN where not measured.
@@ -195,14 +195,14 @@ class InferenceCoverageResult(CampaignResult):
 
 
 def analyse(store: InferenceCoverageStore, options: InferenceCoverageOptions) -> InferenceCoverageResult:
-    """What a store says; raises ``UsageError`` where it lacks clean samples or has too few for the rate."""
+    """The result of a store; raises ``UsageError`` where it lacks clean samples or has too few for the rate."""
     return analyse_together([store], options)
 
 
 def analyse_together(
     stores: Sequence[InferenceCoverageStore], options: InferenceCoverageOptions
 ) -> InferenceCoverageResult:
-    """The same of several workloads, each with thresholds of its own, as if their faults were of one."""
+    """The result of several workloads, each with thresholds of its own, as if their faults were of one."""
     parts = [score_store(store) for store in stores]
     for part in parts:
         check_clean_samples(part.store.spec.clean_samples, options.rate, part.least_clean)
@@ -247,7 +247,7 @@ def analyse_together(
 
 
 def most_answers(parts: Sequence[ScoredStore]) -> int:
-    """That a fault can change."""
+    """The largest number of answers that a fault can change."""
     return max(max(part.store.baseline.samples) for part in parts)
 
 
@@ -257,7 +257,7 @@ def _seconds(stores: Sequence[InferenceCoverageStore]) -> tuple[float, float]:
 
 
 def _joined(parts: Sequence[Detected]) -> Detected:
-    """Of the faults of all stores, one after the other."""
+    """Detections of the faults of all stores, one after the other."""
     return Detected(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -319,7 +319,7 @@ def _false_alarms(
 
 
 def _share_of_samples(groups: Sequence[NDArray[np.bool_]], confidence: float) -> Interval:
-    """Of the samples of independent originals, bool[samples] each."""
+    """The share of the samples of independent originals, bool[samples] each."""
     wholes = tuple(len(one) for one in groups)
     return _ratio(tuple(int(one.sum()) for one in groups), wholes, max(wholes), confidence)
 
@@ -347,7 +347,7 @@ def _restored(
 
 
 def _share_of_answers(shares: Floats, wholes: Floats, most: int, confidence: float) -> Interval:
-    """Of all answers, from the shares of those of each fault; of faults that have any."""
+    """The share of all answers, from the shares of those of each fault that has any."""
     some = ~np.isnan(shares)
     return _ratio(tuple((shares * wholes)[some].tolist()), tuple(wholes[some].tolist()), most, confidence)
 

@@ -40,7 +40,7 @@ class CleanBatches:
         return min(int(np.searchsorted(ends, samples)) + 1, len(self.batches))
 
     def evenly_chosen(self, most: int) -> list[Any]:
-        """At most so many batches, equally far apart."""
+        """Batches that are equally far apart, at most so many."""
         count = min(most, len(self.batches))
         return [self.batches[number * len(self.batches) // count] for number in range(count)]
 
@@ -102,7 +102,7 @@ class EvaluatedOn:
         self.components, self.info = workload.components, workload.info
 
     def model(self) -> nn.Module:
-        """That of the workload."""
+        """The model of the workload."""
         return self._workload.model()
 
     def batches(self) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""What detectors cost, in the report of ``unsilent inference-coverage``."""
+"""The section on the cost of detectors, in the report of ``unsilent inference-coverage``."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ AFTER_CALL = "after the call"
 
 
 def name_rows(detector: InferenceDetector, recorded: RecordedPass) -> list[str]:
-    """Of each row of margins the run of a layer that it is of, or `AFTER_CALL`."""
+    """For each row of margins the name of the layer's run that it belongs to, or `AFTER_CALL`."""
     from unsilent.protection.activation_detector import ActivationDetector
     from unsilent.protection.combination import Combination
     from unsilent.protection.duplication import Duplication
@@ -40,7 +40,7 @@ def name_rows(detector: InferenceDetector, recorded: RecordedPass) -> list[str]:
 
 
 def name_of_run(run: LayerRun) -> str:
-    """Its name; in forward passes after the second one, which have the same names, with the number of the pass."""
+    """The name of a layer's run; forward passes after the second, which have the same names, add the number of the pass."""
     return f"{run.name}{run.number if run.number > 2 else ''}"
 
 

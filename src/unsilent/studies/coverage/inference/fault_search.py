@@ -29,7 +29,7 @@ MASKED, BENIGN, DUE, SDC = "masked", "benign", "due", "sdc"
 
 
 class Found(NamedTuple):
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
         faults: Those that changed an answer; none where no such faults were found.
@@ -66,7 +66,7 @@ class FaultSearch:
 
     @cached_property
     def _outputs(self) -> dict[int | None, Population]:
-        """By batch. Of numbers: a corrupted index may read memory out of bounds, whose content is other in each run."""
+        """Populations of outputs by batch, without indices: a corrupted index may read out of bounds, which differs by run."""
         regions = [region for region in self._engine.select_regions(("op:*",)) if region.codec.kind != "int"]
         by_batch = RegionsByBatch(Target("", "", "", "", tuple(regions), 1.0), LAW)
         return dict(zip(by_batch.steps, by_batch.populations, strict=True))
@@ -86,7 +86,7 @@ class FaultSearch:
         return Found((), batch, tries)
 
     def _outcomes(self, many: list[tuple[Fault, ...]]) -> list[TrialOutcome]:
-        """Of each set of faults; what raised must have left nothing behind."""
+        """The outcome of each set of faults; a set that raised must have left nothing behind."""
         result: list[TrialOutcome] = []
         outcomes = self._engine.trials(many)
         for _ in many:

@@ -1,4 +1,4 @@
-"""What brings a changed answer back to that of golden, each rung of the ladder of `unsilent.protection.protect` alone.
+"""Mitigations that bring a changed answer back to the golden one: each rung of the ladder of `unsilent.protection.protect` alone.
 
     rerun         the call again: a fault in an operation is gone, one in weights is still there
     repair        weights by checksums and parity, then the call again
@@ -46,7 +46,7 @@ IN_RUN = {CLAMP_IN_RUN: CLAMP, ZERO_IN_RUN: ZERO}
 
 
 class Tried(NamedTuple):
-    """What a rung gave.
+    """The result of one rung.
 
     Attributes:
         codes: Of outcomes, uint8[samples].

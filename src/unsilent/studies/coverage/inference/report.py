@@ -40,7 +40,7 @@ METHOD = (
 
 
 def report(result: InferenceCoverageResult) -> Report:
-    """What is shown of a campaign."""
+    """The report on a campaign."""
     baseline = result.baseline
     return Report(
         "unsilent/inference-coverage/1", "coverage", f"Detection of changed answers of {baseline.name}", _headline(result),
@@ -63,7 +63,7 @@ def report(result: InferenceCoverageResult) -> Report:
 
 
 def _headline(result: InferenceCoverageResult) -> str:
-    """What the reference detector finds of all faults together, and the detector that finds most."""
+    """A sentence on the share that the reference detector finds of all faults together, and on the detector that finds most."""
     faults, answers = (sum(getattr(one, key) for one in result.tries) for key in ("found", "answers"))
     own = [one for one in _at_rate(result) if one.errors == ALL]
     if not faults or not own:
@@ -93,7 +93,7 @@ def _reference_and_best(rows: Sequence[Detection], result: InferenceCoverageResu
 
 
 def estimates(result: InferenceCoverageResult) -> list[Estimate]:
-    """What is detected of each error model, false alarms, and what is restored, at each rate of false alarms."""
+    """Estimates of detection by error model, of false alarms and of restored answers, at each rate of false alarms."""
     fault, answer = "fault", "changed answer"
     found: list[Estimate] = []
     for one in result.detections:

@@ -151,7 +151,7 @@ class InferenceCoverageRunner:
     # -- before trials -----------------------------------------------------------------------------------------------
 
     def _describe_detectors(self) -> tuple[DetectorInfo, ...]:
-        """What detectors judge in a golden pass; raises ``UsageError`` where recording a pass changes its bits."""
+        """Detectors and their readings of a golden pass; raises ``UsageError`` where recording a pass changes its bits."""
         engine = self.engine
         recorded = record_pass(engine.model, self._run, engine.batches[0])
         if not same_outputs(engine.golden[0], recorded.output):
@@ -174,7 +174,7 @@ class InferenceCoverageRunner:
         return tuple(infos)
 
     def establish_baseline(self) -> InferenceCoverageBaseline:
-        """What is known before the first trial."""
+        """The baseline: facts that are known before the first trial."""
         engine, integrity = self.engine, self._mitigations.integrity
         return InferenceCoverageBaseline(
             campaign=self._campaign,

@@ -1,4 +1,4 @@
-"""What detectors make of the faults of one store: thresholds from clean samples, and what each detects of each fault, where."""
+"""Detections of the faults of one store: thresholds from clean samples, and what each detector finds of each fault, and where."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_clean_samples(asked: int, rate: float, available: int | None = None) -
 
 
 class Detected(NamedTuple):
-    """What one detector detects of each fault at one rate, float64[faults] each.
+    """Detections of each fault by one detector at one rate, float64[faults] each.
 
     Attributes:
         changed: Answers that the fault changed.
@@ -119,7 +119,7 @@ class ScoredStore:
         return min(len(next(iter(self.clean[part].values()))) for part in (CALIBRATION, TEST))
 
     def threshold(self, detector: str, rate: float) -> float:
-        """Of margins."""
+        """The threshold of margins."""
         return conformal_threshold(self.clean[CALIBRATION][detector], rate)
 
     def by_original(self, part: str, values: NDArray[Value]) -> list[NDArray[Value]]:
@@ -129,7 +129,7 @@ class ScoredStore:
         return np.split(values[order], np.cumsum(np.bincount(names))[:-1])
 
     def margins(self, detector: str) -> list[Floats]:
-        """Of each fault, float64[layers, changed]."""
+        """Margins of each fault, float64[layers, changed]."""
         infos = self.store.baseline.detectors
         ends = np.cumsum([len(one.layers) for one in infos])
         number = self.detectors.index(detector)
@@ -137,7 +137,7 @@ class ScoredStore:
         return [row.margins[first : ends[number]].astype(np.float64) for row in self.faults]
 
     def detected(self, detector: str, rate: float) -> Detected:
-        """At the threshold of a rate of false alarms."""
+        """Detections at the threshold of a rate of false alarms."""
         info = self.store.baseline.detectors[self.detectors.index(detector)]
         names, layers, flops = np.array(info.layers), layers_run(info), np.array(info.flops)
         in_order = np.lexsort((names == AFTER_CALL, layers))
@@ -162,7 +162,7 @@ class ScoredStore:
         return Detected(changed, share, layers, flops_run, by_layer, by_ladder, table[:, 6:])
 
     def false_alarm_shares(self, detector: str) -> list[Floats]:
-        """Of each changed answer of each fault, the share of clean test samples whose margin is as large."""
+        """For each changed answer of each fault, the share of clean test samples whose margin is as large."""
         clean = np.sort(self.clean[TEST][detector])
         largest = [margins.max(0) for margins in self.margins(detector)]
         return [1 - np.searchsorted(clean, one, side="left") / len(clean) for one in largest]

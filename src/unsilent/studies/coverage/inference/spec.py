@@ -1,4 +1,4 @@
-"""What is asked of ``unsilent inference-coverage``, what is known before the first trial, and what happened in one."""
+"""Records of ``unsilent inference-coverage``: its spec, its baseline, and the row of a trial."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MOST_TRIES, MOST_CLEAN = 10**6, 10**7
 
 @dataclass(frozen=True, slots=True)
 class InferenceCoverageSpec(StoredSpec):
-    """What was asked."""
+    """The settings of a campaign that scores detectors of inference."""
 
     FILES: ClassVar[tuple[str, ...]] = ("data", "weights")
     RUNNER: ClassVar[str] = "unsilent.studies.coverage.inference.runner:InferenceCoverageRunner"
@@ -99,7 +99,7 @@ class InferenceCoverageSpec(StoredSpec):
 
     @property
     def targets(self) -> tuple[ErrorModel, ...]:
-        """What trials are drawn for."""
+        """The targets that trials are drawn for."""
         return tuple(ErrorModel(name) for name in ERROR_MODELS if any(fnmatchcase(name, glob) for glob in self.only))
 
     @property
@@ -110,7 +110,7 @@ class InferenceCoverageSpec(StoredSpec):
 
 @dataclass(frozen=True, slots=True)
 class ErrorModel:
-    """What trials are drawn for."""
+    """A target that trials are drawn for."""
 
     name: str
     slots: int = 0
@@ -118,7 +118,7 @@ class ErrorModel:
 
 @dataclass(frozen=True, slots=True)
 class DetectorInfo:
-    """What is known of a calibrated detector.
+    """Facts about a calibrated detector.
 
     Attributes:
         layers: Of each row of its margins the run of a layer that it is of, see
@@ -135,7 +135,7 @@ class DetectorInfo:
 
 @dataclass(frozen=True, slots=True)
 class InferenceCoverageBaseline(JsonRecord):
-    """What a worker found out before the first trial.
+    """Facts that a worker establishes before the first trial.
 
     Attributes:
         samples: Of each batch that faults act in.
@@ -229,7 +229,7 @@ class InferenceCoverageOptions(AnalysisOptions):
 
 
 def make_inference_spec(asked: Asked) -> InferenceCoverageSpec:
-    """What was asked, checked as far as that is possible without the workload; raises ``UsageError``."""
+    """The spec of a request, checked as far as that is possible without the workload; raises ``UsageError``."""
     from unsilent.faults import fault_model
     from unsilent.protection.detector import make_detector
 

@@ -36,7 +36,7 @@ def run_inference_coverage(run: CampaignRun) -> InferenceCoverageResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
-    """What else would run."""
+    """Sentences on what else would run."""
     samples = count_text(3 * run.spec.clean_samples, "clean sample")
     yield f"before the trials, {samples} would be judged, unless stored already"
     yield f"the time estimate is of trials that draw {run.spec.tries:,} faults; most trials draw far fewer"

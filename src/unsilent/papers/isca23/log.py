@@ -1,0 +1,55 @@
+"""The log of a faulty training run in the layout of the artifact's own (``replay_….txt``), line by line; numpy alone.
+
+The lines of a fault take any receipt: also that of a trial from elsewhere can be shown next to the published ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unsilent.papers.isca23.injections import EPOCHS, STEPS
+
+if TYPE_CHECKING:
+    from unsilent.faults.receipts import Receipt
+
+VALID_SCALE = 125 / 1024
+"""The published validation loss is each worker's sum over its 125 images, divided by the training's batch."""
+NOT_FINITE = "Encounter NaN! Terminate training!"
+
+
+@dataclass(frozen=True)
+class PublishedStepRecord:
+    """What one step of training gave: loss and share of right answers over the whole batch, in training mode."""
+
+    epoch: int
+    step: int
+    loss: float
+    accuracy: float
+    receipt: Receipt | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether the training goes on."""
+        return math.isfinite(self.loss)
+
+    @property
+    def line(self) -> str:
+        """As the log has it."""
+        at = f"Epoch: {self.epoch}/{EPOCHS}, step: {self.step}/{STEPS}"
+        return f"{at}, loss: {self.loss:.5f}, accuracy: {self.accuracy:.5f}"
+
+
+def header(epoch: int, step: int, weights: str) -> list[str]:
+    """Where the fault is to corrupt and what the training starts from."""
+    return [f"Inject to epoch: {epoch}", f"Inject to step: {step}", f"Load weights from {weights}"]
+
+
+def epoch_line(epoch: int, train: tuple[float, float], valid: tuple[float, float]) -> str:
+    """The end of an epoch: mean loss and accuracy of its steps, and those on held-out images."""
+    scaled = valid[0] * VALID_SCALE
+    return (
+        f"End of epoch: {epoch}/{EPOCHS}, train loss: {train[0]:.5f}, train accuracy: {train[1]:.5f}, "
+        f"valid loss: {scaled:.5f}, valid accuracy: {valid[1]:.5f}"
+    )

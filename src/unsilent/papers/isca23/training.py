@@ -1,0 +1,234 @@
+"""The training step of the published injections: eight workers, each with an eighth of the batch, one after the other.
+
+Each worker runs a forward and a backward pass of its own, with its own batch statistics; losses are divided by the whole batch
+and gradients add up. So worker ``w`` is ``micro_step=w`` of a `Step` around it. Everything random (order of the images,
+augmentation, dropout) follows from the seed, the epoch, the step and the worker alone: a step can be run again from a snapshot,
+bit for bit.
+
+What follows the sources: images normalised by the mean and deviation of all their numbers; flips left-right and up-down; a crop
+of 32 x 32 after 6 zeros on each side, one for all images of a worker; Adam with Keras's epsilon 1e-7 (plain SGD for
+``resnet18_sgd``) under a linear decay of its rate. Moving statistics are variables that TensorFlow keeps apart on each replica
+and averages where they are read outside of one, so each worker has its own, in training and in evaluation. Our reading, for the
+sources leave it open: the rate has decayed by the steps of all epochs before. Not followed: the artifact's two passes of a
+faulty step (the first, which looks up golden values, also moves its statistics), its random numbers, and Adam's epsilon, which
+torch adds after the correction of the bias and Keras before.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+
+from unsilent.basics.errors import UsageError
+from unsilent.faults import Fault
+from unsilent.papers.isca23.geometry import IMAGE
+from unsilent.papers.isca23.injections import STEPS, WORKERS
+from unsilent.papers.isca23.log import PublishedStepRecord
+from unsilent.papers.isca23.mapping import images_per_worker
+from unsilent.papers.isca23.networks import untrained_network
+from unsilent.sites.training.step import StepInjection
+from unsilent.workloads.saved_files import state_dict_misfit
+
+DECAY: Mapping[str, tuple[int, float]] = {
+    "resnet18": (4000, 1e-4),
+    "resnet18_nobn": (5000, 1e-4),
+    "resnet18_sgd": (2000, 1e-3),
+    "densenet": (5000, 1e-4),
+    "effnet": (2000, 5e-4),
+}
+"""Steps over which the rate goes down, and to what."""
+MARGIN = 6
+EVALUATED = 1000
+"""Images of an evaluation's batch; each worker takes an eighth of it."""
+_SHUFFLE, _AUGMENT, _DROPOUT = range(3)
+
+
+@dataclass(frozen=True)
+class NormalisedImages:
+    """Images uint8 [n, 32, 32, 3] with labels int64 [n], and what they are normalised by."""
+
+    images: Tensor
+    labels: Tensor
+    mean: float
+    deviation: float
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised images float32 [m, 3, 32, 32] and labels [m]."""
+        scaled = (self.images[chosen].double() - self.mean) / self.deviation
+        return scaled.float().permute(0, 3, 1, 2).contiguous(), self.labels[chosen]
+
+
+def split_and_normalise(images: Tensor, labels: Tensor, train: int) -> tuple[NormalisedImages, NormalisedImages]:
+    """Images uint8 [n, 32, 32, 3] as training and evaluation sets: the first ``train``, and all others.
+
+    Both are normalised by the mean and deviation of all numbers of the training set.
+    """
+    counts = sum(np.bincount(part.numpy().reshape(-1), minlength=256) for part in images[:train].split(1000))
+    shares, levels = counts / np.sum(counts), np.arange(256.0)
+    mean = float(shares @ levels)
+    deviation = max(
+        float(np.sqrt(shares @ (levels - mean) ** 2)), 1e-9
+    )  # images of one colour are no images, but no error
+    return NormalisedImages(images[:train], labels[:train], mean, deviation), NormalisedImages(
+        images[train:], labels[train:], mean, deviation
+    )
+
+
+class PublishedTraining:
+    """Model, optimizer, and the moving statistics of each worker.
+
+    Args:
+        name: The published network.
+        data: Training images.
+        batch: Of all workers together.
+        rate: At which the decay starts.
+    """
+
+    def __init__(
+        self, name: str, data: NormalisedImages, *, rate: float, batch: int = 1024, width: int = 64, seed: int = 123
+    ) -> None:
+        self.model = untrained_network(name, width=width, seed=seed)
+        self.data, self.batch, self.share, self.seed = data, batch, images_per_worker(batch), seed
+        if self.share == 1 and name in ("densenet", "effnet"):
+            raise UsageError(
+                f"batch is {batch}; expected {2 * WORKERS} or more, because batch norm of {name} has a single number for "
+                "each image and channel where its activations are smallest"
+            )
+        self._rate, (self._steps, self._end) = rate, DECAY[name]
+        parameters = self.model.parameters()
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.SGD(parameters, lr=rate)
+            if name == "resnet18_sgd"
+            else torch.optim.Adam(parameters, lr=rate, eps=1e-7)
+        )
+        self._norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm2d)]
+        self.moving = self._spread()
+        self.input_gradients = False
+
+    def load(self, state: Mapping[str, Tensor], path: str) -> None:
+        """Start from weights; those of all workers alike. Raises ``UsageError`` where they do not fit."""
+        own = self.model.state_dict()
+        if problem := state_dict_misfit(own, state, "the published network"):
+            raise UsageError(f"{path} {problem}; expected the state dict of the published network, as torch saves it")
+        self.model.load_state_dict({**own, **state})
+        self.moving = self._spread()
+
+    def step(
+        self,
+        epoch: int,
+        number: int,
+        faults: Sequence[Fault] = (),
+        inner_context: AbstractContextManager[Any] = nullcontext(),  # noqa: B008 - has no state
+    ) -> PublishedStepRecord:
+        """Train one step of an epoch, with faults in it; ``inner_context`` is entered within the mode that corrupts them."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(epoch * STEPS + number)
+        images, labels = self._batch(epoch, number)
+        losses, right = [], 0
+        self.model.train()
+        corrupted = StepInjection(self.model, faults, [self.optimizer]) if faults else None
+        with corrupted or nullcontext(), inner_context:
+            self.optimizer.zero_grad()
+            for worker in range(WORKERS):
+                part = slice(worker * self.share, (worker + 1) * self.share)
+                self._use_worker_statistics(worker)
+                x = self._augmented(images[part], epoch, number, worker).requires_grad_(self.input_gradients)
+                with self._seeded_global_randomness(_DROPOUT, epoch, number, worker):
+                    scores = self.model(x)
+                loss = cross_entropy(scores, labels[part], reduction="sum") / self.batch
+                loss.backward()
+                losses.append(float(loss.detach()))
+                right += int((scores.argmax(1) == labels[part]).sum())
+            self.optimizer.step()
+        return PublishedStepRecord(
+            epoch, number, sum(losses), right / self.batch, corrupted.receipt if corrupted else None
+        )
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from the very first."""
+        return (self._rate - self._end) * (1 - min(step, self._steps) / self._steps) + self._end
+
+    @torch.no_grad()
+    def evaluate(
+        self, data: NormalisedImages, progress: Callable[[int, int], None] | None = None
+    ) -> tuple[float, float]:
+        """Mean loss and accuracy; each worker answers for an eighth of every batch, with its own moving statistics."""
+        self.model.eval()
+        loss, right = 0.0, 0
+        for start in range(0, len(data), EVALUATED):
+            parts = torch.tensor_split(torch.arange(start, min(start + EVALUATED, len(data))), WORKERS)
+            for worker, rows in enumerate(parts):
+                if len(rows):
+                    self._use_worker_statistics(worker)
+                    images, labels = data.rows(rows)
+                    scores = self.model(images)
+                    loss += float(cross_entropy(scores, labels, reduction="sum"))
+                    right += int((scores.argmax(1) == labels).sum())
+            if progress is not None:
+                progress(min(start + EVALUATED, len(data)), len(data))
+        return loss / len(data), right / len(data)
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of the training's state; see `restore`."""
+        self._use_worker_statistics(0)
+        whole = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "moving": self.moving}
+        return copy.deepcopy(whole)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Back to a snapshot, which stays as it is."""
+        whole = copy.deepcopy(dict(state))
+        self.moving = whole["moving"]
+        self._use_worker_statistics(0)
+        self.model.load_state_dict(whole["model"])
+        self.optimizer.load_state_dict(whole["optimizer"])
+
+    def _spread(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Moving mean and variance of every norm, for each worker a copy of what the model has now."""
+        return [[(m.running_mean.clone(), m.running_var.clone()) for m in self._norms] for _ in range(WORKERS)]  # type: ignore[union-attr]
+
+    def _use_worker_statistics(self, worker: int) -> None:
+        """Let the model read and write the moving statistics of a worker."""
+        for norm, (mean, variance) in zip(self._norms, self.moving[worker], strict=True):
+            norm.running_mean, norm.running_var = mean, variance
+
+    def _batch(self, epoch: int, number: int) -> tuple[Tensor, Tensor]:
+        """The images of a step: those of an epoch in random order, and again in another one where they do not last."""
+        start, rows = number * self.batch, list[Tensor]()
+        while (left := self.batch - sum(len(part) for part in rows)) > 0:
+            turn, at = divmod(start, len(self.data))
+            order = torch.randperm(len(self.data), generator=self._generator(_SHUFFLE, epoch, turn))
+            rows.append(order[at : at + left])
+            start += len(rows[-1])
+        return self.data.rows(torch.cat(rows))
+
+    def _augmented(self, images: Tensor, epoch: int, number: int, worker: int) -> Tensor:
+        generator = self._generator(_AUGMENT, epoch, number, worker)
+        flips = torch.rand((2, len(images), 1, 1, 1), generator=generator) < 0.5
+        images = torch.where(flips[0], images.flip(3), images)
+        images = torch.where(flips[1], images.flip(2), images)
+        top, left = torch.randint(2 * MARGIN + 1, (2,), generator=generator).tolist()
+        return pad(images, (MARGIN,) * 4)[:, :, top : top + IMAGE, left : left + IMAGE].contiguous()
+
+    def _generator(self, *stream: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self._seed(*stream))
+
+    def _seed(self, *stream: int) -> int:
+        return int(np.random.SeedSequence([self.seed, *stream]).generate_state(1, np.uint64)[0] >> 1)
+
+    @contextmanager
+    def _seeded_global_randomness(self, *stream: int) -> Iterator[None]:
+        """Torch's global random numbers seeded inside, and as they were afterwards."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self._seed(*stream))
+            yield
