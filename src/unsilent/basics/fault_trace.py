@@ -39,7 +39,7 @@ class OutputDifference:
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One output of one operation.
+    """Row of a trace: one output of one operation.
 
     ``name``: of the operation; in the backward of the forward operation whose node runs it, in the update with the parameter it
     works for. ``kernel``: in the backward what the node runs (``convolution_backward.0``), ``accumulated`` for the gradient of a
@@ -77,7 +77,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TracedFault:
-    """One fault.
+    """A fault of a traced run.
 
     ``row``: the number of the row it corrupts (`BEFORE_FIRST_ROW`: memory, before the first); None where that is not
     known.

@@ -92,7 +92,7 @@ class LoopWatch:
         return record_loop(variables.reachable, self._left_out()).contents()
 
     def _now(self, then: KeptVariables, variables: LoopVariables) -> LoopRecord:
-        """What the variables of then lead to now; the record of then where each step is a function with its own variables."""
+        """The record of what the variables of then lead to now; that of then where each step is a function with its own."""
         if variables.owner is not then.owner:
             return then.record
         return self._record(variables.taken_over, variables.reachable)

@@ -137,7 +137,7 @@ class Reporter:
         cost: float,
         is_wanted: bool,
     ) -> None:
-        """Report how a step went: about once a second (after ten hours: every ten), where that ``is_wanted``, and for the last step."""
+        """Report a step: about once a second (after ten hours: every ten), where that ``is_wanted``, and the last step."""
         now = time.perf_counter()
         between = min(max(SUMMARY_SECONDS, (now - self._begun) / LATER), LATER_SECONDS)
         if now - self._summed < between and not is_wanted:

@@ -181,7 +181,7 @@ def fitting_intervals(now: SampleIntervals, costs: Costs, budget: float) -> Samp
 
     Gradients come first, then values. Intervals stay as they are where they fit and could not be much shorter.
     """
-    room = (costs.step - costs.own) * AIM * budget / 100 - costs.fixed
+    room = (costs.step - costs.monitor_seconds) * AIM * budget / 100 - costs.fixed
     if room <= 0:
         return SampleIntervals(LONGEST, LONGEST, LONGEST)
     least_values, least_state = costs.values * now.values / LONGEST, costs.state * now.state / LONGEST
@@ -208,7 +208,7 @@ def share_at(longest: int, now: SampleIntervals, costs: Costs) -> float:
     """Share of a step that the monitor would take if every interval were as long, given what the present ones cost."""
     read = costs.gradients * now.gradients + costs.values * now.values + costs.state * now.state
     monitor_seconds = costs.fixed + read / longest
-    return monitor_seconds / (costs.step - costs.own + monitor_seconds)
+    return monitor_seconds / (costs.step - costs.monitor_seconds + monitor_seconds)
 
 
 class SamplingControl:

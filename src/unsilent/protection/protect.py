@@ -268,7 +268,7 @@ class ProtectedModel:
         may_stop: bool,
         judges_recovery: bool = False,
     ) -> tuple[Any, Verdict]:
-        """What a call returns (None where it was stopped) and what was found in it."""
+        """The output of a call (None where it was stopped) and the verdict on it."""
         self._samples = count_samples((args, kwargs))
         self._first_layer, self._may_stop, self._layers, output = "", may_stop, [], None
         self._alarmed = set[str]()
@@ -371,7 +371,7 @@ class ProtectedModel:
 
 
 def _same_call(call: Any, model: nn.Module, other_model: nn.Module) -> Any:
-    """The same call of another model: that itself or its ``generate``."""
+    """The call of another model: itself or its ``generate``, as ``call`` is of ``model``."""
     return other_model if call is model else cast(Any, other_model).generate
 
 
