@@ -53,7 +53,8 @@ def test_the_budget_is_kept_wherever_that_is_possible(now, costs, budget):
     then = fitting_intervals(now, costs, budget)
     assert all(1 <= one <= LONGEST for one in (then.gradients, then.values, then.state))
     if then != NEVER_LONGER:
-        assert cost_with(now, costs, then).monitor_seconds <= (costs.step - costs.monitor_seconds) * AIM * budget / 100 * (1 + 1e-9)
+        allowed = (costs.step - costs.monitor_seconds) * AIM * budget / 100
+        assert cost_with(now, costs, then).monitor_seconds <= allowed * (1 + 1e-9)
 
 
 @given(intervals, costs, budgets)

@@ -63,7 +63,7 @@ class ValueModelError(InjectionError, UsageError):
 
 
 class ProcessUnusable(UnsilentError):
-    """This process can run no further trial, as after a device-side assertion, which leaves every later call raising.
+    """The process can run no further trial, as after a device-side assertion, which leaves every later call raising.
 
     Attributes:
         caused_by_trial: Whether it is certainly the trial that was running that did it.
@@ -100,7 +100,7 @@ _MOST_COMPARED = 10_000
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts ``add.2`` before ``add.10``."""
+    """Key that sorts ``add.2`` before ``add.10``."""
     return [(int(part), "") if part.isdecimal() and len(part) < 19 else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

@@ -13,7 +13,7 @@ def available_memory_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that this process may still use, None where unknown: what the machine has, or a control group leaves.
 
     Args:
-        root: Where ``proc`` and ``sys`` are found.
+        root: Folder with ``proc`` and ``sys``.
     """
     result = [*_machine(root), *_control_groups(root)]
     return max(0, min(result)) if result else None

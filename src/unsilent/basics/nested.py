@@ -19,7 +19,7 @@ def parts_of(value: Any) -> Iterable[tuple[Any, Any]] | None:
 
 
 def leaves_in(value: Any, path: Path = (), key_text: Callable[[Any], str] = str) -> Iterator[tuple[Path, Any]]:
-    """All that is not a container, in order, each with its keys as text."""
+    """Values in nested containers that are no containers, in order, each with its keys as text."""
     parts = None if isinstance(value, Tensor) else parts_of(value)
     if parts is None:
         yield path, value

@@ -36,7 +36,7 @@ NOT_AN_OPTION = "internal"
 MOST_BYTES = 2**20
 """Largest TOML file of options that is read, in bytes."""
 LARGEST = 2**63 - 1
-"""Whole number, as a store can hold it."""
+"""Largest whole number, as a store can hold it."""
 LONGEST_SHOWN = 256
 """Bits of a number in a message."""
 _NOUNS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", Path: "a file name"}
@@ -317,7 +317,7 @@ class Asked:
     """Options that were asked for, of some dataclasses: ``asked[Spec]`` is the one of that class.
 
     Attributes:
-        options: All there are.
+        options: Options of all the dataclasses.
         given_values: Values of those that were asked.
         script: Arguments of a script of the user's.
         observer: Receives progress; None: nobody does.

@@ -164,7 +164,7 @@ class _Machine:
     """The stack machine of pickle, on records.
 
     Attributes:
-        end: Where the last opcode ends.
+        end: Position where the last opcode ends.
     """
 
     def __init__(self, most_memory: int) -> None:

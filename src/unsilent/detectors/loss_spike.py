@@ -57,11 +57,11 @@ class LossSpike:
         check_above(self.name, 0, rtol=self.rtol)
 
     def reads(self, series: Series) -> bool:
-        """The loss."""
+        """Whether a series is the loss."""
         return series.feature == LOSS
 
     def initial_state(self, series: Sequence[Series]) -> LossState:
-        """No values."""
+        """State without values."""
         none = np.zeros(len(series), np.int64)
         return LossState(np.zeros((self.window, len(series))), none, none)
 

@@ -147,7 +147,7 @@ class RobustZ:
         return series.feature in (GRADIENT, NORM_INPUT_GRADIENT, VALUE)
 
     def initial_state(self, series: Sequence[Series]) -> RobustZState:
-        """No values."""
+        """State without values."""
         n = len(series)
         elements = np.array([max(entry.elements, 1) for entry in series], dtype=np.int64)
         empty, none = np.full((self.window, n), np.inf), np.zeros(n, np.int64)

@@ -65,7 +65,7 @@ class UpdateRms:
         return (series.feature, series.statistic) == (UPDATE, L2)
 
     def initial_state(self, series: Sequence[Series]) -> RunningState:
-        """Empty averages."""
+        """State with empty averages."""
         zeros, none = np.zeros(len(series)), np.zeros(len(series), np.int64)
         return RunningState(zeros, zeros, none, none)
 

@@ -102,7 +102,7 @@ class StepSummary(Event):
     """Numbers of a step; about once a second (after ten hours: every ten), for a step with an alarm, and for the last one.
 
     Attributes:
-        loss: None where it was not seen.
+        loss: Loss; None where it was not seen.
         gradient_norm: Norm over the tensors in the sample of this step, in this rank; None where there was none.
         score: The largest score of any rule since the last summary (1: an alarm); None where no rule judged a value.
         cost: Share of the time of the steps since the last summary that the monitor took.
@@ -162,7 +162,7 @@ class Alarm(Event):
         level: ``alarm`` or ``warning``.
         value: The number of this step.
         baseline: Value that the rule expected; of a bound, the bound.
-        score: How unusual the value is; 1 or more is an alarm.
+        score: Score of how unusual the value is; 1 or more is an alarm.
         series_flagged, series_judged: How many series the rule found something in, and judged, in this step; of a fingerprint,
             how many tensors changed and were compared; of replicas, how many ranks differ and were compared.
         ranks: Ranks that differ, of replicas; all that were compared where there is no majority.
@@ -275,7 +275,7 @@ class Verdict(Event):
 
     @property
     def repeats_alarm(self) -> bool:
-        """Whether it says nothing that the alarm has not said: there is one rank, and nothing was done."""
+        """Whether the verdict says nothing that the alarm has not said: there is one rank, and nothing was done."""
         return self.reason == ONE_RANK and self.action == "log"
 
 

@@ -55,7 +55,7 @@ class Bounds:
         self._place_fixed()
 
     def update_tensors(self, parts: Sequence[WatchedTensor]) -> bool:
-        """These are remembered now; what was learnt of one of this name stays. Whether they are others than before."""
+        """Remember these tensors; what was learnt of one of this name stays. Whether they are others than before."""
         names = [part.name for part in parts]
         if names == self._names:
             return False

@@ -97,7 +97,7 @@ class SnapshotSegment:
         variables: Values that the variables of the loop led to when the state was kept.
         updates: The count of updates when the last iteration began; it goes up with every step of an
             optimizer.
-        iterations: Since the state was kept.
+        iterations: Iterations since the state was kept.
         steps: Number of steps that had ended when the last iteration began.
     """
 

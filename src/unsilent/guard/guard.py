@@ -116,7 +116,7 @@ class Guard:
         UsageError: the model or an optimizer is guarded already, an optimizer remembers no gradients, a part cannot be put back.
 
     Attributes:
-        alarms: All there were.
+        alarms: Alarms so far.
         recoveries: Number of times that steps were executed again.
         overhead: Time that the guard took.
         plan: How soon it notices a fault, and what it keeps for that (`GuardPlan`); logged before the first state is kept.

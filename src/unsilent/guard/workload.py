@@ -22,7 +22,7 @@ class Counters:
         return {name: getattr(self._state, name) for name in _COUNTERS}
 
     def load_state_dict(self, kept: Mapping[str, int]) -> None:
-        """Go there."""
+        """Go to a position of the training."""
         for name in _COUNTERS:
             setattr(self._state, name, kept[name])
         self._state.cached_values.clear()

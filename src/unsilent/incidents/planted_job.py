@@ -31,7 +31,7 @@ RULE = "robust-z:early=20"
 NEVER = 2**31
 """A step that no training reaches."""
 TOP_EXPONENT_BIT = 1
-"""Counted from the sign."""
+"""Number of the highest bit of an exponent, counted from the sign."""
 
 
 @dataclass(frozen=True)

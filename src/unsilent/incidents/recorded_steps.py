@@ -81,11 +81,11 @@ class RecordedSteps:
         return self._batches
 
     def portable(self) -> Any:
-        """There is no other rank."""
+        """Raise ``UsageError``: there is no other rank."""
         raise UsageError("a recorded step is executed by one rank alone")
 
     def starts_of(self, portable: Any) -> Sequence[IterationStart]:
-        """There is no other rank."""
+        """Raise ``UsageError``: there is no other rank."""
         raise UsageError("a recorded step is executed by one rank alone")
 
 

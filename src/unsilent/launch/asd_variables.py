@@ -73,7 +73,7 @@ def read_asd_variables(environment: Mapping[str, str], preset: str | None) -> As
 
     Args:
         environment: Variables, such as `os.environ`. An empty one counts as not set.
-        preset: None: nobody named one.
+        preset: Name of a preset; None: nobody named one.
     """
     request = AsdRequest()
     variables = {name: environment[name] for name in VARIABLES if environment.get(name)}

@@ -48,8 +48,8 @@ class AutomaticMonitor:
         sinks: Sinks of the monitor.
 
     Attributes:
-        backward_passes: Seen so far.
-        monitors: Made so far.
+        backward_passes: Number of backward passes seen so far.
+        monitors: Monitors made so far.
         failed: Whether an internal error ended the monitoring.
         is_program_monitored: Whether the program has a monitor of its own.
         refused: The error in what the user asked for, with which the program was stopped.

@@ -23,7 +23,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 class ProgramNotFound(UsageError):
-    """There is no such file or module."""
+    """A file or module of a program does not exist."""
 
 
 @dataclass(frozen=True)

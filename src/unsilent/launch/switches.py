@@ -17,7 +17,7 @@ class ResolvedSettings:
     """Settings of a monitor, and what a user should know of how they came about.
 
     Attributes:
-        settings: None: a variable switches the detection off, and nobody asked for a preset or a rule.
+        settings: Settings; None: a variable switches the detection off, and nobody asked for a preset or a rule.
         notes: A sentence on each value that was overruled, malformed or ignored.
         uses_asd_variables: Whether a variable of ASD set or switched off anything.
     """

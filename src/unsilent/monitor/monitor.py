@@ -83,7 +83,7 @@ NOT_PLAIN = (
     "with enumerate or zip inside"
 )
 NEVER = 2**62
-"""No step."""
+"""Number of a step that is never reached."""
 FIRST_READ = 1
 """Step after which several ranks read their first one, unless all steps are read."""
 LOOP_IS_KNOWN = 2
@@ -487,7 +487,7 @@ class Monitor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back."""
+        """Go back to a state of `state_dict`."""
         self._collector.start_at(state["step"], state["steps of optimizers"])
         self._streams.state, self._checks.state = state["rules"], state["checks"]
 

@@ -177,7 +177,7 @@ class Reporter:
             step: Step that it is about.
             rows: Rows of all ranks.
             differing: Ranks whose parameters differ.
-            suspect: The verdict.
+            suspect: Suspect of the verdict.
             names: Names of the tensors whose bits are compared.
             action: Action that was asked for.
             outcome: Outcome of the action.

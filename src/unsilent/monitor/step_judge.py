@@ -31,7 +31,7 @@ class StepJudge:
 
     Args:
         collector: Collector that the rows come from.
-        streams: The rules.
+        streams: Rules that judge the series.
         costs: Costs of the monitor.
         reporter: Reporter of this rank.
 

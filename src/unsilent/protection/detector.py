@@ -97,7 +97,7 @@ def make_detector(what: str | InferenceDetector, layers: Iterable[str] = (), see
     """The detector of a text ``name:key=value,key=value``, or a combination of several, joined by ``+``.
 
     Args:
-        what: Like ``dr-dna:bins=64`` or ``dr-dna+weight-integrity+abft``; a detector is returned as it is.
+        what: Text like ``dr-dna:bins=64`` or ``dr-dna+weight-integrity+abft``; a detector is returned as it is.
         layers: Globs over names of modules that rules on activations read; without: a choice of their own.
         seed: Seed of the choice of sites.
 

@@ -52,7 +52,7 @@ class ChosenLayers(NamedTuple):
     """Layers that are read.
 
     Attributes:
-        modules: Names.
+        modules: Names of modules.
         stride: Every how many positions are read.
     """
 
@@ -129,7 +129,7 @@ class _Cost:
 
 
 def _spread(names: list[str], most: int) -> tuple[str, ...]:
-    """This many of the names at most, equally far apart, with the last one."""
+    """``most`` of the names at most, equally far apart, with the last one."""
     count = min(most, len(names))
     return tuple(names[(number + 1) * len(names) // count - 1] for number in range(count))
 

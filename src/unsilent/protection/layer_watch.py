@@ -110,7 +110,7 @@ class LayerWatch:
 
     Attributes:
         passes: Forward passes of the whole model since listening began.
-        after_pass: Called after each of them.
+        after_pass: Called after each pass.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ class ProtectedModel:
         profile: Profile from `make_profile` or a file.
         mode: ``end`` or ``early``, see the module.
         recovery: Rungs of the ladder, of `unsilent.protection.recovery_ladder.RUNGS`.
-        elsewhere: For the rung of that name: a function that is called as the model is, or a device for a copy of the model.
+        elsewhere: Function that is called as the model is, or a device for a copy of the model, for the rung of that name.
             After `generate`, the ``generate`` of either is called, if it has one.
 
     Raises:
@@ -400,7 +400,7 @@ def protect(
         rate: Rate of false alarms, per sample and call.
         layers: Globs over names of modules that are read; by default a choice of the detector's.
         run: Call with a batch of the calibration; for ``generate()``: ``lambda model, batch: model.generate(**batch)``.
-        elsewhere: For the recovery of that name: a function, or a device for a copy of the model.
+        elsewhere: Function, or a device for a copy of the model, for the recovery of that name.
         seed: Seed of the choice of sites.
 
     Raises:

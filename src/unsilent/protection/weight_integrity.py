@@ -40,7 +40,7 @@ class Block(NamedTuple):
 
     Attributes:
         tensor: Name of the tensor.
-        start: First byte.
+        start: First byte of the block.
         group: Parity group of the block.
     """
 

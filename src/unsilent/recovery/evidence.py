@@ -45,7 +45,7 @@ class Execution:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that a verdict on an alarm rests on.
+    """Everything that a verdict on an alarm rests on.
 
     Attributes:
         step: Step of the alarm.

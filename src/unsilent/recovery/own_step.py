@@ -23,7 +23,7 @@ from unsilent.workloads.trainings.snapshots import (
 )
 
 StepFunction = Callable[[Any, Any, Any], Any]
-"""Given model, optimizer and batch: does one update, and returns the loss."""
+"""Function that does one update, given model, optimizer and batch, and returns the loss."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class OwnStep:
         return {"model": model, "optimizer": optimizer_snapshot(self.optimizer, self._names)}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Put it back."""
+        """Put the state of a snapshot back."""
         put_into_model(self.model, snapshot["model"])
         put_into_optimizer(self.optimizer, snapshot["optimizer"], self._names)
 

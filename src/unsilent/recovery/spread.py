@@ -74,7 +74,7 @@ class _Group:
     """Executions that are alike but for rounding, if at all.
 
     Attributes:
-        digests: Theirs.
+        digests: Digests of the executions.
         largest: Largest difference of a tensor of one of them from that of the first, by name.
         apart: The largest of these, relative to the largest magnitude of its tensor.
     """

@@ -87,7 +87,7 @@ def is_run_or_step_trace(trial: TrialId, spec: ReplicaSpec, targets: frozenset[s
 
 
 def is_replica(trial: TrialId) -> bool:
-    """Whether it is a run, not a look at one."""
+    """Whether a trial is a run, not a trace of one of its steps."""
     return isinstance(replica_or_step_trace(trial), Replica)
 
 
@@ -144,7 +144,7 @@ REPLICAS: Replicas = Kind(
     store_class=lambda *arguments, **more: ReplicaStore(*arguments, **more),
     subject=lambda store: str(store.baseline.name),
 )
-"""Without what a study makes of them."""
+"""The kind of campaign, without what a study makes of replicas."""
 
 
 class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):

@@ -148,7 +148,7 @@ class NoiseFloorTest:
     share is called beyond. Corrected for a thousand trials, 20 replicas could call none.
 
     Args:
-        floor: The replicas.
+        floor: Floor of the replicas.
         margin: Difference of held-out accuracy, a share, that is no loss.
     """
 

@@ -106,7 +106,7 @@ class ReplicaBaseline(JsonRecord):
 
     @property
     def targets(self) -> tuple[()]:
-        """None are known beforehand: which sets of switches are run is asked later."""
+        """Empty, as no targets are known beforehand: which sets of switches are run is asked later."""
         return ()
 
     @property
@@ -152,7 +152,7 @@ class ReplicaRow(StoredRow):
         losses: float64[steps], before each update.
         hashes: uint64 of parameters and buffers, each ``every`` steps.
         final_hashes: JSON list of (tensor, hash) of all that the state holds at the end.
-        metrics: JSON object.
+        metrics: Metrics as a JSON object.
         predictions: int64 of the held-out samples.
         weights: All parameters one after the other, as ``dtype``; empty where they are too large.
         notes: JSON list of what torch warned of.
@@ -194,7 +194,7 @@ class ReplicaRow(StoredRow):
 
     @property
     def bitwise_results(self) -> tuple[object, ...]:
-        """All that a run returned but its weights, which ``finals`` stand for: equal where all bits are."""
+        """Results of a run but its weights, which ``finals`` stand for: equal where all bits are."""
         floats = (np.float64(self.loss).tobytes(), self.losses.tobytes(), self.hashes.tobytes())
         return (*floats, self.final_hashes, self.predictions.tobytes(), self.metrics)
 

@@ -25,7 +25,7 @@ class Switch:
     """A source of variation that can be switched.
 
     Attributes:
-        is_random_stream: Each replica gets a fresh seed of the stream of this name.
+        is_random_stream: Whether each replica gets a fresh seed of the stream of this name.
         values: Values it can be set to; the first is meant where nothing is said; empty: nothing to set.
         takes_thread_count: Whether it takes a number of threads, 2 or more.
         environment_variable: Variable of the environment that it sets.
@@ -73,7 +73,7 @@ SWITCHES: Mapping[str, Switch] = {
         Switch("nondeterministic", IMPLEMENTATION, "kernels with atomic additions are allowed", needs_cuda=True),
     )
 }  # fmt: skip
-"""All there are, in the order in which they are written."""
+"""All switches, in the order in which they are written."""
 _ORDER = tuple(SWITCHES)
 
 

@@ -86,7 +86,7 @@ class TextCell:
 
 
 Cell = str | int | float | bool | Interval | TextCell | None
-"""None: there is nothing; shown as ``–``."""
+"""A value of a table; None: there is nothing; shown as ``–``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is shown of a result; what stands in backquotes in its sentences is a name or code.
+    """Everything that is shown of a result; what stands in backquotes in its sentences is a name or code.
 
     Attributes:
         schema: Schema of the JSON object, like ``unsilent/noise/2``.

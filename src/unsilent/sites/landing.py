@@ -57,7 +57,7 @@ class Landings:
         return len(self._landed)
 
     def has_landed(self, wanted: FaultOrDraw) -> bool:
-        """Whether it landed."""
+        """Whether a fault landed."""
         return id(wanted) in self._landed
 
     def why(self, wanted: FaultOrDraw) -> str:

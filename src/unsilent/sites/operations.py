@@ -27,7 +27,7 @@ from unsilent.sites.landing import Landings
 from unsilent.sites.operands import corruptible_output, gives_uninitialised, is_view, operand_number, operands_of
 
 Tell = Callable[[SiteName, "Tensor | None", "int | None"], None]
-"""Told of each site that is met: its name, its tensor (None where the operation cannot be corrupted), its occurrence."""
+"""Function that gets each site that is met: name, tensor (None where the operation cannot be corrupted), occurrence."""
 
 
 class OperationInjector(DispatchMode):
@@ -36,7 +36,7 @@ class OperationInjector(DispatchMode):
     Args:
         model: Model whose modules give the names.
         faults: ``op:`` and ``kv:`` faults of this evaluation.
-        on_site: Told of every site that is met.
+        on_site: Called with every site that is met.
         operands: Those of ``first`` and ``second`` that are reported, as well as ``out``.
 
     Attributes:

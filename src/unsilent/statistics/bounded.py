@@ -57,7 +57,7 @@ class Stratum:
 
     @property
     def n(self) -> int:
-        """Trials."""
+        """Number of trials."""
         return round(float(self.counts.sum()))
 
     @property

@@ -73,7 +73,7 @@ def promised_rate(rate: float, originals: int) -> float:
     """The largest probability of a false alarm of a sample of a further original, with a threshold at this rate.
 
     Args:
-        rate: Asked for.
+        rate: Rate that was asked for.
         originals: Independent ones that the clean samples are of, with equally many samples each.
 
     >>> promised_rate(0.01, 98)
@@ -97,7 +97,7 @@ def exchanged_false_alarms(
     Args:
         calibration: Scores of the samples of each original of which the threshold was taken, float64[n] each.
         test: Scores and groups of the samples that alarms are counted on.
-        rate: Asked for.
+        rate: Rate that was asked for.
         confidence: Between 0 and 1.
         seed: Seed of the exchanges.
 

@@ -115,12 +115,12 @@ class NullDistribution:
 
     @property
     def n(self) -> int:
-        """Clean comparisons."""
+        """Number of clean comparisons."""
         return len(self.clean_comparisons)
 
     @cached_property
     def has_no_noise(self) -> bool:
-        """There is no noise: every comparison is of equal bits."""
+        """Whether there is no noise: every comparison is of equal bits."""
         return all(c.same_bits for c in self.clean_comparisons)
 
     @cached_property

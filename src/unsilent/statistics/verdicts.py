@@ -46,7 +46,7 @@ class NoiseVerdict:
         p, corrected_p: Of being beyond noise, all measures of the run together, and over all runs; None where
             nothing was tested.
         equivalence: P of being off by a margin or more, over all runs.
-        n: Clean comparisons.
+        n: Number of clean comparisons.
         tests: Runs that are corrected for.
         method: "rank", "fitted (…)" or "bits", and the correction.
         sentence: Verdict in words.

@@ -17,7 +17,7 @@ LOGGER = "unsilent.monitor"
 
 
 class Sink(Protocol):
-    """Receives events."""
+    """A receiver of events."""
 
     def __call__(self, event: Event) -> None: ...
 

@@ -209,7 +209,7 @@ class CustomFault(DescriptionTable):
 
     @property
     def window(self) -> OutputWindow | None:
-        """None where nothing is said of it."""
+        """The window of the outputs; None where nothing is said of it."""
         if (self.channels, self.positions, self.tail, self.onward) == (None, None, False, False):
             return None
         return OutputWindow(self.channels, self.positions, self.tail, self.onward)

@@ -384,7 +384,7 @@ class SignalCollector:
             self._ends.begin_row()
 
     def _end_row(self, is_over: bool) -> None:
-        """Something follows that is of the next row, if this one is over."""
+        """End the row if it is over, as something of the next one follows."""
         if is_over and self._on_end is not None:
             self._on_end()
 

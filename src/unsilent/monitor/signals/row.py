@@ -27,7 +27,7 @@ class SignalValues(NamedTuple):
         changed: Names of the tensors whose bits changed since the step before although nobody wrote to them.
         compared: Names of all tensors that were compared for that.
         replica_sums: int64[k], fingerprints of the tensors that every rank should have with the same bits.
-        replica_names: Their names.
+        replica_names: Names of the replicated tensors.
     """
 
     values: Floats
@@ -70,7 +70,7 @@ class SignalRow:
             self._merge()
 
     def leave_out_minus_infinity(self, slot: int) -> None:
-        """This value of a series counts as not seen."""
+        """Count this value of a series as not seen."""
         self._without_minus_infinity.add(slot)
 
     def discard_values(self, except_for: int) -> None:

@@ -62,7 +62,7 @@ class ValueTurns:
         self._numbers[key] = sum(feature == key[0] for feature, _ in self._numbers)
 
     def is_due(self, key: tuple[str, str], step: int, interval: int) -> bool:
-        """Whether it is to be read in a step; all its values in that step are."""
+        """Whether a key is to be read in a step; all its values in that step are."""
         waited = step - self._last.get(key, -1)
         return waited > interval or not waited or (self._numbers[key] + step) % interval == 0
 
@@ -75,5 +75,5 @@ class ValueTurns:
         self._last[key] = step
 
     def go_back(self, step: int) -> None:
-        """This step and those after it are made again."""
+        """Go back: this step and those after it are made again."""
         self._last = {key: last for key, last in self._last.items() if last < step}

@@ -110,7 +110,7 @@ class GradientInjector:
         return False
 
     def detach(self) -> None:
-        """Forget everything."""
+        """Remove the hooks and forget everything."""
         for handle in self._handles:
             handle.remove()
         self._tensors, self._edges, self._ran = [], [], []
@@ -121,7 +121,7 @@ class GradientInjector:
             self._tensors.append(operands_of(args, kwargs))
 
     def add_operation(self, ran: BackwardOperation) -> None:
-        """Told of an operation that the node runs."""
+        """Add an operation that the node runs."""
         self._ran.append(ran)
 
     def _match(self, node: Any) -> dict[int, int]:

@@ -29,7 +29,7 @@ class PlannedFault(NamedTuple):
     wanted: FaultOrDraw
 
     def acts(self, met: OperationOccurrence) -> bool:
-        """Whether it means this time that the operation is called."""
+        """Whether the fault means this time that the operation is called."""
         return (self.wanted.micro_step or 0) == met.micro_step and (self.wanted.occurrence or 0) == met.occurrence
 
 
@@ -83,7 +83,7 @@ class StepFaults:
         return result
 
     def bind_operation(self, met: OperationOccurrence, call: OperationCall) -> None:
-        """Told of an operation before it runs: a site that names a module alone means its only one, not counting casts."""
+        """Bind an operation before it runs: a site that names a module alone means its only one, not counting casts."""
         module = met.name.partition("#")[0]
         if module not in self.module_only_names or gives_views(call[0]) or gives_uninitialised(call[0]):
             return

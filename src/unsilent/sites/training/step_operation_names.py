@@ -108,7 +108,7 @@ class StepOperationNamer(OperationNamer):
         return self._micro_step
 
     def mark_backward(self) -> None:
-        """Told that a backward node runs."""
+        """Note that a backward node runs."""
         self._backward = True
 
     def next_occurrence(self, func: Any, again: bool) -> OperationOccurrence:

@@ -42,7 +42,8 @@ class UpdateTracker:
     """Follows the updates of optimizers; a context manager around a step.
 
     Args:
-        before: Called before each of them. moved: when one begins (True) or has ended.
+        before: Called before each of them.
+        moved: Called when one begins (True) or has ended.
 
     Attributes:
         active: Whether an optimizer's ``step`` is running.
@@ -75,7 +76,7 @@ class UpdateTracker:
         self.active, self._owners = False, {}
 
     def name_operations(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[UpdateOperation]:
-        """Whom an operation works for; to be asked exactly once for each, in order."""
+        """Names of an operation for the parameters it works for; to be asked exactly once for each, in order."""
         entries = first_tensor_list(args)
         operation, result = operation_name(func), []
         if entries is None:
