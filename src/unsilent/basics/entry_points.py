@@ -19,11 +19,11 @@ RULES, DETECTORS, JUDGES = "unsilent.rules", "unsilent.detectors", "unsilent.jud
 FORMATS, KINDS = "unsilent.formats", "unsilent.kinds"
 
 
-def installed_parts(group: str, own: Container[str] = ()) -> dict[str, EntryPoint]:
-    """Entry points of a group by name, in the order of names, without names in ``own``; imports none of them."""
+def installed_parts(group: str, own_names: Container[str] = ()) -> dict[str, EntryPoint]:
+    """Entry points of a group by name, in the order of names, without names in ``own_names``; imports none of them."""
     from importlib.metadata import entry_points
 
-    parts = {entry.name: entry for entry in entry_points(group=group) if entry.name not in own}
+    parts = {entry.name: entry for entry in entry_points(group=group) if entry.name not in own_names}
     return dict(sorted(parts.items()))
 
 
@@ -40,10 +40,10 @@ def load_part(noun: str, entry: EntryPoint) -> Any:
         ) from error
 
 
-def wrong_part_error(entry: EntryPoint, found: str, expected: str) -> UsageError:
+def wrong_part_error(entry: EntryPoint, actual: str, expected: str) -> UsageError:
     """The error for an entry point that names something else than its group says."""
     return UsageError(
-        f"the entry point {entry.name} of {entry.group} in {package_of(entry)} is {found} ({entry.value}); expected "
+        f"the entry point {entry.name} of {entry.group} in {package_of(entry)} is {actual} ({entry.value}); expected "
         f"{expected}: change the entry point"
     )
 

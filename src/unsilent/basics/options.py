@@ -155,19 +155,19 @@ class OptionField:
                 hint = str | hint
         return hint | None if self.default is None and not self.option.missing_error else hint
 
-    def parse_value(self, given: Any, name: str, *, typed: bool = False) -> Any:
+    def parse_value(self, value: Any, name: str, *, typed: bool = False) -> Any:
         """The value of the field; raises ``UsageError``, where it is called ``name``.
 
         ``typed``: it has a type already, as in Python or TOML, so that a text is no number.
         """
         if self.option.parser is not None:
-            return self.option.parser(given)
+            return self.option.parser(value)
         if self.option.separator:
-            return _numbers(given, self.option.separator, name, typed)
+            return _numbers(value, self.option.separator, name, typed)
         if self.option.is_repeatable:
-            items = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
+            items = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
             return tuple(_plain(item, Path if Path in typing.get_args(self.hint) else str, name) for item in items)
-        return _plain(given, self.hint, name, typed)
+        return _plain(value, self.hint, name, typed)
 
     def format_value(self, value: Any) -> list[str]:
         """The reverse: texts, one for each time that the option is given."""

@@ -86,17 +86,17 @@ def make_rule(what: str | Rule) -> Rule:
     return check_rule(build_named("rule", what, {name: rule_class(name)}))
 
 
-def check_rule(what: Any, argument: str = "rule") -> Rule:
+def check_rule(value: Any, argument: str = "rule") -> Rule:
     """The object itself, if it has what a rule has. Raises ``UsageError``, which calls it ``argument``."""
-    if isinstance(what, type):
-        raise UsageError(f"{argument} is the class {what.__name__}; expected an object: write {what.__name__}(…)")
-    methods = (getattr(what, name, None) for name in ("reads", "initial_state", "judge"))
-    if not isinstance(getattr(what, "name", None), str) or not all(map(callable, methods)):
+    if isinstance(value, type):
+        raise UsageError(f"{argument} is the class {value.__name__}; expected an object: write {value.__name__}(…)")
+    methods = (getattr(value, name, None) for name in ("reads", "initial_state", "judge"))
+    if not isinstance(getattr(value, "name", None), str) or not all(map(callable, methods)):
         expected = (
             "texts such as 'robust-z:threshold=12', tables such as [rule.robust-z], or objects with methods of Rule"
         )
-        raise wrong_value_error(argument, what, expected)
-    return cast("Rule", what)
+        raise wrong_value_error(argument, value, expected)
+    return cast("Rule", value)
 
 
 def format_rule(rule: Rule) -> str:

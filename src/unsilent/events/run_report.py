@@ -295,7 +295,7 @@ def _curves(
         ys = [_drawable(y) for _, y in points]
         traces.append(marker_series(f"rank {rank.rank}", [x for x, _ in points], ys, hover, {"color": colour}) | curve)
         gaps = [(step, y) for step, y in points if _drawable(y) is None][:MOST_LINES]
-        if gaps and finite:
+        if gaps and finite:  # no axis shows them: they are marked at the height of the last finite value
             marker = {"color": colour, "symbol": "x", "size": 8}
             places: list[float | None] = [_value_at(finite, x) for x, _ in gaps]
             text = [f"rank {rank.rank}, step {x:,}: {y:.4g}" for x, y in gaps]

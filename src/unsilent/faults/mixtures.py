@@ -53,7 +53,7 @@ def asked_fault_model(text: str) -> FaultModel | Mixture:
     return models[0] if len(models) == 1 else Mixture(models, tuple(weight for weight, _ in parts))
 
 
-def lasting_fault_model(text: str, other: Callable[[str], FaultModel | None] = lambda text: None) -> FaultModel:
-    """The fault model of a text that may say ``lasts=5``; ``other`` knows further texts. Raises ``UsageError``."""
+def lasting_fault_model(text: str, read_other: Callable[[str], FaultModel | None] = lambda text: None) -> FaultModel:
+    """The fault model of a text that may say ``lasts=5``; ``read_other`` knows further texts. Raises ``UsageError``."""
     without, lasts = split_lasts(text)
-    return replace(other(without) or fault_model(without), lasts=lasts)
+    return replace(read_other(without) or fault_model(without), lasts=lasts)

@@ -184,6 +184,7 @@ class Guard:
         self._check_steps: StepCheck = check or MagnitudeCheck(
             model, self._optimizers, factor, bounds, ranks, self.overhead, self.plan.spread
         )
+        # Last: what could not be guarded can be given to another Guard.
         _guarded.update((model, *self._optimizers))
 
     def close(self) -> None:
@@ -208,7 +209,7 @@ class Guard:
 
     @property
     def nbytes(self) -> int:
-        """Memory that all states take, but for what ``others`` hold."""
+        """Memory that all states take, but for what ``stateful_objects`` hold."""
         return self._ring.nbytes
 
     def names(self) -> list[str]:
@@ -472,7 +473,7 @@ class Guard:
             second_end = self._watch.contents(self._variables())
             second = self._go_back()
             yield from self._again(second, first, count)
-        except GeneratorExit:
+        except GeneratorExit:  # the loop was left in a repetition, which is reported after it
             self._alarm_when_left = first
             raise
         finally:

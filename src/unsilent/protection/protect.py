@@ -134,6 +134,7 @@ class ProtectedModel:
         self._live = [LiveReadings(rule, self._is_early) for rule in rules]
         self._ranges = {name: limits for rule in rules for name, limits in rule.ranges.items()}
         self._keeps_layers = any(part.needs_layers and part not in rules for part in profile.parts)
+        # Rules say which runs they read; any other detector gets all of them.
         wanted = None if self._keeps_layers else frozenset(self._ranges)
         self._watch = LayerWatch(model, wanted=wanted, functions=any(rule.reads_functions for rule in rules))
         self._watch.after_pass = self._end_pass

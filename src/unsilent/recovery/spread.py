@@ -111,13 +111,13 @@ def host_copies(tensors: Values) -> Values:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def differences(tensors: Values, others: Values) -> dict[str, float]:
+def differences(tensors: Values, reference: Values) -> dict[str, float]:
     """The largest difference of an element in each tensor, at least one place of the dtype where the bits differ.
 
     Infinite where a name is missing, shapes or dtypes differ, and for elements that are no floating-point numbers, or not
     finite in one of the two alone.
     """
-    return {name: _difference(tensors.get(name), others.get(name)) for name in tensors.keys() | others.keys()}
+    return {name: _difference(tensors.get(name), reference.get(name)) for name in tensors.keys() | reference.keys()}
 
 
 def _difference(first: Tensor | None, second: Tensor | None) -> float:

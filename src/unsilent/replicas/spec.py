@@ -204,6 +204,6 @@ class ReplicaRow(StoredRow):
         return items
 
 
-def same_replica_bits(one: ReplicaRow, other: ReplicaRow) -> bool:
+def same_replica_bits(first: ReplicaRow, second: ReplicaRow) -> bool:
     """Whether two runs have the same bits in all that was written down."""
-    return one.bitwise_results == other.bitwise_results
+    return first.bitwise_results == second.bitwise_results

@@ -119,10 +119,10 @@ def limits_text(rows: Iterable[LimitsWithMethod], confidence: float) -> str:
     return "; ".join(parts)
 
 
-def estimate_cells(shown: text.EstimateText, row: EstimateWithLimits) -> tuple[TextCell, TextCell]:
+def estimate_cells(texts: text.EstimateText, row: EstimateWithLimits) -> tuple[TextCell, TextCell]:
     """Estimate and limits as two cells; no limits where nothing was tried."""
-    limits = "–" if shown.estimate == text.NO_TRIAL else shown.limits
-    return TextCell(shown.estimate, NO_ESTIMATE_KEY if row.estimate is None else row.estimate), TextCell(
+    limits = "–" if texts.estimate == text.NO_TRIAL else texts.limits
+    return TextCell(texts.estimate, NO_ESTIMATE_KEY if row.estimate is None else row.estimate), TextCell(
         limits, row.high
     )
 

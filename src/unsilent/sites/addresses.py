@@ -66,8 +66,8 @@ class Address:
             raise unknown_name_error(_noun(self), self.glob, known)
         return result
 
-    def operations(self, known: Sequence[SiteName], others: Collection[str] = ()) -> list[SiteName]:
-        """The operation sites this address selects among ``known``; ``others``: names of operations that are no sites.
+    def operations(self, known: Sequence[SiteName], non_sites: Collection[str] = ()) -> list[SiteName]:
+        """The operation sites this address selects among ``known``; ``non_sites``: names of operations that are no sites.
 
         A glob is compared with ``MODULE#OP.k`` and ``MODULE.OP.k``, so that ``op:layer1.*`` has all that runs in ``layer1``.
         A module alone means its only operation, not counting casts. Raises ``UsageError`` when there is none, or several.
@@ -88,7 +88,7 @@ class Address:
                     f"{len(names)} operations of {stem!r} can be corrupted; name one ({_some(names)}) or all: 'op:{stem}#*'"
                 )
         if not result:
-            raise self._no_operation(stem, operand, every, others)
+            raise self._no_operation(stem, operand, every, non_sites)
         return result
 
     def _no_operation(

@@ -102,6 +102,7 @@ def inject(
             for listed in faults
         ]
         resolved = [listed for listed in faults if isinstance(listed, Fault) and kind_of(listed.site) == "param"]
+        # The memory of parameters is corrupted at once; all else is corrupted while a step runs.
         if len(resolved) == len(faults):
             return Parameters(model).inject(resolved, strict=True)
         return StepInjection(model, faults, chosen)
@@ -115,6 +116,7 @@ def inject(
     regions = parameters.select(address_or_faults)
     if bit is not None:
         drawn = fault_model(f"bitflip:bits={bit}")
+        # 1 where no tensor has the bit, so that drawing says so.
         drawn = drawn.with_count(max(1, drawn.capacity(regions)))
     else:
         drawn = fault if isinstance(fault, FaultModel) else _single_model(fault or "bitflip")

@@ -126,11 +126,12 @@ def gives_uninitialised(func: Any) -> bool:
     return operation_name(func).startswith(("empty", "new_empty"))
 
 
-def same_place(one: Tensor, other: Tensor) -> bool:
+def same_place(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are the same elements of the same memory."""
-    return one is other or (
-        one.untyped_storage()._cdata == other.untyped_storage()._cdata
-        and (one.storage_offset(), one.shape, one.stride()) == (other.storage_offset(), other.shape, other.stride())
+    return first is second or (
+        first.untyped_storage()._cdata == second.untyped_storage()._cdata
+        and (first.storage_offset(), first.shape, first.stride())
+        == (second.storage_offset(), second.shape, second.stride())
     )
 
 

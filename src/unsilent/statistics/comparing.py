@@ -20,18 +20,18 @@ from unsilent.statistics.intervals import Interval, clopper_pearson
 _FINEST, _LOG_STEP = 1e-9, 1e-6
 
 
-def difference(one: Interval, other: Interval) -> Interval:
-    """``one - other`` of independent estimates at the same confidence; of shares, limits lie in [-1, 1]; ``n``: the smaller one.
+def difference(first: Interval, second: Interval) -> Interval:
+    """``first - second`` of independent estimates at the same confidence; of shares, limits lie in [-1, 1]; ``n``: the smaller one.
 
     >>> from unsilent.statistics import clopper_pearson
     >>> round(difference(clopper_pearson(56, 70), clopper_pearson(48, 80)).low, 4)
     0.0439
     """
-    _alike(one, other)
-    low = _part(one, other, -1, one.low, other.high)
-    high = _part(one, other, 1, one.high, other.low)
-    estimate = None if one.estimate is None or other.estimate is None else one.estimate - other.estimate
-    return Interval(estimate, low, high, one.confidence, min(one.n, other.n), "difference (Zou & Donner)")
+    _alike(first, second)
+    low = _part(first, second, -1, first.low, second.high)
+    high = _part(first, second, 1, first.high, second.low)
+    estimate = None if first.estimate is None or second.estimate is None else first.estimate - second.estimate
+    return Interval(estimate, low, high, first.confidence, min(first.n, second.n), "difference (Zou & Donner)")
 
 
 Counts = tuple[int, int]
@@ -39,7 +39,7 @@ Counts = tuple[int, int]
 
 
 def joint_differences(pairs: Sequence[tuple[Counts, Counts]], confidence: float = 0.95) -> list[Interval]:
-    """``one - other`` of each pair of shares, with limits that hold for all pairs together (Bonferroni)."""
+    """``first - second`` of each pair of shares, with limits that hold for all pairs together (Bonferroni)."""
     alone = 1 - (1 - confidence) / max(len(pairs), 1)
     result = [difference(clopper_pearson(*first, alone), clopper_pearson(*second, alone)) for first, second in pairs]
     return [replace(d, confidence=confidence, method=f"{d.method}, joint over {len(pairs)}") for d in result]
@@ -56,19 +56,19 @@ def _part(first: Interval, second: Interval, sign: int, first_limit: float, seco
     )
 
 
-def ratio(one: Interval, other: Interval) -> Interval:
-    """``one / other`` of independent estimates at the same confidence; from 0 to infinity, None where ``other`` is 0."""
-    _alike(one, other)
-    n, label = min(one.n, other.n), "ratio (Donner & Zou)"
-    if one.estimate is None or other.estimate is None:
-        high = one.high / other.low if other.low > 0 else math.inf
-        return Interval(None, one.low / other.high, high, one.confidence, n, label)
-    p, q = one.estimate, other.estimate
+def ratio(first: Interval, second: Interval) -> Interval:
+    """``first / second`` of independent estimates at the same confidence; from 0 to infinity, None where ``second`` is 0."""
+    _alike(first, second)
+    n, label = min(first.n, second.n), "ratio (Donner & Zou)"
+    if first.estimate is None or second.estimate is None:
+        high = first.high / second.low if second.low > 0 else math.inf
+        return Interval(None, first.low / second.high, high, first.confidence, n, label)
+    p, q = first.estimate, second.estimate
     return Interval(
         estimate=p / q if q > 0 else None,
-        low=max(0.0, _quotient(p, q, one.low, other.high, -1)),
-        high=_quotient(p, q, one.high, other.low, 1),
-        confidence=one.confidence,
+        low=max(0.0, _quotient(p, q, first.low, second.high, -1)),
+        high=_quotient(p, q, first.high, second.low, 1),
+        confidence=first.confidence,
         n=n,
         method=label,
     )

@@ -36,7 +36,7 @@ class Distances:
         return mean_over_pairs(self.normalised, confidence, max_difference=2.0)
 
 
-def distance(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, float]:
+def distance(first: NDArray[Any], second: NDArray[Any]) -> tuple[float, float]:
     """Raw and normalised distance of two weight vectors [P]; infinite where a weight is not finite.
 
     ``|a/|a| - b/|b||^2 = (|a - b|^2 - (|a| - |b|)^2) / (|a| |b|)``. Zeros are at 0 from zeros, and at 1 from all else.
@@ -44,7 +44,7 @@ def distance(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, float]:
     >>> [round(d, 6) for d in distance(np.array([3.0, 0.0]), np.array([0.0, 3.0]))]
     [4.242641, 1.414214]
     """
-    a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (one, other))
+    a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (first, second))
     if a.shape != b.shape:
         raise UsageError(
             f"weights of {a.size} and {b.size} elements cannot be compared; compare runs of the same model"

@@ -171,7 +171,7 @@ def sd_interval_from_variance(interval: Interval) -> Interval:
     return replace(interval, estimate=estimate, low=low, high=high)
 
 
-def first_differing_index(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+def first_differing_index(first: Sequence[Any], second: Sequence[Any]) -> int | None:
     """Index of the first record (of a hash per step, say) in which two series differ; None where they are the same.
 
     Where one series ends early, that is where they part.
@@ -181,10 +181,10 @@ def first_differing_index(one: Sequence[Any], other: Sequence[Any]) -> int | Non
     >>> first_differing_index("ab", "ab") is None
     True
     """
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+    for index, (left, right) in enumerate(zip(first, second, strict=False)):
         if left != right:
             return index
-    return None if len(one) == len(other) else min(len(one), len(other))
+    return None if len(first) == len(second) else min(len(first), len(second))
 
 
 def median_first_differing_step(steps: Sequence[int | None], confidence: float = 0.95) -> Interval:
@@ -207,10 +207,10 @@ def check_replica_count(count: int) -> None:
         )
 
 
-def check_finite(what: str, values: NDArray[np.float64]) -> None:
+def check_finite(subject: str, values: NDArray[np.float64]) -> None:
     """Raise `UsageError` that names the first replica with a value that is not finite."""
     if not np.isfinite(values).all():
         first = int(np.argwhere(~np.isfinite(values))[0][0])
         raise UsageError(
-            f"{what} clean replica {first} is not finite; a noise floor needs valid runs: inspect that run, or leave it out"
+            f"{subject} clean replica {first} is not finite; a noise floor needs valid runs: inspect that run, or leave it out"
         )

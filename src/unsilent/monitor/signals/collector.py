@@ -151,6 +151,7 @@ class SignalCollector:
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
         self._begin_row()
         self._thread = threading.get_ident()
+        # Last: from here on backward passes call this collector.
         add_listener(self, self._thread)
         _collectors.add(self)
 
