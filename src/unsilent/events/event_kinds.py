@@ -165,7 +165,7 @@ class Alarm(Event):
         score: Score of how unusual the value is; 1 or more is an alarm.
         series_flagged, series_judged: How many series the rule found something in, and judged, in this step; of a fingerprint,
             how many tensors changed and were compared; of replicas, how many ranks differ and were compared.
-        ranks: Ranks that differ, of replicas; all that were compared where there is no majority.
+        ranks: Ranks that differ as replicas; all that were compared where there is no majority.
         since: Beginning of the incident of the run: ``step 90, rank 1, fingerprint of fc.weight``; empty in its first alarm.
     """
 

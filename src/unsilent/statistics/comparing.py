@@ -21,7 +21,7 @@ _FINEST, _LOG_STEP = 1e-9, 1e-6
 
 
 def difference(first: Interval, second: Interval) -> Interval:
-    """``first - second`` of independent estimates at the same confidence; of shares, limits lie in [-1, 1]; ``n``: the smaller one.
+    """``first - second`` of independent estimates at the same confidence; of shares, limits lie in [-1, 1]; ``n``: the smaller.
 
     >>> from unsilent.statistics import clopper_pearson
     >>> round(difference(clopper_pearson(56, 70), clopper_pearson(48, 80)).low, 4)
