@@ -158,7 +158,7 @@ class Alarm(Event):
         feature: Feature read; ``fingerprint`` for bits that changed between two steps, ``replicas`` for parameters that
             differ between ranks.
         tensor: Name of the parameter, layer or value; empty for the loss.
-        statistic: Number of the tensor, such as its norm.
+        statistic: What was computed of the tensor, such as a norm.
         level: ``alarm`` or ``warning``.
         value: The number of this step.
         baseline: Value that the rule expected; of a bound, the bound.

@@ -96,7 +96,7 @@ def exchanged_false_alarms(
 
     Args:
         calibration: Scores of the samples of each original of which the threshold was taken, float64[n] each.
-        test: Scores and groups of the samples that alarms are counted on.
+        test: Scores of the samples that alarms are counted on, in the same way.
         rate: Rate that was asked for.
         confidence: Between 0 and 1.
         seed: Seed of the exchanges.

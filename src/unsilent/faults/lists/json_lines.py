@@ -25,7 +25,7 @@ SUPPORTED_TIMING_FIELDS: Mapping[str, tuple[str, ...]] = {
     "input": ("step",),
     "kv": ("step", "occurrence"),
 }
-"""Timing fields of a record, by the kind of its site. Values of a run must say it; a fault of a parameter without a
+"""Timing fields of a record, by the kind of its site. Values of a run must have them; a fault of a parameter without a
 batch (``step``) acts in all of them."""
 
 
