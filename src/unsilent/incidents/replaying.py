@@ -116,11 +116,11 @@ def _yes_or_no(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "no"
 
 
-def replay(requested: Asked) -> IncidentReplay:
+def replay(asked: Asked) -> IncidentReplay:
     """Execute the recorded step again."""
     from unsilent.incidents.recorded_steps import replay_incident
 
-    options = requested[ReplayOptions]
+    options = asked[ReplayOptions]
     assert options.code is not None
     evidence = replay_incident(options.folder, options.code, options.device, options.rank)
     return IncidentReplay(options.folder, evidence)

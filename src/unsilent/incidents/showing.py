@@ -52,11 +52,11 @@ class ShowOptions:
             step_range(self.steps)
 
 
-def show(requested: Asked) -> ShownIncident:
+def show(asked: Asked) -> ShownIncident:
     """Read an incident."""
     from unsilent.incidents.shown_incident import read_shown
 
-    options = requested[ShowOptions]
+    options = asked[ShowOptions]
     steps = None if options.steps is None else step_range(options.steps)
     return read_shown(options.folder, options.series, options.rank, steps)
 
