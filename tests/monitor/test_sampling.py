@@ -26,7 +26,7 @@ from unsilent.monitor.sampling import (
     fitting_intervals,
     fitting_rows,
     is_look,
-    share_at,
+    share_at_longest,
 )
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals.trained_parameters import in_turn, part_in_turn
@@ -85,7 +85,7 @@ def test_a_larger_budget_reads_no_less(now, costs, budget, factor):
 def test_nothing_fits_into_no_room():
     assert fitting_intervals(SampleIntervals(1, 2, 4), Costs(10, 10, 1.0, 0.1, 0.1, 0.1, 0.1), 0.5) == NEVER_LONGER
     longest = Costs(10, 10, 0.4 + 0.1 + 0.2 / LONGEST, 0.1 / LONGEST, 0.0, 0.1 / LONGEST, 0.1)
-    assert share_at(LONGEST, SampleIntervals(1, 2, 1), Costs(10, 10, 0.7, 0.1, 0.0, 0.1, 0.1)) == pytest.approx(
+    assert share_at_longest(SampleIntervals(1, 2, 1), Costs(10, 10, 0.7, 0.1, 0.0, 0.1, 0.1)) == pytest.approx(
         longest.share
     )
 
@@ -138,11 +138,10 @@ def test_the_meter_counts_what_the_time_of_functions_does_not_show():
     assert costs.monitor_seconds > sum(seconds.values()) + meter.fixed
 
 
-def test_what_is_no_part_of_the_training_is_no_time_of_its_steps():
+def test_costs_are_a_share_of_the_time_since_the_beginning():
     meter = CostMeter(nothing())
     meter.fixed, now = 1.0, time.perf_counter()
-    meter.begun = meter._looked = now - 1000.0
-    meter.leave_out(900.0)
+    meter.begun = meter._looked = now - 100.0
     assert meter.share() == pytest.approx(READING_UNSEEN / 100, rel=1e-2)
     assert meter.since_last_look(10, 1).step == pytest.approx(100.0, rel=1e-2)
 

@@ -19,9 +19,9 @@ def available_memory_bytes(root: Path = Path("/")) -> int | None:
     return max(0, min(result)) if result else None
 
 
-def peak_memory_bytes(pid: int, root: Path = Path("/")) -> int | None:
+def peak_memory_bytes(pid: int) -> int | None:
     """Bytes that a process had in memory at most, None where unknown."""
-    return next((1024 * value for key, value in _table(root / f"proc/{pid}/status") if key == "VmHWM"), None)
+    return next((1024 * value for key, value in _table(Path(f"/proc/{pid}/status")) if key == "VmHWM"), None)
 
 
 def _machine(root: Path) -> Iterator[int]:

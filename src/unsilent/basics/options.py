@@ -235,6 +235,12 @@ def check_count(name: str, value: Any, least: int, most: int = LARGEST) -> int:
     raise UsageError(f"{name} is {_number_text(number)}; expected {least} or more{limit}")
 
 
+def check_confidence(confidence: float) -> None:
+    """Raise ``UsageError`` for what is no confidence of an interval."""
+    if not isinstance(confidence, Real) or not 0.5 <= confidence < 1:
+        raise UsageError(f"--confidence is {confidence!r}; expected a value from 0.5 to below 1, like 0.95")
+
+
 def _number_text(value: int) -> str:
     """A number as a message has it; Python refuses to write one of thousands of digits."""
     return str(value) if value.bit_length() < LONGEST_SHOWN else f"a number of {value.bit_length()} bits"

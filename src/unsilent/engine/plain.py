@@ -61,7 +61,9 @@ class TrialOutcome:
         """What is known of these samples alone, where one batch was evaluated."""
         if samples is None:
             return self
-        return replace(self, batches=tuple(b if b.is_spared else b.only(samples) for b in self.batches))
+        return replace(
+            self, batches=tuple(b if (b.codes == Outcome.SPARED).all() else b.only(samples) for b in self.batches)
+        )
 
     @property
     def codes(self) -> NDArray[np.uint8]:

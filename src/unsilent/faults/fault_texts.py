@@ -6,6 +6,7 @@ my_faults.py:stuck-row:count=4        a function of the old bits in a Python fil
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -43,6 +44,21 @@ def weighted_parts(text: str) -> list[tuple[float, str]]:
     """The fault models of a text with their weights; one where it is no mixture."""
     parts = _BETWEEN.split(text.strip())
     return [split_weight(part) for part in parts] if len(parts) > 1 else [(1.0, parts[0])]
+
+
+def check_paths(text: str) -> None:
+    """Raise ``UsageError`` where the path of a file that exists would be split as a mixture."""
+    between = list(_BETWEEN.finditer(text))
+    for start in (0, *(one.end() for one in between)):
+        weighted = _WEIGHTED.fullmatch(text, start)
+        first = start if weighted is None else weighted.start("rest")
+        for end in (*(one.start() for one in between), len(text)):
+            named = FILE_AND_NAME.fullmatch(text, first, end)
+            if named and _BETWEEN.search(named["file"]) and os.path.isfile(os.path.expanduser(named["file"])):
+                raise UsageError(
+                    f"--fault names {named['file']}, but ' + ' in a path separates the parts of a mixture; rename the folder or "
+                    f"file, or run the command in its folder and give {os.path.basename(named['file'])}:{named['name']}"
+                )
 
 
 def mixture_text(parts: Iterator[tuple[float, str]] | list[tuple[float, str]]) -> str:

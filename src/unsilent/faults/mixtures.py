@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsilent.faults.fault_texts import function_file, mixture_text, split_lasts, weighted_parts
+from unsilent.faults.fault_texts import check_paths, function_file, mixture_text, split_lasts, weighted_parts
 from unsilent.faults.models import FaultModel, fault_model
 from unsilent.faults.population import Region
 from unsilent.faults.value_functions import function_fault_model
@@ -47,6 +47,7 @@ def asked_fault_model(text: str) -> FaultModel | Mixture:
     """
     if not isinstance(text, str):
         return fault_model(text)
+    check_paths(text)
     function_file(text)  # of one file
     parts = weighted_parts(text)
     models = tuple(lasting_fault_model(part, function_fault_model) for _, part in parts)

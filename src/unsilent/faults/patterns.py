@@ -53,6 +53,14 @@ class Pattern(ABC):
         """Number of placements in a region."""
         return max(0, region.eligible_count - (self.span - 1))
 
+    def check_whole(self, region: Region) -> None:
+        """Raise ``UsageError`` where only some elements of a tensor are selected."""
+        if region.elements is not None:
+            raise UsageError(
+                f"{self.text} needs a whole tensor, but only some elements of {region.site!r} are selected; leave out the "
+                "selection"
+            )
+
     @property
     @abstractmethod
     def text(self) -> str:

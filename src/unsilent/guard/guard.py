@@ -53,7 +53,7 @@ from unsilent.guard.execution_record import (
     SnapshotSegment,
     repetition_differences,
 )
-from unsilent.guard.guard_plan import announce, make_plan
+from unsilent.guard.guard_plan import make_plan
 from unsilent.guard.live_steps import LiveSteps
 from unsilent.guard.loop_state import (
     LoopVariables,
@@ -379,7 +379,7 @@ class Guard:
             fresh = not self._segments or self._segments[-1].steps_ended(updates) >= self.plan.interval
         if fresh:
             if not self._ring.nbytes:
-                announce(self.plan, self._ring.live_tensors(), self._where, log)
+                log.info("guard: %s", self.plan.sentence(self._ring.live_tensors(), self._where))
             variables = self._watch.keep(self._variables())
             put_back = save_generator_states(self._ring.generators)
             self._recorder.current_execution = ExecutionRecord()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -91,8 +90,3 @@ def states_needed(interval: int, spread: int, late: bool) -> int:
     steps after s (if s + m is a multiple), so (states - 1) * interval >= m is needed, and is enough.
     """
     return 1 + math.ceil((spread + int(late)) / interval)
-
-
-def announce(plan: GuardPlan, live: Iterable[Tensor], where: str, logger: logging.Logger) -> None:
-    """Log what a guard will do and take."""
-    logger.info("guard: %s", plan.sentence(live, where))

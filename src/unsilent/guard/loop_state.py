@@ -7,6 +7,7 @@ Both are looked for where a step can reach them: local variables of the frame th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import random
 import sys
@@ -91,10 +92,8 @@ def variables_of_function(function: Callable[..., Any]) -> Variables:
     result.update(_numbered(function.__defaults__ or ()))
     result.update(function.__kwdefaults__ or {})
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
             result[name] = cell.cell_contents
-        except ValueError:
-            pass  # a variable that has no value yet
     return result
 
 
@@ -107,10 +106,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
             continue
         for name, slot in list(vars(kind).items()):
             if isinstance(slot, MemberDescriptorType):
-                try:
+                with contextlib.suppress(AttributeError):  # it has no value yet
                     result.setdefault(name, slot.__get__(value))
-                except AttributeError:
-                    pass  # it has no value yet
     return result
 
 

@@ -78,7 +78,7 @@ def read_asd_variables(environment: Mapping[str, str], preset: str | None) -> As
     request = AsdRequest()
     variables = {name: environment[name] for name in VARIABLES if environment.get(name)}
     configuration = next((name for name in CONFIGURATIONS if name in variables), "")
-    enabled = bool(configuration) and _is_enabled(variables[configuration])
+    enabled = bool(configuration) and dict(_items(variables[configuration])).get("enable") == "true"
     generation = COMBINED if preset is None and enabled else preset
     reads_level = generation is None or generation in PAIR_PARAMETERS
     level = _read_level(variables.get(ENABLE, ""), generation, request.notes) if reads_level else ""
@@ -166,10 +166,6 @@ def _items(text: str) -> list[tuple[str, str]]:
     """Keys and values of a configuration such as ``enable:true,strikes_num:3``."""
     pairs = [item.partition(":")[::2] for item in text.split(",") if item.strip()]
     return [(key.strip(), value.strip()) for key, value in pairs]
-
-
-def _is_enabled(text: str) -> bool:
-    return dict(_items(text)).get("enable") == "true"
 
 
 def _read_configuration(variable: str, text: str, request: AsdRequest) -> None:

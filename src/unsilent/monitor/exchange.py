@@ -23,6 +23,8 @@ from unsilent.recovery.rank_link import RankLink
 
 TIMEOUT = datetime.timedelta(minutes=30)
 """Time until a rank that sends nothing is an error; as long as torch waits by default."""
+RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "save_to"})
+"""Settings that may differ from rank to rank."""
 LEAVING_SECONDS = 2.0
 """Seconds that a rank waits at its end for the row of the others."""
 MEETING_SECONDS = 30.0
@@ -113,8 +115,8 @@ class Exchange:
         self.world_size = 1 if self._group is None else dist.get_world_size(self._group)
         self.sent: deque[_Sent] = deque()
 
-    def introduce(self, info: RankInfo, ignored: frozenset[str]) -> list[RankInfo]:
-        """Identities of all ranks. Raises ``UsageError`` in every rank where settings differ that are not ignored."""
+    def introduce(self, info: RankInfo) -> list[RankInfo]:
+        """Identities of all ranks. Raises ``UsageError`` in every rank where settings differ, but for `RANK_SETTINGS`."""
         if self._group is None:
             return [info]
         everybody: list[Any] = [None] * self.world_size
@@ -122,7 +124,7 @@ class Exchange:
         result = [RankInfo(*fields) for fields in everybody]
         for name in info.settings:
             values = [str(rank_info.settings.get(name)) for rank_info in result]
-            if name not in ignored and len(set(values)) > 1:
+            if name not in RANK_SETTINGS and len(set(values)) > 1:
                 values_text = ", ".join(f"{value} in rank {number}" for number, value in enumerate(values))
                 raise UsageError(
                     f"the ranks have different settings of the monitor: {name} is {values_text}; give all ranks the same"
@@ -176,15 +178,12 @@ class Exchange:
         """
         if last is not None:
             self.begin(last)
-        is_done = _wait(self._is_answered, LEAVING_SECONDS)
+        is_done = _wait(lambda: all(sent.is_complete() for sent in self.sent), LEAVING_SECONDS)
         # A group that is waited for in another thread cannot be left: the process would hang until all ranks have answered.
         if self._group is not None and is_done and self.is_open():
             dist.destroy_process_group(self._group)
             self._group = None
             self.sent.clear()
-
-    def _is_answered(self) -> bool:
-        return all(sent.is_complete() for sent in self.sent)
 
 
 class _Sent(NamedTuple):

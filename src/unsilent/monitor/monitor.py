@@ -76,8 +76,6 @@ from unsilent.recovery.rank_link import RankLink
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
-RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "save_to"})
-"""Settings that may differ from rank to rank."""
 NOT_PLAIN = (
     "monitor.iterate(…) is not looped over directly, so that a counter would go on; write `for batch in monitor.iterate(…)`, "
     "with enumerate or zip inside"
@@ -132,12 +130,8 @@ class Monitor:
         self._optimizers = checked_optimizers("Monitor", model, optimizers)
         rules = [make_rule(rule) for rule in settings.rule] or rules_of_preset(settings.preset)
         self._streams, self._checks = RuleStreams(rules), StepChecks(rules)
-        self._closed, self._failed, self._is_off, self._has_stopped = (
-            True,
-            False,
-            False,
-            False,
-        )  # closed until it is made
+        self._closed = True  # until it is made
+        self._failed = self._is_off = self._has_stopped = False
         self.stops: list[MonitorStop] = []
         self._collector = SignalCollector(
             model,
@@ -182,7 +176,7 @@ class Monitor:
                 tuple(full_name(entry) for entry in self._collector.series),
                 secrets.token_hex(4),
             )
-            everybody = self._exchange.introduce(info, RANK_SETTINGS)
+            everybody = self._exchange.introduce(info)
             rank, world_size = self._exchange.rank, self._exchange.world_size
             if world_size > 1:
                 self._sampling.most_rows = MOST_ROWS_OF_RANKS

@@ -139,11 +139,6 @@ class CostMeter:
         self._looked, self._before = now, totals
         return result
 
-    def leave_out(self, seconds: float) -> None:
-        """Leave out so much of the time just now, which was no part of the training."""
-        self.begun += seconds
-        self._looked += seconds
-
     def _parts(self) -> list[float]:
         """Seconds so far, in the order of `Costs`."""
         read = [self._read["gradients"], self._read["values"], self._read["state"], self.fixed]
@@ -204,10 +199,10 @@ def _shortest(now: int, cost: float, room: float) -> int:
     return min(LONGEST, max(1, math.ceil(wanted)))
 
 
-def share_at(longest: int, now: SampleIntervals, costs: Costs) -> float:
-    """Share of a step that the monitor would take if every interval were as long, given what the present ones cost."""
+def share_at_longest(now: SampleIntervals, costs: Costs) -> float:
+    """Share of a step that the monitor would take if every interval were `LONGEST`, given what the present ones cost."""
     read = costs.gradients * now.gradients + costs.values * now.values + costs.state * now.state
-    monitor_seconds = costs.fixed + read / longest
+    monitor_seconds = costs.fixed + read / LONGEST
     return monitor_seconds / (costs.step - costs.monitor_seconds + monitor_seconds)
 
 
@@ -268,7 +263,7 @@ class SamplingControl:
             return
         budget = max(self._budget, FIRST_BUDGET) if step < FIRST_STEPS and not self.reads_all else self._budget
         now, read = self.intervals, costs.of_read_steps
-        share = 100 * share_at(LONGEST, now, read)
+        share = 100 * share_at_longest(now, read)
         if self.reads_all or share <= (budget if now.rows == 1 else KEPT * budget):
             self.wanted = fitting_intervals(now, read, budget)
         else:

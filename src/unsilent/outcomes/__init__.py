@@ -48,8 +48,8 @@ def judge_text(what: Judge) -> str:
     return repr(what)
 
 
-def judge_for_output(output: Any, of_text: bool = False) -> str:
-    """The text of a judge that fits an output by its form; ``of_text``: it has scores [n, t, vocabulary] for a text [n, t]."""
+def judge_for_output(output: Any) -> str:
+    """The text of a judge that fits an output by its form."""
     from unsilent.outcomes.decision_judges import decision_tensor
     from unsilent.outcomes.detections import is_detections
 
@@ -58,8 +58,6 @@ def judge_for_output(output: Any, of_text: bool = False) -> str:
     result = decision_tensor(output, judge(NUMERIC), 0)
     if result.ndim == 2 and result.shape[1] > 1:
         return "top1" if result.is_floating_point() else "exact-sequence"
-    if of_text:
-        return "next-token"
     return "segmentation" if result.ndim == 3 and not result.is_floating_point() else NUMERIC
 
 

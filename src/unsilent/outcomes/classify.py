@@ -27,11 +27,6 @@ class BatchOutcome(NamedTuple):
     codes: NDArray[np.uint8]
     severity: NDArray[np.float64]
 
-    @property
-    def is_spared(self) -> bool:
-        """Whether no sample was evaluated."""
-        return bool((self.codes == Outcome.SPARED).all())
-
     def only(self, samples: NDArray[np.int64]) -> BatchOutcome:
         """The outcomes with all samples but these as not evaluated."""
         rest = same_outcome_for_all(Outcome.SPARED, len(self.codes))
@@ -72,7 +67,7 @@ def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -
     judged = changed & ~nonfinite
     if not judged.any():  # nothing left to judge, and a judge need not cope with NaN
         return outcome_of_samples(changed, nonfinite, None)
-    same_shapes = _same_shapes(golden, faulty)
+    same_shapes = [t.shape for t in leaves(golden)] == [t.shape for t in leaves(faulty)]
     try:
         if isinstance(judge, DecisionJudge) and same_shapes:
             verdict = judge.compare(*(host_rows(judge.decision_rows(x)) for x in (golden, faulty)))
@@ -101,10 +96,6 @@ def outcome_of_samples(
         severity[judged] = verdict.severity
     codes[nonfinite], severity[nonfinite] = Outcome.NONFINITE, np.inf
     return BatchOutcome(codes, severity)
-
-
-def _same_shapes(golden: Any, faulty: Any) -> bool:
-    return [t.shape for t in leaves(golden)] == [t.shape for t in leaves(faulty)]
 
 
 def has_one_result_a_sample(output: Any, samples: int) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from unsilent.basics.errors import UsageError, unknown_name_error
-from unsilent.basics.options import CONFIDENCE, OUTPUT_PANEL, PRECISION_PANEL, Option
+from unsilent.basics.errors import unknown_name_error
+from unsilent.basics.options import CONFIDENCE, OUTPUT_PANEL, PRECISION_PANEL, Option, check_confidence
 
 UNITS = ("sample", "batch")
 
@@ -27,8 +27,7 @@ class PvfAnalysisOptions:
     def __post_init__(self) -> None:
         if self.unit not in (None, *UNITS):
             raise unknown_name_error("--unit", str(self.unit), UNITS)
-        if not 0.5 <= self.confidence < 1:
-            raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
+        check_confidence(self.confidence)
 
 
 @dataclass(frozen=True)

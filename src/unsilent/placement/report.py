@@ -29,7 +29,7 @@ def report(
     best = ranking.placements[0]
     taken = ranking.search_seconds if seconds is None else seconds
     return Report(
-        "unsilent/placement/1", "placement", f"Placements on {ranking.system.name}", _headline(ranking),
+        "unsilent/placement/2", "placement", f"Placements on {ranking.system.name}", _headline(ranking),
         _predictions(ranking, top),
         numbers=(
             ("devices", f"{ranking.system.devices:,}", " x ".join(map(str, ranking.system.counts))),
@@ -48,7 +48,7 @@ def report(
         notes=(*_notes(ranking), *notes),
         repeat_command=command,
         method=METHOD,
-        further_json=ranking_json(ranking, command, taken, top),
+        further_json=_further(ranking, taken, top),
     )  # fmt: skip
 
 
@@ -137,19 +137,17 @@ def _sections(ranking: Ranking, best: RankedPlacement, top: int) -> Iterator[Sec
             f"Machine: {', '.join(reduction.axes)}",
             f"Devices of one colour reduce together (colours repeat after seven groups); each shows its coordinates on the "
             f"axes {', '.join(best.placement.axes)}.",
-            (Plot(f"hierarchy{number}", _alt_text(ranking, best), hierarchy_figure(ranking.system, best.placement, reduction)),),
+            (Plot(
+                f"hierarchy{number}", f"Hierarchy of {ranking.system.name} with placement {best.placement}",
+                hierarchy_figure(ranking.system, best.placement, reduction),
+            ),),
         )  # fmt: skip
     tables: list[Table] = [_level_table(ranking)]
     if ranking.system.devices <= MOST_DEVICES:
         tables.append(_grid_table(best))
     yield Section("Levels", "What the prediction assumes, and where each coordinate lies.", tuple(tables))
-    code = script(best.placement, ranking.reductions, [programs[0] for programs in best.programs])
-    lines = tuple((None, f"`{line}`") for line in code.split("\n") if line)
+    lines = tuple((None, f"`{line}`") for line in _script(ranking, best).split("\n") if line)
     yield Section("Code", "Mesh and programs of the fastest placement, for torch.", (TextBlock(lines),))
-
-
-def _alt_text(ranking: Ranking, best: RankedPlacement) -> str:
-    return f"Hierarchy of {ranking.system.name} with placement {best.placement}"
 
 
 def _placement_table(ranking: Ranking, top: int) -> Table:
@@ -174,11 +172,11 @@ def _of_best(number: int, cell: Getter) -> Getter:
     return lambda one: cell(one.programs[number][0])
 
 
-def _time(name: str, of: Getter | None = lambda one: one.seconds, priority: int = 0) -> Column:
+def _time(name: str, of: Getter | str = "seconds", priority: int = 0) -> Column:
     return Column(name, "number", digits=time_text, of=of, priority=priority)
 
 
-def _ratio(name: str, of: Getter) -> Column:
+def _ratio(name: str, of: Getter | str) -> Column:
     return Column(name, "number", digits=".3g", of=of)
 
 
@@ -189,7 +187,7 @@ def _link(ranking: Ranking, ranked: RankedProgram) -> str:
 
 def _program_table(ranking: Ranking, programs: tuple[RankedProgram, ...]) -> Table:
     columns = (
-        Column.text("program", lambda p: p.text(ranking.system)), _time("predicted"), _ratio("flat / this", lambda p: p.ratio),
+        Column.text("program", lambda p: p.text(ranking.system)), _time("predicted"), _ratio("flat / this", "ratio"),
         Column.text("most shared link", lambda p: _link(ranking, p), 1),
     )  # fmt: skip
     return Table.of(programs, columns, "fastest programs")
@@ -235,68 +233,32 @@ def _grid_table(best: RankedPlacement) -> Table:
 def _predictions(ranking: Ranking, top: int) -> Table:
     """The table for machines: predictions, which have no limits."""
     columns = (
-        Column.count("rank"), *map(Column, ("placement", "reduction", "program")), _time("seconds", None),
-        _time("flat_seconds", None),
+        Column.count("rank"), Column("placement"), Column("reduction", of=lambda row: ",".join(row["reduction"].axes)),
+        Column("program", of=lambda row: row["best"].text(ranking.system)),
+        _time("seconds", lambda row: row["best"].seconds), _time("flat_seconds", lambda row: row["best"].flat_seconds),
     )  # fmt: skip
     rows = (
-        {"rank": rank, "placement": str(one.placement), "reduction": ",".join(r.axes), "program": p[0].text(ranking.system),
-         "seconds": p[0].seconds, "flat_seconds": p[0].flat_seconds}
+        {"rank": rank, "placement": str(one.placement), "reduction": reduction, "best": programs[0]}
         for rank, one in enumerate(ranking.placements[:top], 1)
-        for r, p in zip(ranking.reductions, one.programs, strict=True)
-    )  # fmt: skip
+        for reduction, programs in zip(ranking.reductions, one.programs, strict=True)
+    )
     return Table.of(rows, columns)
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------------------
 
 
-def ranking_json(ranking: Ranking, command: str, seconds: float, top: int) -> dict[str, Any]:
-    """The fields of the JSON object; ``results`` has one row per placement."""
-    system = ranking.system
-    return {
-        "command": command,
-        "seconds": seconds,
-        "search_seconds": ranking.search_seconds,
-        "system": {
-            "name": system.name, "source": system.source, "devices": system.devices,
-            "levels": [
-                {"name": one.name, "count": one.count, "bandwidth": one.bandwidth, "latency": one.latency,
-                 "devices_per_link": system.sharing(at), "link": one.link}
-                for at, one in enumerate(system.levels)
-            ],
-        },
-        "axes": dict(ranking.axes),
-        "reductions": [
-            {"axes": list(r.axes), "bytes": r.payload, "weight": r.weight, "goal": r.goal} for r in ranking.reductions
-        ],
-        "cost_model": ranking.model,
-        "max_steps": ranking.limit,
-        "placements": len(ranking.placements),
-        "candidates": ranking.candidates,
-        "results": [_placement_json(ranking, rank, one) for rank, one in enumerate(ranking.placements[:top], 1)],
-    }  # fmt: skip
+def _further(ranking: Ranking, seconds: float, top: int) -> dict[str, Any]:
+    """The fields of the JSON object: the records, and in ``results`` those of each placement."""
+    names = ("search_seconds", "system", "axes", "reductions", "model", "limit", "candidates")
+    rows = [
+        {**vars(one), "rank": rank, "python": _script(ranking, one),
+         "programs": [[{**vars(p), "program": p.text(ranking.system), "ratio": p.ratio} for p in ps] for ps in one.programs]}
+        for rank, one in enumerate(ranking.placements[:top], 1)
+    ]  # fmt: skip
+    further = {name: getattr(ranking, name) for name in names}
+    return {**further, "seconds": seconds, "placements": len(ranking.placements), "results": rows}
 
 
-def _placement_json(ranking: Ranking, rank: int, one: RankedPlacement) -> dict[str, Any]:
-    best = [programs[0] for programs in one.programs]
-    return {
-        "rank": rank, "matrix": [list(row) for row in one.placement.matrix], "seconds": one.seconds,
-        "flat_seconds": one.flat_seconds, "python": script(one.placement, ranking.reductions, best),
-        "reductions": [[_program_json(ranking, program) for program in programs] for programs in one.programs],
-    }  # fmt: skip
-
-
-def _program_json(ranking: Ranking, ranked: RankedProgram) -> dict[str, Any]:
-    levels = ranking.system.levels
-    return {
-        "program": ranked.text(ranking.system), "hierarchy": list(ranked.hierarchy), "seconds": ranked.seconds,
-        "flat_seconds": ranked.flat_seconds, "ratio": ranked.ratio,
-        "steps": [
-            {
-                "collective": s.statement.collective, "form": s.statement.grouping.form, "level": s.statement.grouping.level,
-                "ancestor": s.statement.grouping.ancestor, "bytes": s.payload, "seconds": s.cost.seconds,
-                "link": levels[s.cost.level].name, "groups_on_link": s.cost.flows, "algorithm": s.cost.algorithm,
-            }
-            for s in ranked.steps
-        ],
-    }  # fmt: skip
+def _script(ranking: Ranking, one: RankedPlacement) -> str:
+    return script(one.placement, ranking.reductions, [programs[0] for programs in one.programs])

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unsilent.report.text import EstimateWithLimits, share_with_limits_text
-from unsilent.report.theme import SOFT, Figure, figure, label, labels, percent_ticks, upper_limit_marker
+from unsilent.report.text import EstimateWithLimits, estimate_text, share_with_limits_text
+from unsilent.report.theme import SOFT, Figure, figure, label, labels, percent_ticks
+
+MOST_TICKS = 8
 
 
 class CountedShare(EstimateWithLimits, Protocol):
@@ -22,6 +24,13 @@ def hover_text(share: CountedShare, *names: str) -> str:
     """Text of a figure for a share that is pointed at: what it is of, the share with its limits, and n."""
     trials = f"<br>n = {share.n:,}" if share.n else ""
     return f"<b>{', '.join(label(name, 60) for name in names)}</b><br>{share_with_limits_text(share)}{trials}"
+
+
+def rate_hover_text(rate: CountedShare, *names: str) -> str:
+    """Text of a figure for a rate that is pointed at, as of `hover_text`."""
+    text = estimate_text(rate.estimate, rate.low, rate.high, scale=1.0)
+    trials = f"<br>n = {rate.n:,}" if rate.n else ""
+    return f"<b>{', '.join(label(name, 60) for name in names)}</b><br>{text.estimate}{text.limits_in_sentence}{trials}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +52,26 @@ class Dots:
 def shares_figure(series: Sequence[Dots], names: Sequence[str], title: str, bottom: float | None = None) -> Figure:
     """Dots with limits on a logarithmic axis, first row on top; a hollow triangle at the upper limit of none."""
     bottom = axis_bottom([row for dots in series for _, row, _ in dots.rows]) if bottom is None else bottom
+    return _rows_figure(series, names, share_axis(bottom, title), bottom)
+
+
+def rates_figure(series: Sequence[Dots], names: Sequence[str], title: str) -> Figure:
+    """The same for rates, whose axis is as long as they need; at least one of them must be more than 0."""
+    values = [row for dots in series for _, row, _ in dots.rows if row.estimate is not None and row.high > 0]
+    first = math.floor(math.log10(min(value.estimate or value.high for value in values)) - 0.05)
+    last = math.ceil(math.log10(max(value.high for value in values)) + 0.05)
+    powers = range(first, last + 1, math.ceil((last - first) / MOST_TICKS))
+    ticks = {"tickvals": [10.0**power for power in powers], "ticktext": [f"{10.0**power:g}" for power in powers]}
+    axis = {"type": "log", "range": [first, last], "title": {"text": title}, **ticks}
+    return _rows_figure(series, names, axis, 10.0**first)
+
+
+def _rows_figure(series: Sequence[Dots], names: Sequence[str], axis: Figure, bottom: float) -> Figure:
     traces = [trace for dots in series for trace in dot_traces(dots, bottom)]
     legend = any(dots.name for dots in series)
     margin = {"l": 74, "r": 28, "t": 34 if legend else 10, "b": 52}
     height = 76 + 26 * len(names) + 24 * legend
-    return figure(traces, height, xaxis=share_axis(bottom, title), yaxis=rows_axis(names), margin=margin)
+    return figure(traces, height, xaxis=axis, yaxis=rows_axis(names), margin=margin)
 
 
 def share_axis(bottom: float, title: str) -> Figure:
@@ -90,7 +114,8 @@ def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> lis
 
     marker = {"color": colour, "symbol": _values_at(dots.symbol, some), "size": 10}
     named = {"name": dots.name, "showlegend": bool(dots.name), f"error_{along}": bars}
-    hollow = {"color": _values_at(dots.colour, none), "symbol": upper_limit_marker(along == "y"), "size": 11}
+    upper_limit = "triangle-down-open" if along == "y" else "triangle-left-open"
+    hollow = {"color": _values_at(dots.colour, none), "symbol": upper_limit, "size": 11}
     limits = trace(none, [dots.rows[i][1].high for i in none], {**hollow, "line": {"width": 1.6}})
     drawn = trace(some, [v.estimate for v in values], marker, **named)
     if not some:  # a legend names only what has a point

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 from unsilent.basics.interval import Interval
@@ -29,8 +30,8 @@ class Column:
             thousands separated.
         priority: 0 is always shown; where a terminal is too narrow, columns of the highest priority go first.
         left_aligned: Text that is read, not compared.
-        of: Takes the cell from what a row is made of (see `Table.of`); None: a row is a mapping that may have it by the
-            column's name.
+        of: Takes the cell from what a row is made of (see `Table.of`), or names its key, or its attribute (of an attribute:
+            ``curve.step``); None: the column's name, in attributes with ``_`` in place of blanks.
     """
 
     name: str
@@ -40,30 +41,40 @@ class Column:
     digits: str | Callable[[float], str] = ".6g"
     priority: int = 0
     left_aligned: bool = False
-    of: Getter | None = None
+    of: Getter | str | None = None
+
+    def cell(self, row: Any) -> Cell:
+        """Its cell of the row that is made of ``row``; None where a mapping has none."""
+        if callable(self.of):
+            return self.of(row)
+        if isinstance(row, Mapping):
+            value: Cell = row.get(self.of or self.name)
+        else:
+            value = attrgetter(self.of or self.name.replace(" ", "_"))(row)
+        return value
 
     @classmethod
-    def text(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+    def text(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
         """Text that is read."""
         return cls(name, left_aligned=True, priority=priority, of=of)
 
     @classmethod
-    def count(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+    def count(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
         """A whole number."""
         return cls(name, "number", priority=priority, of=of)
 
     @classmethod
-    def share(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+    def share(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
         """An `Interval` of a share, from 0 to 1, that is shown in percent with its limits."""
         return cls(name, "estimate", "%", 100.0, priority=priority, of=of)
 
     @classmethod
-    def percent(cls, name: str, of: Getter | None = None, priority: int = 0, digits: str = ".3g") -> Column:
+    def percent(cls, name: str, of: Getter | str | None = None, priority: int = 0, digits: str = ".3g") -> Column:
         """A share without limits, from 0 to 1, that is shown in percent."""
         return cls(name, "number", "%", 100.0, digits, priority, of=of)
 
     @classmethod
-    def points(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+    def points(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
         """An `Interval` of a difference of two shares that is shown in percentage points, with signs and limits."""
         return cls(name, "difference", "points", 100.0, priority=priority, of=of)
 
@@ -132,12 +143,7 @@ class Table:
     ) -> Table:
         """A table with a row for each of ``rows``, of which the columns take their cells; ``more``: further attributes."""
         heads = tuple(columns)
-        lines = (
-            TableRow(
-                tuple(row.get(head.name) if head.of is None else head.of(row) for head in heads), is_emphasised(row)
-            )
-            for row in rows
-        )
+        lines = (TableRow(tuple(head.cell(row) for head in heads), is_emphasised(row)) for row in rows)
         return cls(heads, tuple(lines), title, **more)
 
 

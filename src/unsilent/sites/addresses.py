@@ -148,8 +148,8 @@ def _near(names: Sequence[str], module: str) -> list[str]:
     return [n for n in names if n.rpartition("#")[0] == module] or list(names)
 
 
-def _some(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(f"op:{n}" for n in names[:most]) + (", …" if len(names) > most else "")
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(f"op:{n}" for n in names[:6]) + (", …" if len(names) > 6 else "")
 
 
 def _operand(text: str) -> tuple[str, str, str]:

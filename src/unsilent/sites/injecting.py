@@ -61,15 +61,18 @@ def inject(
             of the old bits; for operations a published preset, too (``"N16_RD"``), which says which operand is corrupted.
         bit: Flip this bit position (0 = least significant) in *every* addressed element; instead of
             ``fault``, which draws one of them.
-        seed, law: Of the draw.
+        seed: Seed of the draw.
+        law: Sampling law of the draw.
         optimizers: Optimizers whose state ``optim:`` corrupts.
-        rank, micro_step, occurrence: Which of several times (see `Fault`).
+        rank: Rank in which the fault acts.
+        micro_step: Number of the forward pass of a step that has several, from 0.
+        occurrence: Number of the time that the site is reached, from 0.
 
     Returns:
-        for ``param:`` an `Injection`: entering it corrupts and gives a `Receipt`, leaving it restores all bits, proven. For
-        ``op:``, ``saved:``, ``comm:`` and ``optim:``, and for ``param:`` with ``optimizers`` (which write parameters themselves),
-        a `Step`, to be entered around one step (or one evaluation). What that computes stays corrupted; its ``receipt`` says what
-        landed, and leaving it raises unless all did.
+        ParameterInjection | StepInjection: The first for ``param:``. Entering it corrupts and gives a `Receipt`, leaving it
+        restores all bits, proven. The second for ``op:``, ``saved:``, ``comm:`` and ``optim:``, and for ``param:`` with
+        ``optimizers`` (which write parameters themselves), to be entered around one step (or one evaluation).
+        What that computes stays corrupted; its ``receipt`` says what landed, and leaving it raises unless all did.
 
     Raises:
         UsageError: the address matches nothing, or the fault does not fit it.

@@ -183,16 +183,12 @@ def _in_common(wrong: Floats, sd: Interval, confidence: float) -> Interval:
     return Interval(0.0, 0.0, high, confidence, wrong.shape[0], method)
 
 
-def _halved(values: Floats) -> Floats:
-    """Kernel of the variance, [R, R]."""
-    return (values[:, None] - values[None, :]) ** 2 / 2
-
-
 def _kernel(wrong: Floats) -> Floats:
     """Kernel of the mean covariance of two samples, [R, R]: that of Var(X) less that of ``sum v_i / n^2``, scaled to pairs."""
     n = wrong.shape[1]
     apart = np.array([(wrong != row).mean(axis=1) for row in wrong]) / 2 / n
-    whole = _halved(wrong.mean(axis=1))
+    shares = wrong.mean(axis=1)
+    whole = (shares[:, None] - shares[None, :]) ** 2 / 2  # the kernel of the variance
     result: Floats = (whole - apart) * n / (n - 1)
     result[np.abs(whole - apart) <= _NOISE * max(whole.max(), apart.max())] = 0.0
     return result

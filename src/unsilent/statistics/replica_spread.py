@@ -5,7 +5,7 @@ Every measure here is a mean over pairs of replicas (a U-statistic of degree 2),
 *replica* at a time (jackknife; Arvesen 1969, Ann. Math. Statist. 40:2076) and use Student's t with R - 1 degrees of freedom. The
 jackknife variance leans upwards (Efron & Stein 1981, Ann. Statist. 9:586), which is the safe side. Logarithms are used where the
 kernel cannot be negative. A bootstrap over replicas that drops pairs of one original covers 45 to 76 % instead of 95 % at
-five replicas or fewer; the jackknife's coverage, and where it fails too, is in docs/evidence/noise-floor.md.
+five replicas or fewer; the jackknife's coverage, and where it fails too, is in docs/evidence/noise.md.
 
 For an sd the jackknife is not enough: of values in two equal heaps it has no width at all, since leaving one out changes nothing
 of first order. `spread` takes it together with the chi-square interval of a normal sample: the lesser of the lower limits, the

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from typing import Any
 
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.report.model import Column, Report, Table
 from unsilent.report.text import count_text, listed
-from unsilent.timeline.flight_recorder import Collective, Group
-from unsilent.timeline.hang import Different, Hang, Missing, common_shapes
+from unsilent.timeline.flight_recorder import Collective
+from unsilent.timeline.hang import Hang, Missing, common_shapes
 
 METHOD = (
     "The entries of each process group are compared by their sequence number. A rank is missing from a collective if it was in "
@@ -36,10 +36,13 @@ def hang_report(result: Hang) -> Report:
         Column.text("collective", lambda row: row[3] and _call(row[3])),
     )  # fmt: skip
     return Report(
-        "unsilent/timeline-hang/1", "timeline-hang", "Collectives of a job by its flight recorders",
+        "unsilent/timeline-hang/2", "timeline-hang", "Collectives of a job by its flight recorders",
         sentences[0][:1].upper() + sentences[0][1:], Table.of(rows, heads), findings=tuple(findings),
         facts=(("dumps", f"{count_text(len(result.ranks), 'rank')}: {_numbers(result.ranks)}"),),
-        notes=tuple(_notes(result)), method=METHOD, further_json={"results": _json(result)},
+        notes=tuple(_notes(result)), method=METHOD, further_json={"results": {
+            **fields_by_name(result, "stuck"), "verdict": result.verdict,
+            "stuck": [{"group": group, "waiting": ranks} for group, ranks in result.stuck.items()],
+        }},
     )  # fmt: skip
 
 
@@ -129,36 +132,3 @@ def _ranks(ranks: Sequence[int], verb: str = "") -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]} {verb}".rstrip()
     return f"ranks {_numbers(ranks)} {'have' if verb == 'has' else verb.removesuffix('s')}".rstrip()
-
-
-def _json(result: Hang) -> dict[str, Any]:
-    """The field ``results``."""
-    return {
-        "verdict": result.verdict,
-        "ranks": result.ranks, "ranks_without_dump": result.without_dump, "knows_number_of_ranks": result.knows_size,
-        "missing": [
-            {**_place(one), "ranks": one.ranks, "is_certain": one.is_certain,
-             "collective": one.collective and _call_json(one.collective),
-             "waiting": one.waiting, "left": one.left, "waits_in": [_group(group) for group in one.waits_in]}
-            for one in result.missing
-        ],
-        **{
-            name: [{**_place(one), "ways": [{"ranks": ranks, **_call_json(call)} for call, ranks in one.ways]} for one in those]
-            for name, those in (("different", result.different), ("called_in_different_lines", result.other_lines))
-        },
-        "waiting_without_missing": [{**_group(group), "waiting": ranks} for group, ranks in result.stuck.items()],
-        "entries_dropped": {str(rank): count for rank, count in result.dropped.items()},
-        "ranks_with_unknown_group": result.not_compared,
-    }  # fmt: skip
-
-
-def _group(group: Group) -> dict[str, Any]:
-    return {"group": group.name, "description": group.description}
-
-
-def _place(one: Missing | Different) -> dict[str, Any]:
-    return {**_group(one.group), "number": one.number, "since": one.since}
-
-
-def _call_json(call: Collective) -> dict[str, Any]:
-    return {**call._asdict(), "file": call.file or None, "line": call.line or None}

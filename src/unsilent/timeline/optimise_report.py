@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -96,7 +95,7 @@ class Optimised(Shown):
         lines = tuple((None, line) for one in best[:1] for line in reasons(job.steps, self.cost, one))
         ratios = {f"{self.precision(one)} {self.label(one)}": self.ratio(one) for one in self.shown[1:]}
         return Report(
-            "unsilent/timeline-optimise/1", "timeline optimise", f"Buckets for {source or 'a job'}", _headline(self),
+            "unsilent/timeline-optimise/2", "timeline optimise", f"Buckets for {source or 'a job'}", _headline(self),
             machine_table(measured({}, ratios, "step"), ("measure", "")),
             numbers=(
                 ("step time", time_text(float(job.recorded.mean())), f"recorded, mean of {steps}"),
@@ -113,8 +112,8 @@ class Optimised(Shown):
             notes=tuple(_notes(self)),
             method=METHOD,
             further_json={"results": {
-                "reduction": self.reduction, "best": [_json(self, one) for one in best],
-                "default": _json(self, self.default), "recorded": _json(self, self.recorded), "is_trusted": not job.doubt,
+                "reduction": self.reduction, "best": best, "default": self.default,
+                "recorded": self.recorded, "arguments": [one.arguments for one in best], "is_trusted": not job.doubt,
             }},
         )  # fmt: skip
 
@@ -208,12 +207,3 @@ def _notes(result: Optimised) -> Iterator[str]:
             of = f"{result.label(one)}, {result.precision(one)}"
             yield f"{of}: {beyond_fit(own, sizes)}; give a --system that was measured with --sizes around these"
     yield from result.job.notes
-
-
-def _json(result: Optimised, one: DdpSettings) -> dict[str, Any]:
-    return {
-        "caps_mib": list(one.caps),
-        "precision": result.precision(one),
-        "arguments": one.arguments,
-        "seconds": one.seconds.tolist(),
-    }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from unsilent.basics.printable import escape_unprintable
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Report, Section, Table
@@ -29,7 +29,6 @@ MOST_NAME = 60
 """Characters of the name of an operation that are shown."""
 OVERLAP = 1.1
 """The first step is said to count for too much where steps take so many times as long as the time from begin to begin."""
-STEP_KEYS = ("step", "recorded", "without_gaps", "straggler_free", "prediction_error")
 
 
 def slowdown_report(result: Slowdown, source: str = "") -> Report:
@@ -37,7 +36,7 @@ def slowdown_report(result: Slowdown, source: str = "") -> Report:
     slowdown, kept, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
     is_job = len(result.workers) > 1
     return Report(
-        "unsilent/timeline/1", "timeline", f"Timeline of {escape_unprintable(source) or 'a job'}", _headline(result),
+        "unsilent/timeline/2", "timeline", f"Timeline of {escape_unprintable(source) or 'a job'}", _headline(result),
         machine_table(measured({}, {"slowdown": slowdown, "slowdown_with_gaps": kept}, "step"), ("measure", "")),
         numbers=(
             ("slowdown", interval_text(slowdown), f"{_quantiles(result)} in single steps"),
@@ -53,7 +52,7 @@ def slowdown_report(result: Slowdown, source: str = "") -> Report:
         facts=tuple(_facts(result)),
         notes=tuple(_notes(result)),
         method=METHOD,
-        further_json={"results": {"slowdown": _json(result)}},
+        further_json={"results": {**fields_by_name(result, "job"), "steps": result.job.steps}},
     )  # fmt: skip
 
 
@@ -187,27 +186,3 @@ def _step_rows(result: Slowdown) -> Iterator[tuple[int, float, float, float, flo
     columns = (result.recorded, result.without_gaps, result.straggler_free, result.prediction_errors)
     for step, recorded, replayed, free, error in zip(result.job.steps, *(one.tolist() for one in columns), strict=True):
         yield step, recorded, replayed, free, error if np.isfinite(error) else None
-
-
-def _json(result: Slowdown) -> dict[str, Any]:
-    """The field ``slowdown`` of ``results``."""
-    interval, kept, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
-    groups = {
-        "classes": result.classes,
-        "stages": result.stages,
-        "data_ranks": result.data_ranks,
-        "workers": result.workers,
-    }
-
-    def number(value: float) -> float | None:
-        return float(value) if np.isfinite(value) else None
-
-    return {
-        "estimate": interval.estimate, "low": number(interval.low), "high": number(interval.high),
-        "confidence": interval.confidence, "n": interval.n, "unit": "step", "method": interval.method,
-        "with_gaps": {"estimate": kept.estimate, "low": number(kept.low), "high": number(kept.high)},
-        "slow_workers": vars(result.slow_workers), "last_stage": last and vars(last),
-        **{name: [dict(vars(one)) for one in rows] for name, rows in groups.items()},
-        "unexplained_share": result.unexplained_share, "unexplained_share_without": result.unexplained_without,
-        "steps": [dict(zip(STEP_KEYS, row, strict=True)) for row in _step_rows(result)],
-    }  # fmt: skip

@@ -27,7 +27,7 @@ from typing import ClassVar
 import numpy as np
 
 from unsilent.basics.errors import UsageError
-from unsilent.detectors.activations.rule import SITES, Floats, largest_so_far, limit_scores
+from unsilent.detectors.activations.rule import SITES, Floats, LayersAlone, limit_scores
 
 _MOST_BINS = 10**6
 _LEAST = 1e-12
@@ -41,7 +41,7 @@ _FAR = 1e60
 
 
 @dataclass(frozen=True)
-class DrDna:
+class DrDna(LayersAlone):
     """Surprise, distance and location of a layer's activations, compared with clean ones.
 
     The module has the formulas.
@@ -102,10 +102,6 @@ class DrDna:
             + self.distance * (distance - usual[..., 1, :]) / spread[..., 1, :]
             + self.location * location
         )
-
-    def cumulate(self, scores: Floats) -> Floats:
-        """The largest so far."""
-        return largest_so_far(scores)
 
     def _terms(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """Surprise, distance and location of n samples, float64[..., 3, n]."""

@@ -56,9 +56,12 @@ class ActivationRule(Protocol):
         ...
 
 
-def largest_so_far(scores: Floats) -> Floats:
-    """Margins of a rule that judges each layer by itself: the largest score up to each layer, float64[layers, n]."""
-    return np.maximum.accumulate(scores, axis=0)
+class LayersAlone:
+    """The part of a rule that judges each layer by itself."""
+
+    def cumulate(self, scores: Floats) -> Floats:
+        """The largest score up to each layer, float64[layers, n]."""
+        return np.maximum.accumulate(scores, axis=0)
 
 
 def limit_scores(scores: Floats) -> Floats:

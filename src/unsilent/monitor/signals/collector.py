@@ -43,7 +43,7 @@ from unsilent.monitor.signals.trained_parameters import (
 )
 from unsilent.monitor.signals.turns import OptimizerTurns, TrainedParameter, ValueTurns
 from unsilent.monitor.step_checks import StepChecks
-from unsilent.sites.modules import unwrapped
+from unsilent.sites.modules import named_modules, unwrapped
 
 TIMED = 16
 """Number of steps of which one is timed in what is checked in every step: to time it costs as much."""
@@ -140,8 +140,9 @@ class SignalCollector:
             full_fingerprint,
             has_replicas=self._arrive_one_by_one and not any(map(is_sharded, parameters)),
         )
-        for name, layer in layers.norm_layers(self.model):
-            self._hook(layers.hook_input_gradient, layer, key=(NORM_INPUT_GRADIENT, name))
+        for name, layer in named_modules(self.model):
+            if layers.is_norm_layer(layer):
+                self._hook(layers.hook_input_gradient, layer, key=(NORM_INPUT_GRADIENT, name))
         for name, module, part in watched:
             self._hook(layers.hook_value, module, part, key=(VALUE, name))
         if self._arrive_one_by_one:

@@ -29,11 +29,6 @@ def is_norm_layer(module: nn.Module) -> bool:
     return isinstance(module, _NORMS) or ("norm" in type(module).__name__.lower() and not any(module.children()))
 
 
-def norm_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The norm layers of a model by name."""
-    return [(name, module) for name, module in named_modules(model) if is_norm_layer(module)]
-
-
 def named_values(model: nn.Module, wanted: Sequence[str]) -> list[tuple[str, nn.Module, str]]:
     """Modules and their parts that are named ``MODULE:part``, each once; raises ``UsageError`` for what matches nothing."""
     modules = dict(named_modules(model))

@@ -146,7 +146,7 @@ class StateWatch:
         state.digests = digests_of([entry.bits() for entry in state.chosen])
         replicas = [place for place, entry in enumerate(state.chosen) if entry.is_parameter]
         if replicas and self._has_replicas:
-            row.add_replicas([state.chosen[place].name for place in replicas], _chosen(state.digests, replicas))
+            row.add_replicas(_chosen(state.digests, replicas))
 
     @torch.no_grad()
     def compare(self, row: SignalRow, optimizer: Optimizer) -> None:

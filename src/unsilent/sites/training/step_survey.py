@@ -71,7 +71,8 @@ class StepSurvey(StepInjection):
     """Active around one fault-free step, of which it changes no bit; afterwards `select_regions` says what there is.
 
     Args:
-        model, optimizers: As of `Step`.
+        model: As of `StepInjection`.
+        optimizers: As of `StepInjection`.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.interval import known_value as count
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.report.estimates import Estimate, machine_table
 from unsilent.report.model import Column, Plot, Report, Section, Table, TableRow, TextCell
 from unsilent.report.text import (
     count_text,
     duration_text,
-    escape_unprintable,
     interval_text,
     listed,
     number_text,
@@ -49,7 +48,7 @@ MEASURES = (
 """Rows of the table of variants."""
 UNIT_MOST = 2.0
 """Greatest distance on the unit sphere."""
-SCHEMA = "unsilent/noise/2"
+SCHEMA = "unsilent/noise/3"
 LABELS = {
     "accuracy": "Accuracy of replicas by variant",
     "loss": "Loss of replicas by variant",
@@ -83,30 +82,6 @@ GROUPS_TITLE = (
 
 def report(result: NoiseResult) -> Report:
     """All that is shown of a result."""
-    names = (
-        "command",
-        "spec",
-        "seed",
-        "seconds",
-        "cpu_seconds",
-        "store",
-        "versions",
-        "workload",
-        "training",
-        "steps",
-        "samples",
-    )
-    data = {
-        name: getattr(result, name)
-        for name in (*names, "parameters", "device", "machine", "level", "smallest_p", "info")
-    }
-    data["variants"] = [_variant(one) for one in result.variants]
-    data |= {
-        "switches": result.effects,
-        "churn_matrix": result.churn_matrix,
-        "loss_spread": result.curves,
-        "notes": result.notes,
-    }
     facts = {"command": result.command, "base seed": result.seed, "device": result.device, "store": result.store}
     facts |= {"training": result.training, **result.machine, **result.versions}
     return Report(
@@ -121,7 +96,7 @@ def report(result: NoiseResult) -> Report:
         facts=tuple((term, str(text)) for term, text in facts.items() if text != ""),
         notes=tuple(noise_method_lines(result)),
         method=METHOD,
-        further_json=data,
+        further_json=fields_by_name(result),
     )
 
 
@@ -164,37 +139,6 @@ def _values(one: VariantNoise) -> Iterator[tuple[str, str, Interval]]:
         yield "group_p_corrected", group.name, count(group.corrected, one.n)
         yield "group_p_corrected_error", group.name, count(group.p_standard_error, one.n)
         yield "group_draws", group.name, count(group.draws, one.n)
-
-
-def _variant(one: VariantNoise) -> dict[str, Any]:
-    """Values of a variant that JSON has besides its estimates."""
-    names = (
-        "name",
-        "switches",
-        "n",
-        "is_deterministic",
-        "distinct_final_states",
-        "divergence_steps",
-        "accuracies",
-        "losses",
-        "twin_churn",
-        "twin_unit_distances",
-    )
-    result = {name: getattr(one, name) for name in (*names, "seconds", "notes")}
-    result |= {"accuracy_mean": one.accuracy.mean, "loss_mean": None if one.loss is None else one.loss.mean}
-    result["groups"] = [
-        {
-            "name": g.name,
-            "samples": g.n,
-            "error": g.error,
-            "by_size": g.sd_by_size,
-            "p": g.p,
-            "p_corrected": g.corrected,
-        }
-        | {"p_corrected_error": g.p_standard_error, "draws": g.draws}
-        for g in one.groups
-    ]
-    return result | {"first": one.diverging_operation}
 
 
 def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:
@@ -299,9 +243,9 @@ def differing_variants(result: NoiseResult) -> list[VariantNoise]:
 def training_name(result: NoiseResult) -> str:
     """The name of the training; file and function for one without a name."""
     if result.workload != UNNAMED:
-        return escape_unprintable(result.workload)
+        return result.workload
     path, colon, function = str(result.spec.get("workload", UNNAMED)).rpartition(":")
-    return escape_unprintable(PurePath(path).name + colon + function)
+    return PurePath(path).name + colon + function
 
 
 def headline(result: NoiseResult) -> str:
@@ -311,7 +255,7 @@ def headline(result: NoiseResult) -> str:
         return _same_bits(result)
     value = next((v for v in noisy if v.name == "ALGO+IMPL"), noisy[-1])
     return (
-        f"Two runs of {training_name(result)} with {escape_unprintable(value.name)} disagree on "
+        f"Two runs of {training_name(result)} with {value.name} disagree on "
         f"{interval_text(value.churn, 100, 1.0)} % of "
         f"{result.samples:,} predictions, while accuracy has an sd of "
         f"{interval_text(value.accuracy.sd, 100, max_possible_sd(value.n))} points"
@@ -320,11 +264,7 @@ def headline(result: NoiseResult) -> str:
 
 def _same_bits(result: NoiseResult) -> str:
     """Where no variant varies: whether each is the clean twin, too."""
-    others = [
-        escape_unprintable(output.name)
-        for output in result.variants
-        if any(step is not None for step in output.divergence_steps)
-    ]
+    others = [output.name for output in result.variants if any(step is not None for step in output.divergence_steps)]
     if not others:
         return "Runs with the same switches do not differ: their final states are bit-identical"
     named = " and ".join(part for part in (", ".join(others[:-1]), others[-1]) if part)
@@ -340,42 +280,42 @@ def findings(result: NoiseResult) -> Iterator[str]:
                 if has_identical_replicas(output)
                 else f"end in {count_text(output.distinct_final_states, 'different final state')}"
             )
-            yield f"{escape_unprintable(output.name)}: {count_text(output.n, 'run')} {text}"
+            yield f"{output.name}: {count_text(output.n, 'run')} {text}"
     for output in result.variants:
         if output.diverging_operation is not None:
             first = (
-                f"{escape_unprintable(output.diverging_operation.replica)} is the first to differ, at step "
+                f"{output.diverging_operation.replica} is the first to differ, at step "
                 f"{output.diverging_operation.step}"
             )
-            yield f"{escape_unprintable(output.name)}: {first}: {diverging_operation_text(output.diverging_operation)}"
+            yield f"{output.name}: {first}: {diverging_operation_text(output.diverging_operation)}"
     yield from (_parts(output) for output in differing_variants(result) if output.groups)
     for output in differing_variants(result):
-        if unsure := [escape_unprintable(g.name) for g in output.groups if g.is_near_level(GROUP_SIGNIFICANCE_LEVEL)]:
+        if unsure := [g.name for g in output.groups if g.is_near_level(GROUP_SIGNIFICANCE_LEVEL)]:
             yield (
-                f"{escape_unprintable(output.name)}: significance is uncertain for {listed(unsure)}: "
+                f"{output.name}: significance is uncertain for {listed(unsure)}: "
                 f"p is within its Monte-Carlo error of {GROUP_SIGNIFICANCE_LEVEL}"
             )
     if any(not output.is_deterministic and output.n < FEW_REPLICAS for output in result.variants):
         yield f"fewer than {FEW_REPLICAS} replicas: intervals are wide and may not cover rare runs that end differently"
     for output in result.variants:
         for note in output.notes:
-            yield f"{escape_unprintable(output.name)}: {escape_unprintable(note)}"
-    yield from map(escape_unprintable, result.notes)
+            yield f"{output.name}: {note}"
+    yield from result.notes
 
 
 def _parts(result: VariantNoise) -> str:
     """Which groups vary more than others, and what is left of a large raw sd once size is counted."""
-    more = [escape_unprintable(g.name) for g in result.groups if is_significant_spread(g)]
+    more = [g.name for g in result.groups if is_significant_spread(g)]
     said = f"{listed(more)} {'varies' if len(more) == 1 else 'vary'} more than random groups of the same size"
     if not more:
         said = "none varies more than random groups of the same size"
     whole = result.accuracy.sd.estimate
     most = max(result.groups, key=lambda g: g.sd.estimate or 0.0)
-    text = f"{escape_unprintable(result.name)}: of {count_text(len(result.groups), 'group')} {said}"
+    text = f"{result.name}: of {count_text(len(result.groups), 'group')} {said}"
     if not whole or not most.sd.estimate:
         return text
     return (
-        f"{text}; the largest raw sd, of {escape_unprintable(most.name)}, is {most.sd.estimate / whole:.1f} "
+        f"{text}; the largest raw sd, of {most.name}, is {most.sd.estimate / whole:.1f} "
         f"times the sd of accuracy "
         f"(for a random group of the same size: {most.sd_by_size / whole:.1f} times)"
     )
@@ -398,7 +338,7 @@ def diverging_operation_text(result: DivergingOperation) -> str:
     """Where runs part, as one clause."""
     module = f"of {result.module}" if result.module not in ("", OUTSIDE) else ""
     where = " ".join(part for part in (result.phase, module) if part)
-    what = escape_unprintable(f"{result.kernel} ({where})" if where else result.kernel)
+    what = f"{result.kernel} ({where})" if where else result.kernel
     texts = {
         MOVED: f"{what} takes different elements of the same tensor",
         START: "the weights already differ before this step",
@@ -413,7 +353,7 @@ def diverging_operation_text(result: DivergingOperation) -> str:
 def effect_explanation(result: SwitchEffect) -> str:
     """A sentence on what a switch does, and where runs part by it."""
     first = result.diverging_operation
-    return escape_unprintable(result.explanation) + (
+    return result.explanation + (
         "" if first is None else f", first at step {first.step}: {diverging_operation_text(first)}"
     )
 

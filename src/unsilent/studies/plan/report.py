@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.sizes import human_bytes
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.report.curves import line_series
 from unsilent.report.dots import Dots, axis_bottom, dot_traces, hover_text
 from unsilent.report.estimates import Estimate, machine_table
@@ -51,7 +52,7 @@ METHOD = (
 def report(result: PlanResult) -> Report:
     """The report on a plan."""
     return Report(
-        "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", _headline(result),
+        "unsilent/plan/2", "plan", f"Protected memory for {result.workload}", _headline(result),
         machine_table(estimates(result), ("budget", "assignment", "")),
         findings=tuple(_findings(result)),
         sections=tuple(_sections(result)),
@@ -59,7 +60,7 @@ def report(result: PlanResult) -> Report:
         notes=tuple(_notes(result)),
         repeat_command=result.command,
         method=METHOD,
-        further_json=_further(result),
+        further_json={**fields_by_name(result), "raw_fit": result.raw_fit},
     )  # fmt: skip
 
 
@@ -299,28 +300,6 @@ def _notes(result: PlanResult) -> Iterator[str]:
     if any(not budget.optimal for budget in result.budgets):
         names = ", ".join(budget.name for budget in result.budgets if not budget.optimal)
         yield f"the solver reached its time limit, so a slightly better selection may exist: {names}"
-
-
-def _further(result: PlanResult) -> dict[str, Any]:
-    values = asdict(replace(result, budgets=(), items=(), curve=()))
-    for name in ("budgets", "items", "curve"):
-        values.pop(name)
-    budgets = [
-        {
-            "name": b.name, "capacity_bytes": b.capacity, "bytes": dict(b.used), "optimal": b.optimal, "oracle": b.oracle,
-            "plan_by_truth": b.plan_by_truth, "trials_factor": b.trials_factor, "latency": b.latency, "energy": b.energy,
-            "differs": b.differs,
-        }
-        for b in result.budgets
-    ]  # fmt: skip
-    curve = [{"bytes": x, "rate": y} for x, y in result.curve]
-    return {
-        **values,
-        "raw_fit": result.raw_fit,
-        "budgets": budgets,
-        "items": [asdict(item) for item in result.items],
-        "pareto": curve,
-    }
 
 
 # -- figure ------------------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def dtype_of(spec: PvfSpec, description: PvfBaseline) -> str:
     """The dtype for a reader: that of the model's numbers, or all that were corrupted among values of a run."""
     corrupted = dtypes(description)
     if spec.is_transient:
-        return " and ".join(filter(None, (", ".join(corrupted[:-1]), corrupted[-1])))
+        return " and ".join(filter(None, (", ".join(corrupted[:-1]), *corrupted[-1:]))) or "nothing"
     return spec.dtype or corrupted[0]
 
 

@@ -55,7 +55,8 @@ def check_spec(spec: PvfSpec) -> None:
 
 def check_pvf_baseline(baseline: PvfBaseline) -> None:
     """Raise ``DamagedRecordError`` for impossible sizes, and for sites that there cannot be."""
-    if not baseline.targets or not baseline.tensors or not baseline.samples:
+    nothing = (not baseline.targets or not baseline.tensors) and not baseline.memory_parts
+    if nothing or not baseline.samples:
         raise DamagedRecordError("its description names no target, tensor or sample")
     if min(baseline.samples) < 1 or sum(baseline.samples) > MOST_SAMPLES:
         raise DamagedRecordError("its description has an impossible number of samples")

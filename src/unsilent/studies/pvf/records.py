@@ -176,6 +176,11 @@ class PvfResult(CampaignResult):
         return "P(incorrect)" if self.transient else "PVF"
 
     @property
+    def nothing_reaches(self) -> bool:
+        """Whether memories are described, and no fault to be tried comes through their protection."""
+        return bool(self.memory_fit) and not self.rows
+
+    @property
     def measure_text(self) -> str:
         """The name of an estimate, and the events it counts, where memories correct or report some."""
         return f"{self.measure} of {EVENTS_COMING_THROUGH}" if self.memories else self.measure
@@ -291,6 +296,11 @@ class Gate:
 
     def check(self, spec: PvfSpec, description: PvfBaseline) -> None:
         """Raise ``UsageError`` when the campaign will have no row this speaks of; before its first trial."""
+        if not description.targets:
+            raise UsageError(
+                f"--assert is about P(incorrect) of {EVENTS_COMING_THROUGH}, but there is no trial, because nothing or too "
+                "little does; omit --assert"
+            )
         names = {"model", *(t.name for t in description.targets), *(t.component for t in description.targets)}
         names |= {t.layer for t in description.tensors}
         if self.target not in names:

@@ -13,7 +13,16 @@ from typing import Any
 
 from unsilent.basics.interval import Interval
 from unsilent.report.bars import Bar, stacked_shares_figure
-from unsilent.report.dots import Dots, axis_bottom, dot_traces, hover_text, share_axis, shares_figure
+from unsilent.report.dots import (
+    Dots,
+    axis_bottom,
+    dot_traces,
+    hover_text,
+    rate_hover_text,
+    rates_figure,
+    share_axis,
+    shares_figure,
+)
 from unsilent.report.estimates import (
     FEW_TRIALS,
     NO_ESTIMATE_KEY,
@@ -262,6 +271,8 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
         plots = [Plot("curves", f"{measure} by {level}", curves_figure(lines, measure))]
     if result.memory_fit:
         yield memory_section(result)
+    if result.nothing_reaches:
+        return
     against = " against the number of flips" if len(lines.flips) > 1 else ""
     title = f"{result.measure_text} by {level}{against}"
     yield Section(title, words.curves_lead(result, lines), (*plots, *_terminal(result)))
@@ -315,7 +326,22 @@ def _fit_section(fit_per_bit: float | None, fits: Sequence[FitRow]) -> Section:
         "Limits come from the PVF; the raw rate is taken as exact. Bars show intervals. A target whose elements have several "
         "widths has no FIT, because PVF is uniform over elements and the raw rate is uniform over bits."
     )
-    return Section("FIT estimate", lead, (_fit_table(fits, fit_per_bit),))
+    return Section("FIT estimate", lead, (*_fit_plot(fits), _fit_table(fits, fit_per_bit)))
+
+
+def _fit_plot(fits: Sequence[FitRow]) -> Iterator[Plot]:
+    """The rows that have a FIT, the largest first (at most `BARS`), then the model; none where all are 0."""
+    known = [f for f in fits if f.estimate is not None and f.high]
+    shown = [f for f in known if f.row.level != "model"][:BARS] + [f for f in known if f.row.level == "model"]
+    if not shown:
+        return
+    names = [f.row.target for f in shown]
+    rates = [Interval(f.estimate, f.low or 0.0, f.high or 0.0, f.row.confidence, f.row.n, f.row.method) for f in shown]
+    hover = [rate_hover_text(rate, name, "FIT") for rate, name in zip(rates, names, strict=True)]
+    colours = [MODEL_COLOUR if f.row.level == "model" else SERIES_COLOURS[0] for f in shown]
+    places = [(float(place), *one) for place, one in enumerate(zip(rates, hover, strict=True))]
+    plot = rates_figure([Dots("", colours, "circle", places)], names, "FIT (failures in 10⁹ hours)")
+    yield Plot("fit", "FIT by target", plot)
 
 
 SERIES = 8

@@ -193,6 +193,8 @@ class RowScope:
 def target_groups(stored: StoredTrials, flips: int | None) -> list[RowScope]:
     """The targets of one number of flips, what they belong to, and the model; coarse levels first."""
     targets = stored.description.targets_at(flips)
+    if not targets:  # no fault comes through the protection of any memory
+        return []
     level = targets[0].level
     result = [_rolled_up("model", "model", "", targets, stored, flips)]
     if level != "component":

@@ -54,6 +54,8 @@ PLACES = {
 
 def headline(result: PvfResult) -> str:
     """The finding in one sentence."""
+    if result.nothing_reaches:
+        return _unmeasured_rate(result.memory_fit[-1])
     if result.memory_fit and result.trials_done:
         return _failure_rate(result.memory_fit[-1])
     level = main_level(result)
@@ -104,6 +106,19 @@ def _failure_rate(model: MemoryFitRow) -> str:
     return (
         f"Events in the memories make a call silently incorrect at {silent.estimate} FIT{silent.limits_in_sentence}, and cause "
         f"detectable errors at {errors.estimate} FIT{errors.limits_in_sentence}."
+    )
+
+
+def _unmeasured_rate(model: MemoryFitRow) -> str:
+    """FIT where there is nothing to try: what the description and the codes say."""
+    texts = (estimate_text(i.estimate, i.low, i.high, scale=1.0) for i in (model.silent, model.detectable))
+    silent, errors = (f"{text.estimate}{text.limits_in_sentence}" for text in texts)
+    why = "the memories have no events at all"
+    if model.raw:
+        why = "too few faults come through to be tried" if model.silent.high else "no fault reaches the model"
+    return (
+        f"No trial was run, because {why}: by the description (not measured), silent FIT is {silent}, and detectable FIT "
+        f"{errors}, of events that are detected and not corrected."
     )
 
 
@@ -195,6 +210,10 @@ MEMORIES = (
     "protection, weighted by the rates of events. Events that a code corrects or reports are not in it; FIT counts those that a "
     "memory reports as detectable."
 )
+NOTHING_REACHES = (
+    "FIT are computed from the description alone: events in bits that are needed, and what the code of each memory makes of "
+    "them. Nothing was injected, so that nothing here is a measurement."
+)
 PVF_MEANING = (
     "PVF is the parameter vulnerability factor (arXiv 2405.01741): the probability that an output is incorrect, given a "
     "fault in a parameter. It is not the program vulnerability factor, which has the same acronym."
@@ -284,6 +303,9 @@ def findings(result: PvfResult, fits: Sequence[FitRow]) -> Iterator[str]:
 
 def notes(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> Iterator[str]:
     """How to read the tables."""
+    if result.nothing_reaches:
+        yield f"nothing was measured; what the memories hold was computed from {count_text(result.batches, 'batch')}"
+        return
     yield measured_on(result)
     joint = ", comparisons use joint intervals" if has_any_interval(result.rows) else ""
     yield f"{limits_text(result.rows, result.confidence)}, n counts faults{joint}"
@@ -313,6 +335,11 @@ def accuracy_lost_text(lost: LostAccuracy) -> str:
 
 def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
+    if result.nothing_reaches:
+        for kind in ("silent", "detectable"):
+            rate = getattr(result.memory_fit[-1], kind)
+            text = estimate_text(rate.estimate, rate.low, rate.high, scale=1.0)
+            yield f"{kind} FIT by the description", text.estimate, text.limits
     model = at_level(result.rows, "model")
     for row in [r for r in model if r.flips == headline_flips(model)][:1]:
         text = estimate_text(row.estimate, row.low, row.high)
@@ -341,7 +368,9 @@ def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
         return
     if result.trials_done < result.trials_planned:
         yield "finish the campaign", f"{result.command} --store {store}"
-    elif not (spec.get("exhaustive") or {"--ci", "--rel", "--faults"} & set(shlex.split(result.command))):
+    elif result.rows and not (
+        spec.get("exhaustive") or {"--ci", "--rel", "--faults"} & set(shlex.split(result.command))
+    ):
         yield "run trials until each row is precise", f"{without_options(result.command, PvfBudget)} --rel 20%"
     if result.at == ALL_PARAMETERS and result.fault == "bitflip" and 1 in spec["flips"] and result.trials_done:
         yield "choose which parameters to protect", f"unsilent plan {store} --budget 20%"
@@ -400,6 +429,9 @@ def method(result: PvfResult) -> Iterator[str]:
     measure, every, rows = result.measure, units(result), result.rows
     which = "command" if result.command.startswith("unsilent ") else "Python call"
     yield f"With the same data, weights, versions and kind of device, this {which} reproduces these numbers."
+    if result.nothing_reaches:
+        yield NOTHING_REACHES
+        return
     meant = MEMORIES if result.memories else TRANSIENT if result.transient else PVF_MEANING
     yield f"{meant} {INCORRECT}"
     if result.unit == "batch":

@@ -38,19 +38,6 @@ OUTCOME_TEXTS = {
     TrainingOutcome.IMPROVED: "better than the fault-free run, beyond noise",
     TrainingOutcome.CRASHED: "crashed, raised or hung",
 }
-BRIEF_OUTCOME_TEXTS = {
-    TrainingOutcome.MASKED_BITWISE: "identical final state",
-    TrainingOutcome.MASKED_BENIGN: "no difference beyond noise",
-    TrainingOutcome.IMMEDIATE_NAN: "loss not finite at once",
-    TrainingOutcome.SHORT_TERM_NAN: "loss not finite in {short_term} steps",
-    TrainingOutcome.SHARP_DEGRADE: "drops at once, stays low",
-    TrainingOutcome.SLOW_DEGRADE: "declines over several steps",
-    TrainingOutcome.SHARP_SLOW_DEGRADE: "drops at once, declines further",
-    TrainingOutcome.LOW_TEST: "low on held-out data alone",
-    TrainingOutcome.IMPROVED: "better, beyond noise",
-    TrainingOutcome.CRASHED: "crashed, raised or hung",
-}
-"""`OUTCOME_TEXTS` for a narrow column."""
 SOURCES = {
     "short_term": ("a loss that becomes non-finite within this many steps after the fault is short-term", "our choice"),
     "window": ("number of steps that the training metric is averaged over", "our choice"),
@@ -72,10 +59,9 @@ SOURCES = {
 """What each threshold is, and where its default comes from."""
 
 
-def outcome_text(outcome: str, result: TrainingResult, brief: bool = False) -> str:
+def outcome_text(outcome: str, result: TrainingResult) -> str:
     """A class in a few words."""
-    words = BRIEF_OUTCOME_TEXTS if brief else OUTCOME_TEXTS
-    return words[TrainingOutcome(outcome)].format(short_term=result.thresholds.short_term)
+    return OUTCOME_TEXTS[TrainingOutcome(outcome)].format(short_term=result.thresholds.short_term)
 
 
 def rate(interval: Interval) -> str:
@@ -113,9 +99,7 @@ def thresholds(result: TrainingResult) -> list[tuple[str, str, str, str]]:
 
 def part_name(part: TrainingPvfRow, quote: str = "") -> str:
     """``block1 (param)``; ``quote``: what stands around the name."""
-    return f"{quote}{escape_unprintable(part.part or part.target)}{quote}" + (
-        f" ({escape_unprintable(part.memory_kind)})" if part.memory_kind else ""
-    )
+    return f"{quote}{part.part or part.target}{quote}" + (f" ({part.memory_kind})" if part.memory_kind else "")
 
 
 def first_example_text(result: TrainingResult, outcome: str) -> str:
@@ -123,12 +107,7 @@ def first_example_text(result: TrainingResult, outcome: str) -> str:
     value = next((curve for curve in result.curves if curve.outcome == outcome), None)
     if value is None:
         return ""
-    return escape_unprintable(value.trial)
-
-
-def bare_percent_text(share: Interval) -> str:
-    """``3.8 [2.5, 5.6]`` in percent, ``0 [0, 31]``; ``–`` of no trial."""
-    return share_with_limits_text(share).replace(" %", "") if share.n else "–"
+    return value.trial
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
@@ -190,7 +169,7 @@ def headline(result: TrainingResult) -> str:
     """The finding in one sentence."""
     if result.parts:
         return _pvf_headline(result)
-    name = escape_unprintable(result.workload)
+    name = result.workload
     harm, latent, different = result.all_trials.harmful, result.all_trials.latent, result.all_trials.different
     share = share_with_limits_text(different) if events(different) else "none"
     ended = f"{share} ended different from the fault-free run by more than noise"
@@ -212,9 +191,9 @@ def _pvf_headline(result: TrainingResult) -> str:
     worst = most_vulnerable_first(result.parts)[0]
     many = count_text(len(result.parts), "target")
     if not any(part.failures for part in result.parts):
-        return f"No corruption of {many} of {escape_unprintable(result.workload)} ended in a convergence failure"
+        return f"No corruption of {many} of {result.workload} ended in a convergence failure"
     return (
-        f"{part_name(worst, '`')} has the highest training PVF of {many} of {escape_unprintable(result.workload)}: "
+        f"{part_name(worst, '`')} has the highest training PVF of {many} of {result.workload}: "
         f"{share_with_limits_text(worst.pvf)} of {worst.n:,} corruptions end in a convergence failure (exploratory: the order of "
         "targets is not tested)"
     )
@@ -262,13 +241,13 @@ def _classes(result: TrainingResult) -> Iterator[str]:
 
 def contrast_text(result: Contrast) -> str:
     """One group against another, and whether they are shown to differ."""
-    first, second, gap = escape_unprintable(result.first), escape_unprintable(result.second), result.difference
+    first, second, gap = result.first, result.second, result.difference
     points = signed(gap.estimate, gap.low, gap.high)
     word = "higher" if gap.low > 0 else "lower" if gap.high < 0 else "no difference is shown"
     if word != "no difference is shown":
         word = f"the share is {word} for {first}"
     return (
-        f"{escape_unprintable(result.name)}, {first} against {second} with the same fault models: "
+        f"{result.name}, {first} against {second} with the same fault models: "
         f"{rate(result.one)} of {result.one.n:,} "
         f"against {rate(result.other)} of {result.other.n:,}, {points.estimate} points{points.limits_in_sentence}: {word}"
     )
@@ -307,7 +286,7 @@ def _alone(result: TrainingResult) -> str:
     if len(kinds) < 2:
         return ""
     return "; latent outcomes preceded by each kind of large value alone: " + ", ".join(
-        f"{KINDS.get(c.kind, escape_unprintable(c.kind))} {c.true_positives:,}" for c in kinds
+        f"{KINDS.get(c.kind, c.kind)} {c.true_positives:,}" for c in kinds
     )
 
 
@@ -359,19 +338,18 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
     if parts := [f"{count:,} {what}" for count, what in rest if count]:
         yield f"under the guard: {', '.join(parts)}"
     if output.alarms:
-        yield "alarms: " + ", ".join(f"{escape_unprintable(kind)} {count:,}" for kind, count in output.alarms.items())
+        yield "alarms: " + ", ".join(f"{kind} {count:,}" for kind, count in output.alarms.items())
 
 
 def training_method_lines(result: TrainingResult) -> list[str]:
     """How trials were judged and what they cost: lines under the tables."""
     return [
-        f"{count_text(result.steps, 'step')} of {escape_unprintable(result.workload)}, "
+        f"{count_text(result.steps, 'step')} of {result.workload}, "
         f"{count_text(result.parameters, 'parameter')}, optimizer "
         f"{escape_unprintable(' and '.join(dict.fromkeys(result.optimizers)) or 'none')}; fault-free held-out accuracy "
         f"{100 * result.golden_test:.2f} %",
         *floor_texts(result),
-        f"in brackets: {100 * result.confidence:g} % limits "
-        f"({escape_unprintable(result.all_trials.harmful.method)}); {joint_text(result)}",
+        f"in brackets: {100 * result.confidence:g} % limits ({result.all_trials.harmful.method}); {joint_text(result)}",
         "different: crashed, not finite, or off by more than a threshold and beyond implementation noise; harmful: crashed, "
         "not finite, or worse by more than a threshold and beyond the noise of seeds as well; silent: harmful without an error "
         "(degraded, or low accuracy on held-out samples)",
@@ -409,7 +387,7 @@ def floor_texts(result: TrainingResult) -> Iterator[str]:
 
 
 def _floor(floor: ReplicaDifferences, result: TrainingResult) -> str:
-    head = f"{count_text(len(floor.accuracy), 'fault-free replica')} (switches: {escape_unprintable(floor.switches)})"
+    head = f"{count_text(len(floor.accuracy), 'fault-free replica')} (switches: {floor.switches})"
     if all(floor.identical_to_twin):
         return f"{head} that all ended in the final state of the fault-free twin (golden)"
     return (
@@ -421,7 +399,7 @@ def _floor(floor: ReplicaDifferences, result: TrainingResult) -> str:
 def cost_text(result: TrainingResult) -> str:
     """A sentence on the cost of a trial."""
     cost = result.cost
-    ends = ", ".join(f"{escape_unprintable(reason)} {count:,}" for reason, count in cost.end_reasons.items())
+    ends = ", ".join(f"{reason} {count:,}" for reason, count in cost.end_reasons.items())
     return (
         f"on average, a trial ran {100 * cost.steps:.1f} % of a full run's steps ({100 * cost.steps_without_early_end:.1f} "
         f"% if none had ended early) and took "

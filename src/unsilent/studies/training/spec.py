@@ -360,7 +360,7 @@ class TrainingAnalysisOptions:
     """
 
     thresholds: Annotated[Thresholds, Option(
-        "A threshold of the outcome classes, like gap=0.05; repeat for more. See docs/concepts/training-faults.md.",
+        "A threshold of the outcome classes, like gap=0.05; repeat for more. See docs/concepts/trainings.md.",
         PRECISION_PANEL, "threshold", unset_value=(), parser=parse_thresholds, formatter=threshold_texts,
         is_repeatable=True)] = field(default_factory=Thresholds)  # fmt: skip
     confidence: Annotated[float, CONFIDENCE] = 0.95
