@@ -49,10 +49,10 @@ def weighted_parts(text: str) -> list[tuple[float, str]]:
 def check_paths(text: str) -> None:
     """Raise ``UsageError`` where the path of a file that exists would be split as a mixture."""
     between = list(_BETWEEN.finditer(text))
-    for start in (0, *(one.end() for one in between)):
+    for start in (0, *(separator.end() for separator in between)):
         weighted = _WEIGHTED.fullmatch(text, start)
         first = start if weighted is None else weighted.start("rest")
-        for end in (*(one.start() for one in between), len(text)):
+        for end in (*(separator.start() for separator in between), len(text)):
             named = FILE_AND_NAME.fullmatch(text, first, end)
             if named and _BETWEEN.search(named["file"]) and os.path.isfile(os.path.expanduser(named["file"])):
                 raise UsageError(

@@ -56,7 +56,7 @@ def shares_figure(series: Sequence[Dots], names: Sequence[str], title: str, bott
 
 
 def rates_figure(series: Sequence[Dots], names: Sequence[str], title: str) -> Figure:
-    """The same for rates, whose axis is as long as they need; at least one of them must be more than 0."""
+    """The figure of rates, whose axis is as long as they need; at least one of them must be more than 0."""
     values = [row for dots in series for _, row, _ in dots.rows if row.estimate is not None and row.high > 0]
     first = math.floor(math.log10(min(value.estimate or value.high for value in values)) - 0.05)
     last = math.ceil(math.log10(max(value.high for value in values)) + 0.05)

@@ -44,7 +44,7 @@ class Column:
     of: Getter | str | None = None
 
     def cell(self, row: Any) -> Cell:
-        """Its cell of the row that is made of ``row``; None where a mapping has none."""
+        """The column's cell of the row that is made of ``row``; None where a mapping has none."""
         if callable(self.of):
             return self.of(row)
         if isinstance(row, Mapping):

@@ -23,7 +23,7 @@ class Shown:
     The function that makes the report, and the renderers above this folder, are imported when something is shown.
 
     Attributes:
-        REPORT: Where that function is, ``module:name``; it takes the result. A subclass may have a method ``report`` instead.
+        REPORT: Name of that function, ``module:name``; it takes the result. A subclass may have a method ``report`` instead.
     """
 
     __slots__ = ()

@@ -71,8 +71,8 @@ class StepSurvey(StepInjection):
     """Active around one fault-free step, of which it changes no bit; afterwards `select_regions` says what there is.
 
     Args:
-        model: As of `StepInjection`.
-        optimizers: As of `StepInjection`.
+        model: Model as of `StepInjection`.
+        optimizers: Optimizers as of `StepInjection`.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> None:
