@@ -1,4 +1,4 @@
-"""What the text of an option ``--fault`` names: weighted parts of a mixture, and the file of functions of the user.
+"""Parsing of an option ``--fault``: weighted parts of a mixture, and the file of functions of the user.
 
 0.7*bitflip + 0.3*burst:length=3      a mixture: a fault is one of them, by their weights
 my_faults.py:stuck-row:count=4        a function of the old bits in a Python file, see `value_functions`
@@ -76,10 +76,10 @@ def weighted_parts(text: str) -> list[tuple[float, str]]:
 def check_paths(text: str) -> None:
     """Raise ``UsageError`` where the path of a file that exists would be split as a mixture."""
     between = list(_BETWEEN.finditer(text))
-    for start in (0, *(one.end() for one in between)):
+    for start in (0, *(separator.end() for separator in between)):
         weighted = _WEIGHTED.fullmatch(text, start)
         first = start if weighted is None else weighted.start("rest")
-        for end in (*(one.start() for one in between), len(text)):
+        for end in (*(separator.start() for separator in between), len(text)):
             named = FILE_AND_NAME.fullmatch(text, first, end)
             if named and _BETWEEN.search(named["file"]) and os.path.isfile(os.path.expanduser(named["file"])):
                 raise UsageError(

@@ -1,4 +1,4 @@
-"""How the outcomes of trials are read: the question asked of them, and outcomes counted in its unit."""
+"""Counts of the outcomes of trials: the question asked of them, and outcomes counted in its unit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_ONCE = 2**24
 
 @dataclass(frozen=True)
 class PvfEstimator(PvfAnalysisOptions):
-    """How stored trials are read, and estimates made of them."""
+    """The question put to stored trials, and the estimates that answer it."""
 
     def with_default_unit(self, transient: bool) -> PvfEstimator:
         """The question put to a campaign: samples are counted where parameters are corrupted, else the one batch that is."""
@@ -47,7 +47,7 @@ class PvfEstimator(PvfAnalysisOptions):
         return stratified(parts, self.confidence)
 
     def with_joint_confidence(self, rows: int) -> PvfEstimator:
-        """The same at the confidence that makes ``rows`` intervals hold together (Bonferroni)."""
+        """The estimator at the confidence that makes ``rows`` intervals hold together (Bonferroni)."""
         return replace(self, confidence=1 - (1 - self.confidence) / max(rows, 1))
 
 

@@ -1,4 +1,4 @@
-"""What a description of an accelerator may say: the tables of its TOML file, checked.
+"""Tables of the TOML file that describes an accelerator, checked.
 
 Every table of facts has a key ``evidence``: one grade for all its facts, or a table with one grade for each. No number about
 hardware has a default; what is left out is not known, or not there (no tail, nothing passed on, no tile). A file describes
@@ -121,23 +121,27 @@ class DescriptionTable(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def _known(cls, record: Any) -> Any:
+        if not isinstance(record, dict):
+            return record
         keys = [k for k in cls.model_fields if k != "evidence" or cls.facts]
-        if strange := [k for k in given if k not in keys]:
+        if strange := [k for k in record if k not in keys]:
             raise ValueError(str(unknown_name_error("key", str(strange[0])[:60], keys)))
-        return given
+        return record
 
     @model_validator(mode="after")
     def _all_graded(self) -> DescriptionTable:
-        given = [fact for fact in self.facts if getattr(self, fact) is not None]
-        graded = self.evidence if isinstance(self.evidence, dict) else dict.fromkeys(given if self.evidence else (), "")
-        if missing := [fact for fact in given if fact not in graded]:
+        stated_facts = [fact for fact in self.facts if getattr(self, fact) is not None]
+        graded = (
+            self.evidence
+            if isinstance(self.evidence, dict)
+            else dict.fromkeys(stated_facts if self.evidence else (), "")
+        )
+        if missing := [fact for fact in stated_facts if fact not in graded]:
             raise ValueError(f"evidence for {missing[0]} is missing; expected one of {', '.join(GRADES)}")
-        if strange := [fact for fact in graded if fact not in given]:
+        if strange := [fact for fact in graded if fact not in stated_facts]:
             raise ValueError(
-                f"evidence is given for {strange[0]!r}, which has no value; expected {', '.join(given) or 'none'}"
+                f"evidence is given for {strange[0]!r}, which has no value; expected {', '.join(stated_facts) or 'none'}"
             )
         return self
 
@@ -182,7 +186,7 @@ class MultiplierArray(DescriptionTable):
 
 
 class StageDtypes(DescriptionTable):
-    """In which dtype each stage holds a value."""
+    """The dtype in which each stage holds a value."""
 
     facts: ClassVar[tuple[str, ...]] = ("input", "weight", "accumulator", "output")
     input: Dtype
@@ -206,7 +210,7 @@ class CustomFault(DescriptionTable):
 
     @property
     def window(self) -> OutputWindow | None:
-        """None where nothing is said of it."""
+        """The window of the outputs; None where nothing is said of it."""
         if (self.channels, self.positions, self.tail, self.onward) == (None, None, False, False):
             return None
         return OutputWindow(self.channels, self.positions, self.tail, self.onward)
@@ -242,7 +246,7 @@ class FlipFlopGroup(DescriptionTable):
 
 
 class ErrorPattern(DescriptionTable):
-    """What one event does to the bits of a memory. ``share``: of all events of the memory."""
+    """Corruption of the bits of a memory by one event. ``share``: of all events of the memory."""
 
     facts: ClassVar[tuple[str, ...]] = ("share",)
     model: Annotated[str, _refusing(_event)]
@@ -306,7 +310,7 @@ class Memory(DescriptionTable):
 
     @property
     def bytes_per_second(self) -> int:
-        """Its bandwidth."""
+        """Bandwidth of the memory."""
         return parse_bytes(self.bandwidth)
 
     @property
