@@ -177,6 +177,30 @@ def test_what_a_fault_cannot_last():
         fault_model("zero:lasts=2")  # where nothing could last
 
 
+@pytest.mark.parametrize(
+    ("text", "begins", "canonical"),
+    [
+        ("bitflip:from=3", (3, 3), "bitflip:from=3"),
+        ("bitflip:count=2,from=0..4", (0, 4), "bitflip:count=2,from=0..4"),
+        ("zero:from=2,run=4", (2, 2), "zero:run=4,from=2"),
+        ("zero:lasts=end,from=2..2", (2, 2), "zero:from=2,lasts=end"),
+        ("zero", None, "zero"),
+    ],
+)
+def test_when_a_fault_begins(text, begins, canonical):
+    model = asked_fault_model(text)
+    assert (model.begins, model.text) == (begins, canonical)
+    assert asked_fault_model(model.text) == model
+
+
+def test_when_a_fault_cannot_begin():
+    for value in ("-1", "", "x", "1.5", "3..2", "1..", "..2", "end", "1...2", "\u0663"):
+        with pytest.raises(UsageError, match="expected the number of a batch or step, 0 or more, or a range like 2..5"):
+            asked_fault_model(f"zero:from={value}")
+    with pytest.raises(UsageError, match="unknown parameter"):
+        fault_model("zero:from=2")  # where there is no moment
+
+
 def test_texts_of_faults_with_functions():
     text = "0.5*a/my.py:f:count=3 + 2*zero:whole=row"
     assert function_file(text) == "a/my.py"

@@ -45,7 +45,7 @@ def cost_with(now, costs, then):
     """The costs with other intervals: reading costs in proportion to how much is read."""
     parts = ("gradients", "values", "state")
     after = {part: getattr(costs, part) * getattr(now, part) / getattr(then, part) for part in parts}
-    return costs._replace(**after, step=costs.step - costs.own + sum(after.values()) + costs.fixed)
+    return costs._replace(**after, step=costs.step - costs.monitor_seconds + sum(after.values()) + costs.fixed)
 
 
 @given(intervals, costs, budgets)
@@ -53,13 +53,14 @@ def test_the_budget_is_kept_wherever_that_is_possible(now, costs, budget):
     then = fitting_intervals(now, costs, budget)
     assert all(1 <= one <= LONGEST for one in (then.gradients, then.values, then.state))
     if then != NEVER_LONGER:
-        assert cost_with(now, costs, then).own <= (costs.step - costs.own) * AIM * budget / 100 * (1 + 1e-9)
+        allowed = (costs.step - costs.monitor_seconds) * AIM * budget / 100
+        assert cost_with(now, costs, then).monitor_seconds <= allowed * (1 + 1e-9)
 
 
 @given(intervals, costs, budgets)
 def test_gradients_come_first_and_take_no_more_than_their_share(now, costs, budget):
     then = fitting_intervals(now, costs, budget)
-    room = (costs.step - costs.own) * AIM * budget / 100 - costs.fixed
+    room = (costs.step - costs.monitor_seconds) * AIM * budget / 100 - costs.fixed
     if room > 0 and then.gradients < LONGEST:
         assert costs.gradients * now.gradients / then.gradients <= GRADIENT_SHARE * room * (1 + 1e-9)
 
@@ -133,8 +134,8 @@ def test_the_meter_counts_what_the_time_of_functions_does_not_show():
     meter.fixed = 16.0
     costs = meter.since_last_look(10, 1)
     assert costs[3:] == pytest.approx([READING_UNSEEN * one for one in (1, 2, 4, 16)] + [8])
-    assert meter.seconds() == pytest.approx(costs.own)
-    assert costs.own > sum(seconds.values()) + meter.fixed
+    assert meter.seconds() == pytest.approx(costs.monitor_seconds)
+    assert costs.monitor_seconds > sum(seconds.values()) + meter.fixed
 
 
 def test_costs_are_a_share_of_the_time_since_the_beginning():

@@ -23,16 +23,16 @@ def start_child(
     module: str, environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], Connection]:
     """``python -m MODULE FD OUR-PID``, and our end of the socket. ``environment``: its variables, ours where None."""
-    ours, theirs = socket.socketpair()
-    with theirs:
+    parent_end, child_end = socket.socketpair()
+    with child_end:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-m", module, str(child_end.fileno()), str(os.getpid())],
+            pass_fds=[child_end.fileno()],
             stdin=subprocess.DEVNULL,
             env=environment,
             start_new_session=True,  # a group of its own: Ctrl-C is for the driver, a kill reaches its children too
         )
-    return process, Connection(ours.detach())
+    return process, Connection(parent_end.detach())
 
 
 def end_child(process: subprocess.Popen[bytes], connection: Connection) -> None:

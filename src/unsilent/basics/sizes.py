@@ -96,8 +96,8 @@ def human_bytes(number: int, rounding: Callable[[float], int] = round) -> str:
     if rounding(value) >= 1024 and power < len(_UNITS):
         power, value = power + 1, value / 1024
     scale = 10.0 ** max(0, 3 - len(str(int(value))))
-    shown = rounding(value * scale) / scale
-    return f"{shown:g} {_UNITS[power - 1]}"
+    rounded = rounding(value * scale) / scale
+    return f"{rounded:g} {_UNITS[power - 1]}"
 
 
 def rough_duration_text(seconds: float) -> str:

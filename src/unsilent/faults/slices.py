@@ -33,7 +33,7 @@ _LEAST_AXES = {"row": 2, "column": 2, "expert": 3}
 
 @dataclass(frozen=True)
 class Whole(Aligned):
-    """One whole slice of a tensor, by its name."""
+    """A pattern of one whole slice of a tensor, by its name."""
 
     slice: str
 
@@ -86,7 +86,7 @@ class Whole(Aligned):
 
 @dataclass(frozen=True)
 class Head(Whole):
-    """One of ``heads`` equal parts of a tensor's channels."""
+    """A pattern of one of ``heads`` equal parts of a tensor's channels."""
 
     slice: str = "channel"
     heads: int = 1

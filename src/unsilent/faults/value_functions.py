@@ -79,7 +79,7 @@ class FunctionValue(ValueModel):
     """Replace by what a Python function of the user makes of the old bits.
 
     Attributes:
-        function: As a `Fault` names it: name and hash of the file.
+        function: Name of the function and hash of its file, as a `Fault` has them.
     """
 
     function: str = field(repr=False)
@@ -163,7 +163,7 @@ def apply_function(key: str, words: Array, random: Array, dtype: str) -> Array:
 
 
 def _argument_count(name: str, function: Callable[..., Any]) -> int:
-    """How many of words, random and dtype a function takes; raises ``UsageError``."""
+    """Number of arguments (of words, random and dtype) that a function takes; raises ``UsageError``."""
     parameters = inspect.signature(function).parameters.values()
     count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     if count != len(parameters) or not 1 <= count <= MOST_ARGUMENTS:

@@ -18,7 +18,7 @@ from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE, FaultKind
 from unsilent.recovery.fault_verdict import FaultVerdict
 
 LIMIT_SECONDS = 30.0
-"""That the command may take; then it is killed."""
+"""Seconds that the command may take; then it is killed."""
 _log = logging.getLogger("unsilent.monitor")
 
 
@@ -26,7 +26,7 @@ class AlarmCommand:
     """A sink that runs a command once, in rank 0, with the first verdict as JSON on stdin. Nothing that it does ends the job.
 
     Args:
-        command: For the shell.
+        command: Command for the shell.
         is_explained: Whether the verdict follows that says what kind of fault it was; else the one that names the rank is taken.
     """
 
@@ -42,7 +42,7 @@ class AlarmCommand:
     def close(self) -> None: ...
 
     def wait(self) -> None:
-        """Until the command has ended."""
+        """Wait until the command has ended."""
         if self._thread is not None:
             self._thread.join()
 
@@ -67,8 +67,8 @@ class AlarmCommand:
         except Exception as error:
             _log.error("--on-alarm-exec: %s; the job goes on", kind_and_line(error))
 
-    def _report(self, code: int | None, said: str) -> None:
-        last = escape_unprintable(said.strip().rpartition("\n")[2])[:300]
+    def _report(self, code: int | None, output: str) -> None:
+        last = escape_unprintable(output.strip().rpartition("\n")[2])[:300]
         if code is None:
             _log.error("--on-alarm-exec: killed after %g seconds; the job goes on", LIMIT_SECONDS)
         elif code:
@@ -87,9 +87,9 @@ def run_in_shell(command: str, text: str) -> tuple[int | None, str]:
         text=True, errors="replace", start_new_session=True,
     )  # fmt: skip
     try:
-        _, said = process.communicate(text, timeout=LIMIT_SECONDS)
+        _, output = process.communicate(text, timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         kill_with_children(process)  # what the shell has started as well
         process.communicate()
         return None, ""
-    return process.returncode, said
+    return process.returncode, output

@@ -10,7 +10,7 @@ from unsilent.launch.alarm_command import LIMIT_SECONDS
 
 POLL_SECONDS = 0.02
 OTHERS_SECONDS = LIMIT_SECONDS + 30
-"""That a stopped rank waits for the others, of which rank 0 may run a command."""
+"""Seconds that a stopped rank waits for the others, of which rank 0 may run a command."""
 _KEY = "unsilent/stopped"
 
 

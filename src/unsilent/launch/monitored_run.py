@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class MonitoredRun:
-    """One run of a program under a monitor; without one where there are no settings.
+    """A run of a program under a monitor; without one where there are no settings.
 
     Args:
-        alarm_command: What is run once after an alarm.
+        alarm_command: Command that is run once after an alarm.
     """
 
     def __init__(self, program: Program, resolved: ResolvedSettings, alarm_command: AlarmCommand | None = None) -> None:

@@ -1,4 +1,4 @@
-"""How a trial ended: judges (what an incorrect output is) and the classes a sample falls into."""
+"""Outcomes of trials: judges (what an incorrect output is) and the classes a sample falls into."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ def judge_text(what: Judge) -> str:
 
     from unsilent.outcomes.judges import JUDGES
 
-    for name, made in JUDGES.items():
-        if type(what) is made and is_dataclass(what):
-            given = [f"{f.name}={getattr(what, f.name)}" for f in fields(what) if getattr(what, f.name) != f.default]
-            return f"{name}{':' if given else ''}{','.join(given)}"
+    for name, judge_class in JUDGES.items():
+        if type(what) is judge_class and is_dataclass(what):
+            parameters = [
+                f"{f.name}={getattr(what, f.name)}" for f in fields(what) if getattr(what, f.name) != f.default
+            ]
+            return f"{name}{':' if parameters else ''}{','.join(parameters)}"
     return repr(what)
 
 

@@ -1,4 +1,4 @@
-"""What may be asked of stored outcomes: options of whoever reads them."""
+"""Options of whoever reads stored outcomes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNITS = ("sample", "batch")
 
 @dataclass(frozen=True)
 class PvfAnalysisOptions:
-    """How stored trials are read; the same store answers any of them.
+    """Options for reading stored trials; the same store answers any of them.
 
     Attributes:
         unit: None: what is usual for the campaign.
@@ -32,7 +32,7 @@ class PvfAnalysisOptions:
 
 @dataclass(frozen=True)
 class PvfReportOptions:
-    """How a result is shown."""
+    """Options for showing a result."""
 
     fit_per_bit: Annotated[
         float | None, Option("Raw FIT (failures per 1e9 hours) of one bit of memory.", OUTPUT_PANEL)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from unsilent.basics.errors import UsageError
+from unsilent.outcomes.base import LOG_LIKELIHOOD
 from unsilent.workloads.base import SHIFTED, TEST, Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
 from unsilent.workloads.clean_inputs import CleanInputs
@@ -133,6 +135,12 @@ def loss(scores: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(scores.flatten(0, 1), target.flatten())
 
 
+def log_likelihood(scores_of: Callable[[Any], Tensor], output: Any, windows: Tensor) -> Tensor:
+    """Of each context [n, 64] the mean log-likelihood of its characters but the first, in nats: float64[n]."""
+    likelihoods = scores_of(output)[:, :-1].double().log_softmax(-1)
+    return likelihoods.gather(2, windows[:, 1:, None]).squeeze(2).mean(1)
+
+
 def unigram_cross_entropy() -> float:
     """Mean cross entropy, in nats, of the held-out text under the character frequencies of the training text."""
     data = load_help_texts()
@@ -194,6 +202,9 @@ def character_workload(one: CharacterModel, evaluations: int, seed: int, progres
         labels=[following[rows, -1]],
         show=lambda window: "".join((*ALPHABET, "?")[token] for token in window[0].tolist()),
         judge="next-token",
+        score=partial(log_likelihood, one.scores_of),
+        score_name=LOG_LIKELIHOOD,
+        score_range=(-math.log(len(ALPHABET) + 1), 0.0),
         name=one.name,
         components=one.components,
         clean=clean_contexts(one.name, evaluated),

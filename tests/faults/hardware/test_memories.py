@@ -286,9 +286,9 @@ def test_memories_of_devices_that_come_with_the_package(name):
         assert any(shares.keys() & {"missed", "miscorrected"} for shares in altered)  # there is something to measure
 
 
-@pytest.mark.parametrize("text", ["mine.py:worn", "1*bitflip + 1*burst", "bitflip:lasts=2"])
+@pytest.mark.parametrize("text", ["mine.py:worn", "1*bitflip + 1*burst", "bitflip:lasts=2", "bitflip:from=2"])
 def test_a_pattern_is_one_built_in_fault_model(text):
-    with pytest.raises(UsageError, match="a pattern is one built-in fault model, without lasts"):
+    with pytest.raises(UsageError, match="a pattern is one built-in fault model, without lasts and from"):
         _event(text)
 
 

@@ -35,5 +35,5 @@ class Checksum(LayersAlone):
         return {"largest": np.maximum(profile.max(0), _LEAST)}
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """How many times the largest clean residual, float64[n]."""
+        """Ratio of the residual to the largest clean one, float64[n]."""
         return limit_scores((reading / layer["largest"][..., None, :]).max(-1))

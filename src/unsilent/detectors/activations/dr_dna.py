@@ -33,9 +33,9 @@ _MOST_BINS = 10**6
 _LEAST = 1e-12
 """Stands for a spread of 0."""
 _LEAST_RELATIVE = 1e-6
-"""Of the magnitude of a site: a smaller spread counts as this much, as rounding alone can be larger."""
+"""Least spread, as a share of the magnitude of a site: rounding alone can be larger than a smaller one."""
 _LEAST_SPREAD = 0.1
-"""Of a term: a smaller distance from its median to its 99 % quantile counts as this much."""
+"""Least distance of a term from its median to its 99 % quantile: a smaller one counts as this much."""
 _FAR = 1e60
 """Stands for anything further from 0, NaN included."""
 

@@ -21,7 +21,7 @@ from unsilent.detectors.activations.rule import QUANTILES, Floats, LayersAlone, 
 
 _LEAST = 1e-12
 _LEAST_SHARE = 0.1
-"""Of the mean deviation over the quantiles of a layer."""
+"""Least deviation, as a share of the mean deviation over the quantiles of a layer."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ _LEAST = 1e-30
 
 @dataclass(frozen=True)
 class ValueRange(LayersAlone):
-    """How far a layer's values leave the range of clean samples, in units of its width."""
+    """Rule: how far a layer's values leave the range of clean samples, in units of its width."""
 
     name: ClassVar[str] = "ranger"
     reads: ClassVar[str] = RANGE
@@ -46,7 +46,7 @@ class ValueRange(LayersAlone):
 
 @dataclass(frozen=True)
 class ClippedActivations(ValueRange):
-    """How far a layer's values exceed the largest clean one, in units of the range: what Clip-Act clips."""
+    """Rule: how far a layer's values exceed the largest clean one, in units of the range: what Clip-Act clips."""
 
     name: ClassVar[str] = "clip-act"
 
@@ -70,7 +70,7 @@ class MagnitudeSymptom(LayersAlone):
         return {"largest": np.maximum(np.abs(profile).max(keepdims=True)[0], _LEAST)}
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """How many times the largest clean magnitude, float64[n]."""
+        """Ratio of the largest magnitude to the largest clean one, float64[n]."""
         values = np.clip(np.abs(reading), 0, 1e200).max(-1)  # NaN stays
         return limit_scores(values / layer["largest"])
 
@@ -83,7 +83,7 @@ class Nonfinite(LayersAlone):
     reads: ClassVar[str] = RANGE
 
     def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
-        """Nothing needs to be known."""
+        """No arrays, as nothing needs to be known."""
         return {}
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:

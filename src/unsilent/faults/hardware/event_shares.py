@@ -40,7 +40,7 @@ class EventShares(NamedTuple):
 def outcome_shares(
     model: FaultModel, regions: Sequence[Region], code: Code | None, weights: Sequence[float] = (1.0,)
 ) -> EventShares:
-    """What a code makes of events of a model, which fall on each region by its weight; the drawn ones are the same each time."""
+    """Shares of the outcomes of events of a model that fall on each region by its weight; the drawn ones are always the same."""
     if code is None:
         return EventShares({"missed": 1.0})
     total = math.fsum(weights)
@@ -65,7 +65,7 @@ def _drawn(model: FaultModel, regions: Sequence[Region], code: Code, shares: np.
 
 
 def _counts(model: FaultModel, region: Region, code: Code) -> Mapping[str, int] | None:
-    """How many equally likely events of a region have each outcome; None where they are too many, or not known one by one."""
+    """Numbers of equally likely events of a region by outcome; None where they are too many, or not known one by one."""
     model = fitted(model, region)
     if not isinstance(model.value, Flip | Burst | MultiBit):
         return None
@@ -79,13 +79,13 @@ def _counts(model: FaultModel, region: Region, code: Code) -> Mapping[str, int] 
     flat = region.to_flat_indices(np.arange(region.eligible_count)).tolist()
     elements = (tuple(flat[place] for place in places.at(index)) for index in range(places.number))
     end = region.numel * region.codec.bits
-    return _sum((1, _counts_at(one, model.value, region.dtype, code, end)) for one in elements)
+    return _sum((1, _counts_at(place, model.value, region.dtype, code, end)) for place in elements)
 
 
 def _counts_of_tensor(
     model: FaultModel, places: _Places, dtype: str, size: int, code: Code
 ) -> Mapping[str, int] | None:
-    """The same in a whole tensor, of whose places only one of each kind is decoded."""
+    """Numbers of events by outcome in a whole tensor, of whose places only one of each kind is decoded."""
     region = Region("param:any", dtype, (size,))
     width = region.codec.bits
     period = math.lcm(places.step * width, code.word) // (places.step * width)
@@ -128,7 +128,7 @@ def _counts_at(
 
 @dataclass(frozen=True)
 class _Places:
-    """Where a pattern can lie in a tensor of ``size`` elements: ``number`` places, ``step`` elements apart."""
+    """Places where a pattern can lie in a tensor of ``size`` elements: ``number`` places, ``step`` elements apart."""
 
     number: int
     step: int
@@ -165,6 +165,6 @@ def _flip_sets(value: ValueModel, region: Region) -> Iterator[tuple[int, ...]]:
 
 
 def _flip_set_count(value: ValueModel, region: Region) -> int:
-    """How many there are at most."""
+    """Number of sets of flips, at most."""
     assert isinstance(value, Flip | Burst | MultiBit)
     return math.comb(len(region.codec.selected_bits(value.bits)), value.flips if isinstance(value, MultiBit) else 1)

@@ -1,4 +1,4 @@
-"""What a memory makes of an event that flips bits in it: codes that protect it, computed word by word.
+"""Codes that protect a memory, computed word by word, and what they make of an event that flips bits.
 
 A code decodes the flips of each of its words: ``corrected`` if none is left, ``detected`` if the memory reports an error,
 ``missed`` if flips are left and nothing is reported, ``miscorrected`` if the code flipped another bit besides.
@@ -57,7 +57,7 @@ class BinaryCode:
     """A linear code: the syndrome is the exclusive or of the columns of the flipped bits.
 
     Attributes:
-        columns: Of the bits of data.
+        columns: Columns of the bits of data.
         corrects: Whether the bit whose column is the syndrome is flipped back.
         reports: Whether a syndrome of no single bit is reported.
     """
@@ -157,7 +157,7 @@ def _lightest_columns(word: int, odd: bool) -> tuple[int, ...]:
 
 
 def _balanced(columns: Sequence[int], number: int, check: int) -> list[int]:
-    """So many of the columns, each time one whose rows have fewest ones so far."""
+    """``number`` of the columns, each time one whose rows have fewest ones so far."""
     bits = np.array([[column >> row & 1 for row in range(check)] for column in columns], np.int64)
     filled, left, chosen = np.zeros(check, np.int64), np.ones(len(columns), bool), list[int]()
     for _ in range(number):

@@ -40,7 +40,7 @@ class SignalRow:
     """Collects the signals of one step.
 
     Attributes:
-        step: Its number.
+        step: Number of the step.
     """
 
     def __init__(self, step: int) -> None:
@@ -68,18 +68,18 @@ class SignalRow:
             self._merge()
 
     def leave_out_minus_infinity(self, slot: int) -> None:
-        """This value of a series counts as not seen."""
+        """Count this value of a series as not seen."""
         self._without_minus_infinity.add(slot)
 
     def discard_values(self, except_for: int) -> None:
         """Forget the values, except for those of one series: the update is left out."""
         self._merge()
         parts = zip(self._slots, self._parts, strict=True)
-        kept = [values[slots.index(except_for)] for slots, values in parts if except_for in slots]
-        self._slots, self._parts = [(except_for,)] * len(kept), [value.reshape(1) for value in kept]
+        values_kept = [values[slots.index(except_for)] for slots, values in parts if except_for in slots]
+        self._slots, self._parts = [(except_for,)] * len(values_kept), [value.reshape(1) for value in values_kept]
 
     def add_comparison(self, names: Sequence[str], changed: Tensor) -> None:
-        """Which of these tensors changed, bool[k]."""
+        """Add which of these tensors changed, bool[k]."""
         self._compared_names.append(names)
         self._compared.append(changed)
         if len(self._compared) > MOST_PARTS:
@@ -90,7 +90,7 @@ class SignalRow:
         self._replicas = [*self._replicas[-MOST_PARTS:], sums]
 
     def begin_copy(self) -> None:
-        """Nothing more is added; the numbers start on their way to the host, in one piece."""
+        """Add nothing more, and start the numbers on their way to the host, in one piece."""
         parts = [part.to(torch.float64).view(torch.int64) for part in self._parts]
         parts += [changed.to(torch.int64) for changed in self._compared]
         parts += self._replicas
@@ -109,8 +109,8 @@ class SignalRow:
         seen[slots] = True
         scaled = np.array(sorted(self._scaled), dtype=np.int64)
         seen[scaled] &= np.isfinite(values[scaled])
-        others = np.array(sorted(self._without_minus_infinity), dtype=np.int64)
-        seen[others] &= ~np.isneginf(values[others])
+        without_minus_infinity = np.array(sorted(self._without_minus_infinity), dtype=np.int64)
+        seen[without_minus_infinity] &= ~np.isneginf(values[without_minus_infinity])
         values[~seen] = np.nan
         rest = words[len(slots) :]
         names = [name for part in self._compared_names for name in part]

@@ -24,11 +24,11 @@ from unsilent.report.text import (
     lower_bound_text,
 )
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, fit_versus_pvf_text
+from unsilent.studies.pvf.lost_scores import lost_meaning, lost_numbers
 from unsilent.studies.pvf.memory_records import MemoryFitRow
 from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
     EVENTS_COMING_THROUGH,
-    LostAccuracy,
     PvfResult,
     PvfRow,
     at_level,
@@ -282,12 +282,7 @@ def all_rows_lead(result: PvfResult) -> str:
     return (
         f"{events}n counts faults, which are independent. The columns masked to detectable count {judged}. Click a heading to "
         f"sort. Hover over a row for its elements, bits, {every} and method."
-        + (
-            " Accuracy lost is in percentage points: right answers that a fault changes, or that end without one; wrong answers "
-            "that become right are not subtracted."
-            if has_accuracy_lost(result)
-            else ""
-        )
+        f"{lost_meaning(result)}"
     )
 
 
@@ -322,17 +317,6 @@ def notes(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) 
     yield f"{time} on {result.device}, {dtype_text(result)}"
 
 
-def has_accuracy_lost(result: PvfResult) -> bool:
-    """Whether labels say how many right answers are lost."""
-    return any(row.accuracy_lost is not None for row in result.rows)
-
-
-def accuracy_lost_text(lost: LostAccuracy) -> str:
-    """Percentage points of accuracy with their limits."""
-    text = estimate_text(lost.estimate, lost.low, lost.high)
-    return f"{text.estimate} {text.limits}" if lost.estimate else text.estimate
-
-
 def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
     if result.nothing_reaches:
@@ -348,10 +332,7 @@ def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
         name = result.measure_text if result.memories else name
         name += "" if row.flips is None else f", {flips_text(row.flips)}"
         yield name, text.estimate + (" %" if row.estimate is not None else ""), text.limits if row.estimate else ""
-        if row.accuracy_lost is not None and row.accuracy_lost.estimate is not None:
-            lost = row.accuracy_lost
-            text = estimate_text(lost.estimate, lost.low, lost.high)
-            yield "accuracy lost per fault", f"{text.estimate} points", text.limits if lost.estimate else ""
+        yield from lost_numbers(result, row)
     planned = "" if result.trials_done == result.trials_planned else f"of {result.trials_planned:,} planned"
     yield "faults tried", f"{result.trials_done:,}", planned
     yield "evaluation samples", f"{result.samples:,}", ""
