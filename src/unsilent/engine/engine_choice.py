@@ -30,7 +30,7 @@ def make_engine(
     Args:
         memory: Bytes for golden values, default a quarter of what is free.
         worker_count: Processes that share them.
-        score: What faulty outputs are scored by, besides being judged.
+        score: Score of faulty outputs, besides the judge.
         sampled: Whether trials are to be evaluated on some samples of a batch.
 
     Raises:

@@ -91,7 +91,7 @@ class PlainEngine:
     Args:
         workload: The workload that runs.
         device, dtype: Where and in which floating-point type (None: as it is).
-        score: What faulty outputs are scored by, besides being judged; None: nothing.
+        score: Score of faulty outputs, besides the judge; None: they are not scored.
 
     Attributes:
         parameters: The model's sites.
@@ -125,8 +125,8 @@ class PlainEngine:
         reject_training_mode(mode_readers(model))
         self.model = place_model(model, device, dtype)
         self.batches: Sequence[Any] = [place(b, device, dtype) for b in workload.batches()]
-        own = None if score is None else score.batches
-        self._scored_batches = self.batches if own is None else [place(b, device, dtype) for b in own]
+        scored = None if score is None else score.batches
+        self._scored_batches = self.batches if scored is None else [place(b, device, dtype) for b in scored]
         if any(t.is_inference() for t in (*self.model.parameters(), *self.model.buffers())):
             raise UsageError(
                 "the model was built under torch.inference_mode(), so its operations cannot be observed; "
@@ -179,7 +179,7 @@ class PlainEngine:
             return []
         with torch.no_grad(), contain_user_process():
             each = zip(self.golden, self._scored_batches, self.samples, strict=True)
-            return [self.score.of_golden(*one) for one in each]
+            return [self.score.of_golden(*arguments) for arguments in each]
 
     def _all_content_hashes(self) -> tuple[list[ContentHash], ...]:
         """Hashes of weights, inputs and golden outputs."""
@@ -291,10 +291,10 @@ class PlainEngine:
         """Whether a sample has the same score in two outputs that have the same bits for it; True without a score."""
         if self.score is None:
             return True
-        given = self._scored_batches[batch], self.samples[batch]
+        batch_and_samples = self._scored_batches[batch], self.samples[batch]
         try:
             with torch.no_grad(), contain_user_process():
-                first, second = (self.score.of_samples(output, *given)[sample] for output in (one, other))
+                first, second = (self.score.of_samples(output, *batch_and_samples)[sample] for output in (one, other))
         except Exception:  # of another sample
             return True
         return bool(np.array_equal(first, second, equal_nan=True))

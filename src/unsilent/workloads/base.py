@@ -91,18 +91,18 @@ def labels_of(workload: InferenceWorkload) -> Sequence[Any] | None:
 
 
 def score_of(workload: InferenceWorkload) -> Score | None:
-    """What a workload scores outputs by, from its method ``score(output, batch)``; None where it has none.
+    """The score of a workload, from its method ``score(output, batch)``; None where it has none.
 
     ``score_name`` and ``score_range`` are read if they are there. Raises ``UsageError`` for a range that is none.
     """
     function = getattr(workload, "score", None)
     if not callable(function):
         return None
-    given = getattr(workload, "score_range", SCORE_RANGE)
+    limits = getattr(workload, "score_range", SCORE_RANGE)
     try:
-        lowest, highest = map(float, given)
+        lowest, highest = map(float, limits)
     except (TypeError, ValueError):
-        raise UsageError(f"score_range is {given!r}; expected two numbers, the lowest score first") from None
+        raise UsageError(f"score_range is {limits!r}; expected two numbers, the lowest score first") from None
     batches = workload.whole_batches() if isinstance(workload, Workload) else None
     return Score(str(getattr(workload, "score_name", "score")), function, lowest, highest, batches)
 
@@ -118,7 +118,7 @@ class Workload:
         labels: The right answers of each batch, in the order of ``batches``, for what compares answers with them.
         score: ``score(output, batch)`` -> a number for each sample, the higher the better, which depends on that sample alone.
             Campaigns report how much of it a fault costs. ``batch`` is as it was given, with its labels where ``labelled=True``.
-        score_name: What readers call it, like "IoU".
+        score_name: Name of the score for readers, like "IoU".
         score_range: The lowest and the highest score that there can be. An output without an answer has the lowest.
         show: ``show(batch) -> text`` of a batch of one sample, for readers; default: its values, or a picture.
         judge: A judge object or the text of one (``"top1"``, ``"threshold:at=0.5"``); see

@@ -136,7 +136,7 @@ def loss(scores: Tensor, target: Tensor) -> Tensor:
 
 
 def log_likelihood(scores_of: Callable[[Any], Tensor], output: Any, windows: Tensor) -> Tensor:
-    """Of each context [n, 64] the mean log-likelihood of its characters but the first, in nats: float64[n]."""
+    """Mean log-likelihood of the characters of each context [n, 64] but the first, in nats: float64[n]."""
     likelihoods = scores_of(output)[:, :-1].double().log_softmax(-1)
     return likelihoods.gather(2, windows[:, 1:, None]).squeeze(2).mean(1)
 
