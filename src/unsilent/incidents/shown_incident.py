@@ -12,6 +12,7 @@ from typing import Any
 from unsilent.basics.errors import UsageError
 from unsilent.basics.printable import escape_unprintable
 from unsilent.basics.sizes import human_bytes
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.detectors.series import LOSS, Series, load_recording
 from unsilent.events.event_kinds import Alarm, join_names
 from unsilent.events.incident_folder import (
@@ -125,8 +126,8 @@ class ShownIncident(Shown):
             )
             yield Section("Series", text, (table, *self._plots()))
         ranks = (
-            Column.count("rank", lambda one: one.rank), Column.text("host", lambda one: one.host),
-            Column.text("device", lambda one: one.device), Column.text("of the device", _facts_text),
+            Column.count("rank"), Column.text("host"),
+            Column.text("device"), Column.text("of the device", _facts_text),
             Column.text("state", lambda one: _size_text(one, STATE_FILE), 1),
             Column.text("batch", lambda one: _size_text(one, BATCH_FILE), 1),
         )  # fmt: skip
@@ -136,8 +137,8 @@ class ShownIncident(Shown):
             )
             yield Section("Ranks", text, (Table.of(self.parts, ranks),))
         saved = (
-            Column.text("checkpoint", lambda one: one.path), Column.count("step", lambda one: one.step),
-            Column.text("saved", lambda one: _time(one.time)), Column.text("manifest", lambda one: one.manifest, 1),
+            Column.text("checkpoint", "path"), Column.count("step"),
+            Column.text("saved", lambda one: _time(one.time)), Column.text("manifest", priority=1),
         )  # fmt: skip
         if checkpoints := self.incident.checkpoints:
             yield Section("Checkpoints", "That rank 0 saved and verified before.", (Table.of(checkpoints, saved),))
@@ -159,20 +160,11 @@ class ShownIncident(Shown):
 
     def _json(self) -> dict[str, Any]:
         own = self.incident
-        shown = {
-            name: value for name, value in vars(own).items() if name not in ("folder", "schema", "alarms", "verdicts")
-        }
-        parts = [
-            {
-                **{name: value for name, value in vars(part).items() if name != "folder"},
-                "alarms": [one.to_json() for one in part.alarms],
-            }
-            for part in self.parts
-        ]
+        parts = [{**fields_by_name(part), "alarms": [one.to_json() for one in part.alarms]} for part in self.parts]
         return {
-            "folder": str(own.folder), **shown, "since": own.since, "training_step": own.training_step,
-            "ranks": parts, "problems": self.problems,
-            "alarms": [one.to_json() for one in own.alarms], "verdicts": [one.to_json() for one in own.verdicts],
+            **fields_by_name(own, "schema"), "since": own.since, "training_step": own.training_step, "ranks": parts,
+            "problems": self.problems, "alarms": [one.to_json() for one in own.alarms],
+            "verdicts": [one.to_json() for one in own.verdicts],
         }  # fmt: skip
 
 

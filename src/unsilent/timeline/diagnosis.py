@@ -245,9 +245,9 @@ def _sections(result: Timeline) -> Iterator[Section]:
         )  # fmt: skip
     if result.excesses:
         heads = (
-            Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", lambda one: one.part),
-            Column("longer than others", "number", digits=time_text, of=lambda one: one.seconds),
-            Column("noise floor", "number", digits=time_text, of=lambda one: one.floor),
+            Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", "part"),
+            Column("longer than others", "number", digits=time_text, of="seconds"),
+            Column("noise floor", "number", digits=time_text, of="floor"),
             Column("separable", of=lambda one: "yes" if one.is_separable else "no"),
         )  # fmt: skip
         rows = sorted(result.excesses, key=lambda one: (-one.is_separable, -one.seconds))
@@ -276,8 +276,8 @@ def _split_table(split: StepSplit) -> Table:
 def _memory_table(peaks: Sequence[MemoryPeak], from_begin: bool) -> Table:
     heads = (
         Column("rank", of=lambda one: str(one.rank)),
-        Column("peak", "number", digits=lambda size: human_bytes(round(size)), of=lambda one: one.bytes),
-        Column("step", of=lambda one: str(one.step)), Column.text("phase", lambda one: one.phase),
+        Column("peak", "number", digits=lambda size: human_bytes(round(size)), of="bytes"),
+        Column("step", of=lambda one: str(one.step)), Column.text("phase"),
     )  # fmt: skip
     title = "peak of memory allocated since the recording began" if from_begin else "peak of allocated memory"
     return Table.of(peaks, heads, title, terminal_rows=10)
@@ -294,7 +294,8 @@ def _path_table(result: Timeline) -> Table:
     heads = (
         Column("rank", of=lambda row: str(row[0][0])),
         Column.text("operation", lambda row: short(escape_unprintable(row[0][1]), MOST_NAME)),
-        Column.count("times", lambda row: row[1][0]), Column("seconds", "number", digits=time_text, of=lambda row: row[1][1]),
+        Column.count("times", lambda row: row[1][0]),
+        Column("seconds", "number", digits=time_text, of=lambda row: row[1][1]),
         Column("gaps before", "number", digits=time_text, of=lambda row: row[1][2]),
     )  # fmt: skip
     rows = sorted(totals.items(), key=lambda row: -row[1][1])

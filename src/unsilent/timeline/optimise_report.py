@@ -191,7 +191,7 @@ def _table(result: Optimised) -> Table:
 
     heads = (
         Column.text("setting", result.label), Column.text("gradients", result.precision),
-        Column("predicted step", "number", digits=time_text, of=lambda one: one.mean), Column.text("buckets", buckets),
+        Column("predicted step", "number", digits=time_text, of="mean"), Column.text("buckets", buckets),
     )  # fmt: skip
     return Table.of(result.shown, heads, "settings")
 

@@ -128,7 +128,7 @@ def _quantiles(result: Slowdown) -> str:
 
 
 def _sections(result: Slowdown) -> Iterator[Section]:
-    slowdown = Column("slowdown", "number", digits=".4g", of=lambda one: one.slowdown)
+    slowdown = Column("slowdown", "number", digits=".4g", of="slowdown")
     worker_heads = (
         Column("rank", of=lambda one: str(one.rank)), slowdown, Column("data-parallel rank", of=lambda one: str(one.data_rank)),
         *([Column("stage", of=lambda one: str(one.stage))] if result.stages else []),
@@ -141,8 +141,8 @@ def _sections(result: Slowdown) -> Iterator[Section]:
         )  # fmt: skip
     heads = (
         Column.text("group", lambda one: short(one.name, MOST_NAME)), slowdown,
-        Column.count("operations", lambda one: one.operations, 1),
-        Column.percent("unexplained gaps", lambda one: one.unexplained_share, digits=".2g"),
+        Column.count("operations", priority=1),
+        Column.percent("unexplained gaps", "unexplained_share", digits=".2g"),
     )  # fmt: skip
     data_ranks = result.data_ranks if result.stages else ()  # else they are the workers
     parts = (("operations", result.classes), ("stages", result.stages), ("data-parallel ranks", data_ranks))

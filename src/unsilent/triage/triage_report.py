@@ -34,8 +34,8 @@ class Triage(Shown):
         shown = [*map(self._executed_row, own.executed), *map(self._next_row, own.left[: self.top])]
         headline = self._headline()
         columns = (
-            Column.text("query"), Column.text("outcome"), Column.text("place"), Column("score", "number", digits=".2f"),
-            Column("expected", "number", "s", digits=".3g"),
+            Column.text("query"), Column.text("outcome"), Column.text("place"),
+            Column("score", "number", digits=".2f"), Column("expected", "number", "s", digits=".3g"),
         )  # fmt: skip
         return Report(
             "unsilent/triage/1", "triage", f"Incident of step {incident.step:,}", headline, Table.of(shown, columns),
@@ -76,17 +76,14 @@ class Triage(Shown):
         own, result = self.investigation, []
         if own.executed:
             columns = (
-                Column.text("query", lambda one: one.query.query.name),
-                Column.text("outcome", lambda one: one.finding.outcome.value),
-                Column.text("found", lambda one: one.finding.text),
-                Column("belief", "number", digits=".2f", of=lambda one: one.belief),
-                Column("took", "number", "s", digits=".2g", of=lambda one: one.seconds),
-                Column.text("why", lambda one: one.query.reason, 1),
+                Column.text("query", "query.query.name"), Column.text("outcome", "finding.outcome.value"),
+                Column.text("found", "finding.text"), Column("belief", "number", digits=".2f", of="belief"),
+                Column("took", "number", "s", digits=".2g", of="seconds"), Column.text("why", "query.reason", 1),
             )  # fmt: skip
             text = f"In this order. A finding that is believed to {BELIEVED} or more ends it."
             result.append(Section("Executed", text, (Table.of(own.executed, columns),)))
         heads = (
-            Column.text("query", lambda one: one.query.name), Column.text("why", lambda one: one.reason),
+            Column.text("query", "query.name"), Column.text("why", "reason"),
             Column.text("expected", lambda one: duration_text(TEMPLATES[one.query.template].seconds)),
             Column.text("command", lambda one: command_of(own.bundle, one.query)),
         )  # fmt: skip

@@ -166,7 +166,7 @@ def _sections(result: NoiseResult) -> Iterator[Section]:
         yield Section(title, LEADS[title], (plots["groups"], _groups_table(result)))
     if result.effects:
         columns = (
-            Column.text("switch", lambda e: e.switch), Column.text("kind", lambda e: e.kind),
+            Column.text("switch"), Column.text("kind"),
             Column.text("changes bits", lambda e: effect_text(e.changes_bits)), Column.text("how", effect_explanation),
         )  # fmt: skip
         table = Table.of(result.effects, columns, "each switch alone", plain_line_format="switch {0}: {2}: {3}")
