@@ -11,11 +11,10 @@ import numpy as np
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.sizes import human_bytes
-from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
-from unsilent.report.text import count_text, escape_unprintable, short
+from unsilent.report.text import count_text, duration_text, escape_unprintable, short
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label
 from unsilent.timeline.critical_path import Link, critical_path
 from unsilent.timeline.job import COLLECTIVE, KINDS, Job
@@ -122,17 +121,17 @@ def _lateness(result: Timeline) -> Iterator[str]:
         period, steps = split.end - split.begin, len(result.job.steps)
         yield (
             f"Only rank {split.ranks[0]} was read, so that late ranks cannot be seen. A step takes "
-            f"{time_text(float(np.nanmean(period)))}, from its begin to the next one's (mean of {steps:,})."
+            f"{duration_text(float(np.nanmean(period)))}, from its begin to the next one's (mean of {steps:,})."
         )
     elif result.verdict == "straggler":
         first = found[0]
         yield (
-            f"Rank {first.rank} takes {time_text(first.seconds)} longer than the others in its {first.part} "
-            f"(noise floor {time_text(first.floor)})."
+            f"Rank {first.rank} takes {duration_text(first.seconds)} longer than the others in its {first.part} "
+            f"(noise floor {duration_text(first.floor)})."
         )
     elif result.verdict == "not_separable":
         floors = {part: max(one.floor for one in found if one.part == part) for part in PARTS}
-        parts = ", ".join(f"{part} {time_text(floors[part])}" for part in PARTS)
+        parts = ", ".join(f"{part} {duration_text(floors[part])}" for part in PARTS)
         yield f"No rank is late by more than the noise floor (in {parts})."
     elif not result.job.stages:
         waiting = np.nanmedian(split.waiting_for.sum(0), 1)
@@ -142,7 +141,7 @@ def _lateness(result: Timeline) -> Iterator[str]:
             yield "No collective was found on two ranks: nothing is known of who waited for whom."
         elif waiting[last] > 0:
             yield (
-                f"Other ranks wait longest for rank {split.ranks[last]}: {time_text(float(waiting[last]))} of a step, "
+                f"Other ranks wait longest for rank {split.ranks[last]}: {duration_text(float(waiting[last]))} of a step, "
                 "together (median)."
             )
         else:
@@ -182,8 +181,10 @@ def _answer_findings(result: Timeline) -> Iterator[str]:
         if doubt := _doubt(result, one):
             yield f"{question}: not predicted, as {doubt}"
             continue
-        most = f" to {time_text(float(one.longest.mean()))}" if one.longest is not None else ""
-        means = f"{time_text(float(one.predicted.mean()))}{most} instead of {time_text(float(one.recorded.mean()))}"
+        most = f" to {duration_text(float(one.longest.mean()))}" if one.longest is not None else ""
+        means = (
+            f"{duration_text(float(one.predicted.mean()))}{most} instead of {duration_text(float(one.recorded.mean()))}"
+        )
         by = f"by {_model_text(one.of_model)}" if one.of_model else "by replay"
         yield f"{question}: a step would take {means}, {by}{BEYOND if one.is_extrapolated else ''}{_peak_text(one)}"
 
@@ -246,8 +247,8 @@ def _sections(result: Timeline) -> Iterator[Section]:
     if result.excesses:
         heads = (
             Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", "part"),
-            Column("longer than others", "number", digits=time_text, of="seconds"),
-            Column("noise floor", "number", digits=time_text, of="floor"),
+            Column("longer than others", "number", digits=duration_text, of="seconds"),
+            Column("noise floor", "number", digits=duration_text, of="floor"),
             Column("separable", of=lambda one: "yes" if one.is_separable else "no"),
         )  # fmt: skip
         rows = sorted(result.excesses, key=lambda one: (-one.is_separable, -one.seconds))
@@ -259,7 +260,7 @@ def _sections(result: Timeline) -> Iterator[Section]:
 
 def _split_table(split: StepSplit) -> Table:
     def seconds(name: str, values: Any) -> Column:
-        return Column(name, "number", digits=time_text, of=lambda row: float(np.nanmean(values[row])))
+        return Column(name, "number", digits=duration_text, of=lambda row: float(np.nanmean(values[row])))
 
     def awaited(row: int) -> str:
         waited = np.nansum(split.waiting_for[row], 1)
@@ -295,8 +296,8 @@ def _path_table(result: Timeline) -> Table:
         Column("rank", of=lambda row: str(row[0][0])),
         Column.text("operation", lambda row: short(escape_unprintable(row[0][1]), MOST_NAME)),
         Column.count("times", lambda row: row[1][0]),
-        Column("seconds", "number", digits=time_text, of=lambda row: row[1][1]),
-        Column("gaps before", "number", digits=time_text, of=lambda row: row[1][2]),
+        Column("seconds", "number", digits=duration_text, of=lambda row: row[1][1]),
+        Column("gaps before", "number", digits=duration_text, of=lambda row: row[1][2]),
     )  # fmt: skip
     rows = sorted(totals.items(), key=lambda row: -row[1][1])
     return Table.of(rows, heads, "critical path", terminal_rows=8, sortable=True)
@@ -318,7 +319,7 @@ def step_figure(result: Timeline) -> Figure:
         below = 0.22 if kind == COLLECTIVE else -0.22  # collectives run beside computation
         texts = [
             f"{label(operations.names[operations.name[one]], 60)}<br>rank {operations.rank[one]}, "
-            f"{time_text(float(operations.duration[one]))}"
+            f"{duration_text(float(operations.duration[one]))}"
             for one in of_kind
         ]
         frames = [1.5 if one in critical else 0 for one in of_kind.tolist()]

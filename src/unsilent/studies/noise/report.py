@@ -129,8 +129,6 @@ def _values(one: VariantNoise) -> Iterator[tuple[str, str, Interval]]:
 
 def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:
     yield "replicas", f"{sum(one.n for one in result.variants):,}", f"of {count_text(result.steps, 'step')} each"
-    for one in differing_variants(result)[:4]:
-        yield f"churn, {one.name}", f"{100 * (one.churn.estimate or 0):.2g} %", ""
     yield "parameters", f"{result.parameters:,}", ""
     yield "held-out samples", f"{result.samples:,}", ""
 
