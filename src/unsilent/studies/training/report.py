@@ -266,7 +266,7 @@ def _harm(result: TrainingResult) -> Section:
         "of a share of 0."
         + (f" Of more than {ROWS} groups, only the {ROWS} most harmful are drawn; the table has all." if many else "")
     )
-    tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items()]
+    tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items() if len(groups) > 1]
     return Section("Where faults do harm", lead, (*plots, *tables))
 
 
