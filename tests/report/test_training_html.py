@@ -75,7 +75,7 @@ def test_everything_is_there():
         "has the highest training PVF", "Which values precede harm", "Training PVF", "Under the guard", "How to read this report",
         "c0ffee",
         "unsilent training train-toy", "torch 2.13.0", "a toy", "latent harm", "random/x/3: RD at op:conv", "grad_wt",
-        "steps 20 to 99", "up to 1", "README of He et al.", "sharp_within", "classes not observed (share of each at most 3.7 %)",
+        "steps 20 to 99", "up to 1", "README of He et al.", "sharp_within",
         "seed of the faults",
     ):  # fmt: skip
         assert wanted in page.text or wanted.capitalize() in page.text, wanted

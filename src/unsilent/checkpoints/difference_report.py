@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unsilent.checkpoints.comparing import ADDED, DIFFERS, MISSING, OTHER_TYPE, SAME, UNREAD, TensorDifference
-from unsilent.report.model import Column, Report, Section, Table, TableRow
+from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.text import count_text
 
 
@@ -19,12 +19,11 @@ def difference_report(first: Path, second: Path, differences: Sequence[TensorDif
     unequal = [d for d in changed if d.status not in (MISSING, ADDED)]
     findings = []
     for path, status in ((first, MISSING), (second, ADDED)):
-        only = [d.name for d in changed if d.status == status and d.kind != "file"]
-        if only:
-            findings.append(f"{len(only):,} tensors and numbers are only in {path}: {_names(only)}")
-        only = [d.name for d in changed if d.status == status and d.kind == "file"]
-        if only:
-            findings.append(f"{count_text(len(only), 'file')} not read, only in {path}: {_names(only)}")
+        only = [d for d in changed if d.status == status]
+        if names := [d.name for d in only if d.kind != "file"]:
+            findings.append(f"{len(names):,} tensors and numbers are only in {path}: {_names(names)}")
+        if names := [d.name for d in only if d.kind == "file"]:
+            findings.append(f"{count_text(len(names), 'file')} not read, only in {path}: {_names(names)}")
     unread = [d.name for d in changed if d.status == UNREAD]
     if unread:
         findings.append(f"{len(unread):,} could not be compared: {_names(unread)}")
@@ -34,20 +33,14 @@ def difference_report(first: Path, second: Path, differences: Sequence[TensorDif
         if some:
             findings.append(f"{count_text(len(some), 'file')} not read, {description}: {_names(some)}")
     heads = (
-        Column("tensor", left_aligned=True), Column("what", left_aligned=True), Column("elements", "number"),
-        Column("bits", "number"), Column("largest relative change", "number", digits=".3g"),
-        Column("first", "number", priority=2), Column("remark", left_aligned=True, priority=1),
+        Column.text("tensor", "name"), Column.text("what", "status"), Column.count("elements"), Column.count("bits"),
+        Column("largest relative change", "number", digits=".3g"), Column.count("first", priority=2),
+        Column.text("remark", lambda d: d.remark or None, 1),
     )  # fmt: skip
-    rows = tuple(
-        TableRow((d.name, d.status, d.elements, d.bits, d.largest_relative_change, d.first, d.remark or None))
-        for d in unequal
-    )
-    names = ("name", "status", "elements", "bits", "largest_relative_change", "first", "remark")
-    machine = Table(
-        tuple(Column(name, "text" if name in ("name", "status", "remark") else "number") for name in names),
-        tuple(TableRow(tuple(getattr(d, name) for name in names)) for d in changed),
-    )
-    sections = (Section("Differences", "", (Table(heads, rows, title="Differences", sortable=True),)),) if rows else ()
+    fields = ("name", "status", "elements", "bits", "largest_relative_change", "first", "remark")
+    machine = Table.of(changed, map(Column, fields))
+    table = Table.of(unequal, heads, "Differences", sortable=True)
+    sections = (Section("Differences", "", (table,)),) if unequal else ()
     return Report(
         "unsilent/checkpoint-diff/1", "checkpoints", f"{first.name} and {second.name}",
         _headline(values, elements, bits), machine,

@@ -124,11 +124,9 @@ class LastGood(Shown):
                 + ("" if self.before_step is None else "; whether they are older than the fault is not known")
             )
         columns = (
-            Column.text("checkpoint", lambda checkpoint: checkpoint.shown_name),
-            Column.count("step", lambda checkpoint: checkpoint.step),
-            Column.text("step from", lambda checkpoint: checkpoint.step_from or "not known"),
-            Column.text("changed last", lambda checkpoint: _time(checkpoint.written), priority=1),
-            Column.text("verdict", lambda checkpoint: checkpoint.verdict),
+            Column.text("checkpoint", "shown_name"), Column.count("step"),
+            Column.text("step from", lambda one: one.step_from or "not known"),
+            Column.text("changed last", lambda one: _time(one.written), priority=1), Column.text("verdict"),
         )  # fmt: skip
         table, good = Table.of(self.checkpoints, columns), self.good
         rows = [

@@ -132,8 +132,8 @@ def _columns(result: LayerComparison) -> tuple[Column, ...]:
         return Column(name, "number", "dB", digits=".1f", priority=priority, of=of)  # type: ignore[arg-type]
 
     return (
-        Column.text("layer", lambda row: row.name),
-        Column.text("kind", lambda row: row.kind, 2),
+        Column.text("layer", "name"),
+        Column.text("kind", priority=2),
         column("accumulated", lambda row: decibels(row.accumulated.sqnr)),
         Column("cosine", "number", digits=".6f", priority=1, of=_cosine),
         column("local", lambda row: None if row.local is None else decibels(row.local.sqnr)),

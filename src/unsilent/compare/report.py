@@ -120,9 +120,6 @@ def _token_kl(text: LanguageComparison) -> list[tuple[str, float]]:
 def _numbers(result: Comparison) -> Iterator[tuple[str, str, str]]:
     where = ", last position only" if _is_of_texts(result) else ""
     yield "changed answers", share_with_limits_text(result.changed), f"n = {result.n:,} inputs{where}"
-    if result.gained is not None:
-        yield "lost", share_with_limits_text(result.lost), "original right, deployed wrong"
-        yield "gained", share_with_limits_text(result.gained), "original wrong, deployed right"
     if result.records.kl is not None:
         mean, most = (number_text(float(value)) for value in (result.records.kl.mean(), result.records.kl.max()))
         yield "KL divergence", f"{mean} nats", f"largest {most}"

@@ -13,7 +13,7 @@ from unsilent.events.event_files import iterate_events
 from unsilent.events.event_kinds import Alarm, Event, Started, StepSummary, Verdict
 from unsilent.events.health import OK
 from unsilent.events.run_history import RankHistory, RunHistory
-from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, columns
+from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, duration_text, listed
 from unsilent.report.theme import MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, marker_series, vertical_line
@@ -31,6 +31,10 @@ MOST_DRAWN = 1e100
 LONGEST_FACT = 400
 MOST_EXPLAINED = 5
 """Last kinds of fault among the findings."""
+RESULT_COLUMNS = (
+    Column("rank"), Column("steps"), Column("alarms", of="alarm_count"), Column("warnings", of="warning_count"), Column("health"),
+    Column("cost"),
+)  # fmt: skip
 INTRODUCTIONS = {
     "Alarms": "A rule raises an alarm for the series with the highest score: a number of one tensor in one rank. A score of 1 or "
     "more is an alarm. What a rule finds in the same series in several steps in a row is reported once. Series: in how many of "
@@ -78,7 +82,7 @@ def report(events: Iterable[Event], name: str = "", command: str = "") -> Report
         report_type="Monitored training",
         title=f"Events of {name}" if name else "Events of a monitored training",
         headline=history.headline,
-        estimates=_results(ranks),
+        estimates=Table.of(ranks, RESULT_COLUMNS),
         numbers=tuple(_numbers(history)),
         findings=tuple(_findings(history)),
         sections=tuple(section for section in _sections(history) if section.parts),
@@ -89,12 +93,6 @@ def report(events: Iterable[Event], name: str = "", command: str = "") -> Report
             **({"settings": started.settings, "versions": started.versions} if started else {}),
         },
     )
-
-
-def _results(ranks: Sequence[RankHistory]) -> Table:
-    heads = ("rank", "steps", "alarms", "warnings", "health", "cost")
-    rows = ((rank.rank, rank.steps, rank.alarm_count, rank.warning_count, rank.health, rank.cost) for rank in ranks)
-    return Table(columns(*heads), tuple(map(TableRow, rows)))
 
 
 def _numbers(history: RunHistory) -> Iterator[tuple[str, str, str]]:
@@ -165,90 +163,57 @@ def _section(title: str, *parts: Table | Plot | None) -> Section:
 
 def alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
     """A row for each alarm; ``count``: how many there were in all. None where there is none."""
+
+    def feature(one: Alarm) -> str:
+        return f"{one.feature}, {one.statistic}" if one.statistic else one.feature
+
+    def tensor(one: Alarm) -> str:
+        return f"ranks {listed(map(str, one.ranks))}" if one.ranks else one.tensor
+
     heads = (
-        Column("step", "number"),
-        Column("rank", "number"),
-        Column("level", left_aligned=True, priority=2),
-        Column("feature", left_aligned=True),
-        Column("tensor", left_aligned=True),
-        Column("value", "number", digits=".4g"),
-        Column("baseline", "number", digits=".4g", priority=3),
-        Column("score", "number", digits=".3g"),
-        Column("rule", left_aligned=True, priority=1),
-        Column("series", left_aligned=True, priority=2),
-    )
-
-    def cells(alarm: Alarm) -> tuple[Cell, ...]:
-        feature = f"{alarm.feature}, {alarm.statistic}" if alarm.statistic else alarm.feature
-        tensor = f"ranks {listed(map(str, alarm.ranks))}" if alarm.ranks else alarm.tensor
-        where = (alarm.step, alarm.rank, alarm.level, feature, tensor)
-        return (
-            *where,
-            alarm.value,
-            alarm.baseline,
-            alarm.score,
-            alarm.rule,
-            f"{alarm.series_flagged:,} of {alarm.series_judged:,}",
-        )
-
-    rows = tuple(TableRow(cells(alarm), alarm.level == "alarm", str(alarm)) for alarm in alarms)
+        Column.count("step"), Column.count("rank"), Column.text("level", priority=2), Column.text("feature", feature),
+        Column.text("tensor", tensor), Column("value", "number", digits=".4g"),
+        Column("baseline", "number", digits=".4g", priority=3), Column("score", "number", digits=".3g"),
+        Column.text("rule", priority=1),
+        Column.text("series", lambda one: f"{one.series_flagged:,} of {one.series_judged:,}", 2),
+    )  # fmt: skip
     title = f"the first {len(alarms):,} of {count:,}" if len(alarms) < count else "alarms"
-    return Table(heads, rows, title, terminal_rows=20, sortable=len(rows) > 20) if rows else None
+    return _table(alarms, heads, title, is_emphasised=lambda one: one.level == "alarm", tooltip=str)
+
+
+def _table(rows: Sequence[Any], columns: Sequence[Column], title: str, **more: Any) -> Table | None:
+    """The first rows for a terminal, all for a page; None where there is none."""
+    more = {"terminal_rows": 20, "sortable": len(rows) > 20, **more}
+    return Table.of(rows, columns, title, **more) if rows else None
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     """A row for each verdict; None where there is none."""
-    texts = ("suspect", "device", "tensor", "reason", "action", "outcome", "ranks with an alarm")
-    heads = (Column("step", "number"), *columns(*texts, left=texts, priority={"device": 2, "ranks with an alarm": 1}))
-
-    def cells(verdict: Verdict) -> tuple[Cell, ...]:
-        suspect = f"rank {verdict.suspect}" if verdict.suspect >= 0 else "undetermined"
-        device = f"{verdict.host} {verdict.device}".strip()
-        return (
-            verdict.step,
-            suspect,
-            device,
-            verdict.tensor,
-            verdict.reason,
-            verdict.action,
-            verdict.outcome,
-            listed(map(str, verdict.ranks)),
-        )
-
-    rows = tuple(TableRow(cells(verdict)) for verdict in verdicts)
-    return Table(heads, rows, "verdicts", terminal_rows=20, sortable=len(rows) > 20) if rows else None
-
-
-def _rank_table(ranks: Sequence[RankHistory]) -> Table:
     heads = (
-        Column("rank", "number"),
-        *columns("host", "device", left=("host", "device"), priority={"host": 1}),
-        Column("steps", "number"),
-        Column("alarms", "number"),
-        Column("warnings", "number", priority=1),
-        Column("health", left_aligned=True),
-        Column.percent("monitor", digits=".2g"),
-        Column("state", left_aligned=True, priority=2),
-    )
-    rows = []
-    for rank in ranks:
-        where = (rank.started.host, rank.started.device) if rank.started else ("", "")
-        counts = (rank.steps, rank.alarm_count, rank.warning_count)
-        cells: tuple[Cell, ...] = (rank.rank, *where, *counts, rank.health, rank.cost, rank.state)
-        rows.append(TableRow(cells, rank.health != OK))
-    return Table(heads, tuple(rows), "ranks", terminal_rows=16, sortable=len(rows) > 20)
+        Column.count("step"), Column.text("suspect", lambda one: f"rank {one.suspect}" if one.suspect >= 0 else "undetermined"),
+        Column.text("device", lambda one: f"{one.host} {one.device}".strip(), 2),
+        *map(Column.text, ("tensor", "reason", "action", "outcome")),
+        Column.text("ranks with an alarm", lambda one: listed(map(str, one.ranks)), 1),
+    )  # fmt: skip
+    return _table(verdicts, heads, "verdicts")
+
+
+def _rank_table(ranks: Sequence[RankHistory]) -> Table | None:
+    heads = (
+        Column.count("rank"), Column.text("host", lambda one: one.started.host if one.started else "", 1),
+        Column.text("device", lambda one: one.started.device if one.started else ""), Column.count("steps"),
+        Column.count("alarms", "alarm_count"), Column.count("warnings", "warning_count", 1), Column.text("health"),
+        Column.percent("monitor", "cost", digits=".2g"), Column.text("state", priority=2),
+    )  # fmt: skip
+    return _table(ranks, heads, "ranks", is_emphasised=lambda one: one.health != OK, terminal_rows=16)
 
 
 def _sampling_table(ranks: Sequence[RankHistory]) -> Table | None:
     """Changes of the sampling; all ranks change together, so the first that has any is shown."""
     heads = (
-        Column("from step", "number"),
-        Column("every tensor within", "number", unit="steps"),
-        *columns("reason", left=("reason",)),
-    )
-    changes = next((rank.sampling for rank in ranks if rank.sampling), [])
-    rows = tuple(TableRow((change.step, change.interval, change.reason)) for change in changes)
-    return Table(heads, rows, "sampling", terminal_rows=5, sortable=len(rows) > 20) if rows else None
+        Column.count("from step", "step"), Column("every tensor within", "number", "steps", of="interval"), Column.text("reason"),
+    )  # fmt: skip
+    return _table(next((one.sampling for one in ranks if one.sampling), []), heads, "sampling", terminal_rows=5)
 
 
 def _facts(started: Started) -> Iterator[tuple[str, str]]:

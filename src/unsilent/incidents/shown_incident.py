@@ -12,6 +12,7 @@ from typing import Any
 from unsilent.basics.errors import UsageError
 from unsilent.basics.printable import escape_unprintable
 from unsilent.basics.sizes import human_bytes
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.detectors.series import LOSS, Series, load_recording
 from unsilent.events.event_kinds import Alarm, join_names
 from unsilent.events.incident_folder import (
@@ -126,10 +127,10 @@ class ShownIncident(Shown):
             )
             yield Section("Series", text, (table, *self._plots()))
         ranks = (
-            Column.count("rank", lambda part: part.rank), Column.text("host", lambda part: part.host),
-            Column.text("device", lambda part: part.device), Column.text("of the device", _facts_text),
-            Column.text("state", lambda part: _size_text(part, STATE_FILE), 1),
-            Column.text("batch", lambda part: _size_text(part, BATCH_FILE), 1),
+            Column.count("rank"), Column.text("host"),
+            Column.text("device"), Column.text("of the device", _facts_text),
+            Column.text("state", lambda one: _size_text(one, STATE_FILE), 1),
+            Column.text("batch", lambda one: _size_text(one, BATCH_FILE), 1),
         )  # fmt: skip
         if self.parts:
             text = (
@@ -137,8 +138,8 @@ class ShownIncident(Shown):
             )
             yield Section("Ranks", text, (Table.of(self.parts, ranks),))
         columns = (
-            Column.text("checkpoint", lambda saved: saved.path), Column.count("step", lambda saved: saved.step),
-            Column.text("saved", lambda saved: _time(saved.time)), Column.text("manifest", lambda saved: saved.manifest, 1),
+            Column.text("checkpoint", "path"), Column.count("step"),
+            Column.text("saved", lambda one: _time(one.time)), Column.text("manifest", priority=1),
         )  # fmt: skip
         if checkpoints := self.incident.checkpoints:
             yield Section("Checkpoints", "That rank 0 saved and verified before.", (Table.of(checkpoints, columns),))
@@ -159,24 +160,12 @@ class ShownIncident(Shown):
             yield Plot(f"series-{number}", name, drawn)
 
     def _json(self) -> dict[str, Any]:
-        incident = self.incident
-        values = {
-            name: value
-            for name, value in vars(incident).items()
-            if name not in ("folder", "schema", "alarms", "verdicts")
-        }
-        parts = [
-            {
-                **{name: value for name, value in vars(part).items() if name != "folder"},
-                "alarms": [alarm.to_json() for alarm in part.alarms],
-            }
-            for part in self.parts
-        ]
+        own = self.incident
+        parts = [{**fields_by_name(part), "alarms": [one.to_json() for one in part.alarms]} for part in self.parts]
         return {
-            "folder": str(incident.folder), **values, "since": incident.since, "training_step": incident.training_step,
-            "ranks": parts, "problems": self.problems,
-            "alarms": [alarm.to_json() for alarm in incident.alarms],
-            "verdicts": [verdict.to_json() for verdict in incident.verdicts],
+            **fields_by_name(own, "schema"), "since": own.since, "training_step": own.training_step, "ranks": parts,
+            "problems": self.problems, "alarms": [one.to_json() for one in own.alarms],
+            "verdicts": [one.to_json() for one in own.verdicts],
         }  # fmt: skip
 
 

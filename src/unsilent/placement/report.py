@@ -11,7 +11,7 @@ from unsilent.placement.code import script
 from unsilent.placement.drawing import MOST_DEVICES, bandwidth_text, hierarchy_figure
 from unsilent.placement.ranking import RankedPlacement, RankedProgram, RankedStep, Ranking, Reduction
 from unsilent.report.model import Column, Getter, Plot, Report, Section, Table, TableRow, TextBlock
-from unsilent.report.text import count_text
+from unsilent.report.text import count_text, duration_text
 
 METHOD = (
     "Placements are all parallelism matrices: axes in rows, levels of the machine in columns. Programs are all valid "
@@ -35,7 +35,7 @@ def report(
             ("devices", f"{ranking.system.devices:,}", " x ".join(map(str, ranking.system.counts))),
             ("placements", f"{len(ranking.placements):,}", ""),
             ("pairs of placement and program", f"{ranking.candidates:,}", ""),
-            ("search time", time_text(ranking.search_seconds), ""),
+            ("search time", duration_text(ranking.search_seconds), ""),
         ),
         findings=tuple(_findings(ranking)),
         sections=tuple(_sections(ranking, best, top)),
@@ -43,21 +43,13 @@ def report(
             ("machine", f"{ranking.system.name}: {ranking.system.source}"),
             ("cost model", ranking.model),
             ("longest program", count_text(ranking.limit, "step")),
-            ("time of the search", f"{time_text(ranking.search_seconds)} of {time_text(taken)}"),
+            ("time of the search", f"{duration_text(ranking.search_seconds)} of {duration_text(taken)}"),
         ),
         notes=(*_notes(ranking), *notes),
         repeat_command=command,
         method=METHOD,
         further_json=_further(ranking, taken, top),
     )  # fmt: skip
-
-
-def time_text(seconds: float) -> str:
-    """Three digits and a unit: ``15.2 ms``."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(seconds) >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
 
 
 def reduction_text(reduction: Reduction) -> str:
@@ -68,8 +60,8 @@ def reduction_text(reduction: Reduction) -> str:
 
 def _headline(ranking: Ranking) -> str:
     best, worst = ranking.placements[0], ranking.placements[-1]
-    reductions = "; ".join(map(reduction_text, ranking.reductions))
-    text = f"{reductions}: placement {best.placement} takes {time_text(best.seconds)} by prediction"
+    what = "; ".join(map(reduction_text, ranking.reductions))
+    text = f"{what}: placement {best.placement} takes {duration_text(best.seconds)} by prediction"
     if len(ranking.placements) > 1 and best.seconds:
         ratio = worst.seconds / best.seconds
         text += f", the slowest of {len(ranking.placements):,} placements {ratio:.3g} times as long"
@@ -173,7 +165,7 @@ def _of_best(number: int, cell: Getter) -> Getter:
 
 
 def _time(name: str, of: Getter | str = "seconds", priority: int = 0) -> Column:
-    return Column(name, "number", digits=time_text, of=of, priority=priority)
+    return Column(name, "number", digits=duration_text, of=of, priority=priority)
 
 
 def _ratio(name: str, of: Getter | str) -> Column:

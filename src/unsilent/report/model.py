@@ -139,11 +139,12 @@ class Table:
         columns: Iterable[Column],
         title: str = "",
         is_emphasised: Callable[[Any], bool] = lambda _: False,
+        tooltip: Callable[[Any], str] = lambda _: "",
         **more: Any,
     ) -> Table:
         """A table with a row for each of ``rows``, of which the columns take their cells; ``more``: further attributes."""
         heads = tuple(columns)
-        lines = (TableRow(tuple(head.cell(row) for head in heads), is_emphasised(row)) for row in rows)
+        lines = (TableRow(tuple(head.cell(row) for head in heads), is_emphasised(row), tooltip(row)) for row in rows)
         return cls(heads, tuple(lines), title, **more)
 
 

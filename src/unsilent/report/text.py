@@ -183,12 +183,11 @@ def share_of_estimate_text(row_share: float, estimate: float, low: float, high: 
 
 
 def duration_text(value: float) -> str:
-    """A duration a person can read."""
-    if value < 120:
-        return f"{value:.3g} s"
-    if value < 7200:
-        return f"{value / 60:.3g} min"
-    return f"{value / 3600:.3g} h"
+    """A duration in seconds as three digits and a unit: ``15.2 ms``, ``5 min``."""
+    for unit, size, least in (("h", 3600, 7200), ("min", 60, 120), ("s", 1, 1), ("ms", 1e-3, 1e-3), ("µs", 1e-6, 1e-6)):
+        if abs(value) >= least:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1e9:.3g} ns"
 
 
 def number_text(value: float) -> str:

@@ -11,11 +11,10 @@ import numpy as np
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.sizes import human_bytes
-from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
-from unsilent.report.text import count_text, escape_unprintable, short
+from unsilent.report.text import count_text, duration_text, escape_unprintable, short
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label
 from unsilent.timeline.change import Answer
 from unsilent.timeline.critical_path import Link, critical_path
@@ -125,17 +124,17 @@ def _lateness(result: Timeline) -> Iterator[str]:
         period, steps = split.end - split.begin, len(result.job.steps)
         yield (
             f"Only rank {split.ranks[0]} was read, so that late ranks cannot be seen. A step takes "
-            f"{time_text(float(np.nanmean(period)))}, from its begin to the next one's (mean of {steps:,})."
+            f"{duration_text(float(np.nanmean(period)))}, from its begin to the next one's (mean of {steps:,})."
         )
     elif result.verdict == "straggler":
         first = excesses[0]
         yield (
-            f"Rank {first.rank} takes {time_text(first.seconds)} longer than the others in its {first.part} "
-            f"(noise floor {time_text(first.floor)})."
+            f"Rank {first.rank} takes {duration_text(first.seconds)} longer than the others in its {first.part} "
+            f"(noise floor {duration_text(first.floor)})."
         )
     elif result.verdict == "not_separable":
         floors = {part: max(excess.floor for excess in excesses if excess.part == part) for part in PARTS}
-        parts = ", ".join(f"{part} {time_text(floors[part])}" for part in PARTS)
+        parts = ", ".join(f"{part} {duration_text(floors[part])}" for part in PARTS)
         yield f"No rank is late by more than the noise floor (in {parts})."
     elif not result.job.stages:
         waiting = np.nanmedian(split.waiting_for.sum(0), 1)
@@ -145,7 +144,7 @@ def _lateness(result: Timeline) -> Iterator[str]:
             yield "No collective was found on two ranks: nothing is known of who waited for whom."
         elif waiting[last] > 0:
             yield (
-                f"Other ranks wait longest for rank {split.ranks[last]}: {time_text(float(waiting[last]))} of a step, "
+                f"Other ranks wait longest for rank {split.ranks[last]}: {duration_text(float(waiting[last]))} of a step, "
                 "together (median)."
             )
         else:
@@ -185,10 +184,8 @@ def _answer_findings(result: Timeline) -> Iterator[str]:
         if doubt := _doubt(result, what_if):
             yield f"{question}: not predicted, as {doubt}"
             continue
-        most = f" to {time_text(float(what_if.longest.mean()))}" if what_if.longest is not None else ""
-        means = (
-            f"{time_text(float(what_if.predicted.mean()))}{most} instead of {time_text(float(what_if.recorded.mean()))}"
-        )
+        most = f" to {duration_text(float(what_if.longest.mean()))}" if what_if.longest is not None else ""
+        means = f"{duration_text(float(what_if.predicted.mean()))}{most} instead of {duration_text(float(what_if.recorded.mean()))}"
         by = f"by {_model_text(what_if.of_model)}" if what_if.of_model else "by replay"
         yield f"{question}: a step would take {means}, {by}{BEYOND if what_if.is_extrapolated else ''}{_peak_text(what_if)}"
 
@@ -250,10 +247,10 @@ def _sections(result: Timeline) -> Iterator[Section]:
         )  # fmt: skip
     if result.excesses:
         heads = (
-            Column("rank", of=lambda excess: str(excess.rank)), Column.text("part of the step", lambda excess: excess.part),
-            Column("longer than others", "number", digits=time_text, of=lambda excess: excess.seconds),
-            Column("noise floor", "number", digits=time_text, of=lambda excess: excess.floor),
-            Column("separable", of=lambda excess: "yes" if excess.is_separable else "no"),
+            Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", "part"),
+            Column("longer than others", "number", digits=duration_text, of="seconds"),
+            Column("noise floor", "number", digits=duration_text, of="floor"),
+            Column("separable", of=lambda one: "yes" if one.is_separable else "no"),
         )  # fmt: skip
         rows = sorted(result.excesses, key=lambda excess: (-excess.is_separable, -excess.seconds))
         yield Section(
@@ -264,7 +261,7 @@ def _sections(result: Timeline) -> Iterator[Section]:
 
 def _split_table(split: StepSplit) -> Table:
     def seconds(name: str, values: Any) -> Column:
-        return Column(name, "number", digits=time_text, of=lambda row: float(np.nanmean(values[row])))
+        return Column(name, "number", digits=duration_text, of=lambda row: float(np.nanmean(values[row])))
 
     def awaited(row: int) -> str:
         waited = np.nansum(split.waiting_for[row], 1)
@@ -280,9 +277,9 @@ def _split_table(split: StepSplit) -> Table:
 
 def _memory_table(peaks: Sequence[MemoryPeak], from_begin: bool) -> Table:
     heads = (
-        Column("rank", of=lambda peak: str(peak.rank)),
-        Column("peak", "number", digits=lambda size: human_bytes(round(size)), of=lambda peak: peak.bytes),
-        Column("step", of=lambda peak: str(peak.step)), Column.text("phase", lambda peak: peak.phase),
+        Column("rank", of=lambda one: str(one.rank)),
+        Column("peak", "number", digits=lambda size: human_bytes(round(size)), of="bytes"),
+        Column("step", of=lambda one: str(one.step)), Column.text("phase"),
     )  # fmt: skip
     title = "peak of memory allocated since the recording began" if from_begin else "peak of allocated memory"
     return Table.of(peaks, heads, title, terminal_rows=10)
@@ -299,8 +296,9 @@ def _path_table(result: Timeline) -> Table:
     heads = (
         Column("rank", of=lambda row: str(row[0][0])),
         Column.text("operation", lambda row: short(escape_unprintable(row[0][1]), MOST_NAME)),
-        Column.count("times", lambda row: row[1][0]), Column("seconds", "number", digits=time_text, of=lambda row: row[1][1]),
-        Column("gaps before", "number", digits=time_text, of=lambda row: row[1][2]),
+        Column.count("times", lambda row: row[1][0]),
+        Column("seconds", "number", digits=duration_text, of=lambda row: row[1][1]),
+        Column("gaps before", "number", digits=duration_text, of=lambda row: row[1][2]),
     )  # fmt: skip
     rows = sorted(totals.items(), key=lambda row: -row[1][1])
     return Table.of(rows, heads, "critical path", terminal_rows=8, sortable=True)
@@ -321,9 +319,9 @@ def step_figure(result: Timeline) -> Figure:
             continue
         below = 0.22 if kind == COLLECTIVE else -0.22  # collectives run beside computation
         texts = [
-            f"{label(operations.names[operations.name[operation]], 60)}<br>rank {operations.rank[operation]}, "
-            f"{time_text(float(operations.duration[operation]))}"
-            for operation in of_kind
+            f"{label(operations.names[operations.name[one]], 60)}<br>rank {operations.rank[one]}, "
+            f"{duration_text(float(operations.duration[one]))}"
+            for one in of_kind
         ]
         frames = [1.5 if operation in critical else 0 for operation in of_kind.tolist()]
         traces.append({

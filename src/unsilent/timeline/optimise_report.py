@@ -9,11 +9,10 @@ import numpy as np
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.sizes import human_bytes
-from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Report, Section, Table, TextBlock
 from unsilent.report.shown import Shown
-from unsilent.report.text import count_text
+from unsilent.report.text import count_text, duration_text
 from unsilent.timeline.ddp_model import DdpSteps, LinkCost
 from unsilent.timeline.ddp_traces import DdpJob
 from unsilent.timeline.ddp_what_if import DOES_NOT_GROW, beyond_fit
@@ -100,13 +99,10 @@ class Optimised(Shown):
             "unsilent/timeline-optimise/2", "timeline optimise", f"Buckets for {source or 'a job'}", _headline(self),
             machine_table(measured({}, ratios, "step"), ("measure", "")),
             numbers=(
-                ("step time", time_text(float(job.recorded.mean())), f"recorded, mean of {steps}"),
-                ("as recorded", time_text(self.recorded.mean), "predicted"),
-                *(
-                    ("best", time_text(settings.mean), f"predicted, {self.precision(settings)} gradients")
-                    for settings in best[:1]
-                ),
-                ("noise floor", time_text(self.noise_floor), "of the recorded mean"),
+                ("step time", duration_text(float(job.recorded.mean())), f"recorded, mean of {steps}"),
+                ("as recorded", duration_text(self.recorded.mean), "predicted"),
+                *(("best", duration_text(one.mean), f"predicted, {self.precision(one)} gradients") for one in best[:1]),
+                ("noise floor", duration_text(self.noise_floor), "of the recorded mean"),
                 ("error of the model", f"{100 * job.error:+.2g} %", "recorded buckets replayed, against recorded steps"),
             ),
             findings=tuple(_findings(self, best)),
@@ -149,8 +145,8 @@ def _undominated(costs: Mapping[str, LinkCost], steps: DdpSteps) -> Iterator[str
 def _headline(result: Optimised) -> str:
     if result.job.doubt:
         return f"No settings are recommended: {result.job.doubt}."
-    best = next(settings for settings in result.best if settings.precision == "fp32")
-    gain, floor = result.recorded.mean - best.mean, time_text(result.noise_floor)
+    best = next(one for one in result.best if one.precision == "fp32")
+    gain, floor = result.recorded.mean - best.mean, duration_text(result.noise_floor)
     if gain <= result.noise_floor:
         return (
             f"By prediction no buckets shorten a step by more than the noise floor ({floor}); keep the recorded ones."
@@ -163,8 +159,8 @@ def _headline(result: Optimised) -> str:
         )
     setting = f"DistributedDataParallel(…, {best.arguments})" if best.arguments else "DDP's default"
     return (
-        f"{setting} shortens a step from {time_text(result.recorded.mean)} as recorded to {time_text(best.mean)} by prediction "
-        f"(noise floor {floor})."
+        f"{setting} shortens a step from {duration_text(result.recorded.mean)} as recorded to {duration_text(best.mean)} by "
+        f"prediction (noise floor {floor})."
     )
 
 
@@ -181,7 +177,7 @@ def _findings(result: Optimised, best: list[DdpSettings]) -> Iterator[str]:
             unclear = "" if is_clear else "; whether that is faster is not established"
             yield (
                 f"with gradients sent in 16 bits (torch's fp16_compress_hook, or with NCCL bf16_compress_hook) and the buckets "
-                f"{result.label(settings)}, a step takes {time_text(settings.mean)} by prediction{unclear}"
+                f"{result.label(settings)}, a step takes {duration_text(settings.mean)} by prediction{unclear}"
             )
 
 
@@ -196,7 +192,7 @@ def _table(result: Optimised) -> Table:
 
     heads = (
         Column.text("setting", result.label), Column.text("gradients", result.precision),
-        Column("predicted step", "number", digits=time_text, of=lambda settings: settings.mean), Column.text("buckets", buckets),
+        Column("predicted step", "number", digits=duration_text, of="mean"), Column.text("buckets", buckets),
     )  # fmt: skip
     return Table.of(result.shown, heads, "settings")
 
@@ -205,10 +201,10 @@ def _notes(result: Optimised) -> Iterator[str]:
     cost = result.cost
     if not cost.grows:
         yield DOES_NOT_GROW
-    yield f"a collective costs {time_text(cost.latency)} and {time_text(cost.per_byte * 2**20)} for each MiB"
-    for settings in result.shown:
-        reduction_cost, sizes = result.cost_of(settings), bucket_sizes(result.job.steps, settings)
-        if reduction_cost.grows and not reduction_cost.covers(sizes):
-            of = f"{result.label(settings)}, {result.precision(settings)}"
-            yield f"{of}: {beyond_fit(reduction_cost, sizes)}; give a --system that was measured with --sizes around these"
+    yield f"a collective costs {duration_text(cost.latency)} and {duration_text(cost.per_byte * 2**20)} for each MiB"
+    for one in result.shown:
+        own, sizes = result.cost_of(one), bucket_sizes(result.job.steps, one)
+        if own.grows and not own.covers(sizes):
+            of = f"{result.label(one)}, {result.precision(one)}"
+            yield f"{of}: {beyond_fit(own, sizes)}; give a --system that was measured with --sizes around these"
     yield from result.job.notes

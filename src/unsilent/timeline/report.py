@@ -8,10 +8,9 @@ import numpy as np
 
 from unsilent.basics.printable import escape_unprintable
 from unsilent.basics.strictjson import fields_by_name
-from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Report, Section, Table
-from unsilent.report.text import count_text, interval_text, listed, short
+from unsilent.report.text import count_text, duration_text, interval_text, listed, short
 from unsilent.timeline.job import EDGE_KINDS
 from unsilent.timeline.slowdown import Removal, Slowdown
 from unsilent.timeline.step_split import step_bounds
@@ -33,18 +32,15 @@ OVERLAP = 1.1
 
 def slowdown_report(result: Slowdown, source: str = "") -> Report:
     """Report on a slowdown; ``source``: the name of the trace."""
-    slowdown, with_gaps, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
-    is_job = len(result.workers) > 1
+    slowdown, with_gaps = result.slowdown, result.slowdown_with_gaps
     return Report(
         "unsilent/timeline/2", "timeline", f"Timeline of {escape_unprintable(source) or 'a job'}", _headline(result),
         machine_table(measured({}, {"slowdown": slowdown, "slowdown_with_gaps": with_gaps}, "step"), ("measure", "")),
         numbers=(
             ("slowdown", interval_text(slowdown), f"{_quantiles(result)} in single steps"),
             ("slowdown, gaps kept", interval_text(with_gaps), "with recorded gaps in both replays"),
-            ("step time", time_text(result.recorded.mean()),
+            ("step time", duration_text(result.recorded.mean()),
              f"recorded, from last end to last end, mean of {count_text(len(result.recorded), 'step')}"),
-            *([("slowest workers (M_W)", _share(result.slow_workers), _ranks(result.slow_workers))] if is_job else []),
-            *((("last stage (M_S)", _share(last), f"{count_text(len(last.ranks), 'rank')}"),) if last else ()),
             ("unexplained gaps", f"{100 * result.unexplained_share:.2g} %", "of the time of all ranks"),
         ),
         findings=tuple(_findings(result)),
@@ -62,8 +58,8 @@ def _notes(result: Slowdown) -> Iterator[str]:
     period = float(np.nanmean([end - begin for begin, end in (step_bounds(job, rank) for rank in job.ranks)]))
     if (recorded := float(result.recorded.mean())) > OVERLAP * period:
         yield (
-            f"steps overlap: a step begins every {time_text(period)}, and takes {time_text(recorded)} (means), as the first one "
-            "counts from its begin to its last end; replays count it so as well"
+            f"steps overlap: a step begins every {duration_text(period)}, and takes {duration_text(recorded)} (means), as the "
+            "first one counts from its begin to its last end; replays count it so as well"
         )
     if len(job.ranks) == 2 and not job.stages:
         yield (
@@ -98,7 +94,7 @@ def _headline(result: Slowdown) -> str:
     slowdown = result.slowdown.estimate or 0.0
     return (
         f"By replay without gaps, a step takes {slowdown:.3g} times as long as without stragglers: "
-        f"{time_text(result.without_gaps.mean())} instead of {time_text(result.straggler_free.mean())}."
+        f"{duration_text(result.without_gaps.mean())} instead of {duration_text(result.straggler_free.mean())}."
     )
 
 
@@ -107,7 +103,7 @@ def _findings(result: Slowdown) -> Iterator[str]:
     removals += [("the last stage", "M_S", result.last_stage)] if result.last_stage else []
     for name, symbol, removal in removals:
         if removal.share is not None:
-            seconds, share = time_text(removal.seconds), _percent(removal.share)
+            seconds, share = duration_text(removal.seconds), _percent(removal.share)
             yield f"with {name} at straggler-free durations, a step takes {seconds}: {share} of the slowdown is gone ({symbol})"
     first = result.classes[0]
     if (slowdown := f"{first.slowdown:.3g}") != "1":
@@ -118,17 +114,13 @@ def _ranks(removal: Removal) -> str:
     return f"rank{'s' if len(removal.ranks) > 1 else ''} {listed(map(str, removal.ranks))}"
 
 
-def _share(removal: Removal) -> str:
-    return "–" if removal.share is None else _percent(removal.share)
-
-
 def _quantiles(result: Slowdown) -> str:
     low, high = np.quantile(result.without_gaps / result.straggler_free, (0.05, 0.95))
     return f"{low:.3g} to {high:.3g} (5 and 95 %)"
 
 
 def _sections(result: Slowdown) -> Iterator[Section]:
-    slowdown = Column("slowdown", "number", digits=".4g", of=lambda group: group.slowdown)
+    slowdown = Column("slowdown", "number", digits=".4g", of="slowdown")
     worker_heads = (
         Column("rank", of=lambda worker: str(worker.rank)), slowdown,
         Column("data-parallel rank", of=lambda worker: str(worker.data_rank)),
@@ -141,9 +133,9 @@ def _sections(result: Slowdown) -> Iterator[Section]:
             (Table.of(result.workers, worker_heads, "workers", terminal_rows=TERMINAL_ROWS, sortable=True),),
         )  # fmt: skip
     heads = (
-        Column.text("group", lambda group: short(group.name, MOST_NAME)), slowdown,
-        Column.count("operations", lambda group: group.operations, 1),
-        Column.percent("unexplained gaps", lambda group: group.unexplained_share, digits=".2g"),
+        Column.text("group", lambda one: short(one.name, MOST_NAME)), slowdown,
+        Column.count("operations", priority=1),
+        Column.percent("unexplained gaps", "unexplained_share", digits=".2g"),
     )  # fmt: skip
     data_ranks = result.data_ranks if result.stages else ()  # else they are the workers
     parts = (("operations", result.classes), ("stages", result.stages), ("data-parallel ranks", data_ranks))
@@ -172,7 +164,7 @@ def _dependencies(result: Slowdown) -> Table:
 
 def _steps(result: Slowdown) -> Table:
     def seconds(name: str, at: int) -> Column:
-        return Column(name, "number", digits=time_text, of=lambda row: row[at])
+        return Column(name, "number", digits=duration_text, of=lambda row: row[at])
 
     heads = (
         Column("step", of=lambda row: str(row[0])), seconds("recorded", 1), seconds("replayed without gaps", 2),

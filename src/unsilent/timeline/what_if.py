@@ -20,8 +20,7 @@ import numpy as np
 from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.basics.interval import Interval
 from unsilent.basics.printable import escape_unprintable
-from unsilent.placement.report import time_text
-from unsilent.report.text import listed
+from unsilent.report.text import duration_text, listed
 from unsilent.timeline.change import Answer, Change
 from unsilent.timeline.ddp_what_if import FORMS as DDP_FORMS
 from unsilent.timeline.ddp_what_if import WORDS as DDP_WORDS
@@ -236,7 +235,7 @@ def _speed_up(
     if not short:
         return ()
     return (
-        f"rank {rank} itself takes {time_text(float(np.mean(spent)))} of a step (mean), less than it is to be faster by"
+        f"rank {rank} itself takes {duration_text(float(np.mean(spent)))} of a step (mean), less than it is to be faster by"
         f"{'' if len(short) == len(spent) else f' in {len(short):,} of {len(spent):,} steps'}: the answer is that of a rank that "
         "takes no time" + ("" if len(short) == len(spent) else " there"),
     )

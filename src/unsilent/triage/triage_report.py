@@ -34,8 +34,8 @@ class Triage(Shown):
         rows = [*map(self._executed_row, investigation.executed), *map(self._next_row, investigation.left[: self.top])]
         headline = self._headline()
         columns = (
-            Column.text("query"), Column.text("outcome"), Column.text("place"), Column("score", "number", digits=".2f"),
-            Column("expected", "number", "s", digits=".3g"),
+            Column.text("query"), Column.text("outcome"), Column.text("place"),
+            Column("score", "number", digits=".2f"), Column("expected", "number", "s", digits=".3g"),
         )  # fmt: skip
         return Report(
             "unsilent/triage/1", "triage", f"Incident of step {incident.step:,}", headline, Table.of(rows, columns),
@@ -78,19 +78,16 @@ class Triage(Shown):
         investigation, result = self.investigation, []
         if investigation.executed:
             columns = (
-                Column.text("query", lambda executed: executed.query.query.name),
-                Column.text("outcome", lambda executed: executed.finding.outcome.value),
-                Column.text("found", lambda executed: executed.finding.text),
-                Column("belief", "number", digits=".2f", of=lambda executed: executed.belief),
-                Column("took", "number", "s", digits=".2g", of=lambda executed: executed.seconds),
-                Column.text("why", lambda executed: executed.query.reason, 1),
+                Column.text("query", "query.query.name"), Column.text("outcome", "finding.outcome.value"),
+                Column.text("found", "finding.text"), Column("belief", "number", digits=".2f", of="belief"),
+                Column("took", "number", "s", digits=".2g", of="seconds"), Column.text("why", "query.reason", 1),
             )  # fmt: skip
             text = f"In this order. A finding that is believed to {BELIEVED} or more ends it."
             result.append(Section("Executed", text, (Table.of(investigation.executed, columns),)))
         heads = (
-            Column.text("query", lambda query: query.query.name), Column.text("why", lambda query: query.reason),
-            Column.text("expected", lambda query: duration_text(TEMPLATES[query.query.template].seconds)),
-            Column.text("command", lambda query: command_of(investigation.bundle, query.query)),
+            Column.text("query", "query.name"), Column.text("why", "reason"),
+            Column.text("expected", lambda one: duration_text(TEMPLATES[one.query.template].seconds)),
+            Column.text("command", lambda one: command_of(investigation.bundle, one.query)),
         )  # fmt: skip
         if left := investigation.left[: self.top]:
             text = "By expected gain per second. `step.py:make` and `train.py:loop` stand for code of yours."

@@ -10,7 +10,7 @@ from unsilent.basics.interval import Interval
 from unsilent.basics.interval import known_value as count
 from unsilent.basics.strictjson import fields_by_name
 from unsilent.report.estimates import Estimate, machine_table
-from unsilent.report.model import Column, Plot, Report, Section, Table, TableRow, TextCell
+from unsilent.report.model import Column, Plot, Report, Section, Table, TextCell
 from unsilent.report.text import (
     count_text,
     duration_text,
@@ -32,20 +32,11 @@ from unsilent.studies.noise.plots import (
 from unsilent.studies.noise.records import DivergingOperation, NoiseResult, SwitchEffect, VariantNoise
 from unsilent.workloads.registry import UNNAMED
 
-MEASURES = (
-    "replicas",
-    "different final states",
-    "accuracy %, mean",
-    "  sd, points",
-    "loss, mean",
-    "  sd",
-    "churn %",
-    "L2, unit sphere",
-    "L2, raw",
-    "diverges at step",
-    "churn from the twin %",
-)
-"""Rows of the table of variants."""
+GROUP_COUNTS = {
+    "group_samples": "n", "group_error": "error", "group_by_size": "sd_by_size", "group_p": "p", "group_p_corrected": "corrected",
+    "group_p_corrected_error": "p_standard_error", "group_draws": "draws",
+}  # fmt: skip
+"""Names of measures of a group that are counted, and of their fields."""
 UNIT_MOST = 2.0
 """Greatest distance on the unit sphere."""
 SCHEMA = "unsilent/noise/3"
@@ -130,21 +121,14 @@ def _values(one: VariantNoise) -> Iterator[tuple[str, str, Interval]]:
         yield "distance_raw", "all", one.raw_weight_distance
     yield "parting_step", "all", one.median_divergence_step
     for group in one.groups:
-        yield "group_samples", group.name, count(group.n, one.n)
-        yield "group_error", group.name, count(group.error, one.n)
         yield "group_error_sd", group.name, group.sd
         yield "group_error_sd_common", group.name, group.common_sd
-        yield "group_by_size", group.name, count(group.sd_by_size, one.n)
-        yield "group_p", group.name, count(group.p, one.n)
-        yield "group_p_corrected", group.name, count(group.corrected, one.n)
-        yield "group_p_corrected_error", group.name, count(group.p_standard_error, one.n)
-        yield "group_draws", group.name, count(group.draws, one.n)
+        for measure, field in GROUP_COUNTS.items():
+            yield measure, group.name, count(getattr(group, field), one.n)
 
 
 def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:
     yield "replicas", f"{sum(one.n for one in result.variants):,}", f"of {count_text(result.steps, 'step')} each"
-    for one in differing_variants(result)[:4]:
-        yield f"churn, {one.name}", f"{100 * (one.churn.estimate or 0):.2g} %", ""
     yield "parameters", f"{result.parameters:,}", ""
     yield "held-out samples", f"{result.samples:,}", ""
 
@@ -166,7 +150,7 @@ def _sections(result: NoiseResult) -> Iterator[Section]:
         yield Section(title, LEADS[title], (plots["groups"], _groups_table(result)))
     if result.effects:
         columns = (
-            Column.text("switch", lambda e: e.switch), Column.text("kind", lambda e: e.kind),
+            Column.text("switch"), Column.text("kind"),
             Column.text("changes bits", lambda e: effect_text(e.changes_bits)), Column.text("how", effect_explanation),
         )  # fmt: skip
         table = Table.of(result.effects, columns, "each switch alone", plain_line_format="switch {0}: {2}: {3}")
@@ -175,9 +159,10 @@ def _sections(result: NoiseResult) -> Iterator[Section]:
 
 def _variants_table(result: NoiseResult) -> Table:
     """One column for each variant: what is measured in different units stands one under the other."""
-    columns = [cells(output) for output in result.variants]
-    rows = [TableRow((name, *(column[i] for column in columns))) for i, name in enumerate(MEASURES)]
-    return Table((Column("measure"), *(Column(output.name) for output in result.variants)), tuple(rows))
+    measures = {one.name: _measures(one) for one in result.variants}
+    names = dict.fromkeys(name for texts in measures.values() for name in texts)
+    rows = [{"measure": name, **{one: texts[name] for one, texts in measures.items()}} for name in names]
+    return Table.of(rows, (Column("measure"), *map(Column, measures)))
 
 
 def _groups_table(result: NoiseResult) -> Table:
@@ -205,23 +190,22 @@ def _ratio(group: GroupSpread) -> float:
     return (group.sd.estimate or 0.0) / group.sd_by_size if group.sd_by_size else 0.0
 
 
-def cells(result: VariantNoise) -> list[str]:
-    """The cells of the table's row for one variant, by the order of `MEASURES`."""
-    same = has_identical_replicas(result)
-    loss = result.loss
-    return [
-        f"{result.n}",
-        f"{result.distinct_final_states}",
-        f"{100 * result.accuracy.mean:.2f}",
-        "0" if same else interval_text(result.accuracy.sd, 100, max_possible_sd(result.n)),
-        "–" if loss is None else number_text(loss.mean),
-        "–" if loss is None else "0" if same else interval_text(loss.sd),
-        "0" if same else interval_text(result.churn, 100, 1.0),
-        _distance(result.unit_sphere_distance, same, UNIT_MOST),
-        _distance(result.raw_weight_distance, same),
-        divergence_step_text(result),
-        _range(result.twin_churn, 100),
-    ]
+def _measures(result: VariantNoise) -> dict[str, str]:
+    """What the table of variants says of one, by the names of its rows."""
+    same, loss, most = has_identical_replicas(result), result.loss, max_possible_sd(result.n)
+    return {
+        "replicas": f"{result.n}",
+        "different final states": f"{result.distinct_final_states}",
+        "accuracy %, mean": f"{100 * result.accuracy.mean:.2f}",
+        "  sd, points": _spread(result.accuracy.sd, same, 100, most),
+        "loss, mean": "–" if loss is None else number_text(loss.mean),
+        "  sd": _spread(None if loss is None else loss.sd, same),
+        "churn %": _spread(result.churn, same, 100, 1.0),
+        "L2, unit sphere": _spread(result.unit_sphere_distance, same, most=UNIT_MOST),
+        "L2, raw": _spread(result.raw_weight_distance, same),
+        "diverges at step": divergence_step_text(result),
+        "churn from the twin %": _range(result.twin_churn, 100),
+    }
 
 
 def divergence_step_text(result: VariantNoise) -> str:
@@ -363,8 +347,8 @@ def effect_text(changes: bool | None) -> str:
     return "not applicable" if changes is None else "yes" if changes else "no"
 
 
-def _distance(interval: Interval | None, same: bool, most: float = math.inf) -> str:
-    return "–" if interval is None else "0" if same else interval_text(interval, most=most)
+def _spread(interval: Interval | None, same: bool, scale: float = 1.0, most: float = math.inf) -> str:
+    return "–" if interval is None else "0" if same else interval_text(interval, scale, most)
 
 
 def _range(values: tuple[float, ...], scale: float) -> str:

@@ -219,9 +219,8 @@ def _budget_table(result: PlanResult) -> Table:
 
 def _validation_table(result: PlanResult) -> Table:
     columns = (
-        Column("budget", of=lambda b: b.name), Column.share("predicted", lambda b: b.predicted),
-        Column.share("second campaign", lambda b: b.second_campaign), Column.points("difference", lambda b: b.difference),
-        Column("differs (Holm)", of=lambda b: "yes" if b.differs else "not shown"),
+        Column("budget", of="name"), Column.share("predicted"), Column.share("second campaign"),
+        Column.points("difference"), Column("differs (Holm)", of=lambda b: "yes" if b.differs else "not shown"),
     )  # fmt: skip
     return Table.of([b for b in result.budgets if b.difference], columns)
 
@@ -229,9 +228,10 @@ def _validation_table(result: PlanResult) -> Table:
 def _memories_table(result: PlanResult) -> Table:
     """The Pareto set: what each plan takes and leaves."""
     columns = (
-        Column("budget", of=lambda b: b.name), Column.share("remains", lambda b: b.predicted),
-        *([] if result.raw_fit is None else [Column("FIT", "estimate", scale=result.raw_fit, of=lambda b: b.predicted)]),
-        Column("mean latency", of=lambda b: _number_cell(b.latency)), Column("energy", of=lambda b: _number_cell(b.energy)),
+        Column("budget", of="name"), Column.share("remains", "predicted"),
+        *([] if result.raw_fit is None else [Column("FIT", "estimate", scale=result.raw_fit, of="predicted")]),
+        Column("mean latency", of=lambda b: _number_cell(b.latency)),
+        Column("energy", of=lambda b: _number_cell(b.energy)),
         *(Column(f"bytes in {name}", "number", digits=",.0f", of=_used(name)) for name in result.budgets[0].used),
     )  # fmt: skip
     return Table.of(result.budgets, columns)
@@ -247,9 +247,9 @@ def _number_cell(value: float | None) -> TextCell:
 
 def _items_table(result: PlanResult) -> Table:
     columns = (
-        Column.text("part", lambda item: item.name),
-        Column("size", "number", digits=lambda size: human_bytes(math.ceil(size)), of=lambda item: item.bytes),
-        Column.percent("faults that hit it", lambda item: item.share), Column.percent("contribution", lambda item: item.rate),
+        Column.text("part", "name"),
+        Column("size", "number", digits=lambda size: human_bytes(math.ceil(size)), of="bytes"),
+        Column.percent("faults that hit it", "share"), Column.percent("contribution", "rate"),
         *(Column(b.name, priority=1 + (b is not result.budgets[0]), of=_block_of(b.name)) for b in result.budgets),
     )  # fmt: skip
     return Table.of(result.items, columns, terminal_rows=MOST_ITEMS, sortable=True)

@@ -53,7 +53,6 @@ from unsilent.studies.training.sentences import (
     classes_with_trials,
     convergence_limits_of,
     findings,
-    first_example_text,
     headline,
     most_vulnerable_first,
     ordered_groups,
@@ -247,9 +246,10 @@ def _classes_table(result: TrainingResult) -> Table:
         colour, symbol = outcome_style(one.name)
         return TextCell(one.name, mark=(colour, SHAPES[symbol]))
 
+    examples = {curve.outcome: curve.trial for curve in reversed(result.curves)}
     columns = (
         Column("class", of=name), TRIALS, Column.count("different"), Column.share("share"),
-        Column.text("example", lambda one: short(first_example_text(result, one.name), EXAMPLE), 1),
+        Column.text("example", lambda one: short(examples.get(one.name, ""), EXAMPLE), 1),
         Column.text("what it is", lambda one: outcome_text(one.name, result)),
     )  # fmt: skip
     return Table.of(result.classes, columns)
@@ -266,7 +266,7 @@ def _harm(result: TrainingResult) -> Section:
         "of a share of 0."
         + (f" Of more than {ROWS} groups, only the {ROWS} most harmful are drawn; the table has all." if many else "")
     )
-    tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items()]
+    tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items() if len(groups) > 1]
     return Section("Where faults do harm", lead, (*plots, *tables))
 
 

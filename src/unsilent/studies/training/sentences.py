@@ -8,15 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.replicas.noise_floor_records import ReplicaDifferences
 from unsilent.report.estimates import has_few_trials
-from unsilent.report.text import (
-    count_text,
-    duration_text,
-    escape_unprintable,
-    estimate_text,
-    share_with_limits_text,
-    signed,
-    upper_bound_text,
-)
+from unsilent.report.text import count_text, difference_text, duration_text, share_with_limits_text, upper_bound_text
 from unsilent.statistics.intervals import Interval
 from unsilent.studies.training.judging import convergence_limits
 from unsilent.studies.training.records import Contrast, TrainingPvfRow, TrainingResult, TrialGroup
@@ -64,50 +56,19 @@ def outcome_text(outcome: str, result: TrainingResult) -> str:
     return OUTCOME_TEXTS[TrainingOutcome(outcome)].format(short_term=result.thresholds.short_term)
 
 
-def rate(interval: Interval) -> str:
-    """``3.8 % [2.5, 5.6]``; of no event or of nothing but events the one limit that there is."""
-    if interval.estimate is None:
-        return "no trial"
-    text = estimate_text(interval.estimate, interval.low, interval.high)
-    if interval.estimate == 0:
-        return f"none (at most {text.high} %)"
-    if interval.estimate == 1:
-        return f"all (at least {text.low} %)"
-    return f"{text.estimate} % {text.limits}"
-
-
 def events(interval: Interval) -> int:
     """The number of trials with the event, of an interval of ``n`` trials; 0 where there is none."""
     return round((interval.estimate or 0.0) * interval.n)
 
 
-def count_and_rate_text(interval: Interval, noun: str = "trial") -> str:
-    """``10 of 679 trials, 1.5 % [0.70, 2.7]``, ``none of 679 trials (at most 0.55 %)``."""
-    if not interval.n:
-        return f"no {noun}"
-    count, whole = events(interval), f"of {count_text(interval.n, noun)}"
-    if count in (0, interval.n):
-        word, _, limit = rate(interval).partition(" ")
-        return f"{word} {whole} {limit}"
-    return f"{count:,} {whole}, {rate(interval)}"
+def count_and_share_text(share: Interval, noun: str = "trial") -> str:
+    """``10 of 679 trials, 1.5 % [0.70, 2.7]``."""
+    return f"{events(share):,} of {count_text(share.n, noun)}, {share_with_limits_text(share)}"
 
 
 def thresholds(result: TrainingResult) -> list[tuple[str, str, str, str]]:
     """Name, value, what it is, and where its default comes from."""
     return [(name, f"{getattr(result.thresholds, name):g}", *SOURCES[name]) for name in SOURCES]
-
-
-def part_name(part: TrainingPvfRow, quote: str = "") -> str:
-    """``block1 (param)``; ``quote``: what stands around the name."""
-    return f"{quote}{part.part or part.target}{quote}" + (f" ({part.memory_kind})" if part.memory_kind else "")
-
-
-def first_example_text(result: TrainingResult, outcome: str) -> str:
-    """The first stored example of a class; nothing where there is none."""
-    value = next((curve for curve in result.curves if curve.outcome == outcome), None)
-    if value is None:
-        return ""
-    return value.trial
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
@@ -156,11 +117,6 @@ def classes_with_trials(counts: Mapping[str, int]) -> list[str]:
     return [str(outcome) for outcome in TrainingOutcome if counts.get(str(outcome))]
 
 
-def upper_limit_text(interval: Interval) -> str:
-    """The upper limit in percent."""
-    return estimate_text(interval.estimate, interval.low, interval.high).high
-
-
 FACTOR = 100.0
 """The factor of the sentence about conditions, and of the lines in their figure."""
 
@@ -169,22 +125,12 @@ def headline(result: TrainingResult) -> str:
     """The finding in one sentence."""
     if result.parts:
         return _pvf_headline(result)
-    name = result.workload
-    harm, latent, different = result.all_trials.harmful, result.all_trials.latent, result.all_trials.different
-    share = share_with_limits_text(different) if events(different) else "none"
-    ended = f"{share} ended different from the fault-free run by more than noise"
-    if not events(harm):
-        return (
-            f"Of {count_text(result.n, 'faulty training run')} of {name} none were harmful (upper limit "
-            f"{upper_limit_text(harm)} %), and {ended}"
-        )
-    quiet = (
-        "none of them silently"
-        if not events(latent)
-        else f"{share_with_limits_text(latent)} silently (no error raised)"
+    whole, runs = result.all_trials, f"{count_text(result.n, 'faulty training run')} of {result.workload}"
+    harmful, latent, different = map(share_with_limits_text, (whole.harmful, whole.latent, whole.different))
+    return (
+        f"{harmful} of {runs} were harmful, {latent} silently (no error raised); {different} ended different from the fault-free "
+        "run by more than noise"
     )
-    runs = f"{count_text(result.n, 'faulty training run')} of {name}"
-    return f"{share_with_limits_text(harm)} of {runs} were harmful, {quiet}; {ended}"
 
 
 def _pvf_headline(result: TrainingResult) -> str:
@@ -192,8 +138,9 @@ def _pvf_headline(result: TrainingResult) -> str:
     many = count_text(len(result.parts), "target")
     if not any(part.failures for part in result.parts):
         return f"No corruption of {many} of {result.workload} ended in a convergence failure"
+    memory = f" ({worst.memory_kind})" if worst.memory_kind else ""
     return (
-        f"{part_name(worst, '`')} has the highest training PVF of {many} of {result.workload}: "
+        f"`{worst.part or worst.target}`{memory} has the highest training PVF of {many} of {result.workload}: "
         f"{share_with_limits_text(worst.pvf)} of {worst.n:,} corruptions end in a convergence failure (exploratory: the order of "
         "targets is not tested)"
     )
@@ -210,46 +157,33 @@ def findings(result: TrainingResult) -> Iterator[str]:
     yield from map(contrast_text, result.contrasts)
     yield from _conditions(result)
     yield from guard_texts(result)
-    yield from map(escape_unprintable, result.notes)
+    yield from result.notes
 
 
 def _classes(result: TrainingResult) -> Iterator[str]:
-    counts = result.all_trials.counts
+    whole = result.all_trials
     yield (
-        f"different (beyond implementation noise): {count_and_rate_text(result.all_trials.different)}; harmful "
-        f"(beyond the noise of seeds as well): "
-        f"{count_and_rate_text(result.all_trials.harmful)}"
+        f"different (beyond implementation noise): {count_and_share_text(whole.different)}; harmful (beyond the noise of seeds "
+        f"as well): {count_and_share_text(whole.harmful)}"
     )
-    harm = [TrainingOutcome(name) for name in classes_with_trials(counts) if TrainingOutcome(name).harmful]
-    latent, loud = ({str(name): counts[name] for name in harm if name.latent is kind} for kind in (True, False))
-    yield f"silent degradation (no error raised): {count_and_rate_text(result.all_trials.latent)}" + (
-        f": {counts_text(latent)}" if latent else ""
+    harm = [name for name in classes_with_trials(whole.counts) if TrainingOutcome(name).harmful]
+    latent, loud = (
+        counts_text({name: whole.counts[name] for name in harm if TrainingOutcome(name).latent is kind})
+        for kind in (True, False)
     )
+    yield f"silent degradation (no error raised): {count_and_share_text(whole.latent)}" + (latent and f": {latent}")
     if loud:
-        yield f"harm with an error or a loss that is not finite: {counts_text(loud)}"
-    by_name = {one.name: one for one in result.classes}
-    same = by_name.get(TrainingOutcome.MASKED_BITWISE)
-    if same is not None:
-        yield f"final state identical to the fault-free run: {count_and_rate_text(same.share)}"
-    absent = [one for one in result.classes if not one.n]
-    if absent and result.n:
-        yield (
-            f"classes not observed (share of each at most {upper_limit_text(absent[0].share)} %): "
-            f"{', '.join(one.name for one in absent)}"
-        )
+        yield f"harm with an error or a loss that is not finite: {loud}"
 
 
 def contrast_text(result: Contrast) -> str:
     """One group against another, and whether they are shown to differ."""
-    first, second, gap = result.first, result.second, result.difference
-    points = signed(gap.estimate, gap.low, gap.high)
-    word = "higher" if gap.low > 0 else "lower" if gap.high < 0 else "no difference is shown"
-    if word != "no difference is shown":
-        word = f"the share is {word} for {first}"
+    gap = result.difference
+    word = "higher" if gap.low > 0 else "lower" if gap.high < 0 else ""
+    one, other = (f"{share_with_limits_text(share)} of {share.n:,}" for share in (result.one, result.other))
     return (
-        f"{result.name}, {first} against {second} with the same fault models: "
-        f"{rate(result.one)} of {result.one.n:,} "
-        f"against {rate(result.other)} of {result.other.n:,}, {points.estimate} points{points.limits_in_sentence}: {word}"
+        f"{result.name}, {result.first} against {result.second} with the same fault models: {one} against {other}, "
+        f"{difference_text(gap, ' points')}: {f'the share is {word} for {result.first}' if word else 'no difference is shown'}"
     )
 
 
@@ -271,22 +205,8 @@ def _conditions(result: TrainingResult) -> Iterator[str]:
         return
     yield (
         f"{what} came before {value.true_positives:,} of {count_text(latent, 'latent outcome')} (sensitivity "
-        f"{share_with_limits_text(value.sensitivity)}) "
-        f"and occurred in {value.false_positives:,} of {others:,} harmless trials (specificity "
-        f"{share_with_limits_text(value.specificity)}){_alone(result)}; "
-        f"such a value came before {events(value.different):,} of {count_text(value.different.n, 'outcome')} that are latent "
-        f"when judged by implementation noise alone, and before {value.visible_harm_with:,} of "
-        f"{value.visible_harm_with + value.visible_harm_without:,} harmful outcomes that are not silent"
-    )
-
-
-def _alone(result: TrainingResult) -> str:
-    """How many latent outcomes each kind by itself came before."""
-    kinds = [c for c in result.conditions if c.factor == FACTOR and c.kind != ANY]
-    if len(kinds) < 2:
-        return ""
-    return "; latent outcomes preceded by each kind of large value alone: " + ", ".join(
-        f"{KINDS.get(c.kind, c.kind)} {c.true_positives:,}" for c in kinds
+        f"{share_with_limits_text(value.sensitivity)}) and occurred in {value.false_positives:,} of {others:,} harmless trials "
+        f"(specificity {share_with_limits_text(value.specificity)})"
     )
 
 
@@ -313,24 +233,12 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
         if GUARD in result.command.split() and not result.all_trials.different.estimate:
             yield "no faulty run ended different, so none was repeated under the guard"
         return
-    whole, large = output.all_harmful, output.large_harmful
-    different = count_and_rate_text(output.different.share, "different trial")
-    if whole.n:
-        yield f"within two steps, the guard caught {count_and_rate_text(whole.share, 'harmful fault')}, and {different}"
-    else:
-        yield f"no harmful fault occurred under the guard; it caught {different}"
-    if large.n:
-        yield (
-            f"of faults that wrote more than {output.large_fault_factor:,.0f} times the largest value in the tensor before the "
-            f"fault, the guard caught {count_and_rate_text(large.share)}"
-        )
-    if whole.detected_in_time:
-        bits = (
-            "all"
-            if whole.recovered_identical == whole.detected_in_time
-            else f"{whole.recovered_identical:,} of {whole.detected_in_time:,}"
-        )
-        yield f"harmful faults that the guard caught in time: {bits} ended with a final state identical to the fault-free run"
+    whole = output.all_harmful
+    caught = count_and_share_text(whole.share, "harmful fault")
+    yield (
+        f"within two steps, the guard caught {caught}, and {count_and_share_text(output.different.share, 'different trial')}; of "
+        f"these harmful faults, {whole.recovered_identical:,} ended with a final state identical to the fault-free run"
+    )
     rest = [
         (output.late_alarms, "caught later than two steps after the fault"),
         (output.stopped, "stopped because an alarm came again after the guard restored an earlier state"),
@@ -346,7 +254,7 @@ def training_method_lines(result: TrainingResult) -> list[str]:
     return [
         f"{count_text(result.steps, 'step')} of {result.workload}, "
         f"{count_text(result.parameters, 'parameter')}, optimizer "
-        f"{escape_unprintable(' and '.join(dict.fromkeys(result.optimizers)) or 'none')}; fault-free held-out accuracy "
+        f"{' and '.join(dict.fromkeys(result.optimizers)) or 'none'}; fault-free held-out accuracy "
         f"{100 * result.golden_test:.2f} %",
         *floor_texts(result),
         f"in brackets: {100 * result.confidence:g} % limits ({result.all_trials.harmful.method}); {joint_text(result)}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from unsilent.basics.interval import Interval
@@ -26,6 +25,10 @@ ERROR_TEXTS = {
     "output-burst": "random values or a burst in an operation's output",
     ALL: "all error models",
 }
+FURTHER = (
+    "reference", "clean", "originals", "tries", "comparisons", "false_alarms", "costs", "seconds", "cpu_seconds",
+)  # fmt: skip
+"""Fields of the result that JSON has besides estimates."""
 LEAST_FAULTS, MOST_OF_ONE_ANSWER = 10, 0.2
 """Faults, and the share of them that change one and the same answer alone, from which on the report says so."""
 METHOD = (
@@ -43,21 +46,13 @@ def report(result: InferenceCoverageResult) -> Report:
     """The report on a campaign."""
     baseline = result.baseline
     return Report(
-        "unsilent/inference-coverage/1", "coverage", f"Detection of changed answers of {baseline.name}", _headline(result),
+        "unsilent/inference-coverage/2", "coverage", f"Detection of changed answers of {baseline.name}", _headline(result),
         machine_table(estimates(result), ("detector", "errors", "rate", "measure", "")),
         findings=tuple(_findings(result)), sections=tuple(_sections(result)),
         facts=tuple(_facts(result)), notes=tuple(baseline.notes), repeat_command=result.command, method=METHOD,
         further_json={
-            "command": result.command, "spec": result.spec.to_json(), "reference": result.reference,
-            "clean_samples": dict(result.clean), "clean_originals": dict(result.originals),
-            "tries": [asdict(one) for one in result.tries],
-            "clean_samples_needed": {f"{rate:g}": count for rate, count in result.unreported.items()},
-            "comparisons": [
-                {"detector": one.detector, "errors": one.errors, **asdict(one.paired)} for one in result.comparisons
-            ],
-            "false_alarms": [asdict(one) for one in result.false_alarms],
-            "cost": [asdict(one) for one in result.costs],
-            "seconds": result.seconds, "cpu_seconds": result.cpu_seconds, "versions": dict(baseline.versions),
+            "spec": result.spec.to_json(), "versions": baseline.versions, "clean_samples_needed": result.unreported,
+            **{name: getattr(result, name) for name in FURTHER},
         },
     )  # fmt: skip
 
@@ -227,8 +222,7 @@ def _detection_table(
 
 def _depth_table(rows: Sequence[Detection]) -> Table:
     columns = (
-        Column.text("detector", lambda one: one.detector), Column.share("layers", lambda one: one.layers),
-        Column.share("FLOPs", lambda one: one.flops),
+        Column.text("detector"), Column.share("layers"), Column.share("FLOPs", "flops"),
     )  # fmt: skip
     return Table.of([one for one in rows if one.errors == ALL], columns, "Run at the first alarm")
 
@@ -261,10 +255,10 @@ def _cost_plot(result: InferenceCoverageResult) -> Iterator[Part]:
 
 def _false_alarms(result: InferenceCoverageResult) -> Section:
     columns = (
-        Column.text("detector", lambda one: one.detector), Column.percent("asked", lambda one: one.rate),
-        Column.share("on clean samples", lambda one: one.share), Column.count("alarms", lambda one: one.count),
+        Column.text("detector"), Column.percent("asked", "rate"), Column.share("on clean samples", "share"),
+        Column.count("alarms", "count"),
         Column("expected", priority=1, of=lambda one: one.expected and f"{one.expected[0]:,} to {one.expected[1]:,}"),
-        Column.share("on shifted samples", lambda one: one.shifted, 2),
+        Column.share("on shifted samples", "shifted", 2),
     )  # fmt: skip
     few = result.originals
     return Section(
@@ -279,11 +273,11 @@ def _false_alarms(result: InferenceCoverageResult) -> Section:
 
 def _restored(result: InferenceCoverageResult) -> Section:
     columns = (
-        Column.text("rung", lambda one: one.rung), Column.text("errors", lambda one: one.errors),
-        Column.share("of changed answers", lambda one: one.answers), Column.share("of faults", lambda one: one.share),
+        Column.text("rung"), Column.text("errors"), Column.share("of changed answers", "answers"),
+        Column.share("of faults", "share"),
         Column.share(f"of answers that {result.reference} finds", lambda one: one.detected_answers, 1),
         Column.share(f"of faults that {result.reference} finds", lambda one: one.detected_share, 1),
-        Column("CPU time", "number", "ms", 1e3, ".3g", 2, of=lambda one: one.seconds),
+        Column("CPU time", "number", "ms", 1e3, ".3g", 2, of="seconds"),
     )  # fmt: skip
     return Section(
         "Answers back to golden",
@@ -308,11 +302,10 @@ def _comparisons(result: InferenceCoverageResult) -> Section:
 
 def _tries(result: InferenceCoverageResult) -> Section:
     columns = (
-        Column.text("errors", lambda one: one.errors), Column.count("drawn", lambda one: one.drawn),
-        Column.count("masked", lambda one: one.masked, 1), Column.count("benign", lambda one: one.benign, 1),
-        Column.count("not finite or raised", lambda one: one.due), Column.count("changed an answer", lambda one: one.found),
-        Column.count("changed answers", lambda one: one.answers),
-        Column.count("of different samples", lambda one: one.different_answers),
+        Column.text("errors"), Column.count("drawn"), Column.count("masked", priority=1),
+        Column.count("benign", priority=1), Column.count("not finite or raised", "due"),
+        Column.count("changed an answer", "found"), Column.count("changed answers", "answers"),
+        Column.count("of different samples", "different_answers"),
     )  # fmt: skip
     return Section(
         "Faults", "Faults that were drawn, and how they ended. Those that show by themselves (values that are not finite, or an "
