@@ -105,14 +105,14 @@ def sorted_json_text(value: Any) -> str:
 
 
 class Spec(Protocol):
-    """What was asked of a campaign, a frozen dataclass. Budget, jobs and executor are no part of it: they change no row."""
+    """The settings of a campaign, a frozen dataclass. Budget, jobs and executor are not part of it: they change no row."""
 
     @property
     def workload(self) -> str: ...
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
-        """Of the workload."""
+        """Options of the workload."""
         ...
 
     @property
@@ -142,7 +142,7 @@ class Spec(Protocol):
     def to_json(self) -> Json: ...
 
     def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
-        """What runs trials, in a worker: it may load torch."""
+        """The runner of trials, in a worker: it may load torch."""
         ...
 
 
@@ -179,7 +179,7 @@ class StoredSpec(JsonRecord):
         return values | ({"device": values["device"].partition(":")[0]} if "device" in values else {})
 
     def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
-        """What runs trials, in a worker."""
+        """The runner of trials, in a worker."""
         runner: Runner = load_named(self.RUNNER)(self, progress=progress, worker_settings=worker_settings)
         return runner
 
@@ -201,7 +201,7 @@ class SpecOfTraining(StoredSpec):
 
 
 class TrialTarget(Protocol):
-    """What trials are drawn for."""
+    """A target that trials are drawn for."""
 
     @property
     def name(self) -> str: ...
@@ -213,7 +213,7 @@ class TrialTarget(Protocol):
 
 
 class Baseline(Protocol):
-    """What a worker finds out before the first trial, a frozen dataclass."""
+    """Facts that a worker establishes before the first trial, a frozen dataclass."""
 
     @property
     def campaign(self) -> str: ...
@@ -226,12 +226,12 @@ class Baseline(Protocol):
 
     @property
     def golden_seconds(self) -> float:
-        """Of one fault-free run."""
+        """Seconds of one fault-free run."""
         ...
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What the workload says of itself."""
+        """The workload's statements of itself."""
         ...
 
     @property
@@ -248,7 +248,7 @@ def strata_of(spec: Spec, baseline: Baseline) -> list[tuple[TrialTarget, int | N
 
 
 class CampaignRow(Protocol):
-    """What happened in one trial: a frozen dataclass whose columns `unsilent.campaigns.codec` reads off its fields."""
+    """The record of one trial: a frozen dataclass whose columns `unsilent.campaigns.codec` reads off its fields."""
 
     @property
     def trial(self) -> TrialId: ...
@@ -281,7 +281,7 @@ class Runner(Protocol):
 
     @property
     def workload(self) -> Any:
-        """What is loaded, by its ``name``."""
+        """The loaded workload, by its ``name``."""
         ...
 
     def establish_baseline(self) -> Any: ...
@@ -322,7 +322,7 @@ def _without_file_names(spec: Spec) -> Json:
 def differences(
     stored_campaign: tuple[Spec, Baseline], current_campaign: tuple[Spec, Baseline]
 ) -> Iterator[tuple[str, tuple[Any, Any] | None]]:
-    """What makes two campaigns two: values of the spec that differ with both values, then keys of the fingerprint with None."""
+    """Differences that make two campaigns two: values of the spec with both values, then keys of the fingerprint with None."""
     (old, then), (new, now) = (
         (_without_file_names(spec), result.fingerprint) for spec, result in (stored_campaign, current_campaign)
     )

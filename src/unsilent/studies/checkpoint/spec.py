@@ -116,7 +116,7 @@ class CheckpointSpec(StoredSpec):
         return "cpu"
 
     def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
-        """What runs trials, in a worker."""
+        """The runner of trials, in a worker."""
         from unsilent.studies.checkpoint.runner import CheckpointRunner
 
         return CheckpointRunner(self, progress)

@@ -191,7 +191,7 @@ def _ratio(group: GroupSpread) -> float:
 
 
 def _measures(result: VariantNoise) -> dict[str, str]:
-    """What the table of variants says of one, by the names of its rows."""
+    """The cells of one variant in the table of variants, by the names of its rows."""
     same, loss, most = has_identical_replicas(result), result.loss, max_possible_sd(result.n)
     return {
         "replicas": f"{result.n}",

@@ -1,4 +1,4 @@
-"""What is known of fault-free answers besides that they are golden: which are right, or their scores."""
+"""Facts about fault-free answers besides that they are golden: which are right, or their scores."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def lost_columns(result: PvfResult) -> tuple[str, ...]:
 
 
 def lost_cells(result: PvfResult, row: PvfRow) -> tuple[TextCell, ...]:
-    """What a row says of the task metric."""
+    """The cells of a row for the task metric."""
     if row.score_lost is None:
         return ()
     return tuple(_cell(text, lost) for text, lost in _shown(result, row.score_lost))
@@ -44,7 +44,7 @@ def _shown(result: PvfResult, lost: LostScore) -> Iterator[tuple[EstimateText, L
 
 
 def lost_numbers(result: PvfResult, row: PvfRow) -> Iterator[tuple[str, str, str]]:
-    """The same for the head of the page: term, text, and what is set smaller."""
+    """Numbers for the head of the page: term, text, and what is set smaller."""
     if row.score_lost is None or row.score_lost.estimate is None:
         return
     for name, (text, lost) in zip(lost_columns(result), _shown(result, row.score_lost), strict=True):

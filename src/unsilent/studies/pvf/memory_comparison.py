@@ -121,7 +121,7 @@ def _signed(gap: Interval) -> EstimateText:
 
 
 def _in_points(gap: Interval) -> Interval:
-    """What is shown as ``gap`` by functions that show hundredths."""
+    """The interval for functions that show hundredths, such that ``gap`` is shown."""
     estimate = None if gap.estimate is None else gap.estimate / 100
     return replace(gap, estimate=estimate, low=gap.low / 100, high=gap.high / 100)
 
@@ -138,5 +138,5 @@ def fit_difference_estimates(fits: Sequence[ComparedFit]) -> Iterator[Estimate]:
 
 
 def fit_difference_data(fits: Sequence[ComparedFit]) -> list[dict[str, Any]]:
-    """The same for the JSON object."""
+    """Differences of FIT for the JSON object."""
     return [asdict(one) for one in fits]

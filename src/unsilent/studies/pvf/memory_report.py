@@ -118,7 +118,7 @@ def memory_estimates(result: PvfResult) -> Iterator[Estimate]:
 
 
 def memory_data(result: PvfResult) -> Mapping[str, Any]:
-    """The same for the JSON object."""
+    """Failure rates by memory for the JSON object."""
     return {
         "memories": [asdict(facts) for facts in result.memories],
         "memory_fit": [asdict(r) for r in result.memory_fit],

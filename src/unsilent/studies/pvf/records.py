@@ -66,7 +66,7 @@ class LostScore:
 
     @property
     def perplexity_ratio(self) -> LostScore:
-        """What is lost of a mean log-likelihood per token in nats, as faulty over fault-free perplexity."""
+        """The loss of a mean log-likelihood per token in nats, as faulty over fault-free perplexity."""
         estimate = None if self.estimate is None else math.exp(self.estimate)
         return LostScore(estimate, math.exp(self.low), math.exp(self.high))
 

@@ -393,7 +393,7 @@ class TrialRunner:
         return goldens > PROOF_GOLDENS and time.monotonic() - self._proven_at > 1.0
 
     def _selected_regions(self) -> list[Region]:
-        """What ``--at`` selects, of the batches in which the faults may begin."""
+        """The regions that ``--at`` selects, of the batches in which the faults may begin."""
         spec, parts = self.spec, asked_fault_model(self.spec.fault).parts
         regions, moments = list(self.engine.select_regions(spec.at)), {part.begins for part in parts}
         if moments == {None}:
