@@ -11,7 +11,7 @@ from unsilent.monitor.signals.row import SignalValues
 
 def signals(values):
     values = np.array(values, dtype=np.float64)
-    return SignalValues(values, ~np.isnan(values), (), (), np.zeros(0, np.int64), ())
+    return SignalValues(values, ~np.isnan(values), (), (), np.zeros(0, np.int64))
 
 
 def test_only_a_value_that_was_not_finite_at_first_is_left_out(caplog):

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def as_json_values(value: Any) -> Any:
-    """The same value made of dicts, lists, text, numbers, booleans and None alone; a record becomes its fields."""
+    """A value as dicts, lists, text, numbers, booleans and None alone; a record becomes its fields."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -30,4 +30,4 @@ def as_json_values(value: Any) -> Any:
 
 def fields_by_name(record: Any, *left_out: str) -> dict[str, Any]:
     """The fields of a dataclass, without those of these names."""
-    return {one.name: getattr(record, one.name) for one in fields(record) if one.name not in left_out}
+    return {field.name: getattr(record, field.name) for field in fields(record) if field.name not in left_out}

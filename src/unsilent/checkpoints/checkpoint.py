@@ -20,7 +20,7 @@ from unsilent.checkpoints.content import content_parts
 from unsilent.checkpoints.excess import without_excess
 from unsilent.checkpoints.formats.known import Format, format_of
 from unsilent.checkpoints.names import free_name
-from unsilent.checkpoints.stored_tensors import Block, Ints, Patch, StoredTensor, bytes_from_words, words_from_bytes
+from unsilent.checkpoints.stored_tensors import Block, Ints, Patch, StoredTensor, words_from_bytes
 from unsilent.faults.codecs import Array
 from unsilent.faults.receipts import AppliedFault, Receipt
 from unsilent.faults.record import Fault
@@ -239,7 +239,7 @@ class _Plan:
         return result
 
     def _write(self, tensor: StoredTensor, block: Block, positions: Ints, words: Array) -> None:
-        size, new, key = tensor.item_size, bytes_from_words(tensor, words), (block.file, block.offset)
+        size, new, key = tensor.item_size, words.astype(tensor.file_dtype).tobytes(), (block.file, block.offset)
         self.blocks[key] = block
         if block.packing is not None:
             if key not in self.packed:

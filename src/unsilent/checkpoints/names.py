@@ -80,12 +80,8 @@ def _with_module_names(path: Sequence[str]) -> list[str]:
     return [*keys[:first], ".".join((*keys[first + 1 : at : 2], keys[at + 1])), *keys[at + 2 :]]
 
 
-def logical_name(path: Sequence[str], is_number: bool = False) -> str:
-    """Section and name of a value: ``model/fc.weight``; a number that no section claims is ``other/epoch``."""
-    return _name(*section_and_rest(path), is_number)
-
-
 def _name(section: str, rest: Sequence[str], is_number: bool) -> str:
+    """Section and name of a value: ``model/fc.weight``; a number that no section claims is ``other/epoch``."""
     section = "other" if section == "model" and is_number else section
     return _printable("/".join((section, *(key.replace("/", ".") for key in rest))))
 

@@ -258,18 +258,11 @@ def c_strides(shape: Shape) -> Shape:
     return tuple(reversed(result))
 
 
-def dense_block(
-    file: str, offset: int, shape: Shape, start: Shape | None = None, checksums: tuple[Checksum, ...] = ()
-) -> Block:
-    """A block in C order; by default it begins at the tensor's first element."""
-    return Block(file, offset, start or (0,) * len(shape), shape, c_strides(shape), checksums=checksums)
+def dense_block(file: str, offset: int, shape: Shape, checksums: tuple[Checksum, ...] = ()) -> Block:
+    """A block in C order that begins at the tensor's first element."""
+    return Block(file, offset, (0,) * len(shape), shape, c_strides(shape), checksums=checksums)
 
 
 def words_from_bytes(tensor: StoredTensor, content: bytes) -> Array:
     """Words in the machine's order of bytes, a copy."""
     return np.frombuffer(content, tensor.file_dtype).astype(tensor.codec.word_dtype)
-
-
-def bytes_from_words(tensor: StoredTensor, words: Array) -> bytes:
-    """Words as the file has them."""
-    return words.astype(tensor.file_dtype).tobytes()

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
-from unsilent.cli.running import check_page
+from unsilent.cli.paths import check_writable
 from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions, ProgressOptions
 
 NO_LOOP = (
@@ -64,7 +64,7 @@ def explain(asked: Asked) -> int:
     if options.cost and options.check_only:
         raise UsageError("--cost times steps and --check-only compares runs; give one of them")
     page = asked[PageOptions].output
-    check_page(page)
+    check_writable(page)
     if options.cost:
         costs = measure_step_costs(
             options.loop, **_limits(options), arguments=asked.script, notify=_silent if quiet else _notify

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import Asked
-from unsilent.cli.running import check_page
+from unsilent.cli.paths import check_writable
 from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions
 from unsilent.placement.options import MeasureOptions, PlacementOptions
 
@@ -71,7 +71,7 @@ def measure(asked: Asked) -> int:
     from unsilent.placement.system import system_toml
 
     options = asked[MeasureOptions]
-    check_page(options.output)
+    check_writable(options.output)
     levels = options.level_counts()
     sweep = measure_here(tuple(levels.values()), tuple(levels), options.payloads(), options.repeats)
     if sweep is None:

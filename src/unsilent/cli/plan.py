@@ -11,6 +11,7 @@ from typing import Any
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import Asked
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
+from unsilent.cli.paths import check_writable
 from unsilent.command import MEASURE, Command, DisplayOptions
 from unsilent.studies.plan.spec import PlanOptions, PlanOutputOptions
 
@@ -58,10 +59,7 @@ def check_output(output: Path | None, options: PlanOptions) -> None:
     inputs = [path for path in (options.store, options.truth, options.accelerator) if path is not None]
     if os.path.realpath(output) in map(os.path.realpath, inputs):
         raise UsageError(f"the list would overwrite {output}; give another --output")
-    if not output.parent.is_dir() or output.is_dir():
-        raise UsageError(
-            f"cannot write the list {output}: its folder does not exist, or a folder has that name; give another --output"
-        )
+    check_writable(output, "the list ")
 
 
 def write_list(values: Mapping[str, Any], path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -14,6 +13,7 @@ from unsilent.basics.argument_names import names_arguments
 from unsilent.basics.error_origin import call_user_code
 from unsilent.basics.errors import UsageError, first_line
 from unsilent.basics.interval import Interval
+from unsilent.basics.options import check_confidence
 from unsilent.compare.disagreement import SampleRecords, are_probabilities, compare_outputs
 from unsilent.compare.language import (
     GreedyRuns,
@@ -153,8 +153,7 @@ def compare_models(
     Raises:
         UsageError: A model cannot be run on the inputs, is not deterministic, or answers with other classes or with NaN.
     """
-    if not isinstance(confidence, Real) or not 0.5 <= confidence < 1:
-        raise UsageError(f"--confidence is {confidence!r}; expected a value from 0.5 to below 1, like 0.95")
+    check_confidence(confidence)
     by_name = isinstance(data, str) or data is None
     if workload is None and by_name and not isinstance(original, (str, InferenceWorkload)):
         raise UsageError(

@@ -153,11 +153,6 @@ def _are_distributions(scores: Tensor) -> bool:
     return bool((scores.double() >= 0).all()) and bool(((scores.double().sum(-1) - 1).abs() <= _SLACK).all())
 
 
-def overlap_size(classes: int) -> int:
-    """How many of the most likely classes are compared."""
-    return min(MOST_OVERLAP, classes - 1)
-
-
 def log_probabilities(scores: Doubles, probabilities: bool) -> Doubles:
     """Logarithms of probabilities, from rows of scores or of probabilities up to rounding, float64[n, classes]."""
     values = np.log(np.maximum(scores, _TINY)) if probabilities else scores
@@ -174,7 +169,7 @@ def _divergences(before: Doubles, after: Doubles, classes: NDArray[np.int64]) ->
     """From logarithms of probabilities [n, classes]."""
     # exactly the one where both are equal
     middle = np.maximum(before, after) + np.log((1 + np.exp(-np.abs(before - after))) / 2)
-    rows, top = np.arange(len(before)), TopK(overlap_size(before.shape[1]))
+    rows, top = np.arange(len(before)), TopK(min(MOST_OVERLAP, before.shape[1] - 1))
     kept = top.compare(*(np.argsort(-x, axis=1, kind="stable")[:, : top.k] for x in (before, after)))
     js = (kl_divergence(before, middle) + kl_divergence(after, middle)) / (2 * np.log(2))
     return {

@@ -91,14 +91,6 @@ def compared_model(model: Any, name: str, run: Callable[[nn.Module, Any], Any] =
     raise wrong_value_error(name, model, "a torch.nn.Module, an ONNX Runtime session or a function of a batch")
 
 
-def load_pair(
-    original: str, deployed: str, workload: str | None = None, **how: Any
-) -> tuple[ComparedModel, ComparedModel, list[Any]]:
-    """The two models, and the batches of the basis; arguments and errors as of `load_models`."""
-    pair = load_models(original, deployed, workload, **how)
-    return pair.original, pair.deployed, list(pair.workload.batches())
-
-
 def load_models(
     original: Any,
     deployed: Any,

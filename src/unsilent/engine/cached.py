@@ -38,6 +38,7 @@ from unsilent.faults.naming import is_transient
 from unsilent.outcomes import judges_samples_apart
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, same_outcome_for_all
+from unsilent.outcomes.scores import Score
 from unsilent.sites import Parameters
 from unsilent.sites.inputs import named_inputs
 from unsilent.workloads.base import InferenceWorkload
@@ -69,13 +70,14 @@ class CachedEngine(PlainEngine):
         device: str = "cpu",
         dtype: str | None = None,
         judge: Judge | None = None,
+        score: Score | None = None,
         memory: int | None = None,
         worker_count: int = 1,
         sampled: bool = False,
     ) -> None:
         self.validation_samples = ValidationSamples()
         self._sampled = sampled
-        super().__init__(workload, device=device, dtype=dtype, judge=judge)
+        super().__init__(workload, device=device, dtype=dtype, judge=judge, score=score)
         self.memory, self.sharers = memory, worker_count
         self.diverged_count = 0
         self.replayers: list[Replayer | None] = []

@@ -133,7 +133,6 @@ def trace_batch(
     batch: int,
     faults: Sequence[Fault],
     *,
-    memory: int = MEMORY,
     progress: Progress = no_progress,
 ) -> FaultTrace:
     """How the faults of a trial spread through the evaluation of one batch; the model is as before afterwards.
@@ -157,7 +156,6 @@ def trace_batch(
         engine.model,
         run,
         training=False,
-        memory=memory,
         progress=progress,
         faults=lambda: [(fault, None) for fault in acting],
     )

@@ -1,4 +1,4 @@
-"""What the system says of a GPU: identity, errors of its memory, errors in its driver's log. What cannot be read is left out."""
+"""Facts about a GPU: identity, errors of its memory, errors in its driver's log. What cannot be read is left out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gpu_facts(uuid: str) -> dict[str, str]:
     """Facts on a GPU by name; ``xid``: the last errors of its driver in the log of the kernel, where that may be read.
 
     Args:
-        uuid: As nvidia-smi has it: ``GPU-…``.
+        uuid: Identity as nvidia-smi has it: ``GPU-…``.
     """
     query = f"--query-gpu={','.join(QUERIED.values())}"
     line = _output(["nvidia-smi", f"--id={uuid}", query, "--format=csv,noheader,nounits"]).strip()
@@ -42,12 +42,12 @@ def _xids(lines: Sequence[str], pci: str) -> dict[str, str]:
     """The last errors of a device; nvidia-smi writes its address as 00000000:3B:00.0, the kernel as 0000:3b:00."""
     place = pci.lower().rpartition(".")[0][-len("0000:3b:00") :]
     wanted = f"{XID}PCI:{place}".lower()
-    found = [line[line.lower().index(wanted) :].strip() for line in lines if place and wanted in line.lower()]
-    return {"xid": "; ".join(found[-MOST_XIDS:])} if found else {}
+    messages = [line[line.lower().index(wanted) :].strip() for line in lines if place and wanted in line.lower()]
+    return {"xid": "; ".join(messages[-MOST_XIDS:])} if messages else {}
 
 
 def _output(command: Sequence[str]) -> str:
-    """What a program prints; empty where it is missing, fails or takes too long."""
+    """Output of a program; empty where it is missing, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, errors="replace", check=True)
     except (OSError, subprocess.SubprocessError):

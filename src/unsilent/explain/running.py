@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from unsilent.basics.child_processes import kill_with_children
 from unsilent.basics.errors import InternalError, UsageError, UserCodeError
 from unsilent.explain.results import Machine
 
@@ -137,7 +138,8 @@ class Launcher:
                     "run fewer steps (--steps N) or allow more time (--deadline SECONDS)"
                 )
         finally:
-            _end(process)
+            kill_with_children(process)
+            process.wait()
         if code < 0:
             raise UsageError(
                 f"the process of {self._ref!r} was ended by {signal.Signals(-code).name}; run it without unsilent to see why"
@@ -150,15 +152,6 @@ def own_hash_seed() -> str | None:
     """The hash seed that the caller has fixed."""
     seed = os.environ.get(HASH_SEED, "")
     return seed if seed.isdecimal() else None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children; those of one that is over as well."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass  # all are gone
-    process.wait()
 
 
 def _read_run(path: Path) -> Run:

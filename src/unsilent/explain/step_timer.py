@@ -113,7 +113,7 @@ class StepTimer(OptimizerStepCounter):
             seconds = {}
             for name in map(str, mix.permutation(list(modes))):
                 self._mode = mode = modes[name]
-                with switched(mode, warn_only=True):
+                with switched(mode):
                     for _ in range(UNTIMED):
                         yield
                     begun = _clocks()

@@ -62,15 +62,15 @@ class Mode(NamedTuple):
 
 
 @contextmanager
-def switched(mode: Mode, *, warn_only: bool = False) -> Iterator[None]:
-    """The mode inside, all switches as they were afterwards; ``warn_only``: operations without a deterministic form run."""
+def switched(mode: Mode) -> Iterator[None]:
+    """The mode inside, in which operations without a deterministic form run; all switches as they were afterwards."""
     memory: Any = torch.utils.deterministic
     cudnn: Any = torch.backends.cudnn
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     kept, threads = (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark), torch.get_num_threads()
     precisions = [(one, one.fp32_precision) for one in parts_with_precision()] if mode.tf32 is not None else []
     try:
-        mode.set(warn_only)
+        mode.set(warn_only=True)
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])

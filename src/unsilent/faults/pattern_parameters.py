@@ -23,16 +23,16 @@ def pattern_from_parameters(
     heads: int | None = None,
 ) -> Pattern:
     """The pattern that these parameters ask for; raises ``UsageError`` where they contradict."""
-    given = {k: v for k, v in locals().items() if v is not None}
-    if set(given) == {"stride"}:
+    parameters = {k: v for k, v in locals().items() if v is not None}
+    if set(parameters) == {"stride"}:
         raise UsageError(
             f"stride={stride} also needs count, the number of elements to corrupt at this distance; add count="
         )
-    if set(given) == {"cycles"}:
+    if set(parameters) == {"cycles"}:
         raise UsageError(f"cycles={cycles} needs block, the number of elements of one cycle; add block=")
-    if len(given) > 1 and set(given) not in _TOGETHER:
-        one = "count, rate, run, block, tile, whole, heads, stride with count, or cycles with block"
-        raise UsageError(f"{' and '.join(given)} exclude each other; give one of {one}")
+    if len(parameters) > 1 and set(parameters) not in _TOGETHER:
+        choices = "count, rate, run, block, tile, whole, heads, stride with count, or cycles with block"
+        raise UsageError(f"{' and '.join(parameters)} exclude each other; give one of {choices}")
     if count is not None:
         return Count(count) if stride is None else Strided(count, stride)
     if rate is not None:

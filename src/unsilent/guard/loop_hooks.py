@@ -1,4 +1,4 @@
-"""Which hooks a model and its optimizers have: those that a loop registers are not put back, and act on every later step."""
+"""Hooks of a model and its optimizers: those that a loop registers are not put back, and act on every later step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OWN = f"{__name__.partition('.')[0]}."
 
 
 def hooks_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, tuple[Any, ...]]:
-    """Where there are hooks, in words, and their keys, which torch gives once only; but for those of this package."""
+    """Keys of hooks, which torch gives once only, by the place of the hooks in words; but for those of this package."""
     result = {}
     for kind, owner, hooks in _tables(model, optimizers):
         if hooks and (keys := tuple(key for key, hook in hooks.items() if not _is_own(hook))):
@@ -25,7 +25,7 @@ def hooks_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, tup
 
 
 def hooks_changed(then: Mapping[str, tuple[Any, ...]], now: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """Where hooks are others than then."""
+    """Places where hooks are others than then."""
     return [place for place in dict.fromkeys((*then, *now)) if then.get(place) != now.get(place)]
 
 
@@ -37,7 +37,7 @@ def _tables(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple
     for name, parameter in model.named_parameters():
         for kind in _OF_PARAMETERS:
             yield kind, name, getattr(parameter, kind)
-    owners = [(f"optimizer {number}", vars(one)) for number, one in enumerate(optimizers)]
+    owners = [(f"optimizer {number}", vars(optimizer)) for number, optimizer in enumerate(optimizers)]
     shared = [(f"every {kind.__name__}", vars(sys.modules[kind.__module__])) for kind in (nn.Module, Optimizer)]
     for owner, parts in (*owners, *shared):
         for kind, hooks in parts.items():

@@ -20,7 +20,7 @@ MOST_NAMES = 5
 
 
 class KeptVariables(NamedTuple):
-    """What variables led to when a state was kept.
+    """Record of what variables led to when a state was kept.
 
     ``versions``: of tensors that are not part of the state. ``hooks``: of the model and its optimizers.
     """
@@ -68,11 +68,11 @@ class LoopWatch:
         return [*dict.fromkeys((*changed, *_written(then), *self.hooks_changed(then)))]
 
     def hooks_changed(self, then: KeptVariables) -> list[str]:
-        """Where the model and its optimizers have other hooks than when a state was kept."""
+        """Places where the model and its optimizers have other hooks than when a state was kept."""
         return hooks_changed(then.hooks, hooks_of(self._model, self._optimizers))
 
     def not_restored(self, then: KeptVariables, variables: LoopVariables) -> tuple[list[str], list[Path]]:
-        """What has changed since a state was kept, or is new or gone, and is not put back: tensors by name, other values by path.
+        """Changes since a state was kept that are not put back: tensors by name, other values by path.
 
         A container that has grown is one of the values, also where it has tensors.
         """
@@ -92,16 +92,16 @@ class LoopWatch:
         return record_loop(variables.reachable, self._left_out()).contents()
 
     def _now(self, then: KeptVariables, variables: LoopVariables) -> LoopRecord:
-        """What the variables of then lead to now; the record of then where each step is a function with variables of its own."""
+        """The record of what the variables of then lead to now; that of then where each step is a function with its own."""
         if variables.owner is not then.owner:
             return then.record
         return self._record(variables.taken_over, variables.reachable)
 
     def _record(self, variables: Variables, known: Variables) -> LoopRecord:
-        return record_loop(variables, self._left_out() | {id(one) for one in self._fetching}, known)
+        return record_loop(variables, self._left_out() | {id(value) for value in self._fetching}, known)
 
     def _left_out(self) -> set[int]:
-        return {id(one) for one in (*self._restored, *self._ring.others, *self._ring.generators)}
+        return {id(value) for value in (*self._restored, *self._ring.stateful_objects, *self._ring.generators)}
 
 
 def differing_values(
@@ -110,7 +110,7 @@ def differing_values(
     """Tensors, then other values, that two repetitions of the same steps left otherwise, in words.
 
     Args:
-        first: Before the repetitions.
+        first: Record before the repetitions.
         also: Paths of values that are known to have changed.
     """
     paths = second.changed(third)

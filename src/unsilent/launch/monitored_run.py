@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unsilent.basics.errors import kind_and_line
 from unsilent.basics.printable import escape_unprintable
 from unsilent.events.sinks import Sink
-from unsilent.launch.alarm_command import LIMIT_SECONDS, AlarmCommand
+from unsilent.launch.alarm_command import AlarmCommand
 from unsilent.launch.meeting_ranks import wait_for_stopped_ranks
 from unsilent.launch.program import InterruptAtExit, Program, exit_code
 from unsilent.launch.run_summary import RunSummary, StderrHandler
@@ -20,15 +20,12 @@ from unsilent.launch.torch_import import AfterTorchImport
 if TYPE_CHECKING:
     from unsilent.launch.attach import AutomaticMonitor
 
-OTHERS_SECONDS = LIMIT_SECONDS + 30
-"""That a stopped rank waits for the others, of which rank 0 may run a command."""
-
 
 class MonitoredRun:
-    """One run of a program under a monitor; without one where there are no settings.
+    """A run of a program under a monitor; without one where there are no settings.
 
     Args:
-        alarm_command: What is run once after an alarm.
+        alarm_command: Command that is run once after an alarm.
     """
 
     def __init__(self, program: Program, resolved: ResolvedSettings, alarm_command: AlarmCommand | None = None) -> None:
@@ -123,7 +120,7 @@ class MonitoredRun:
                 raise refused
             if isinstance(error, MonitorStop):
                 self._print(str(error))
-                wait_for_stopped_ranks(OTHERS_SECONDS)
+                wait_for_stopped_ranks()
                 return error.exit_code
         return exit_code(error)
 

@@ -51,9 +51,9 @@ STEPS_BEFORE, STEPS_AFTER = 64, 16
 MOST_EVENTS = 100
 """First alarms of a rank, verdicts and files of a checkpoint that are recorded."""
 MOST_TENSOR_BYTES = 4 * 2**30
-"""Of the batch, and of the state, of a rank."""
+"""Most bytes of the batch, and of the state, of a rank."""
 CLOSING_SECONDS = 60.0
-"""That the end of a monitor waits for a disk."""
+"""Seconds that the end of a monitor waits for a disk."""
 _log = logging.getLogger(LOGGER)
 
 
@@ -61,9 +61,9 @@ class IncidentWriter:
     """The part of one rank.
 
     Args:
-        folder: With a folder for each incident.
+        folder: Folder that gets a folder for each incident.
         run: Identifies the run; the same in all ranks.
-        device: That this rank computes on.
+        device: Device that this rank computes on.
         has_tensors: Whether batch and state are written.
 
     Attributes:
@@ -99,9 +99,9 @@ class IncidentWriter:
         """The first verdict of the run; the folder, which is written after this.
 
         Args:
-            verdict: Of all ranks.
-            alarms: Of this rank, so far.
-            started: What this rank said at its start.
+            verdict: Verdict of all ranks.
+            alarms: Alarms of this rank, so far.
+            started: Event of this rank at its start.
         """
         self.path = self._above / f"{(started.first_step or 0) + verdict.step}-{self._run}"
         self._step, first = verdict.step, tuple(alarms[:MOST_EVENTS])
@@ -135,9 +135,9 @@ class IncidentWriter:
         """An iteration begins that a loop executes again; those of the step of the alarm are recorded, when they come first.
 
         Args:
-            step: Of the monitor.
+            step: Step of the monitor.
             state: Returns the state as it is now: tensors and plain values, nested.
-            batch: Of the iteration, in the same way.
+            batch: Batch of the iteration, in the same way.
         """
         if self._again_from is None:
             self._again_from = step
@@ -162,7 +162,7 @@ class IncidentWriter:
             self._later(self._write_incident)
 
     def add_fault_verdict(self, verdict: FaultVerdict) -> None:
-        """What kind of fault it was."""
+        """Record the verdict on the kind of fault."""
         if self._incident is not None:
             self._incident = replace(self._incident, fault_verdict=verdict)
             self._later(self._write_incident)
@@ -242,11 +242,17 @@ def training_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[st
     names = {id(parameter): name for name, parameter in named_parameters(model)}
 
     def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-        trained = [one for group in optimizer.param_groups for one in group["params"]]
-        stepped = {names.get(id(one), f"parameter {number}"): one for number, one in enumerate(trained)}
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        stepped = {
+            names.get(id(parameter), f"parameter {number}"): parameter for number, parameter in enumerate(trained)
+        }
         return {
             "kind": type(optimizer).__name__,
-            "state": {name: dict(optimizer.state[one]) for name, one in stepped.items() if one in optimizer.state},
+            "state": {
+                name: dict(optimizer.state[parameter])
+                for name, parameter in stepped.items()
+                if parameter in optimizer.state
+            },
             "groups": [
                 {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
             ],
@@ -254,7 +260,7 @@ def training_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[st
 
     return {
         "model": model_tensors(model),
-        "optimizers": [of_optimizer(one) for one in optimizers],
+        "optimizers": [of_optimizer(optimizer) for optimizer in optimizers],
         "generators": generator_states(),
     }
 
@@ -291,10 +297,10 @@ def _copied(name: str, value: Any) -> Any:
     return host_copy(value)
 
 
-def _saved(one: RecentSave) -> SavedCheckpoint:
+def _saved(save: RecentSave) -> SavedCheckpoint:
     files = {
-        name or one.path.name: one.manifest.files[name].xxh3_128 for name in list(one.manifest.files)[:MOST_EVENTS]
+        name or save.path.name: save.manifest.files[name].xxh3_128 for name in list(save.manifest.files)[:MOST_EVENTS]
     }
     return SavedCheckpoint(
-        path=str(one.path), step=one.manifest.step, time=one.time, manifest=str(one.manifest_path), files=files
+        path=str(save.path), step=save.manifest.step, time=save.time, manifest=str(save.manifest_path), files=files
     )

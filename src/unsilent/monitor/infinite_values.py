@@ -27,7 +27,7 @@ class InfiniteValues:
         """The signals of a step, without numbers that are not finite in these series. Their finite numbers stay."""
         further = series[len(self._is_value) :]
         if further:
-            self._is_value = np.append(self._is_value, [one.feature == VALUE for one in further])
+            self._is_value = np.append(self._is_value, [entry.feature == VALUE for entry in further])
             self._is_infinite = np.pad(self._is_infinite, (0, len(further)))
             self._readings = np.pad(self._readings, (0, len(further)))
         if not self._is_value.any():

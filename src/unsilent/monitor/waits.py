@@ -1,4 +1,4 @@
-"""How many steps there were between two readings of a tensor: as they came, not as they were planned."""
+"""Steps between two readings of a tensor: as they came, not as they were planned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unsilent.monitor.signals.row import Ints, SignalValues
 
 
 class Waits:
-    """Of all series, and of all tensors whose bits are compared.
+    """Waits of all series, and of all tensors whose bits are compared.
 
     Attributes:
         longest: Steps from one reading to the next, at most.
@@ -20,7 +20,7 @@ class Waits:
         self._compared: dict[str, int] = {}
 
     def add(self, step: int, signals: SignalValues) -> None:
-        """One more step. What was never read before counts from the step in which it was first known."""
+        """Add a step. What was never read before counts from the step in which it was first known."""
         new = len(signals.seen) - len(self._read)
         self._read = np.pad(self._read, (0, new), constant_values=step - 1 if len(self._read) else -1)
         steps = [int((step - self._read[signals.seen]).max(initial=0))]

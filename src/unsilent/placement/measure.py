@@ -237,7 +237,7 @@ def _time(collective: str, groups: tuple[tuple[int, ...], ...], payload: int, po
     return float(elapsed)
 
 
-def fitted_system(sweep: Sweep, name: str = "measured", shared_by: Sequence[int] = ()) -> System:
+def fitted_system(sweep: Sweep, name: str = "measured") -> System:
     """The machine whose latencies and bandwidths fit the rings of a sweep best.
 
     Each level is fitted to the all-reduces, reduce-scatters and all-gathers of the groups that extend over that level
@@ -251,10 +251,7 @@ def fitted_system(sweep: Sweep, name: str = "measured", shared_by: Sequence[int]
     Raises:
         UsageError: A level has no measurement.
     """
-    levels = tuple(
-        Level(level, count, 1.0, 0.0, shared_by[number] if shared_by else 0)
-        for number, (level, count) in enumerate(zip(sweep.levels, sweep.counts, strict=True))
-    )
+    levels = tuple(Level(level, count, 1.0, 0.0) for level, count in zip(sweep.levels, sweep.counts, strict=True))
     unknown = System(name, levels, f"fitted to a sweep of {len(sweep.rows)} measurements over {sweep.backend}")
     fits = tuple(_fit(unknown, at, sweep) for at in range(len(levels)))
     bounds = [level.name for level, bounded in fits if bounded]

@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unsilent.basics.errors import UsageError, unknown_name_error
-from unsilent.basics.lazy_numpy import np, npt
 
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "reduce", "broadcast")
 GOALS = ("all-reduce", "reduce-scatter", "all-gather")
 
 State = tuple[int, ...]
 """One integer per device: bit ``chunk * k + contribution`` is set where the device's copy of the chunk contains that
-contribution. `as_array` shows it as bool[devices, chunks, contributions]."""
+contribution."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +191,6 @@ def held_chunks(value: int, k: int) -> tuple[int, ...]:
     """The chunks of which a device with this state holds a copy."""
     row = (1 << k) - 1
     return tuple(chunk for chunk in range(k) if value >> (chunk * k) & row)
-
-
-def as_array(state: State) -> npt.NDArray[np.bool_]:
-    """The state as bool[devices, chunks, contributions]."""
-    k = len(state)
-    bits = [[[value >> (chunk * k + other) & 1 for other in range(k)] for chunk in range(k)] for value in state]
-    return np.array(bits, dtype=bool)
 
 
 def _objection(

@@ -129,7 +129,10 @@ def _sections(ranking: Ranking, best: RankedPlacement, top: int) -> Iterator[Sec
             f"Machine: {', '.join(reduction.axes)}",
             f"Devices of one colour reduce together (colours repeat after seven groups); each shows its coordinates on the "
             f"axes {', '.join(best.placement.axes)}.",
-            (Plot(f"hierarchy{number}", _alt_text(ranking, best), hierarchy_figure(ranking.system, best.placement, reduction)),),
+            (Plot(
+                f"hierarchy{number}", f"Hierarchy of {ranking.system.name} with placement {best.placement}",
+                hierarchy_figure(ranking.system, best.placement, reduction),
+            ),),
         )  # fmt: skip
     tables: list[Table] = [_level_table(ranking)]
     if ranking.system.devices <= MOST_DEVICES:
@@ -137,10 +140,6 @@ def _sections(ranking: Ranking, best: RankedPlacement, top: int) -> Iterator[Sec
     yield Section("Levels", "What the prediction assumes, and where each coordinate lies.", tuple(tables))
     lines = tuple((None, f"`{line}`") for line in _script(ranking, best).split("\n") if line)
     yield Section("Code", "Mesh and programs of the fastest placement, for torch.", (TextBlock(lines),))
-
-
-def _alt_text(ranking: Ranking, best: RankedPlacement) -> str:
-    return f"Hierarchy of {ranking.system.name} with placement {best.placement}"
 
 
 def _placement_table(ranking: Ranking, top: int) -> Table:

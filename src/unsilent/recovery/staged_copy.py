@@ -17,7 +17,7 @@ class StagedCopy:
     """Copies tensors of one CUDA device to the host by way of one copy on the device, which all states share.
 
     Args:
-        device: Of the tensors.
+        device: Device of the tensors.
     """
 
     def __init__(self, device: torch.device) -> None:

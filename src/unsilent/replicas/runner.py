@@ -59,7 +59,7 @@ _CHOOSE = (
 )
 _UNSURE = "does not have a deterministic implementation"
 SECOND_TWIN = Replica(Switches(), 1).trial
-"""It runs in a new process. The first twin runs in the one that described the training, so it has trained some steps before: what
+"""Twin in a new process. The first twin runs in the one that described the training, so it has trained steps before: what
 depends on the process (the order of sets, say), or is left behind for the next run there, must not hide."""
 
 
@@ -114,18 +114,18 @@ class ReplicaRunner:
 
     def lost_trial_row(self, trial: TrialId, ended: Any, seconds: float, reason: str) -> ReplicaRow:
         """A run that ends its process is no outcome: raises ``UsageError``, ``UnsilentError``."""
-        what = f"{self._spec.workload}: replica {replica_or_step_trace(trial)}"
+        replica = f"{self._spec.workload}: replica {replica_or_step_trace(trial)}"
         if ended.name == "HANG":
             raise UsageError(
-                f"{what} did not end before the deadline; stored results are safe: allow more time (--deadline SECONDS), or "
+                f"{replica} did not end before the deadline; stored results are safe: allow more time (--deadline SECONDS), or "
                 "train fewer steps (--steps N)"
             )
         raise UnsilentError(
-            f"{what} ended its process ({reason}); stored results are safe: find out why, then run the same command again"
+            f"{replica} ended its process ({reason}); stored results are safe: find out why, then run the same command again"
         )
 
     def verify_restored_state(self) -> None:
-        """Nothing is to be proven: every run begins anew."""
+        """Do nothing: every run begins anew."""
 
     def close(self) -> None:
         """End the process of its own."""
@@ -135,11 +135,11 @@ class ReplicaRunner:
 
     def run_trial(self, trial: TrialId) -> ReplicaRow:
         """The row of a trial, run in this process."""
-        asked = replica_or_step_trace(trial)
-        return self.run(asked) if isinstance(asked, Replica) else self.trace_step(asked)
+        requested = replica_or_step_trace(trial)
+        return self.run(requested) if isinstance(requested, Replica) else self.trace_step(requested)
 
     def establish_baseline(self) -> ReplicaBaseline:
-        """What is known before the first run; trains the first steps with the base seed, and evaluates."""
+        """The baseline of all runs; trains the first steps with the base seed, and evaluates."""
         if self._described is None:
             self._described = self._describe()
         return self._described
@@ -215,7 +215,7 @@ class ReplicaRunner:
         return state
 
     def trace_step(self, wanted: StepTraceId) -> ReplicaRow:
-        """What every operation of one step reads and returns."""
+        """The row with all that every operation of one step reads and returns."""
         began = time.perf_counter()
         seen = self._trace_step(wanted)
         none = np.empty(0)
@@ -242,7 +242,7 @@ class ReplicaRunner:
         return StepTrace(before, after, [_operation(met) for met in flow.recorded_operations])
 
     def run(self, replica: Replica) -> ReplicaRow:
-        """One training from start to end."""
+        """The row of a training, run from start to end."""
         began = time.perf_counter()
         losses, hashes = [], []
         with (
@@ -309,16 +309,16 @@ def collect_nondeterminism_warnings() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield items
-    for one in caught:
-        text = str(one.message)
+    for warning in caught:
+        text = str(warning.message)
         if _UNSURE in text:
             items.append(f"{text.split(_UNSURE)[0].strip()} has no deterministic kernel")
         else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """One hash of names and contents."""
+    """A hash of names and contents."""
     digest = xxhash.xxh3_128()
     for name, tensor in tensors.items():
         digest.update(f"{name};{tensor.dtype};{list(tensor.shape)};".encode())
@@ -336,7 +336,7 @@ def _ordered(tensor: Tensor) -> int:
 
 
 def _digests(state: TrainingState, digest: Callable[[Tensor], int]) -> tuple[int, ...]:
-    """Of each parameter and buffer."""
+    """The digest of each parameter and buffer."""
     return tuple(map(digest, model_tensors(state.model).values()))
 
 

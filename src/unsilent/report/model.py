@@ -24,8 +24,8 @@ class Column:
     Attributes:
         kind: ``text``; ``number`` (int, or float with ``digits``); ``estimate`` (`Interval`, shown with its
             limits); ``difference`` (`Interval` of a difference of shares, shown in points with signs).
-        unit: Is shown behind the name.
-        scale: What numbers are multiplied with before they are shown (100: percent).
+        unit: Unit shown behind the name.
+        scale: Factor of numbers that are shown (100: percent).
         digits: Format of a float, like ``.2f``, or a function that makes the text of any number; an int is shown with
             thousands separated.
         priority: 0 is always shown; where a terminal is too narrow, columns of the highest priority go first.
@@ -44,7 +44,7 @@ class Column:
     of: Getter | str | None = None
 
     def cell(self, row: Any) -> Cell:
-        """Its cell of the row that is made of ``row``; None where a mapping has none."""
+        """The column's cell of the row that is made of ``row``; None where a mapping has none."""
         if callable(self.of):
             return self.of(row)
         if isinstance(row, Mapping):
@@ -97,7 +97,7 @@ class TextCell:
 
 
 Cell = str | int | float | bool | Interval | TextCell | None
-"""None: there is nothing; shown as ``–``."""
+"""A value of a table; None: there is nothing; shown as ``–``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,12 @@ class Table:
     """Rows of typed columns; it has no head where no column has a name.
 
     Attributes:
-        title: One line above it.
+        title: Line above the table.
         terminal_rows: Most rows in a terminal; 0: this table is left to the page.
-        more_rows_text: What a terminal says where there are more, of ``{shown}`` and ``{left}`` rows.
+        more_rows_text: Text of a terminal where there are more, of ``{shown}`` and ``{left}`` rows.
         on_page: False where a page shows the same otherwise.
         sortable: The page lets the reader sort and filter it.
-        plain_line_format: In plain mode, where only estimates are a table, each row is a line of this form,
+        plain_line_format: Form of a line for each row in plain mode, where only estimates are a table,
             with cells by number (``switch {0}: {1}``); empty: it is left out.
     """
 
@@ -198,20 +198,20 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is shown of a result; what stands in backquotes in its sentences is a name or code.
+    """Everything that is shown of a result; what stands in backquotes in its sentences is a name or code.
 
     Attributes:
-        schema: Of the JSON object, like ``unsilent/noise/2``.
-        report_type: What kind of report it is.
+        schema: Schema of the JSON object, like ``unsilent/noise/2``.
+        report_type: Kind of report.
         numbers: Term, text, and what is set smaller.
         estimates: One row for each estimate, the table for machines: lines of plain mode, ``results`` of
             JSON.
         sections: Their figures have names of their own.
-        facts: How it was made, term and text.
-        notes: How to read the tables, without full stops.
+        facts: Facts on how the result was made, term and text.
+        notes: Notes on how to read the tables, without full stops.
         repeat_command: The command that makes it again, to be copied.
-        next_commands: What can be done with the result, in a few words, and the command that does it.
-        method: How it was made, in sentences, a line each paragraph.
+        next_commands: Use of the result in a few words, and the command for it.
+        method: Sentences on how the result was made, a line each paragraph.
         further_json: Further fields of the JSON object, of any depth; ``results`` there replace those of
             ``estimates``.
     """

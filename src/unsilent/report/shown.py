@@ -1,4 +1,4 @@
-"""The base of every result: a report, a page of it, how it looks in a notebook and as text."""
+"""Base class of every result: a report, a page of it, how it looks in a notebook and as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
 MOST_NUMBERS = 6
-"""That the text of a result has besides its headline."""
+"""Most numbers in the text of a result besides its headline."""
 
 
 class Shown:
@@ -23,7 +23,7 @@ class Shown:
     The function that makes the report, and the renderers above this folder, are imported when something is shown.
 
     Attributes:
-        REPORT: Where that function is, ``module:name``; it takes the result. A subclass may have a method ``report`` instead.
+        REPORT: Name of that function, ``module:name``; it takes the result. A subclass may have a method ``report`` instead.
     """
 
     __slots__ = ()
@@ -38,8 +38,8 @@ class Shown:
         """Write the report as one self-contained HTML file, replacing it in one step, and return its path.
 
         Args:
-            path: Of the page.
-            options: Those of ``report()``.
+            path: File of the page.
+            options: Options of ``report()``.
 
         Raises:
             UsageError: the file cannot be written, or is no page of ours.
@@ -54,8 +54,8 @@ class Shown:
         ``unsilent report STORE --figure NAME -o FILE.pdf`` writes the same to a file with embedded fonts.
 
         Args:
-            name: Of the figure; the error for an unknown name lists those there are.
-            options: Those of ``report()``.
+            name: Name of the figure; the error for an unknown name lists those there are.
+            options: Options of ``report()``.
 
         Raises:
             UsageError: the report has no figure of this name, or matplotlib is missing.

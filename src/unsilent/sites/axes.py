@@ -1,4 +1,4 @@
-"""Which way runs go through the tensors of an operation: along the channels, as accelerators lay activations and kernels out.
+"""Order in which runs go through tensors of an operation: along channels, as accelerators lay activations and kernels out.
 
 Activations are taken as NHWC and kernels as HWIO for operations on images and sequences (convolution, batch and group norm,
 pooling); all else is taken as it lies, its last axis fastest: for products that is the axis of output features, too.
@@ -14,11 +14,11 @@ from unsilent.sites.operands import operation_name
 
 
 class AxisOrder(NamedTuple):
-    """How one corrupted tensor and the output that sees it lie.
+    """Order of the axes of a corrupted tensor and of the output that sees it.
 
     Attributes:
         order: Axes of the corrupted tensor, slowest first (None: as they are).
-        output: Those of the output.
+        output: Axes of the output.
     """
 
     order: tuple[int, ...] | None = None
@@ -26,15 +26,15 @@ class AxisOrder(NamedTuple):
 
 
 FLAT = AxisOrder()
-"""As they lie."""
+"""Axes in the order in which they lie."""
 
 
 def axes_of(func: Any, site: SiteName, ndim: int, transposed: bool = False) -> AxisOrder:
     """The axes of an operation's tensors as a site of it means them.
 
     Args:
-        ndim: Of its image tensors.
-        transposed: Of a convolution, whose kernel then is [in, out, …].
+        ndim: Number of axes of its image tensors.
+        transposed: Whether a convolution is transposed, whose kernel then is [in, out, …].
     """
     name = operation_name(func)
     if ndim < 3 or not any(part in name for part in (CONVOLUTION, *IMAGE_OPERATIONS)):

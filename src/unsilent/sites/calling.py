@@ -1,4 +1,4 @@
-"""One operation, called with faults in its operands and outputs."""
+"""Calls of an operation with faults in its operands and outputs."""
 
 from __future__ import annotations
 
@@ -122,9 +122,11 @@ def _with_operand(
     def swapped(new: Tensor) -> OperationCall:
         return (func, *exchanged((args, kwargs), place, new))
 
-    made = None
+    operand_rerun = None
     if use is not None:
         golden, again = use
-        made = OperandRerun(golden, lambda new: again(swapped(new)))
-    corrupted = landings.corrupt(aim.site, aim.wanted, old, not in_place, call_axes(call, aim.site, old.ndim), made)
+        operand_rerun = OperandRerun(golden, lambda new: again(swapped(new)))
+    corrupted = landings.corrupt(
+        aim.site, aim.wanted, old, not in_place, call_axes(call, aim.site, old.ndim), operand_rerun
+    )
     return (call if corrupted is None or in_place else swapped(corrupted.tensor)), corrupted

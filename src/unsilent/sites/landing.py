@@ -1,4 +1,4 @@
-"""Where faults meet tensors in the middle of a run: each lands once, or it is remembered why it did not.
+"""Application of faults to tensors in the middle of a run: each lands once, or it is remembered why it did not.
 
 What is wanted is a resolved `Fault`, or a `UnresolvedFault` whose elements are drawn now that the tensor is there.
 """
@@ -35,15 +35,15 @@ class CorruptedTensor(NamedTuple):
 
 
 class _Unfit(Exception):
-    """What was drawn has nothing to land in."""
+    """A drawn fault has nothing to land in."""
 
 
 class Landings:
-    """What becomes of the faults of one run.
+    """The faults of one run that landed, and those that did not fit.
 
     Attributes:
-        applied_faults: What landed, in order.
-        misfits: What did not fit where it was met, with the reason.
+        applied_faults: Faults that landed, in order.
+        misfits: Faults that did not fit where they were met, with the reason.
     """
 
     def __init__(self) -> None:
@@ -53,16 +53,16 @@ class Landings:
 
     @property
     def count(self) -> int:
-        """How many faults landed."""
+        """Number of faults that landed."""
         return len(self._landed)
 
     def has_landed(self, wanted: FaultOrDraw) -> bool:
-        """Whether it landed."""
+        """Whether a fault landed."""
         return id(wanted) in self._landed
 
     def why(self, wanted: FaultOrDraw) -> str:
         """Why it did not land where it was met; empty where it was not met."""
-        return next((why for one, why in reversed(self.misfits) if one is wanted), "")
+        return next((why for misfit, why in reversed(self.misfits) if misfit is wanted), "")
 
     def refuse(self, wanted: FaultOrDraw, why: str) -> None:
         """Remember that it does not fit."""
@@ -80,9 +80,9 @@ class Landings:
         """Corrupt a tensor or a copy of it.
 
         Args:
-            site: Where it is met, in full.
+            site: Site where the fault is met, in full.
             axes: Order of runs in the tensor, and the channels of the output.
-            use: What is made of it; None for what is no operand, or where that is not known.
+            use: What the operation makes of the tensor; None for what is no operand, or where that is not known.
 
         Returns:
             None, and remembered, where the fault does not fit.

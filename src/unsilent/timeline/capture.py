@@ -176,12 +176,12 @@ class Recorder:
             self._compare("end")
         self._folder.mkdir(parents=True, exist_ok=True)
         if flight:
-            (self._folder / flight_name(self.rank)).write_bytes(flight)
+            (self._folder / f"flight-rank{self.rank}.json").write_bytes(flight)
         self._write(profiler)
 
     def _write(self, profiler: profile) -> None:
         """Write the trace with the anchors as its first key; a reader sees all of it or nothing."""
-        target = self._folder / trace_name(self.rank)
+        target = self._folder / f"trace-rank{self.rank}.json.gz"
         plain, packed = target.with_suffix(".tmp.json"), target.with_suffix(".tmp")
         try:
             profiler.export_chrome_trace(str(plain))
@@ -238,13 +238,3 @@ def group_place() -> tuple[int, int] | None:
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
-
-
-def trace_name(rank: int) -> str:
-    """Name of the trace of a rank."""
-    return f"trace-rank{rank}.json.gz"
-
-
-def flight_name(rank: int) -> str:
-    """Name of the flight recorder's dump of a rank."""
-    return f"flight-rank{rank}.json"

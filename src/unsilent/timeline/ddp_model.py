@@ -8,7 +8,7 @@ travel one after the other, as they share a link; each begins once the last rank
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,12 +86,6 @@ class DdpSteps:
             result[step] = end.max() - clock.max()
             clock = end
         return result
-
-    def delayed(self, rank: int, seconds: float) -> DdpSteps:
-        """The same with a rank (a row) whose forward pass takes longer in every step; negative: shorter."""
-        before = self.before.copy()
-        before[rank] = np.maximum(before[rank] + seconds, 0)
-        return replace(self, before=before)
 
 
 @dataclass(frozen=True)

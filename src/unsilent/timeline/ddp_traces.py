@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -97,13 +97,6 @@ class DdpJob:
     def replayed(self) -> Floats:
         """Seconds of each step with the recorded buckets, by the model, float64[steps]."""
         return self.steps.step_seconds(self.buckets, self.cost)
-
-    def delayed(self, delays: Mapping[int, float]) -> DdpSteps:
-        """Steps in which ranks (rows) take longer, each by some seconds."""
-        result = self.steps
-        for rank, seconds in delays.items():
-            result = result.delayed(rank, seconds)
-        return result
 
 
 def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
-from unsilent.basics.interval import Interval
 from unsilent.basics.sizes import human_bytes, parse_whole_number
 from unsilent.report.text import count_text
+from unsilent.timeline.change import Answer
 from unsilent.timeline.ddp_model import MIB, LinkCost, assign_buckets, server_cost
 from unsilent.timeline.ddp_traces import DdpJob, ddp_job
 from unsilent.timeline.job import Job
@@ -34,25 +34,6 @@ DOES_NOT_GROW = (
 )
 
 
-class DdpAnswer(NamedTuple):
-    """What steps would take.
-
-    Attributes:
-        recorded, predicted: Seconds of each step by the model, with recorded and with other settings, float64[steps].
-        notes: What was assumed, one sentence each.
-        is_extrapolated: Whether a collective is outside the sizes that the cost was fitted to.
-        ratio: Mean predicted over mean recorded step, with limits.
-        doubt: Why the prediction is not to be believed; empty: it may be.
-    """
-
-    recorded: Floats
-    predicted: Floats
-    notes: tuple[str, ...]
-    is_extrapolated: bool
-    ratio: Interval
-    doubt: str
-
-
 class DdpQuestions:
     """Answers questions about one job.
 
@@ -64,7 +45,7 @@ class DdpQuestions:
     def __init__(self, job: Job, system: str = "") -> None:
         self._job, self._system = job, system
 
-    def answer(self, text: str) -> DdpAnswer:
+    def answer(self, text: str) -> Answer:
         """The answer; raises ``UsageError`` for a question that names nothing, and for jobs that are no training under DDP."""
         word, _, value = text.partition("=")
         ddp, share, notes = self._ddp, 1.0, list[str]()
@@ -108,8 +89,8 @@ class DdpQuestions:
         def recorded(fitted: LinkCost) -> Floats:
             return ddp.steps.step_seconds(ddp.buckets, fitted)
 
-        return DdpAnswer(
-            recorded(ddp.cost), predicted(ddp.cost), (*notes, *ddp.notes), not cost.covers(sizes),
+        return Answer(
+            text, recorded(ddp.cost), predicted(ddp.cost), (*notes, *ddp.notes), not cost.covers(sizes),
             ddp.ratio(predicted, recorded), ddp.doubt,
         )  # fmt: skip
 

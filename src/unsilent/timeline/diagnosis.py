@@ -16,6 +16,7 @@ from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, duration_text, escape_unprintable, short
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label
+from unsilent.timeline.change import Answer
 from unsilent.timeline.critical_path import Link, critical_path
 from unsilent.timeline.job import COLLECTIVE, KINDS, Job
 from unsilent.timeline.memory import MemoryPeak, memory_peaks
@@ -24,14 +25,12 @@ from unsilent.timeline.report import MOST_NAME
 from unsilent.timeline.slowdown import Slowdown, measure_slowdown
 from unsilent.timeline.step_split import StepSplit, split_steps
 from unsilent.timeline.stragglers import PARTS, Excess, excesses
-from unsilent.timeline.what_if import Answer, answer, answer_interval
+from unsilent.timeline.what_if import answer, answer_interval
 
 MOST_UNEXPLAINED, MOST_LONGER = 0.5, 1.1
 """Replays are not believed from this share of unexplained gaps on, in the time of all ranks, and where the one without gaps takes
 so many times as long as the recorded steps."""
 BEYOND = " (beyond the sizes that the cost was fitted to)"
-VERDICTS = ("straggler", "not_separable", "not_compared")
-"""A rank is late by more than noise; none is, in any part of the steps; or not all parts, ranks or steps could be compared."""
 MOST_BARS = 4000
 """Of the figure of a step; with more operations, the longest are drawn."""
 
@@ -88,7 +87,11 @@ class Timeline(Shown):
 
     @property
     def verdict(self) -> str:
-        """One of `VERDICTS`."""
+        """What the comparison of ranks says, in a word.
+
+        ``straggler``: a rank is late by more than noise; ``not_separable``: none is, in any part of the steps;
+        ``not_compared``: not all parts, ranks or steps could be compared.
+        """
         if self.excesses and self.excesses[0].is_separable:
             return "straggler"
         return "not_separable" if {one.part for one in self.excesses} == set(PARTS) else "not_compared"

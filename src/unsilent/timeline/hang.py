@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 from unsilent.report.shown import Shown
 from unsilent.timeline.flight_recorder import DEFAULT_GROUP, Collective, Dump, Entered, Group, read_dumps
 
-VERDICTS = ("different", "missing", "waiting", "none")
-"""Collectives differ between ranks; a rank is missing from one; ranks wait, and none is known to be missing; none of these."""
-
 
 class Missing(NamedTuple):
     """A rank that had not entered a collective which others had entered.
@@ -79,7 +76,11 @@ class Hang(Shown):
 
     @property
     def verdict(self) -> str:
-        """One of `VERDICTS`."""
+        """What the dumps say, in a word.
+
+        ``different``: collectives differ between ranks; ``missing``: a rank is missing from one; ``waiting``: ranks wait,
+        and none is known to be missing; ``none``: none of these.
+        """
         if self.different:
             return "different"
         if any(one.is_certain for one in self.missing):

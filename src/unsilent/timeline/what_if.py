@@ -14,7 +14,6 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_e
 from unsilent.basics.interval import Interval
 from unsilent.basics.printable import escape_unprintable
 from unsilent.report.text import duration_text, listed
-from unsilent.timeline.change import Change
+from unsilent.timeline.change import Answer, Change
 from unsilent.timeline.ddp_what_if import FORMS as DDP_FORMS
 from unsilent.timeline.ddp_what_if import WORDS as DDP_WORDS
 from unsilent.timeline.ddp_what_if import DdpQuestions
@@ -52,37 +51,6 @@ LARGEST_FACTOR = 1e3
 _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What steps would take.
-
-    Attributes:
-        text: The question.
-        recorded, predicted: Seconds of each step, replayed as recorded and with the change, float64[steps].
-        notes: What was assumed, one sentence each.
-        is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
-        of_model: Mean predicted over mean recorded step by the model of DDP, with limits; None: a replay.
-        doubt: Why the prediction is not to be believed; empty: it may be.
-        longest: Seconds of each step where what is not known takes as long as it can, float64[steps]; None: ``predicted``.
-        peak: Most bytes that a rank has allocated, as recorded and with the change; None: not predicted.
-    """
-
-    text: str
-    recorded: Floats
-    predicted: Floats
-    notes: tuple[str, ...] = ()
-    is_extrapolated: bool = False
-    of_model: Interval | None = None
-    doubt: str = ""
-    longest: Floats | None = None
-    peak: tuple[int, int] | None = None
-
-    @property
-    def ratios(self) -> Floats:
-        """Predicted time of each step, in multiples of the recorded one, float64[steps]."""
-        return self.predicted / self.recorded
-
-
 def answer_interval(one: Answer) -> Interval:
     """Predicted time of a step in multiples of the recorded one, with an interval over steps, or all that it may be."""
     if one.longest is not None:
@@ -108,7 +76,7 @@ def answer(replay: Replay, questions: Sequence[str], system: str | None = None) 
     result = []
     for text in questions:
         if is_of_ddp(text):
-            result.append(Answer(text, *of_ddp.answer(text)))
+            result.append(of_ddp.answer(text))
         else:
             change = parse_change(text, replay)
             seconds = replay.step_seconds(*change.replay.run(change.durations, change.gaps))
@@ -152,10 +120,7 @@ def parse_change(text: str, replay: Replay) -> Change:
     elif what in FSDP_WORDS:
         return sharded_change(text, replay, gaps)
     elif what in MEMORY_WORDS:
-        of_memory = memory_change(text, replay, gaps)
-        return Change(
-            replay, of_memory.durations, of_memory.gaps, of_memory.notes, False, of_memory.longest, of_memory.peak
-        )
+        return memory_change(text, replay, gaps)
     else:
         raise unknown_name_error("what-if", what, dict.fromkeys(form.partition("=")[0] for form in FORMS))
     return Change(replay, durations, gaps, notes)

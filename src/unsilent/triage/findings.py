@@ -126,12 +126,7 @@ class Finding:
     def place(self) -> str:
         """Where it is: ``step 90, rank 1, gradient fc.weight l2``."""
         ranks = f"rank{'s' * (len(self.ranks) > 1)} {listed(map(str, self.ranks))}" if self.ranks else ""
-        return join_with_commas(f"step {self.step:,}" if self.step is not None else "", ranks, self.tensor)
-
-
-def join_with_commas(*texts: str) -> str:
-    """Those that are not empty."""
-    return ", ".join(filter(None, texts))
+        return ", ".join(filter(None, (f"step {self.step:,}" if self.step is not None else "", ranks, self.tensor)))
 
 
 def placed(text: str, ranks: list[int], several: str, is_told_apart: bool = True, **more: Any) -> Finding:

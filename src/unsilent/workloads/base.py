@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unsilent.basics.error_origin import advise_on_arguments, call_user_code, calls_user_code
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.outcomes.base import Judge
+from unsilent.outcomes.scores import SCORE_RANGE, Score
 from unsilent.workloads.batch_samples import count_samples
 from unsilent.workloads.registry import UNNAMED
 
@@ -89,6 +90,23 @@ def labels_of(workload: InferenceWorkload) -> Sequence[Any] | None:
     return None if labels is None else list(labels)
 
 
+def score_of(workload: InferenceWorkload) -> Score | None:
+    """What a workload scores outputs by, from its method ``score(output, batch)``; None where it has none.
+
+    ``score_name`` and ``score_range`` are read if they are there. Raises ``UsageError`` for a range that is none.
+    """
+    function = getattr(workload, "score", None)
+    if not callable(function):
+        return None
+    given = getattr(workload, "score_range", SCORE_RANGE)
+    try:
+        lowest, highest = map(float, given)
+    except (TypeError, ValueError):
+        raise UsageError(f"score_range is {given!r}; expected two numbers, the lowest score first") from None
+    batches = workload.whole_batches() if isinstance(workload, Workload) else None
+    return Score(str(getattr(workload, "score_name", "score")), function, lowest, highest, batches)
+
+
 class Workload:
     """A workload from a model and batches.
 
@@ -98,6 +116,10 @@ class Workload:
             batch. ``labelled=True`` takes the last item of each tuple as its labels, for a data loader that yields
             ``(inputs, labels)``.
         labels: The right answers of each batch, in the order of ``batches``, for what compares answers with them.
+        score: ``score(output, batch)`` -> a number for each sample, the higher the better, which depends on that sample alone.
+            Campaigns report how much of it a fault costs. ``batch`` is as it was given, with its labels where ``labelled=True``.
+        score_name: What readers call it, like "IoU".
+        score_range: The lowest and the highest score that there can be. An output without an answer has the lowest.
         show: ``show(batch) -> text`` of a batch of one sample, for readers; default: its values, or a picture.
         judge: A judge object or the text of one (``"top1"``, ``"threshold:at=0.5"``); see
             ``unsilent.outcomes``.
@@ -110,6 +132,10 @@ class Workload:
             batches, or a function ``clean(part, samples) -> batches``. See `CalibratedWorkload.clean_batches`. Where samples are
             copies of fewer originals, an object that also has a method of `clean_originals`.
     """
+
+    score: Callable[[Any, Any], Any] | None = None  # of the class, so that subclasses may define it as a method
+    score_name: str = "score"
+    score_range: tuple[float, float] = SCORE_RANGE
 
     def __init__(
         self,
@@ -126,6 +152,9 @@ class Workload:
         clean: CleanSource | None = None,
         labels: Iterable[Any] | None = None,
         show: Callable[[Any], str] | None = None,
+        score: Callable[[Any, Any], Any] | None = None,
+        score_name: str = "score",
+        score_range: tuple[float, float] = SCORE_RANGE,
     ) -> None:
         from unsilent.outcomes import judge as make_judge
 
@@ -148,6 +177,8 @@ class Workload:
         self._labelled = labelled
         self._labels = labels
         self.show = show
+        if score is not None:
+            self.score, self.score_name, self.score_range = score, score_name, score_range
         if isinstance(clean, Mapping):
             for part in clean:
                 _check_part(part)
@@ -159,6 +190,7 @@ class Workload:
         self._clean = clean
         self._clean_parts: dict[str, list[Any]] = {}
         self._batches: list[Any] | None = None
+        self._whole_batches: list[Any] | None = None
 
     def model(self) -> nn.Module:
         """The model, built on the first call."""
@@ -179,7 +211,14 @@ class Workload:
                 raise UsageError(f"workload {self.name!r} has no batches; give at least one")
             if self._labelled and self._labels is None:
                 self._labels = [batch[-1] for batch in given]
+            if self._labelled and self.score is not None:
+                self._whole_batches = given
         return self._batches
+
+    def whole_batches(self) -> Sequence[Any] | None:
+        """The batches as they were given, where they have labels that ``score`` needs; else None."""
+        self.batches()
+        return self._whole_batches
 
     def labels(self) -> Sequence[Any] | None:
         """The right answers of each batch of `batches`; None where the workload has none."""

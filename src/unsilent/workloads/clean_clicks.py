@@ -23,9 +23,9 @@ LARGEST = 10.0
 """As far from its mean as a dense feature of a CSV can be, in standard deviations."""
 
 
-def clean_requests(name: str, clicks: Clicks, first_free: int) -> CleanSource:
-    """The ``clean`` argument of the workload ``name``; rows from ``first_free`` on are neither trained on nor evaluated."""
-    return _further_requests if clicks.by_popularity else _held_out_requests(name, clicks, first_free)
+def clean_requests(clicks: Clicks, first_free: int) -> CleanSource:
+    """The ``clean`` argument of the workload; rows from ``first_free`` on are neither trained on nor evaluated."""
+    return _further_requests if clicks.by_popularity else _held_out_requests(clicks, first_free)
 
 
 def _further_requests(part: str, samples: int) -> list[dict[str, Tensor]]:
@@ -44,7 +44,7 @@ def _further_requests(part: str, samples: int) -> list[dict[str, Tensor]]:
     return batches
 
 
-def _held_out_requests(name: str, clicks: Clicks, first_free: int) -> CleanInputs:
+def _held_out_requests(clicks: Clicks, first_free: int) -> CleanInputs:
     originals = split_originals(range(first_free, len(clicks.labels)))
 
     def make(part: str, original: int, copies: int) -> dict[str, Tensor]:
@@ -56,4 +56,4 @@ def _held_out_requests(name: str, clicks: Clicks, first_free: int) -> CleanInput
         dense = (SPREAD * clicks.dense[row]).clamp(-LARGEST, LARGEST)
         return {"dense": dense, "sparse": clicks.sparse[torch.from_numpy(others), torch.arange(tables)][None]}
 
-    return CleanInputs(name, originals.__getitem__, make, batch=BATCH, most_copies=1)
+    return CleanInputs("dlrm", originals.__getitem__, make, batch=BATCH, most_copies=1)

@@ -10,7 +10,7 @@ after Dosovitskiy et al. (ICLR 2021), in 2x2 patches. The other two are in `inve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -25,15 +25,16 @@ from unsilent.workloads.clean_inputs import CleanInputs, ImageAlteration, altere
 from unsilent.workloads.inverted_residuals import DigitsEfficientNet, DigitsMobileNet
 from unsilent.workloads.layers import TransformerBlock
 from unsilent.workloads.model_fitting import (
+    FittedModel,
     Goal,
     Progress,
     Schedule,
     accuracy_of,
     check_option_range,
     fit,
+    model_info,
     no_progress,
     outputs,
-    parameter_count,
 )
 
 DESCRIPTION = "scikit-learn digits (UCI handwritten digits, 8x8 grey), 1,347 training and 450 held-out images"
@@ -123,17 +124,11 @@ class DigitsVit(nn.Module):
         return out
 
 
-@dataclass(frozen=True)
-class DigitsClassifierSpec:
+@dataclass(frozen=True, kw_only=True)
+class DigitsClassifierSpec(FittedModel):
     """What tells one classifier of the digits from another: images [n, 1, 8, 8] -> scores [n, 10]."""
 
-    version: int
-    """Raised whenever the model or its training changes."""
-    description: str
-    build: Callable[[], nn.Module]
     schedule: Schedule
-    goal: Goal
-    components: Mapping[str, str | Sequence[str]]
 
 
 INVERTED_RESIDUAL_COMPONENTS: dict[str, str | Sequence[str]] = {
@@ -218,12 +213,5 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
         input_range=(-1.0, 1.0),
         components=one.components,
         clean=CleanInputs(name, split_originals(range(eval, len(data.test))).__getitem__, clean_copies, batch=128),
-        info={
-            "description": one.description,
-            "data": DESCRIPTION,
-            "accuracy": {"name": one.goal.metric, "value": accuracy},
-            "parameters": parameter_count(model),
-            "samples": eval,
-            "citation": CITATION,
-        },
+        info=model_info(one, DESCRIPTION, accuracy, model, eval, CITATION),
     )

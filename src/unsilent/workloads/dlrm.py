@@ -102,7 +102,7 @@ def dlrm(
         judge=f"threshold:at={at:g}",
         name=NAME,
         components=COMPONENTS,
-        clean=clean_requests(NAME, clicks, held_out.stop),
+        clean=clean_requests(clicks, held_out.stop),
         info={
             "description": "DLRM click prediction, dot interaction",
             "data": clicks.description,

@@ -6,7 +6,7 @@ of the caller are as before afterwards; a reached score below the declared floor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -154,6 +154,36 @@ def check_option_range(workload: str, option: str, asked: int, available: int, w
     if not 1 <= asked <= available:
         raise UsageError(f"workload {workload!r}: option {option!r} is {asked}; expected 1 to {available} ({what})")
     return asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedModel:
+    """What tells one built-in model that is trained at its first use from another.
+
+    Attributes:
+        version: Raised whenever the data, the model or its training change.
+        build: Makes the model with fresh weights.
+    """
+
+    version: int
+    description: str
+    build: Callable[[], nn.Module]
+    goal: Goal
+    components: Mapping[str, str | Sequence[str]]
+
+
+def model_info(
+    one: FittedModel, data: str, reached: float, model: nn.Module, samples: int, citation: str
+) -> dict[str, Any]:
+    """The ``info`` of a workload whose model was trained to a goal."""
+    return {
+        "description": one.description,
+        "data": data,
+        "accuracy": {"name": one.goal.metric, "value": reached},
+        "parameters": parameter_count(model),
+        "samples": samples,
+        "citation": citation,
+    }
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -19,6 +19,7 @@ Invariant: importing this module imports neither torch nor numpy.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import textwrap
 import typing
@@ -129,10 +130,9 @@ def load_training(
         check_own(ref, TRAININGS)
         result = load_own(ref, options or {}, chosen, TRAINING_PARTS)
     workload = typing.cast("TrainingWorkload", _checked(ref, result, TRAINING_PARTS))
-    try:
+    # One that takes no weak references or has no hash: then nobody can look up where it is from.
+    with contextlib.suppress(TypeError):
         _origins[workload] = Origin(ref, dict(options or {}), data)
-    except TypeError:
-        pass  # it takes no weak references or has no hash: then nobody can look up where it is from
     return workload
 
 

@@ -64,7 +64,7 @@ def test_two_ranks_start_resume_and_end(tmp_path):
     assert (record.start_step, record.losses.shape, record.evaluated_at.tolist()) == (1, (2, 1), [1, 2])
     assert (record.tensors, record.layers) == (("0.weight", "0.bias"), ("0",))
     assert np.isfinite(record.losses).all()
-    assert np.isnan(record.changed_share()).all()
+    assert (record.changed_parameters() == -1).all()
     assert not any(map(is_running, ids))
 
 
@@ -207,7 +207,7 @@ def test_a_fault_in_the_file_of_all_ranks_reaches_all(run, strategy):
     bad = altered(one.clean, one.folder / "all.pt", "model/head.2.weight")
     record = one.resume(bad, evaluate_every=3)
     assert record.changed[:, 0].sum() == (1 if strategy == "fsdp2" else 2)  # fsdp2: the rank that holds it
-    assert (record.changed_share()[:, -1] > 0.5).all()
+    assert (record.changed_parameters()[:, -1].sum(-1) > 0.5 * record.parameter_elements().sum(-1)).all()
     layers = record.by_layer(record.changed[:, 0])
     assert layers[:, record.layers.index("head.2")].sum() == layers.sum()
 

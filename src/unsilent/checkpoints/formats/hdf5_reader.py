@@ -93,13 +93,13 @@ class Dataset:
         return ascii("/".join(self.path))[:80]
 
 
-def datasets(files: CheckpointFiles, file: str, begin: int, size: int) -> list[Dataset]:
-    """The datasets of an HDF5 file that is a range of bytes of a checkpoint's file; offsets are those of the checkpoint's file.
+def datasets(files: CheckpointFiles, begin: int, size: int) -> list[Dataset]:
+    """The datasets of an HDF5 file that is a range of bytes of a checkpoint of one file; offsets are those of this file.
 
     Raises ``UsageError`` where it is damaged, or h5py is missing.
     """
-    where = files.shown(file)
-    answer = _answer(files.descriptor(file), begin, size, where)
+    where = files.shown("")
+    answer = _answer(files.descriptor(""), begin, size, where)
     try:
         if "error" in answer:
             raise _damaged(where, escape_unprintable(answer["error"])[:300])

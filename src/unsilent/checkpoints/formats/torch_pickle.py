@@ -24,7 +24,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.pickle_values import (
@@ -129,7 +129,10 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
         path, value = waiting.pop()
         leaf, contained = _interpreted(value)
         if leaf is not None:
-            yield path, leaf._replace(fingerprint=_hash(value, left_to_hash)) if _is_object(leaf) else leaf
+            yield (
+                path,
+                leaf._replace(fingerprint=_hash(value, left_to_hash)) if isinstance(leaf, PickledObject) else leaf,
+            )
         parts: list[tuple[KeyPath, Any]] = []
         for key, part in contained:
             values_left -= 1
@@ -281,10 +284,6 @@ def _are_no_hooks(value: Any) -> bool:
 
 def _is_names(values: Any) -> bool:
     return isinstance(values, tuple) and all(isinstance(value, (Name, type(None))) for value in values)
-
-
-def _is_object(leaf: Leaf) -> TypeGuard[PickledObject]:
-    return isinstance(leaf, PickledObject)
 
 
 def _items(value: Mapped | Call) -> Parts:

@@ -235,13 +235,3 @@ def converted(twin: nn.Module) -> nn.Module:
                 return made[layer]
             setattr(result.get_submodule(parent), child, made[layer])
     return result
-
-
-def dequantised(twin: nn.Module) -> nn.Module:
-    """A float32 copy that has the rounded weights and does not round activations."""
-    result = copy.deepcopy(twin).eval()
-    for layer in quantised_layers(result):
-        with torch.no_grad():
-            layer.weight.copy_(layer.quantised_weight())
-        layer.take_down()
-    return result

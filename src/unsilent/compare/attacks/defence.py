@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from unsilent.compare.adapters.fake_quant import quantised_layers
 from unsilent.compare.adapters.pruning import zeros_stay
-from unsilent.compare.adapters.training import train
 from unsilent.compare.attacks.evaluation import LAST_STEP, RULES, Task, classify, run_attack, score
 from unsilent.compare.attacks.objectives import CROSS_ENTROPY, Objective, diva, is_evasive
 from unsilent.compare.attacks.pgd import pgd
 from unsilent.compare.attacks.search import Ball, Budget, Classifier, Pair, no_parameter_gradients
 from unsilent.statistics.conformal import conformal_threshold
-from unsilent.workloads.model_fitting import Schedule
+from unsilent.workloads.model_fitting import Schedule, fit, isolated_training
 
 TRAINING_STEPS = 5
 """Steps of the attack within a step of adversarial training."""
@@ -57,6 +59,22 @@ def adversarially_trained(
     with zeros_stay(result):
         train(result, attacked, len(inputs), cross_entropy, schedule, seed)
     return result
+
+
+def train(
+    model: nn.Module,
+    sample: Callable[[Tensor], tuple[Any, Any]],
+    count: int,
+    loss: Callable[[Any, Any], Tensor],
+    schedule: Schedule,
+    seed: int,
+) -> None:
+    """Train a model in place, see `fit`; scales of quantised weights fit the last weights afterwards."""
+    model.requires_grad_(True)  # what a model that only answers may have switched off
+    with isolated_training(seed):
+        fit(model, sample, count, loss, schedule, seed=seed, description="training")
+    for layer in quantised_layers(model):
+        layer.fit_weights()
 
 
 def divergence(original: Tensor, adapted: Tensor) -> Tensor:

@@ -53,6 +53,8 @@ def _refusal(engine: GraphedEngine, i: int) -> str:
     """Why no graph is tried; empty where it is."""
     if not isinstance(engine.judge, DecisionJudge):
         return "the judge needs whole outputs"
+    if engine.score is not None:
+        return "the score needs whole outputs"
     if has_one_result_a_sample(engine.golden[i], engine.samples[i]):
         return "the output is a list with an entry for each sample"
     if engine.seeded:

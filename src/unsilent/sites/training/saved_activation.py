@@ -31,7 +31,7 @@ class SavedActivation(NamedTuple):
         return cls(memory, tensor.dtype, tensor.device, offset, tuple(tensor.shape), tuple(tensor.stride()))
 
     def tensor(self) -> Tensor | None:
-        """It again, if anyone has kept it."""
+        """The tensor, if anyone has kept it."""
         storage: Any = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
         if storage is None:
             return None

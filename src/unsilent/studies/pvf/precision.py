@@ -192,6 +192,8 @@ class PrecisionPlanner:
         question = self.question.with_default_unit(stored.spec.is_transient)
         asked = f"{self.precision} at {question.confidence:g} per {question.unit}"
         groups = self._chosen([g for flips in stored.spec.flips for g in target_groups(stored, flips)])
+        if not stored.description.targets:  # nothing comes through the protection of memories
+            return []
         if not stored.plans:
             return self._pilots(stored, asked)
         if any(not plan.first_look_trials for plan in stored.plans.values()):

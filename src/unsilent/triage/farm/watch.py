@@ -90,7 +90,7 @@ class Watch:
         for rank, values in enumerate(row):
             changed = self._changed[rank]
             names = [entry.name for entry in self._entries[rank]] if changed else []
-            signals = SignalValues(values, np.ones(len(values), np.bool_), (), (), np.zeros(0, np.int64), ())
+            signals = SignalValues(values, np.ones(len(values), np.bool_), (), (), np.zeros(0, np.int64))
             findings: list[Finding] = fingerprint_finding(changed, names, len(names)) if changed else []
             findings += self._streams[rank].judge(self.series, signals, float(step))
             if counts:

@@ -5,6 +5,7 @@ Ranks find each other through a file and talk over the loopback interface. They 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -127,12 +128,10 @@ class RankProcesses(Closing):
 
     def _receive(self, rank: RankProcess) -> tuple[str, Any]:
         """A message of a rank; ``lost`` where it is gone."""
-        try:
+        with contextlib.suppress(EOFError, OSError):  # its end of the socket is closed
             if rank.connection.poll():
                 message: tuple[str, Any] = rank.connection.recv()
                 return message
-        except (EOFError, OSError):
-            pass  # its end of the socket is closed
         try:
             code = rank.process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -141,10 +140,8 @@ class RankProcesses(Closing):
 
 
 def _send(rank: RankProcess, message: Any) -> None:
-    try:
+    with contextlib.suppress(OSError):  # it is gone, which is found out where its answer is waited for
         rank.connection.send(message)
-    except OSError:
-        pass  # it is gone, which is found out where its answer is waited for
 
 
 def _cause(troubles: Mapping[int, tuple[str, Any]], seconds: float) -> UnsilentError:

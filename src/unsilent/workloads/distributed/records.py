@@ -78,12 +78,6 @@ class ResumeRecord:
         counts = self.by_layer(np.where(np.arange(len(self.tensors)) < self.parameter_count, self.changed, 0))
         return np.where((self.changed < 0).any(-1, keepdims=True), -1, counts)
 
-    def changed_share(self) -> Floats:
-        """float64[ranks, evaluations]: of all parameter elements of a rank those with other bits than in the clean resume."""
-        changed = self.changed_parameters()
-        shares: Floats = changed.sum(-1) / self.parameter_elements().sum(-1)[:, None]
-        return np.where((changed < 0).any(-1), np.nan, shares)
-
 
 def _layer(tensor: str) -> str:
     return tensor.rpartition(".")[0]

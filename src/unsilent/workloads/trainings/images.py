@@ -31,7 +31,7 @@ from unsilent.workloads.trainings.evaluating import make_evaluation, predictions
 from unsilent.workloads.trainings.loop import Training
 from unsilent.workloads.trainings.recipes import (
     BuiltInTrainingOptions,
-    add_dropout_after,
+    add_dropout,
     add_dropout_to_blocks,
     make_training,
     randomly_shifted_images,
@@ -111,7 +111,7 @@ def train_resnet(
         model: nn.Module
         if data is None:
             model = DigitsCnn(size)
-            add_dropout_after(model.head, 1, dropout)
+            add_dropout(model.head, dropout)
         else:
             model = CifarResNet(layers)
             model.add_module("linear", nn.Sequential(RowDropout(dropout), model.linear))

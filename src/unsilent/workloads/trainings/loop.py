@@ -26,8 +26,6 @@ from unsilent.workloads.trainings.evaluating import evaluator, kind_and_shape, r
 from unsilent.workloads.trainings.randomness import GLOBALS, isolated_randomness, seed_globals, stream_seed
 from unsilent.workloads.trainings.sources import source_of
 
-FORMAT = 1
-"""Of snapshots; raised whenever they or the way seeds become draws change."""
 AMPS = {"none": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -159,7 +157,7 @@ class Training:
         """All of the state; see `snapshots`."""
         names = _names(state.model)
         return {
-            "format": FORMAT,
+            "format": snapshots.FORMAT,
             "workload": self.name,
             "settings": snapshots.snapshot_copy(self.settings, "settings"),
             "seeds": state.seeds.to_json(),
@@ -174,14 +172,14 @@ class Training:
 
     def restore(self, snapshot: Mapping[str, Any]) -> TrainingState:
         """The state in fresh objects."""
-        snapshots.check_header(snapshot, FORMAT, self.name, self.settings)
+        snapshots.check_header(snapshot, self.name, self.settings)
         state = self.start(Seeds(**snapshot["seeds"]))
         self.restore_into(state, snapshot)
         return state
 
     def restore_into(self, state: TrainingState, snapshot: Mapping[str, Any]) -> None:
         """The state in the same objects."""
-        snapshots.check_header(snapshot, FORMAT, self.name, self.settings)
+        snapshots.check_header(snapshot, self.name, self.settings)
         snapshots.check_fit(snapshot, self.name, state.model, state.optimizers, state.schedulers)
         names = _names(state.model)
         snapshots.put_into_model(state.model, snapshot["model"])

@@ -95,9 +95,9 @@ def schedule_factory(steps: int) -> Callable[[Optimizer], LambdaLR]:
     return lambda optimizer: LambdaLR(optimizer, share)
 
 
-def add_dropout_after(layers: nn.Sequential, index: int, p: float) -> None:
-    """Dropout after one layer of a sequence; the names of the other layers stay."""
-    layers[index] = nn.Sequential(layers[index], RowDropout(p))
+def add_dropout(layers: nn.Sequential, p: float) -> None:
+    """Dropout after the second layer of a sequence; the names of the other layers stay."""
+    layers[1] = nn.Sequential(layers[1], RowDropout(p))
 
 
 def add_dropout_to_blocks(blocks: nn.Sequential, p: float) -> None:

@@ -196,16 +196,16 @@ def _bytes(tensor: Tensor) -> Tensor:
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).view(dense.numel(), -1)
 
 
-def check_header(snapshot: Mapping[str, Any], version: int, name: str, settings: Mapping[str, Any]) -> None:
+def check_header(snapshot: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
     """Raise ``UsageError`` unless the snapshot is one of this training, with the same settings."""
     lacking = [key for key in KEYS if key not in snapshot]
     if lacking:
         raise UsageError(
             f"not a snapshot of a training: it lacks {lacking[0]!r}; expected the return value of snapshot(state)"
         )
-    if snapshot["format"] != version:
+    if snapshot["format"] != FORMAT:
         raise UsageError(
-            f"snapshot has format {snapshot['format']!r}, expected {version}; take a new snapshot with this version"
+            f"snapshot has format {snapshot['format']!r}, expected {FORMAT}; take a new snapshot with this version"
         )
     if snapshot["workload"] != name:
         raise UsageError(
@@ -217,6 +217,8 @@ def check_header(snapshot: Mapping[str, Any], version: int, name: str, settings:
         )
 
 
+FORMAT = 1
+"""Of snapshots; raised whenever they or the way seeds become draws change."""
 KEYS = (
     "format",
     "workload",

@@ -1,21 +1,20 @@
-"""Training adapted copies further: fine-tuning of pruned ones, quantisation-aware training, distillation.
+"""Copies of adapted models that were trained further: fine-tuning, quantisation-aware training, distillation.
 
-Invariants: the model that is given does not change; weights that pruning set to 0 stay 0.
+The model that is given does not change; weights that pruning set to 0 stay 0.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from unsilent.compare.adapters.fake_quant import dequantised, quantised_layers
+from unsilent.compare.adapters.fake_quant import quantised_layers
 from unsilent.compare.adapters.pruning import zeros_stay
-from unsilent.workloads.model_fitting import Schedule, fit, isolated_training
+from unsilent.compare.attacks.defence import train
+from unsilent.workloads.model_fitting import Schedule
 
 TEMPERATURE, LABEL_SHARE = 10.0, 0.1
 """Of distillation, as DIVA's authors have them: what scores are divided by, and the weight of the labels in the loss."""
@@ -48,17 +47,11 @@ def surrogate(adapted: nn.Module, inputs: Tensor, labels: Tensor, schedule: Sche
     return result
 
 
-def train(
-    model: nn.Module,
-    sample: Callable[[Tensor], tuple[Any, Any]],
-    count: int,
-    loss: Callable[[Any, Any], Tensor],
-    schedule: Schedule,
-    seed: int,
-) -> None:
-    """Train a model in place, see `fit`; scales of quantised weights fit the last weights afterwards."""
-    model.requires_grad_(True)  # what a model that only answers may have switched off
-    with isolated_training(seed):
-        fit(model, sample, count, loss, schedule, seed=seed, description="training")
-    for layer in quantised_layers(model):
-        layer.fit_weights()
+def dequantised(twin: nn.Module) -> nn.Module:
+    """A float32 copy that has the rounded weights and does not round activations."""
+    result = copy.deepcopy(twin).eval()
+    for layer in quantised_layers(result):
+        with torch.no_grad():
+            layer.weight.copy_(layer.quantised_weight())
+        layer.take_down()
+    return result
