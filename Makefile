@@ -48,6 +48,7 @@ lint: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/docstring_openings.py src tools
 
 # The pages of docs/reference that are made from the code.
 reference: .venv/core

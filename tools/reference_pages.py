@@ -91,7 +91,7 @@ def _verb(command: Command) -> Iterator[str]:
 
 
 def _usage(option: OptionField) -> str:
-    """As it is written on a command line."""
+    """The option as it is written on a command line."""
     letter = f"-{option.option.short_flag}, " if option.option.short_flag else ""
     return f"{letter}{option.flag} {option.metavar}".strip()
 
@@ -132,7 +132,7 @@ def exit_codes() -> Iterator[str]:
 
 
 def fault_codes() -> Iterator[str]:
-    """What kinds of faults an alarm can turn out to be, and what follows."""
+    """The kinds of faults that an alarm can turn out to be, and what follows."""
     from unsilent.recovery.fault_codes import ASD_CODE, ASD_LEVEL, FAULT_CODES
 
     yield "# Fault codes\n\nMade from the code. What the step of an alarm, executed again, says of the fault. Codes are stable."
@@ -239,7 +239,7 @@ def _columns(codec: Any, described: dict[str, str]) -> Iterator[tuple[str, str, 
 
 
 def _attributes(cls: type) -> dict[str, str]:
-    """What the docstring of a class says of its fields."""
+    """Descriptions of fields in the docstring of a class."""
     section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
     result: dict[str, str] = {}
     for entry in re.split(r"\n {4}(?! )", "\n" + section):
@@ -252,7 +252,7 @@ def _attributes(cls: type) -> dict[str, str]:
 
 
 def events() -> Iterator[str]:
-    """What is written while a command, or a guarded or monitored training, runs."""
+    """The events that a command, or a guarded or monitored training, writes while it runs."""
     from unsilent.campaigns.observer import Observer
     from unsilent.events.event_kinds import EVENTS, Event
     from unsilent.events.sinks import LOGGER

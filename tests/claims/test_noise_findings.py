@@ -64,15 +64,15 @@ def test_parts_of_the_data_vary_more_and_most_of_it_is_their_size(found):
     """Published as "parts are far more sensitive": confirmed by raw sd; most of it is what the size of a group gives."""
     for name in ("ALGO", "ALGO+IMPL"):
         whole = estimate(found, name, "accuracy_sd")
-        groups = [r for r in found["results"] if r["variant"] == name and r["measure"] == "group_error_sd"]
-        most = max(groups, key=lambda r: r["estimate"])
-        more = [r["target"] for r in groups if r["p_corrected"] < 0.05]
+        groups = next(one for one in found["variants"] if one["name"] == name)["groups"]
+        most = max(groups, key=lambda g: g["sd"]["estimate"])
+        more = [g["name"] for g in groups if g["corrected"] < 0.05]
         print(
-            f"\n{found['workload']} {name}: {most['target']} {most['estimate'] / whole:.1f} times, "
-            f"by size {most['by_size'] / whole:.1f}; beyond size: {more} of {len(groups)}"
+            f"\n{found['workload']} {name}: {most['name']} {most['sd']['estimate'] / whole:.1f} times, "
+            f"by size {most['sd_by_size'] / whole:.1f}; beyond size: {more} of {len(groups)}"
         )
-        assert most["estimate"] >= 1.5 * whole
-        assert most["by_size"] >= 0.4 * most["estimate"], "size would be the smaller part of it"
+        assert most["sd"]["estimate"] >= 1.5 * whole
+        assert most["sd_by_size"] >= 0.4 * most["sd"]["estimate"], "size would be the smaller part of it"
         assert len(more) < len(groups)
 
 
@@ -96,7 +96,9 @@ def test_every_source_of_implementation_noise_changes_bits_or_says_that_it_does_
     told = json.loads(done.stdout)
     variants = {one["switches"]: one for one in told["variants"]}
     for switch in told["effects"]:
-        print(f"\n{switch['switch']}: {switch['changes']}: {switch['how']}: {switch['first']}")
+        print(
+            f"\n{switch['switch']}: {switch['changes_bits']}: {switch['explanation']}: {switch['diverging_operation']}"
+        )
         if switch["kind"] == "implementation" and switch["changes_bits"] is None:
             assert "CUDA" in switch["explanation"]
             continue

@@ -164,21 +164,21 @@ def _section(title: str, *parts: Table | Plot | None) -> Section:
 def alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
     """A row for each alarm; ``count``: how many there were in all. None where there is none."""
 
-    def feature(one: Alarm) -> str:
-        return f"{one.feature}, {one.statistic}" if one.statistic else one.feature
+    def feature(alarm: Alarm) -> str:
+        return f"{alarm.feature}, {alarm.statistic}" if alarm.statistic else alarm.feature
 
-    def tensor(one: Alarm) -> str:
-        return f"ranks {listed(map(str, one.ranks))}" if one.ranks else one.tensor
+    def tensor(alarm: Alarm) -> str:
+        return f"ranks {listed(map(str, alarm.ranks))}" if alarm.ranks else alarm.tensor
 
     heads = (
         Column.count("step"), Column.count("rank"), Column.text("level", priority=2), Column.text("feature", feature),
         Column.text("tensor", tensor), Column("value", "number", digits=".4g"),
         Column("baseline", "number", digits=".4g", priority=3), Column("score", "number", digits=".3g"),
         Column.text("rule", priority=1),
-        Column.text("series", lambda one: f"{one.series_flagged:,} of {one.series_judged:,}", 2),
+        Column.text("series", lambda alarm: f"{alarm.series_flagged:,} of {alarm.series_judged:,}", 2),
     )  # fmt: skip
     title = f"the first {len(alarms):,} of {count:,}" if len(alarms) < count else "alarms"
-    return _table(alarms, heads, title, is_emphasised=lambda one: one.level == "alarm", tooltip=str)
+    return _table(alarms, heads, title, is_emphasised=lambda alarm: alarm.level == "alarm", tooltip=str)
 
 
 def _table(rows: Sequence[Any], columns: Sequence[Column], title: str, **more: Any) -> Table | None:
@@ -190,22 +190,23 @@ def _table(rows: Sequence[Any], columns: Sequence[Column], title: str, **more: A
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     """A row for each verdict; None where there is none."""
     heads = (
-        Column.count("step"), Column.text("suspect", lambda one: f"rank {one.suspect}" if one.suspect >= 0 else "undetermined"),
-        Column.text("device", lambda one: f"{one.host} {one.device}".strip(), 2),
+        Column.count("step"),
+        Column.text("suspect", lambda verdict: f"rank {verdict.suspect}" if verdict.suspect >= 0 else "undetermined"),
+        Column.text("device", lambda verdict: f"{verdict.host} {verdict.device}".strip(), 2),
         *map(Column.text, ("tensor", "reason", "action", "outcome")),
-        Column.text("ranks with an alarm", lambda one: listed(map(str, one.ranks)), 1),
+        Column.text("ranks with an alarm", lambda verdict: listed(map(str, verdict.ranks)), 1),
     )  # fmt: skip
     return _table(verdicts, heads, "verdicts")
 
 
 def _rank_table(ranks: Sequence[RankHistory]) -> Table | None:
     heads = (
-        Column.count("rank"), Column.text("host", lambda one: one.started.host if one.started else "", 1),
-        Column.text("device", lambda one: one.started.device if one.started else ""), Column.count("steps"),
+        Column.count("rank"), Column.text("host", lambda rank: rank.started.host if rank.started else "", 1),
+        Column.text("device", lambda rank: rank.started.device if rank.started else ""), Column.count("steps"),
         Column.count("alarms", "alarm_count"), Column.count("warnings", "warning_count", 1), Column.text("health"),
         Column.percent("monitor", "cost", digits=".2g"), Column.text("state", priority=2),
     )  # fmt: skip
-    return _table(ranks, heads, "ranks", is_emphasised=lambda one: one.health != OK, terminal_rows=16)
+    return _table(ranks, heads, "ranks", is_emphasised=lambda rank: rank.health != OK, terminal_rows=16)
 
 
 def _sampling_table(ranks: Sequence[RankHistory]) -> Table | None:
@@ -213,7 +214,7 @@ def _sampling_table(ranks: Sequence[RankHistory]) -> Table | None:
     heads = (
         Column.count("from step", "step"), Column("every tensor within", "number", "steps", of="interval"), Column.text("reason"),
     )  # fmt: skip
-    return _table(next((one.sampling for one in ranks if one.sampling), []), heads, "sampling", terminal_rows=5)
+    return _table(next((rank.sampling for rank in ranks if rank.sampling), []), heads, "sampling", terminal_rows=5)
 
 
 def _facts(started: Started) -> Iterator[tuple[str, str]]:

@@ -127,10 +127,9 @@ class ShownIncident(Shown):
             )
             yield Section("Series", text, (table, *self._plots()))
         ranks = (
-            Column.count("rank"), Column.text("host"),
-            Column.text("device"), Column.text("of the device", _facts_text),
-            Column.text("state", lambda one: _size_text(one, STATE_FILE), 1),
-            Column.text("batch", lambda one: _size_text(one, BATCH_FILE), 1),
+            Column.count("rank"), Column.text("host"), Column.text("device"), Column.text("of the device", _facts_text),
+            Column.text("state", lambda part: _size_text(part, STATE_FILE), 1),
+            Column.text("batch", lambda part: _size_text(part, BATCH_FILE), 1),
         )  # fmt: skip
         if self.parts:
             text = (
@@ -138,8 +137,8 @@ class ShownIncident(Shown):
             )
             yield Section("Ranks", text, (Table.of(self.parts, ranks),))
         columns = (
-            Column.text("checkpoint", "path"), Column.count("step"),
-            Column.text("saved", lambda one: _time(one.time)), Column.text("manifest", priority=1),
+            Column.text("checkpoint", "path"), Column.count("step"), Column.text("saved", lambda saved: _time(saved.time)),
+            Column.text("manifest", priority=1),
         )  # fmt: skip
         if checkpoints := self.incident.checkpoints:
             yield Section("Checkpoints", "That rank 0 saved and verified before.", (Table.of(checkpoints, columns),))
@@ -160,12 +159,15 @@ class ShownIncident(Shown):
             yield Plot(f"series-{number}", name, drawn)
 
     def _json(self) -> dict[str, Any]:
-        own = self.incident
-        parts = [{**fields_by_name(part), "alarms": [one.to_json() for one in part.alarms]} for part in self.parts]
+        incident = self.incident
+        parts = [
+            {**fields_by_name(part, "folder"), "alarms": [alarm.to_json() for alarm in part.alarms]}
+            for part in self.parts
+        ]
         return {
-            **fields_by_name(own, "schema"), "since": own.since, "training_step": own.training_step, "ranks": parts,
-            "problems": self.problems, "alarms": [one.to_json() for one in own.alarms],
-            "verdicts": [one.to_json() for one in own.verdicts],
+            **fields_by_name(incident, "schema"), "since": incident.since, "training_step": incident.training_step,
+            "ranks": parts, "problems": self.problems, "alarms": [alarm.to_json() for alarm in incident.alarms],
+            "verdicts": [verdict.to_json() for verdict in incident.verdicts],
         }  # fmt: skip
 
 

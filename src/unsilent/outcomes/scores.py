@@ -57,7 +57,7 @@ class Score:
         return given.astype(np.float64)
 
     def of_golden(self, output: Any, batch: Any, samples: int) -> Doubles:
-        """Scores of golden outputs, see `of_samples`; raises ``UsageError`` for scores out of range, and for those that differ when computed again."""
+        """Scores of golden outputs; raises ``UsageError`` where they are out of range, or differ when computed again."""
         result = self.of_samples(output, batch, samples)
         outside = result[~((result >= self.lowest) & (result <= self.highest))]
         if outside.size:

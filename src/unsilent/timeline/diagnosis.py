@@ -185,7 +185,8 @@ def _answer_findings(result: Timeline) -> Iterator[str]:
             yield f"{question}: not predicted, as {doubt}"
             continue
         most = f" to {duration_text(float(what_if.longest.mean()))}" if what_if.longest is not None else ""
-        means = f"{duration_text(float(what_if.predicted.mean()))}{most} instead of {duration_text(float(what_if.recorded.mean()))}"
+        predicted, recorded = (duration_text(float(times.mean())) for times in (what_if.predicted, what_if.recorded))
+        means = f"{predicted}{most} instead of {recorded}"
         by = f"by {_model_text(what_if.of_model)}" if what_if.of_model else "by replay"
         yield f"{question}: a step would take {means}, {by}{BEYOND if what_if.is_extrapolated else ''}{_peak_text(what_if)}"
 

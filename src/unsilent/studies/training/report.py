@@ -256,18 +256,18 @@ def _classes_table(result: TrainingResult) -> Table:
 
 
 def _harm(result: TrainingResult) -> Section:
-    """Figures of groups for the page, tables for terminals."""
-    plots: list[Part] = []
-    for i, (kind, figure) in enumerate(group_figures(result).items()):
-        plots += [Heading(f"by {kind}"), Plot(f"group-{i}", f"Harmful share by {kind}", figure)]
+    """A figure and a table for each kind of groups; terminals show the tables."""
+    parts: list[Part] = []
+    for number, (kind, figure) in enumerate(group_figures(result).items()):
+        parts += [Heading(f"by {kind}"), Plot(f"group-{number}", f"Harmful share by {kind}", figure)]
+        parts.append(_groups_table(kind, ordered_groups(result)[kind]))
     many = any(len(groups) > ROWS for groups in result.groups.values())
     lead = (
         "Shares of trials that are different, harmful and latent, with confidence limits. A hollow triangle is the upper limit "
         "of a share of 0."
         + (f" Of more than {ROWS} groups, only the {ROWS} most harmful are drawn; the table has all." if many else "")
     )
-    tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items() if len(groups) > 1]
-    return Section("Where faults do harm", lead, (*plots, *tables))
+    return Section("Where faults do harm", lead, tuple(parts))
 
 
 def _failure_rates(result: TrainingResult) -> Section:
