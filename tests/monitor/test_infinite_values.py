@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from unsilent.detectors.series import GRADIENT, L2, VALUE, Series
-from unsilent.monitor.infinite_values import FIRST_VALUES, InfiniteValues
 from unsilent.monitor.signals.row import SignalValues
+from unsilent.monitor.step_judge import FIRST_VALUES, InfiniteValues
 
 
 def signals(values):

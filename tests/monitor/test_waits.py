@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent.monitor.signals.row import SignalValues
-from unsilent.monitor.waits import Waits
+from unsilent.monitor.step_judge import Waits
 
 ROWS = st.lists(
     st.tuples(st.lists(st.booleans(), min_size=3, max_size=3), st.sets(st.sampled_from("abc"))), max_size=30

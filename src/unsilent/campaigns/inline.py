@@ -11,9 +11,9 @@ import torch
 from unsilent.basics.closing import Closing
 from unsilent.basics.errors import ProcessUnusable, UnsilentError
 from unsilent.campaigns.observer import Observer, Silent
-from unsilent.campaigns.running import run_trials_in_order
 from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Runner, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.campaigns.worker import run_trials_in_order
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.process_side_effects import forget_notes, take_notes
 from unsilent.workloads.trainings.randomness import save_generator_states

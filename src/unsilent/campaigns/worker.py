@@ -14,14 +14,42 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from unsilent.basics.child_processes import exit_with_parent
 from unsilent.basics.error_origin import unexpected_error
-from unsilent.basics.errors import ProcessUnusable, UnsilentError
+from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.campaigns.executors import INSIDE
+from unsilent.campaigns.spec import Runner, TrialId
+
+
+def run_trials_in_order(runner: Runner, trials: Sequence[TrialId], alone: bool = False) -> Iterator[Any]:
+    """The rows of some trials; raises ``UsageError`` where a runner returns other rows than those."""
+    waiting = list(trials)
+    for row in runner.run_all(trials, alone):
+        yield check_row_of_trial(runner, row, waiting.pop(0) if waiting else None)
+    if waiting:
+        raise UsageError(f"{_name(runner)} returned no row for trial {waiting[0]}; {_EXPECTED}")
+
+
+def check_row_of_trial(runner: Runner, row: Any, trial: TrialId | None) -> Any:
+    """The row; raises ``UsageError`` unless it is that of this trial."""
+    found = getattr(row, "trial", None)
+    if trial is None or found != trial:
+        what = f"a {type(row).__name__}" if found is None else f"a row of trial {found}"
+        wanted = "after those of all its trials" if trial is None else f"where that of trial {trial} was due"
+        raise UsageError(f"{_name(runner)} returned {what} {wanted}; {_EXPECTED}")
+    return row
+
+
+_EXPECTED = "expected one row for each trial, in the order of the trials: change the runner"
+
+
+def _name(runner: Runner) -> str:
+    return f"the runner {type(runner).__name__}"
+
 
 SEND_SECONDS = 0.05
 """Rows of trials that run together are sent no more often."""
@@ -70,7 +98,7 @@ class _Own(Connection):
 
 def _serve(connection: Connection) -> None:
     from unsilent.basics.user_code import set_script_arguments
-    from unsilent.campaigns.running import check_row_of_trial, run_trials_in_order
+    from unsilent.campaigns.worker import check_row_of_trial, run_trials_in_order
     from unsilent.workloads.process_side_effects import take_notes
 
     command, spec, worker_settings = connection.recv()

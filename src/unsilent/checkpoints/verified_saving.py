@@ -24,8 +24,7 @@ from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.hashes import FileHash, TensorHash, hash_files
 from unsilent.checkpoints.manifest import Manifest, make_manifest, manifest_path, shown_name
 from unsilent.checkpoints.memory_hashes import hashes_in_memory, with_own_values
-from unsilent.checkpoints.recent_loads import note_load
-from unsilent.checkpoints.recent_saves import note_save
+from unsilent.checkpoints.recent_loads import note_load, note_save
 from unsilent.checkpoints.replacing import (
     draft_folder,
     put_manifest,

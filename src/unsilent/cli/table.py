@@ -41,7 +41,7 @@ COMMANDS = {
     "checkpoint diff": "unsilent.cli.checkpoint:DIFF",
     "checkpoint manifest": "unsilent.cli.checkpoint:MANIFEST",
     "checkpoint verify": "unsilent.cli.checkpoint:VERIFY",
-    "checkpoint last-good": "unsilent.cli.checkpoint_last_good:COMMAND",
+    "checkpoint last-good": "unsilent.cli.checkpoint:COMMAND",
     "checkpoint corrupt": "unsilent.cli.checkpoint_editing:CORRUPT",
     "checkpoint undo": "unsilent.cli.checkpoint_editing:UNDO",
     "checkpoint replay": "unsilent.cli.checkpoint_editing:REPLAY",

@@ -13,6 +13,7 @@ from unsilent.basics.argument_names import names_arguments
 from unsilent.basics.error_origin import call_user_code
 from unsilent.basics.errors import UsageError, first_line
 from unsilent.basics.interval import Interval
+from unsilent.basics.nested import leaves_in
 from unsilent.basics.options import check_confidence
 from unsilent.compare.disagreement import SampleRecords, are_probabilities, compare_outputs
 from unsilent.compare.language import (
@@ -25,17 +26,43 @@ from unsilent.compare.language import (
     run_greedily,
 )
 from unsilent.compare.models import ComparedModel, ModelPair, compared_model, load_models, run_where_it_is
-from unsilent.compare.output_names import in_order_of, judged_output
 from unsilent.compare.tokens import are_next_tokens, tokens_of
 from unsilent.outcomes import judge as make_judge
 from unsilent.outcomes import judge_for_output, judge_text
 from unsilent.outcomes.base import Judge
 from unsilent.outcomes.classify import changed_and_nonfinite
-from unsilent.outcomes.decision_judges import ExactSequence, NextToken, decision_tensor
+from unsilent.outcomes.decision_judges import DecisionJudge, ExactSequence, NextToken, decision_tensor
+from unsilent.outcomes.judges import Tolerance
+from unsilent.outcomes.tensors import leaves
 from unsilent.report.shown import Shown
 from unsilent.statistics import bounded_mean, clopper_pearson
 from unsilent.workloads.base import InferenceWorkload, call_model, labels_of
 from unsilent.workloads.batch_samples import take_samples
+
+
+def judged_output(judge: Judge, output: Any) -> str:
+    """Name and place of the one tensor that a judge looks at, of several; empty where there is one, or where it gets them all."""
+    named = {".".join(path): tensor for path, leaf in leaves_in(output) for tensor in leaves(leaf)}
+    if len(named) < 2 or not isinstance(judge, (DecisionJudge, Tolerance)):
+        return ""
+    judged = decision_tensor(named, judge, 0)
+    place, name = next((i, name) for i, (name, tensor) in enumerate(named.items()) if tensor is judged)
+    text = f"output {place + 1} of {len(named)}" if place else f"the first of {len(named)} outputs"
+    return f"{name}, {text}" if isinstance(output, Mapping) else text
+
+
+def in_order_of(original: Any, deployed: Any) -> Any:
+    """The output of the deployed model, a dict in the order of that of the original; raises ``UsageError`` for other names."""
+    if not isinstance(original, Mapping) or not isinstance(deployed, Mapping):
+        return deployed
+    if set(original) != set(deployed):
+        names, others = (", ".join(map(repr, output)) or "none" for output in (original, deployed))
+        raise UsageError(
+            f"the original answers with {names} and the deployed model with {others}; expected outputs of the same names: let "
+            "both models return the same ones"
+        )
+    return {name: in_order_of(part, deployed[name]) for name, part in original.items()}
+
 
 WORST = 8
 """Inputs that the page shows."""

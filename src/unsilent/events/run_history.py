@@ -23,8 +23,19 @@ from unsilent.events.event_kinds import (
     StepSummary,
     Verdict,
 )
-from unsilent.events.health import OK, health_after
 from unsilent.report.text import count_text
+
+OK, WARNING = "ok", "warning"
+
+
+def health_after(health: str, event: Event) -> str:
+    """The health of the device of the event's rank: `WARNING` after an alarm, or a verdict that suspects this rank."""
+    if isinstance(event, StepSummary):
+        return event.health
+    raised = isinstance(event, Alarm) and event.level == "alarm"
+    suspected = isinstance(event, Verdict) and event.suspect == event.rank
+    return WARNING if raised or suspected else health
+
 
 MOST_SUMMARIES = 4096
 """Most summaries of a rank; where there are more, every two become one."""

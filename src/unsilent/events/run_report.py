@@ -11,8 +11,7 @@ from typing import Any
 
 from unsilent.events.event_files import iterate_events
 from unsilent.events.event_kinds import Alarm, Event, Started, StepSummary, Verdict
-from unsilent.events.health import OK
-from unsilent.events.run_history import RankHistory, RunHistory
+from unsilent.events.run_history import OK, RankHistory, RunHistory
 from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, duration_text, listed

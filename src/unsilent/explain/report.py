@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from unsilent.basics.strictjson import fields_by_name
-from unsilent.explain.chance import RARE_DIFFERENCE_SHARE, probability_of_missing
 from unsilent.explain.results import (
     FoundSource,
     NondeterminismResult,
     ReproducibilityResult,
     RunDivergence,
 )
+from unsilent.explain.source_search import RARE_DIFFERENCE_SHARE, probability_of_missing
 from unsilent.explain.sources import DATA, KERNEL, PATH, RANDOM, SOURCES
 from unsilent.report.model import Column, Report, Section, Table, TableRow
 from unsilent.report.text import count_text, duration_text, escape_unprintable, listed

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from unsilent.replicas.tf32 import PRECISIONS, parts_with_precision
+from unsilent.replicas.runner import PRECISIONS, parts_with_precision
 
 
 class Mode(NamedTuple):

@@ -30,8 +30,7 @@ from unsilent.basics.user_code import MOST_BYTES, file_module, user_module_name
 from unsilent.faults.bitwise import Corruption, ValueModel
 from unsilent.faults.codecs import Array
 from unsilent.faults.fault_texts import FILE_AND_NAME
-from unsilent.faults.models import FaultModel
-from unsilent.faults.pattern_parameters import pattern_from_parameters
+from unsilent.faults.models import FaultModel, pattern_from_parameters
 from unsilent.faults.population import Region
 from unsilent.faults.sampling import Ints
 

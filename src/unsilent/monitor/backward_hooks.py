@@ -15,17 +15,56 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.autograd.graph import GradientEdge
 from torch.compiler import is_dynamo_compiling
 from torch.nn.utils import clip_grad
 
 from unsilent.basics.nested import tensors_in
-from unsilent.monitor.torchscript import script_without_hooks
+
+
+class HiddenFromScript:
+    """Base class of hooks that `torch.jit.script` does not see."""
+
+
+def script_without_hooks(plain: Any) -> Any:
+    """`torch.jit.script`, with such hooks taken out of a module while it is compiled."""
+
+    def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **named: Any) -> Any:
+        if not isinstance(obj, nn.Module):
+            return plain(
+                obj, optimize, _frames_up + 1, *args, **named
+            )  # names are looked up in the frame of the caller
+        with _without_hooks(obj):
+            return plain(obj, optimize, _frames_up + 1, *args, **named)
+
+    return script
+
+
+@contextmanager
+def _without_hooks(model: nn.Module) -> Iterator[None]:
+    """Put the hooks back afterwards, in their order."""
+    tables = [table for module in model.modules() for table in (module._forward_hooks, module._forward_pre_hooks)]
+    before = [(table, dict(table)) for table in tables if any(map(_is_hidden, table.values()))]
+    for table, hooks in before:
+        for key, hook in hooks.items():
+            if _is_hidden(hook):
+                del table[key]
+    try:
+        yield
+    finally:
+        for table, hooks in before:
+            table.clear()
+            table.update(hooks)
+
+
+def _is_hidden(hook: object) -> bool:
+    return isinstance(hook, HiddenFromScript)
 
 
 class BackwardListener(Protocol):

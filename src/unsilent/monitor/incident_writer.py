@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import random
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,9 +26,8 @@ from unsilent.basics.errors import UsageError, kind_and_line
 from unsilent.basics.nested import leaves_in, tensors_in
 from unsilent.basics.plainfiles import replace_file
 from unsilent.basics.sizes import human_bytes
-from unsilent.checkpoints.recent_saves import RecentSave, recent_saves
+from unsilent.checkpoints.recent_loads import RecentSave, recent_saves
 from unsilent.detectors.series import Series
-from unsilent.events.device_facts import gpu_facts
 from unsilent.events.event_kinds import Alarm, Started, Verdict
 from unsilent.events.incident_folder import (
     BATCH_FILE,
@@ -45,6 +45,58 @@ from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.recovery.tensor_files import host_copy, write_tensors
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.trainings.snapshots import model_tensors
+
+QUERIED = {
+    "uuid": "uuid",
+    "pci": "pci.bus_id",
+    "serial": "serial",
+    "driver": "driver_version",
+    "ecc mode": "ecc.mode.current",
+    "ecc corrected": "ecc.errors.corrected.volatile.total",
+    "ecc uncorrected": "ecc.errors.uncorrected.volatile.total",
+    "ecc corrected, all time": "ecc.errors.corrected.aggregate.total",
+    "ecc uncorrected, all time": "ecc.errors.uncorrected.aggregate.total",
+    "retired pages": "retired_pages.double_bit.count",
+}
+"""Names of facts, and of nvidia-smi."""
+QUERY_SECONDS = 10.0
+MOST_XIDS = 10
+XID = "NVRM: Xid ("
+
+
+def gpu_facts(uuid: str) -> dict[str, str]:
+    """Facts on a GPU by name; ``xid``: the last errors of its driver in the log of the kernel, where that may be read.
+
+    Args:
+        uuid: Identity as nvidia-smi has it: ``GPU-…``.
+    """
+    query = f"--query-gpu={','.join(QUERIED.values())}"
+    line = _output(["nvidia-smi", f"--id={uuid}", query, "--format=csv,noheader,nounits"]).strip()
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(QUERIED):
+        return {"uuid": uuid}
+    facts = {name: cell for name, cell in zip(QUERIED, cells, strict=True) if cell and not cell.startswith("[")}
+    return facts | _xids(_output(["dmesg"]).splitlines(), facts.get("pci", ""))
+
+
+def _xids(lines: Sequence[str], pci: str) -> dict[str, str]:
+    """The last errors of a device; nvidia-smi writes its address as 00000000:3B:00.0, the kernel as 0000:3b:00."""
+    place = pci.lower().rpartition(".")[0][-len("0000:3b:00") :]
+    wanted = f"{XID}PCI:{place}".lower()
+    messages = [line[line.lower().index(wanted) :].strip() for line in lines if place and wanted in line.lower()]
+    return {"xid": "; ".join(messages[-MOST_XIDS:])} if messages else {}
+
+
+def _output(command: Sequence[str]) -> str:
+    """Output of a program; empty where it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=QUERY_SECONDS, errors="replace", check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
 
 STEPS_BEFORE, STEPS_AFTER = 64, 16
 """Steps that were read, up to the verdict and after it, whose series are written."""

@@ -32,8 +32,8 @@ from unsilent.events.event_kinds import (
     Verdict,
     since_text,
 )
-from unsilent.events.health import OK, health_after
 from unsilent.events.host import first_step, pid_namespace
+from unsilent.events.run_history import OK, health_after
 from unsilent.events.sinks import LOGGER
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.exchange import RankInfo, RankRow

@@ -3,24 +3,83 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Sequence
 
 import numpy as np
 import xxhash
 
-from unsilent.detectors.series import CLIPPED_NORM, UPDATE, Bools, Series
+from unsilent.detectors.series import CLIPPED_NORM, UPDATE, VALUE, Bools, Series
 from unsilent.events.event_kinds import join_names
+from unsilent.events.sinks import LOGGER
 from unsilent.monitor.exchange import RankRow
-from unsilent.monitor.infinite_values import InfiniteValues
 from unsilent.monitor.program_writes import ProgramWrites
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter
 from unsilent.monitor.rule_streams import Finding, RuleStreams, fingerprint_finding
 from unsilent.monitor.sampling import CostMeter
 from unsilent.monitor.signals.collector import SignalCollector
-from unsilent.monitor.signals.row import SignalRow
-from unsilent.monitor.waits import Waits
+from unsilent.monitor.signals.row import Ints, SignalRow, SignalValues
+
+
+class Waits:
+    """Waits of all series, and of all tensors whose bits are compared.
+
+    Attributes:
+        longest: Steps from one reading to the next, at most.
+    """
+
+    def __init__(self) -> None:
+        self.longest = 0
+        self._read: Ints = np.zeros(0, np.int64)
+        self._compared: dict[str, int] = {}
+
+    def add(self, step: int, signals: SignalValues) -> None:
+        """Add a step. What was never read before counts from the step in which it was first known."""
+        new = len(signals.seen) - len(self._read)
+        self._read = np.pad(self._read, (0, new), constant_values=step - 1 if len(self._read) else -1)
+        steps = [int((step - self._read[signals.seen]).max(initial=0))]
+        self._read[signals.seen] = step
+        steps += [step - self._compared.get(name, step) for name in signals.compared]
+        self._compared.update(dict.fromkeys(signals.compared, step))
+        self.longest = max(self.longest, *steps)
+
+
+FIRST_VALUES = 5
+"""A value that is not finite in one of its first readings is one that need not be."""
+
+
+class InfiniteValues:
+    """Finds them, so that a rule is not given numbers that would hide whatever it finds in other series."""
+
+    def __init__(self) -> None:
+        self._is_value: Bools = np.zeros(0, np.bool_)
+        self._is_infinite: Bools = np.zeros(0, np.bool_)
+        self._readings: Ints = np.zeros(0, np.int64)
+
+    def leave_out(self, step: int, series: Sequence[Series], signals: SignalValues) -> SignalValues:
+        """The signals of a step, without numbers that are not finite in these series. Their finite numbers stay."""
+        further = series[len(self._is_value) :]
+        if further:
+            self._is_value = np.append(self._is_value, [entry.feature == VALUE for entry in further])
+            self._is_infinite = np.pad(self._is_infinite, (0, len(further)))
+            self._readings = np.pad(self._readings, (0, len(further)))
+        if not self._is_value.any():
+            return signals
+        self._readings += signals.seen
+        bad = self._is_value & signals.seen & ~np.isfinite(signals.values)
+        new = bad & ~self._is_infinite & (self._readings <= FIRST_VALUES)
+        if new.any():
+            self._is_infinite |= new
+            names = dict.fromkeys(series[number].tensor for number in np.flatnonzero(new).tolist())
+            logging.getLogger(LOGGER).warning(
+                "step %d: %s has an element that is not finite in one of the first steps; from now on it is judged only where "
+                "all of its elements are finite",
+                step, ", ".join(names),
+            )  # fmt: skip
+        return signals._replace(seen=signals.seen & ~(bad & self._is_infinite))
+
 
 SHARED = (UPDATE, CLIPPED_NORM)
 """Features that follow from the gradients of all ranks."""

@@ -34,7 +34,6 @@ from unsilent.replicas.replica_process import ReplicaProcess
 from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaBaseline, ReplicaRow, ReplicaSpec
 from unsilent.replicas.step_trace import Operation, StepTrace, StepTraceId, replica_or_step_trace
 from unsilent.replicas.switches import Switches
-from unsilent.replicas.tf32 import tf32_set
 from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.memory import content_of
 from unsilent.sites.modules import named_modules
@@ -43,6 +42,48 @@ from unsilent.workloads.process_side_effects import check_no_returned_fork, take
 from unsilent.workloads.trainings.base import Seeds, TrainingState
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.snapshots import model_tensors
+
+# By ``allow_tf32``, which programs read; where a program has used the newer ``fp32_precision``, reading it raises,
+# and the newer name is used here as well.
+
+PRECISIONS = {True: "tf32", False: "ieee"}
+"""Values of ``fp32_precision``, by whether TF32 may be used."""
+
+
+def parts_with_precision() -> tuple[Any, ...]:
+    """Return the parts of torch whose ``fp32_precision`` decides on TF32."""
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
+
+
+@contextmanager
+def tf32_set(allowed: bool) -> Iterator[None]:
+    """Let matrix products and convolutions use TF32, or not; what was set before is put back afterwards."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    try:
+        before = matmul.allow_tf32, cudnn.allow_tf32
+    except RuntimeError:
+        with _by_precision(allowed):
+            yield
+        return
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@contextmanager
+def _by_precision(allowed: bool) -> Iterator[None]:
+    before = [(part, part.fp32_precision) for part in parts_with_precision()]
+    for part, _ in before:
+        part.fp32_precision = PRECISIONS[allowed]
+    try:
+        yield
+    finally:
+        for part, precision in before:
+            part.fp32_precision = precision
+
 
 PROBE_STEPS = 2
 """Steps that are trained before the first run: code and data that user code reads by itself show in them."""

@@ -10,9 +10,8 @@ from torch import Tensor
 from unsilent.basics.nested import tensors_in
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
-from unsilent.sites.axes import AxisOrder, axes_of
 from unsilent.sites.corrupting import has_plain_memory
-from unsilent.sites.landing import CorruptedTensor, FaultOrDraw, Landings
+from unsilent.sites.landing import AxisOrder, CorruptedTensor, FaultOrDraw, Landings, axes_of
 from unsilent.sites.operands import (
     PRODUCTS,
     corruptible_output,

@@ -17,7 +17,7 @@ import numpy as np
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.plainfiles import replace_file
-from unsilent.timeline.critical_path import Link
+from unsilent.timeline.diagnosis import Link
 from unsilent.timeline.job import KINDS, PHASES, Job
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.step_split import Floats

@@ -31,7 +31,7 @@ from unsilent.studies.checkpoint.analysis import (
 )
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY, CheckpointStore
 from unsilent.studies.checkpoint.report import LOADED_BY_TEXTS, comparison_report, report
-from unsilent.studies.checkpoint.sections import BELONGS, regions_of
+from unsilent.studies.checkpoint.runner import BELONGS, regions_of
 from unsilent.studies.checkpoint.spec import (
     COLLECTIVES,
     LOADED_BY,

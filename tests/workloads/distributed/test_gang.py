@@ -19,7 +19,7 @@ from unsilent.faults.models import fault_model
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.workloads import load_training
 from unsilent.workloads.distributed import Gang
-from unsilent.workloads.distributed.checkpoint_files import load_snapshot
+from unsilent.workloads.distributed.rank_training import load_snapshot
 from unsilent.workloads.distributed.strategy_names import PACKAGES
 from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 

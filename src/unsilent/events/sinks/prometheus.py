@@ -20,7 +20,7 @@ from unsilent.events.event_kinds import (
     StepSummary,
     Verdict,
 )
-from unsilent.events.health import OK, health_after
+from unsilent.events.run_history import OK, health_after
 from unsilent.events.sinks import LOGGER
 
 LOOPBACK = "127.0.0.1"

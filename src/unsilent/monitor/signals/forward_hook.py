@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unsilent.monitor.torchscript import HiddenFromScript
+from unsilent.monitor.backward_hooks import HiddenFromScript
 
 if TYPE_CHECKING:
     from unsilent.monitor.signals.collector import SignalCollector

@@ -13,10 +13,11 @@ import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
@@ -40,7 +41,6 @@ from unsilent.sites.operands import exchanged, listed_operand_number, operands_o
 from unsilent.sites.threads import SharedContext
 from unsilent.sites.training.collectives import CollectiveNamer, payload_argument, received
 from unsilent.sites.training.gradients import BackwardOperation, GradientInjector
-from unsilent.sites.training.saved_activation import SavedActivation
 from unsilent.sites.training.step_faults import PlannedFault, StepFaults, as_list, watched_modules
 from unsilent.sites.training.step_operation_names import (
     OperationOccurrence,
@@ -58,6 +58,36 @@ from unsilent.sites.training.updates import (
     optimizer_state_names,
     state_of,
 )
+
+# Only a weak reference is held, so that a fault keeps nothing alive that the step would free. Corrupted is the memory
+# itself: every node that saved it sees the corruption, as it would a flipped bit.
+
+
+class SavedActivation(NamedTuple):
+    """A tensor as its memory and its place in it."""
+
+    memory: StorageWeakRef
+    dtype: torch.dtype
+    device: torch.device
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> SavedActivation:
+        """Remember a tensor without keeping it."""
+        memory = StorageWeakRef(tensor.untyped_storage())
+        offset = int(tensor.storage_offset())
+        return cls(memory, tensor.dtype, tensor.device, offset, tuple(tensor.shape), tuple(tensor.stride()))
+
+    def tensor(self) -> Tensor | None:
+        """The tensor, if anyone has kept it."""
+        storage: Any = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
+        if storage is None:
+            return None
+        again = torch.empty(0, dtype=self.dtype, device=self.device)
+        return again.set_(storage, self.offset, self.shape, self.stride)
+
 
 Moment = Literal["start", "update", "end"]
 NOUNS = {"param": "parameter", "optim": "state of an optimizer", "gradient": "parameter with a gradient"}

@@ -30,8 +30,7 @@ from unsilent.sites.operands import (
 )
 from unsilent.sites.training.collectives import payload_argument
 from unsilent.sites.training.gradients import GradientInjector
-from unsilent.sites.training.saved_activation import SavedActivation
-from unsilent.sites.training.step import StepInjection
+from unsilent.sites.training.step import SavedActivation, StepInjection
 from unsilent.sites.training.step_operation_names import OperationOccurrence, next_number
 from unsilent.sites.training.updates import current_gradients, local, optimizer_state_names, state_of
 

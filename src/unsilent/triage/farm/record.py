@@ -10,19 +10,41 @@ from typing import Any
 import numpy as np
 import torch
 
-from unsilent.detectors.series import Recording
+from unsilent.detectors.series import Floats, Recording
 from unsilent.events.event_kinds import Alarm, Verdict
 from unsilent.events.incident_folder import BATCH_FILE, SERIES_FILE, STATE_FILE, Incident, RankPart, write_record
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.incident_writer import STEPS_AFTER, STEPS_BEFORE, training_state
 from unsilent.monitor.reporter import NO_ALARM
 from unsilent.recovery.tensor_files import host_copy, write_tensors
+from unsilent.timeline.stragglers import PARTS
 from unsilent.triage.farm.optional_parts import write_optional_parts
 from unsilent.triage.farm.planned import PlannedIncident
 from unsilent.triage.farm.simulated_job import SimulatedJob
-from unsilent.triage.farm.times import drawn_seconds
 from unsilent.triage.farm.watch import DEVICE, SETTINGS, Watch, host_of, tensor_of
 from unsilent.version import __version__
+
+MEANS = {"loader": 0.002, "forward": 0.03, "early backward": 0.025, "late backward": 0.03, "optimizer": 0.005}
+SPREAD, NOISY = 0.05, 4.0
+"""Spread of the logarithms, and how much larger it is in all ranks of a job with noisy times."""
+LOADER = PARTS.index("loader")
+
+
+def drawn_seconds(planned: PlannedIncident, steps: int, is_twin: bool) -> Floats:
+    """Log-normal around means that are the same in all ranks, float64[ranks, steps, parts]; a cause changes them."""
+    rng = np.random.default_rng([planned.seed, 2])
+    noise = SPREAD * rng.standard_normal((steps, planned.world_size, len(PARTS))).transpose(1, 0, 2)
+    factors = np.ones_like(noise)
+    if not is_twin:
+        if planned.kind == "noisy time":
+            noise[:, planned.step :] *= NOISY
+        elif planned.kind == "slow loader":
+            factors[planned.rank, planned.step :, LOADER] = 3 + 17 * planned.draws[2]
+        elif planned.kind == "slow rank":
+            factors[planned.rank, planned.step :, LOADER + 1 :] = 1.3 + 1.2 * planned.draws[2]
+    result: Floats = np.array([MEANS[part] for part in PARTS]) * factors * np.exp(noise)
+    return result
+
 
 NOTICED_AFTER = (2, 10)
 """Steps from that of a cause, which healthy jobs have as well, until somebody notices without an alarm."""

@@ -22,8 +22,7 @@ from unsilent.triage.findings import Blanks, Query
 from unsilent.triage.history import FAR, past_end, past_gaps, past_scores
 from unsilent.triage.possible_queries import PossibleQuery
 from unsilent.triage.queries.compare_settings import differing_settings
-from unsilent.triage.runbook import Signals
-from unsilent.triage.symptoms import DIFFER, DISK, LOSS_ROSE, NONFINITE, SLOW, STUCK
+from unsilent.triage.runbook import DIFFER, DISK, LOSS_ROSE, NONFINITE, SLOW, STUCK, Signals
 
 Numbers = dict[str, float]
 T = TypeVar("T")

@@ -17,7 +17,6 @@ from unsilent.faults.receipts import AppliedFault
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.training.step import StepInjection
 from unsilent.sites.training.step_survey import StepSurvey
-from unsilent.workloads.distributed.checkpoint_files import load_snapshot, save_snapshot
 from unsilent.workloads.distributed.measuring import CleanModels, count_changed, count_values, own_tensors, state_hashes
 from unsilent.workloads.distributed.orders import GangSettings, Payload, RankPart, ResumeOrder, ResumeStart
 from unsilent.workloads.distributed.strategies import make_strategy
@@ -29,6 +28,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from unsilent.sites.landing import FaultOrDraw
+
+
+# One layout whatever the strategy, so that the same fault can be written into the checkpoint of each. A snapshot
+# lists its optimizers; in the file each has a key of its own, from which the tools for checkpoints see what it is.
+
+OPTIMIZER = "optimizer"
+
+
+def save_snapshot(snapshot: Mapping[str, Any], path: Path) -> None:
+    """Write the file with ``torch.save``; it can be read with ``weights_only=True``."""
+    parts = {key: value for key, value in snapshot.items() if key not in ("optimizers", "schedulers")}
+    for number, optimizer in enumerate(snapshot["optimizers"]):
+        parts[OPTIMIZER if number == 0 else f"{OPTIMIZER} {number + 1}"] = optimizer
+    torch.save({**parts, "scheduler": snapshot["schedulers"]}, path)
+
+
+def load_snapshot(path: Path) -> dict[str, Any]:
+    """The snapshot of a file; raises whatever reading it raises, for it may be damaged."""
+    parts = dict(torch.load(path, weights_only=True))
+    optimizers = [parts.pop(key) for key in list(parts) if key.partition(" ")[0] == OPTIMIZER]
+    schedulers = parts.pop("scheduler", [])
+    return {**parts, "optimizers": optimizers, "schedulers": schedulers}
 
 
 class FaultEffect(Exception):

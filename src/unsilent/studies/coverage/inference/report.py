@@ -10,13 +10,47 @@ from unsilent.basics.interval import Interval
 from unsilent.report.dots import hover_text
 from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
 from unsilent.report.model import Column, Part, Plot, Report, Section, Table
-from unsilent.report.text import count_text, share_with_limits_text, upper_bound_text
+from unsilent.report.text import count_text, number_text, share_with_limits_text, upper_bound_text
 from unsilent.report.theme import Figure, figure, label, marker_series, series_colour
 from unsilent.statistics.conformal import promised_rate
 from unsilent.studies.coverage.inference.analysis import ALL, LADDER, Detection, InferenceCoverageResult
-from unsilent.studies.coverage.inference.cost_section import cost_section, duplication_is_cheaper
 from unsilent.studies.coverage.inference.spec import CALIBRATION, ERROR_MODELS, SHIFTED, TEST, TIMED_BATCHES
 from unsilent.studies.coverage.report_parts import comparison_table, roc_figure
+
+DUPLICATION = "duplication"
+"""The detector that runs the whole model twice."""
+
+
+def cost_section(result: InferenceCoverageResult) -> Section:
+    """CPU time and memory of each detector."""
+    times = [f"CPU time at batch {size}" for size in TIMED_BATCHES]
+    columns = (Column.text("detector"), *map(Column.percent, (*times, "memory")))
+    rows = (
+        {"detector": one.detector, **{name: ratio for name, ratio in zip(times, one.ratios, strict=True) if math.isfinite(ratio)},
+         "memory": one.memory}
+        for one in result.costs
+    )  # fmt: skip
+    return Section(
+        "Cost", "CPU time of a pass with the detector over that of the model alone, and memory over that of the model.",
+        (Table.of(rows, columns, "Cost of a detector"),),
+    )  # fmt: skip
+
+
+def duplication_is_cheaper(result: InferenceCoverageResult) -> Iterator[str]:
+    """A sentence if running the model twice took less CPU time at the smallest batch than other detectors, else nothing."""
+    ratios = {one.detector: one.ratios[0] for one in result.costs if math.isfinite(one.ratios[0])}
+    twice = ratios.pop(DUPLICATION, math.nan)
+    dearer = sorted(
+        (name for name, ratio in ratios.items() if ratio > twice), key=lambda name: name != result.reference
+    )
+    if dearer:
+        named = f"{dearer[0]} ({number_text(ratios[dearer[0]])} times)"
+        others = f" and {count_text(len(dearer) - 1, 'other detector')}" if len(dearer) > 1 else ""
+        yield (
+            f"at batch {TIMED_BATCHES[0]} it is cheaper to run the model twice and to compare the answers: {DUPLICATION} took "
+            f"{number_text(twice)} times the CPU time of the model alone, less than {named}{others}"
+        )
+
 
 ERROR_TEXTS = {
     "weight-flip": "one flipped bit of a parameter or buffer",

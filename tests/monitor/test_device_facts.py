@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from unsilent.events import device_facts
-from unsilent.events.device_facts import QUERIED, gpu_facts
+from unsilent.monitor import incident_writer
+from unsilent.monitor.incident_writer import QUERIED, gpu_facts
 
 UUID = "GPU-5e8a"
 CELLS = {
@@ -65,6 +65,6 @@ def test_a_log_of_the_kernel_that_may_not_be_read_is_left_out(program):
 
 
 def test_a_program_that_hangs_is_ended(program, monkeypatch):
-    monkeypatch.setattr(device_facts, "SECONDS", 0.2)
+    monkeypatch.setattr(incident_writer, "QUERY_SECONDS", 0.2)
     program("nvidia-smi", "while :; do :; done")
     assert gpu_facts(UUID) == {"uuid": UUID}
