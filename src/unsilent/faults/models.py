@@ -107,8 +107,8 @@ class FaultModel:
             if f.repr and (getattr(self.value, f.name) != f.default or f.name in self.value.always_in_text)
         ]
         lasts = "" if self.lasts == 1 else f"lasts={self.lasts or 'end'}"
-        shown = (*parameters, self.pattern.text, from_text(self.begins), lasts)
-        return ":".join(filter(None, (self.name, ",".join(filter(None, shown)))))
+        parts = (*parameters, self.pattern.text, from_text(self.begins), lasts)
+        return ":".join(filter(None, (self.name, ",".join(filter(None, parts)))))
 
     @property
     def count(self) -> int | None:
