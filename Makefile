@@ -48,6 +48,7 @@ lint: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/docstring_openings.py src tools
 
 # The pages of docs/reference that are made from the code.
 reference: .venv/core
@@ -57,9 +58,9 @@ reference: .venv/core
 gallery: .venv/docs
 	$(BIN)/python tools/gallery_page.py docs
 
-# The site, in build/site; a dead link or any other warning is an error.
+# The site, in build/site; a dead link or any other warning is an error (with --quiet, warnings would not count).
 docs: .venv/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -d build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -d build/site
 
 claims: .venv/test
 	$(BIN)/pytest tests -m claim --override-ini addopts=--import-mode=importlib -q -s

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.diva_training import fine_tuned, surrogate
 from benchmarks.timing import interleave
 from unsilent.compare.adapters.fake_quant import converted, fake_quantised
 from unsilent.compare.adapters.names import adapt
 from unsilent.compare.adapters.pruning import pruned
-from unsilent.compare.adapters.training import fine_tuned, surrogate
 from unsilent.compare.attacks.defence import DivergenceDetector, adversarially_trained, defence_scores
 from unsilent.compare.attacks.evaluation import (
     ANY_STEP,

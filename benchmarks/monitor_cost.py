@@ -173,7 +173,9 @@ def paired_steps(milliseconds: int, is_first: bool, is_monitored: bool) -> tuple
                     run()
                 seconds[run].append((time.process_time() - begun) / block)
                 if run is bare and monitor is not None:
-                    monitor._costs.leave_out(time.perf_counter() - wall)
+                    apart = time.perf_counter() - wall  # no part of the training
+                    monitor._costs.begun += apart
+                    monitor._costs._looked += apart
         are_same = torch.equal(monitored().detach(), bare().detach())
         cost, intervals = (0.0, None) if monitor is None else (monitor.cost, monitor.intervals)
     return np.array(seconds[bare]), np.array(seconds[monitored]), cost, intervals, are_same

@@ -22,6 +22,7 @@ import random
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -167,11 +168,18 @@ def predictions(traces, base, rate):
     own, computed = seconds(cap), 2 * LAYERS * SLEEP[rate]
     result = {f"cap {other:g}": seconds(other) / own for other in CAPS}
     for delay in DELAYS:
-        result[f"{base} delay {delay:g}"] = seconds(cap, job.delayed({1: delay * computed})) / own
+        result[f"{base} delay {delay:g}"] = seconds(cap, delayed(job.steps, 1, delay * computed)) / own
     print(
         f"{rate} Mbit/s, {base}: model {own:.4f} s, recorded {job.recorded.mean():.4f} s, {job.cost}", file=sys.stderr
     )
     return result
+
+
+def delayed(steps, rank, seconds):
+    """Steps in which a rank takes longer, before its backward pass."""
+    before = steps.before.copy()
+    before[rank] = np.maximum(before[rank] + seconds, 0)
+    return replace(steps, before=before)
 
 
 def cells(raw):

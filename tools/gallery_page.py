@@ -37,6 +37,15 @@ CAMPAIGNS = (
         },
     ),
     Campaign(
+        "Memories of an accelerator",
+        "unsilent pvf digits-cnn --accelerator tpu-v4 --trials 40 --store memories.sqlite --quiet",
+        "memories.sqlite",
+        {
+            "fit": "Silent and detectable failures in 10⁹ device hours by memory and component, with confidence limits. "
+            "Figures of other campaigns in parameters have it with `--fit-per-bit RATE`.",
+        },
+    ),
+    Campaign(
         "Faults in trainings",
         "unsilent training train-resnet --steps 30 --trials 60 --store training.sqlite --quiet",
         "training.sqlite",
@@ -56,8 +65,8 @@ CAMPAIGNS = (
 HEAD = """# Gallery
 
 Figures as `unsilent report STORE --figure NAME` writes them, in the width of a column or of a page of a paper.
-[Make a figure for a paper](howto/paper-figure.md) says how to make them of a store of your own. The campaigns here are small;
-`make gallery` runs them and draws this page.
+[Make a figure for a paper](howto/show-result.md#make-a-figure-or-a-table-for-a-paper) says how to make
+them of a store of your own. The campaigns here are small; `make gallery` runs them and draws this page.
 """
 
 

@@ -1,4 +1,4 @@
-"""What ``make docs`` does beside mkdocs: stops at dead links into the repository."""
+"""A hook of mkdocs that stops ``make docs`` at dead links into the repository."""
 
 from __future__ import annotations
 

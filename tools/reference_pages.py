@@ -1,13 +1,11 @@
-"""Writes the pages of the reference from the code: options, Python API, exit codes, fault codes, export columns, events.
+"""Writes the pages of the reference from the code: options, exit codes, fault codes, export columns, events.
 
 ``make reference`` writes them into ``docs/reference``; a test checks that they are those of the code.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import importlib
 import inspect
 import re
 import sys
@@ -21,46 +19,12 @@ from unsilent.command import Command
 
 OPEN_CODE = re.compile(r"``(.+?)``", re.DOTALL)
 SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
-MODULES = {
-    "unsilent": "",
-    "unsilent.monitor": "The monitor of a training, and the guard around a loop.",
-    "unsilent.faults": "Fault models and the record of a fault.",
-    "unsilent.faults.unresolved_fault": "Faults that are resolved when their step runs.",
-    "unsilent.faults.hardware.presets": "Published fault models of accelerators.",
-    "unsilent.faults.hardware.description_file": "Descriptions of accelerators.",
-    "unsilent.sites.training.step": "One training step with faults.",
-    "unsilent.sites.training.step_survey": "What a training step consists of.",
-    "unsilent.workloads.trainings": "Trainings as workloads.",
-    "unsilent.replicas": "Repeated fault-free runs.",
-    "unsilent.replicas.floors": "Runs compared with a noise floor.",
-    "unsilent.statistics.floor": "The test against a noise floor.",
-    "unsilent.statistics.null_distribution": "What the test compares.",
-    "unsilent.report.shown": "What every result inherits.",
-    "unsilent.campaigns.campaign_result": "What results of campaigns inherit.",
-    "unsilent.selftest": "Tests of a device.",
-    "unsilent.placement": "Placements of parallelism axes, and reduction programs.",
-}
-NAMES = {
-    "unsilent.faults.unresolved_fault": ["UnresolvedFault"],
-    "unsilent.faults.hardware.presets": ["preset"],
-    "unsilent.faults.hardware.description_file": ["load_accelerator"],
-    "unsilent.sites.training.step": ["StepInjection"],
-    "unsilent.sites.training.step_survey": ["StepSurvey"],
-    "unsilent.workloads.trainings": ["Training", "Seeds"],
-    "unsilent.replicas.floors": ["Floor"],
-    "unsilent.report.shown": ["Shown"],
-    "unsilent.campaigns.campaign_result": ["CampaignResult"],
-    "unsilent.statistics.floor": ["noise_verdict", "noise_verdicts"],
-    "unsilent.statistics.null_distribution": ["Measure", "RunComparison", "NullDistribution"],
-}
-"""Of modules that have more than what users call; of the others all that ``__all__`` names."""
-CALLBACKS = ("lightning", "transformers")
 
 
 def pages() -> dict[str, str]:
     """The pages, by their path in ``docs``."""
     made: dict[str, Callable[[], Iterable[str]]] = {
-        "options": options, "api": api, "exit-codes": exit_codes, "fault-codes": fault_codes,
+        "options": options, "exit-codes": exit_codes, "fault-codes": fault_codes,
         "export-columns": export_columns, "events": events,
     }  # fmt: skip
     return {f"reference/{name}.md": "\n".join(make()).rstrip() + "\n" for name, make in made.items()}
@@ -127,81 +91,9 @@ def _verb(command: Command) -> Iterator[str]:
 
 
 def _usage(option: OptionField) -> str:
-    """As it is written on a command line."""
+    """The option as it is written on a command line."""
     letter = f"-{option.option.short_flag}, " if option.option.short_flag else ""
     return f"{letter}{option.flag} {option.metavar}".strip()
-
-
-# -- Python --------------------------------------------------------------------------------------------------------------
-
-
-def api() -> Iterator[str]:
-    """Public names with signatures and docstrings."""
-    from unsilent.campaigns.kinds import Kind
-
-    yield "# Python API\n\nMade from the code. Options of a verb are arguments of its function, with underscores.\n"
-    for module, about in MODULES.items():
-        loaded = importlib.import_module(module)
-        yield f"## {module}\n\n{about}\n"
-        for name in NAMES.get(module) or [n for n in loaded.__all__ if not n.startswith("_")]:
-            if not isinstance(value := getattr(loaded, name), Kind):  # for those who add a study
-                yield from _documented(name, value)
-    yield "## unsilent.integrations\n\nCallbacks for training frameworks.\n"
-    for name in CALLBACKS:
-        source = Path(
-            importlib.import_module("unsilent.integrations").__path__[0], f"{name}.py"
-        )  # it may not be installed
-        for node in ast.parse(source.read_text()).body:
-            if isinstance(node, ast.ClassDef) and node.name in ("GuardCallback", "MonitorCallback"):
-                yield f"### unsilent.integrations.{name}.{node.name}\n"
-                yield from prose(ast.get_docstring(node))
-
-
-def _documented(name: str, value: Any) -> Iterator[str]:
-    yield f"### {name}\n"
-    if not callable(value):
-        yield f"`{value!r}`\n"
-        return
-    if not (inspect.isclass(value) and issubclass(value, Exception)):
-        yield f"```python\n{_signature(name, value)}\n```\n"
-    yield from prose(value.__doc__)
-    if inspect.isclass(value):
-        members = [(n, m) for n, m in vars(value).items() if not n.startswith("_") and _first(m)]
-        if members:
-            yield from table(("member", "what it is"), ((f"`{n}`", line(_first(m))) for n, m in members))
-
-
-def _first(member: Any) -> str:
-    """The first sentence of a method or property of a class; empty for anything else."""
-    function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-    return (inspect.getdoc(function) or "").split("\n\n")[0] if inspect.isfunction(function) else ""
-
-
-MODULE_OF_TYPE = r"\b(?:collections\.abc|pathlib|typing|unsilent(?:\.\w+)+)\.(?=[A-Z])"
-
-
-def _plain(signature: str) -> str:
-    """Without quotes around types; types without their modules, functions by their names alone."""
-    unquoted = re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature)
-    return re.sub(r"<function (\S+) at 0x\w+>", r"\1", re.sub(MODULE_OF_TYPE, "", unquoted))
-
-
-def _signature(name: str, value: Any) -> str:
-    try:
-        signature = inspect.signature(value)
-    except (TypeError, ValueError):
-        return name
-    text = _plain(f"{name}{signature}").replace(" -> None", "")
-    if len(text) <= 100:
-        return text
-    parameters = [_plain(str(p)) for p in signature.parameters.values()]
-    keyword = next((i for i, p in enumerate(signature.parameters.values()) if p.kind is p.KEYWORD_ONLY), None)
-    if keyword is not None:
-        parameters.insert(keyword, "*")
-    annotation = signature.return_annotation
-    shown = annotation not in (signature.empty, None, "None")
-    returns = _plain(f" -> {inspect.formatannotation(annotation)}") if shown else ""
-    return f"{name}(\n" + "".join(f"    {p},\n" for p in parameters) + f"){returns}"
 
 
 # -- exit codes ----------------------------------------------------------------------------------------------------------
@@ -240,11 +132,11 @@ def exit_codes() -> Iterator[str]:
 
 
 def fault_codes() -> Iterator[str]:
-    """What kinds of faults an alarm can turn out to be, and what follows."""
+    """The kinds of faults that an alarm can turn out to be, and what follows."""
     from unsilent.recovery.fault_codes import ASD_CODE, ASD_LEVEL, FAULT_CODES
 
     yield "# Fault codes\n\nMade from the code. What the step of an alarm, executed again, says of the fault. Codes are stable."
-    yield "[How it is decided](../concepts/fault-verdicts.md).\n"
+    yield "[How it is decided](../concepts/monitor.md#fault-verdicts).\n"
     rows = (
         (
             f"`{one.code}`",
@@ -347,7 +239,7 @@ def _columns(codec: Any, described: dict[str, str]) -> Iterator[tuple[str, str, 
 
 
 def _attributes(cls: type) -> dict[str, str]:
-    """What the docstring of a class says of its fields."""
+    """Descriptions of fields in the docstring of a class."""
     section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
     result: dict[str, str] = {}
     for entry in re.split(r"\n {4}(?! )", "\n" + section):
@@ -360,7 +252,7 @@ def _attributes(cls: type) -> dict[str, str]:
 
 
 def events() -> Iterator[str]:
-    """What is written while a command, or a guarded or monitored training, runs."""
+    """The events that a command, or a guarded or monitored training, writes while it runs."""
     from unsilent.campaigns.observer import Observer
     from unsilent.events.event_kinds import EVENTS, Event
     from unsilent.events.sinks import LOGGER
@@ -385,7 +277,7 @@ def events() -> Iterator[str]:
     yield f"Every event is a line of the logger `{LOGGER}`, and a line of JSON in the file of `--events`. The field `kind`"
     yield "says which event it is. Numbers that are not finite are the strings `nan`, `inf` and `-inf`. With several ranks,"
     yield "each rank writes a file of its own: `NAME.rank0.jsonl`, `NAME.rank1.jsonl`."
-    yield "[How to watch a training](../howto/watch-training.md).\n"
+    yield "[How to watch a training](../howto/monitor-training.md#watch-a-monitored-training).\n"
     for title, record in {"All events": Event, **{f"`{kind}`": event for kind, event in EVENTS.items()}}.items():
         yield f"### {title}\n"
         yield from prose((record.__doc__ or "").split("Attributes:")[0])

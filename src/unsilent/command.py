@@ -23,10 +23,10 @@ MEASURE, WATCH, AFTER_ALARM, EXPLAIN, FILES, RESULTS, LISTS = GROUPS = (
 
 
 class Result(Protocol):
-    """What a command with a report returns; its ``exit_code``, where it has one, becomes that of the command."""
+    """The result of a command with a report; its ``exit_code``, where it has one, becomes that of the command."""
 
     def report(self) -> Report:
-        """What is said of it."""
+        """The report of the result."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Command:
         return *self.option_classes, *further, *shown, *((ProgressOptions,) if self.is_long else ())
 
     def call(self, **arguments: Any) -> Any:
-        """What `function` returns for these arguments."""
+        """The return value of `function` for these arguments."""
         return self.function()(**arguments)
 
     def function(self) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from unsilent.campaigns import job_count, processes
+from unsilent.campaigns import processes
 from unsilent.campaigns.executors import chosen_job_count, make_executor
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.options import EngineOptions
@@ -35,13 +35,13 @@ GIB = 1 << 30
     ],
 )
 def test_the_default_leaves_one_core_free_and_fits_into_memory(monkeypatch, cores, free, options, expected):
-    monkeypatch.setattr(job_count, "core_count", lambda: cores)
-    monkeypatch.setattr(job_count, "available_memory_bytes", lambda: free)
-    assert job_count.default_job_count(PvfSpec("digits-cnn", **options)) == expected
+    monkeypatch.setattr(processes, "core_count", lambda: cores)
+    monkeypatch.setattr(processes, "available_memory_bytes", lambda: free)
+    assert processes.default_job_count(PvfSpec("digits-cnn", **options)) == expected
 
 
 def test_cores_are_those_that_the_process_may_use():
-    assert job_count.core_count() == len(os.sched_getaffinity(0)) <= (os.cpu_count() or 1)
+    assert processes.core_count() == len(os.sched_getaffinity(0)) <= (os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize(
@@ -50,22 +50,22 @@ def test_cores_are_those_that_the_process_may_use():
      (None, None, "10.0.0.1:6379", 1), (None, 3, None, 3), ("ray", 3, None, 3)],
 )  # fmt: skip
 def test_what_was_asked_comes_first_and_one_worker_runs_elsewhere(monkeypatch, name, jobs, address, expected):
-    monkeypatch.setattr(job_count, "core_count", lambda: 8)
-    monkeypatch.setattr(job_count, "available_memory_bytes", lambda: None)
+    monkeypatch.setattr(processes, "core_count", lambda: 8)
+    monkeypatch.setattr(processes, "available_memory_bytes", lambda: None)
     assert chosen_job_count(name, PvfSpec("digits-cnn"), jobs, address) == expected
 
 
 def test_a_worker_starts_only_where_twice_its_memory_is_free_for_each_that_starts(monkeypatch):
-    monkeypatch.setattr(job_count, "peak_memory_bytes", lambda pid: 3 * GIB)
-    monkeypatch.setattr(job_count, "available_memory_bytes", lambda: 12 * GIB)
-    assert [job_count.has_memory_for_another(1, starting) for starting in (0, 1, 2)] == [True, True, False]
-    monkeypatch.setattr(job_count, "peak_memory_bytes", lambda pid: None)
-    assert job_count.has_memory_for_another(1, 100)
+    monkeypatch.setattr(processes, "peak_memory_bytes", lambda pid: 3 * GIB)
+    monkeypatch.setattr(processes, "available_memory_bytes", lambda: 12 * GIB)
+    assert [processes.has_memory_for_another(1, starting) for starting in (0, 1, 2)] == [True, True, False]
+    monkeypatch.setattr(processes, "peak_memory_bytes", lambda pid: None)
+    assert processes.has_memory_for_another(1, 100)
 
 
 def test_the_memory_of_a_process_is_known():
-    assert 2**20 < (job_count.peak_memory_bytes(os.getpid()) or 0) < 2**40
-    assert job_count.peak_memory_bytes(2**30) is None
+    assert 2**20 < (processes.peak_memory_bytes(os.getpid()) or 0) < 2**40
+    assert processes.peak_memory_bytes(2**30) is None
 
 
 @pytest.mark.parametrize(("slowly", "loading", "room", "expected"), [
@@ -93,7 +93,7 @@ def test_workers_that_nobody_asked_for_wait_until_they_are_worth_it(monkeypatch,
 
 @pytest.mark.slow
 def test_rows_do_not_depend_on_the_default(tiny, monkeypatch):
-    monkeypatch.setattr(job_count, "core_count", lambda: 3)
+    monkeypatch.setattr(processes, "core_count", lambda: 3)
     spec = replace(PvfSpec(f"{tiny}:make"), per="component")
     rows, workers = {}, {}
     for jobs in (None, 1):
@@ -109,7 +109,7 @@ def test_rows_do_not_depend_on_the_default(tiny, monkeypatch):
 
 
 def test_a_short_campaign_starts_one_worker(tiny, monkeypatch):
-    monkeypatch.setattr(job_count, "core_count", lambda: 9)
+    monkeypatch.setattr(processes, "core_count", lambda: 9)
     with make_executor(None, PVF.runner, PvfSpec(f"{tiny}:make")) as executor:
         target = executor.establish_baseline().targets[0].name
         assert sum(len(some) for some in executor.run(TrialId(target, 1, k) for k in range(200))) == 200

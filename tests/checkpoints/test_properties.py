@@ -23,7 +23,7 @@ from unsilent.checkpoints.crc32 import crc_change
 from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
 from unsilent.checkpoints.editing import apply_edit, undo_edit
 from unsilent.checkpoints.hashes import hash_elements
-from unsilent.checkpoints.names import MOST_CHARACTERS, SECTIONS, logical_name, unique_names, with_parameter_names
+from unsilent.checkpoints.names import MOST_CHARACTERS, SECTIONS, section_and_rest, unique_names, with_parameter_names
 from unsilent.faults.codecs import CODECS
 from unsilent.faults.models import fault_model
 from unsilent.faults.record import Fault
@@ -241,7 +241,7 @@ def test_a_value_above_a_flattened_optimizer_has_a_name():
 @given(path=KEYS)
 def test_wrappers_do_not_change_a_name(path):
     if path[0].lower() not in ("model", "state_dict"):
-        assert logical_name(("state", *path)) == logical_name(path)
+        assert section_and_rest(("state", *path)) == section_and_rest(path)
 
 
 def test_long_names_are_cut_and_stay_apart():

@@ -1,7 +1,7 @@
 """Claim: the floor test calls clean runs at most as often as its level, and finds shifts; intervals over replicas cover.
 
 Clean against clean, by thousands: numbers from known laws, and runs of a small network trained here in float32 (other in-batch
-order, or other seeds). Run with ``make claims``; the figures are in docs/evidence/noise-floor.md.
+order, or other seeds). Run with ``make claims``; the figures are in docs/evidence/noise.md.
 """
 
 from __future__ import annotations

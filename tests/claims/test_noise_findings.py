@@ -37,15 +37,17 @@ def estimate(found, variant, measure, target="all"):
 def test_twenty_replicas_of_each_and_control_is_one_state(found, variants):
     assert found["steps"] >= 1000
     assert [variants[name]["n"] for name in ("CONTROL", *NOISY)] == [REPLICAS] * 4
-    assert variants["CONTROL"]["distinct"] == 1
-    assert [variants[name]["distinct"] for name in NOISY] == [REPLICAS] * 3
+    assert variants["CONTROL"]["distinct_final_states"] == 1
+    assert [variants[name]["distinct_final_states"] for name in NOISY] == [REPLICAS] * 3
     print(f"\n{found['workload']}: {found['seconds'] / 60:.1f} min, {found['cpu_seconds'] / 60:.1f} CPU min")
 
 
 def test_every_switch_alone_changes_bits_or_says_that_it_cannot(found):
-    for switch in found["switches"]:
-        assert switch["changes"] is True or (switch["changes"] is None and "draws nothing" in switch["how"])
-        assert (switch["first"] is None) == (switch["changes"] is None)
+    for switch in found["effects"]:
+        assert switch["changes_bits"] is True or (
+            switch["changes_bits"] is None and "draws nothing" in switch["explanation"]
+        )
+        assert (switch["diverging_operation"] is None) == (switch["changes_bits"] is None)
 
 
 def test_top_1_hardly_moves_while_answers_do(found):
@@ -62,15 +64,15 @@ def test_parts_of_the_data_vary_more_and_most_of_it_is_their_size(found):
     """Published as "parts are far more sensitive": confirmed by raw sd; most of it is what the size of a group gives."""
     for name in ("ALGO", "ALGO+IMPL"):
         whole = estimate(found, name, "accuracy_sd")
-        groups = [r for r in found["results"] if r["variant"] == name and r["measure"] == "group_error_sd"]
-        most = max(groups, key=lambda r: r["estimate"])
-        more = [r["target"] for r in groups if r["p_corrected"] < 0.05]
+        groups = next(one for one in found["variants"] if one["name"] == name)["groups"]
+        most = max(groups, key=lambda g: g["sd"]["estimate"])
+        more = [g["name"] for g in groups if g["corrected"] < 0.05]
         print(
-            f"\n{found['workload']} {name}: {most['target']} {most['estimate'] / whole:.1f} times, "
-            f"by size {most['by_size'] / whole:.1f}; beyond size: {more} of {len(groups)}"
+            f"\n{found['workload']} {name}: {most['name']} {most['sd']['estimate'] / whole:.1f} times, "
+            f"by size {most['sd_by_size'] / whole:.1f}; beyond size: {more} of {len(groups)}"
         )
-        assert most["estimate"] >= 1.5 * whole
-        assert most["by_size"] >= 0.4 * most["estimate"], "size would be the smaller part of it"
+        assert most["sd"]["estimate"] >= 1.5 * whole
+        assert most["sd_by_size"] >= 0.4 * most["sd"]["estimate"], "size would be the smaller part of it"
         assert len(more) < len(groups)
 
 
@@ -93,18 +95,20 @@ def test_every_source_of_implementation_noise_changes_bits_or_says_that_it_does_
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     variants = {one["switches"]: one for one in told["variants"]}
-    for switch in told["switches"]:
-        print(f"\n{switch['switch']}: {switch['changes']}: {switch['how']}: {switch['first']}")
-        if switch["kind"] == "implementation" and switch["changes"] is None:
-            assert "CUDA" in switch["how"]
+    for switch in told["effects"]:
+        print(
+            f"\n{switch['switch']}: {switch['changes_bits']}: {switch['explanation']}: {switch['diverging_operation']}"
+        )
+        if switch["kind"] == "implementation" and switch["changes_bits"] is None:
+            assert "CUDA" in switch["explanation"]
             continue
         # Nothing is drawn, so the three runs are one; it is another than the twin's where the switch is said to change bits.
         variant = variants[switch["switch"]]
         if not switch["switch"].startswith("race"):
-            assert variant["distinct"] == 1
-            assert (variant["partings"][0] is not None) == switch["changes"]
-            assert (switch["first"] is not None) == switch["changes"]
-    assert {s["switch"] for s in told["switches"] if s["changes"] is None} == {
+            assert variant["distinct_final_states"] == 1
+            assert (variant["divergence_steps"][0] is not None) == switch["changes_bits"]
+            assert (switch["diverging_operation"] is not None) == switch["changes_bits"]
+    assert {s["switch"] for s in told["effects"] if s["changes_bits"] is None} == {
         "cudnn-benchmark",
         "tf32",
         "nondeterministic",

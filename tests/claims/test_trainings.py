@@ -1,6 +1,6 @@
 """Full runs of the built-in trainings: what they reach, what they cost, and that they come back bit for bit.
 
-Claims (docs/evidence/trainings.md): at least 1,000 steps in at most 15 s of one core, the floors below, and the same bits when
+Claims (docs/evidence/training.md): at least 1,000 steps in at most 15 s of one core, the floors below, and the same bits when
 run again, in fresh objects, in the same ones and in a new process.
 """
 

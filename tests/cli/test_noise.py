@@ -70,7 +70,7 @@ def test_json_and_table_from_the_store(ran):
     folder, words, plain = ran
     done = in_process("noise", "loop.py:make", *words, "--json", cwd=folder)
     found = json.loads(done.stdout)
-    assert found["schema"] == "unsilent/noise/2"
+    assert found["schema"] == "unsilent/noise/3"
     assert {"command", "spec", "seed", "seconds", "cpu_seconds", "store", "versions", "results"} <= found.keys()
     for row in found["results"]:
         assert {"estimate", "low", "high", "confidence", "n", "unit"} <= row.keys()
@@ -78,7 +78,7 @@ def test_json_and_table_from_the_store(ran):
     assert churn["CONTROL"] == 0
     assert churn["ALGO+IMPL"] > 0
     assert f"{churn['ALGO+IMPL']:.6g}" in plain.stdout
-    assert [e["changes_bits"] for e in found["switches"] if e["switch"] == "tf32"] == [None]
+    assert [e["changes_bits"] for e in found["effects"] if e["switch"] == "tf32"] == [None]
     assert [v["distinct_final_states"] for v in found["variants"]] == [1, 3]
     table = in_process("noise", "loop.py:make", *words, cwd=folder).stdout
     for word in ("CONTROL", "ALGO+IMPL", "different final states", "diverges at step", "not applicable", "never"):
@@ -92,7 +92,7 @@ def test_a_store_is_shown_again(ran, tmp_path):
     assert done.returncode == 0, done.stderr
     again = json.loads(done.stdout)
     assert again["results"] == before["results"]
-    assert again["loss_spread"] == before["loss_spread"]
+    assert again["curves"] == before["curves"]
     assert (tmp_path / "again.html").stat().st_size > 1e6
     for verb, more, said in (
         ("report", ["--unit", "batch"], "No such option: --unit"),

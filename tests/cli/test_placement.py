@@ -27,18 +27,25 @@ def test_the_fastest_placement_is_named_with_its_link(capsys):
 
 def test_json_has_placements_programs_and_the_time_it_took(capsys):
     result = json.loads(answer(capsys, *ASKED, "--algorithm", "ring", "--json"))
-    assert result["schema"] == "unsilent/placement/1"
+    assert result["schema"] == "unsilent/placement/2"
     assert result["placements"] == len(result["results"]) == 2
     assert 0 < result["search_seconds"] <= result["seconds"]
     best, slow = result["results"]
     assert best["seconds"] < slow["seconds"]
-    [programs] = slow["reductions"]
-    assert [step["collective"] for step in programs[0]["steps"]] == ["reduce-scatter", "all-reduce", "all-gather"]
+    [programs] = slow["programs"]
+    assert [step["statement"]["collective"] for step in programs[0]["steps"]] == [
+        "reduce-scatter",
+        "all-reduce",
+        "all-gather",
+    ]
     assert programs[0]["ratio"] == pytest.approx(programs[0]["flat_seconds"] / programs[0]["seconds"])
-    assert programs[0]["steps"][1] | {"seconds": 0} == {
-        "collective": "all-reduce", "form": "parallel", "level": 1, "ancestor": 0, "bytes": 2**29, "seconds": 0,
-        "link": "node", "groups_on_link": 16, "algorithm": "ring",
+    step = programs[0]["steps"][1]
+    assert step["cost"].pop("seconds") > 0
+    assert step == {
+        "statement": {"collective": "all-reduce", "grouping": {"form": "parallel", "level": 1, "ancestor": 0}},
+        "payload": 2**29, "cost": {"level": 0, "flows": 16, "algorithm": "ring"},
     }  # fmt: skip
+    assert result["system"]["levels"][0]["name"] == "node"
 
 
 def test_the_page_draws_the_machine(capsys, tmp_path):
@@ -65,12 +72,12 @@ def test_several_reductions_have_their_own_bytes_and_weights(capsys):
     words = ("--reduce", "tensor:64MiB:48", "--reduce", "data,tensor", "--json")
     result = json.loads(answer(capsys, *ASKED, *words))
     assert result["reductions"] == [
-        {"axes": ["data"], "bytes": 2**31, "weight": 1.0, "goal": "all-reduce"},
-        {"axes": ["tensor"], "bytes": 2**26, "weight": 48.0, "goal": "all-reduce"},
-        {"axes": ["data", "tensor"], "bytes": 2**31, "weight": 1.0, "goal": "all-reduce"},
+        {"axes": ["data"], "payload": 2**31, "weight": 1.0, "goal": "all-reduce"},
+        {"axes": ["tensor"], "payload": 2**26, "weight": 48.0, "goal": "all-reduce"},
+        {"axes": ["data", "tensor"], "payload": 2**31, "weight": 1.0, "goal": "all-reduce"},
     ]
     for row in result["results"]:
-        times = [programs[0]["seconds"] for programs in row["reductions"]]
+        times = [programs[0]["seconds"] for programs in row["programs"]]
         assert row["seconds"] == pytest.approx(times[0] + 48 * times[1] + times[2])
 
 

@@ -10,7 +10,7 @@ import torch
 
 import unsilent
 from unsilent.basics.errors import UsageError
-from unsilent.compare.models import load_models, load_pair
+from unsilent.compare.models import load_models
 
 TINY = "tiny.py:make"
 
@@ -33,7 +33,8 @@ def outputs(model, batches):
 
 
 def test_two_checkpoints_of_one_architecture(checkpoints):
-    original, deployed, batches = load_pair("a.pt", "b.pth", TINY)
+    pair = load_models("a.pt", "b.pth", TINY)
+    original, deployed, batches = pair.original, pair.deployed, list(pair.workload.batches())
     with torch.no_grad():
         first, second = outputs(original, batches), outputs(deployed, batches)
     torch.testing.assert_close(first, -second)

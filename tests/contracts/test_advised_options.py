@@ -16,7 +16,7 @@ SOURCE = Path(unsilent.__file__).parent
 OF_OTHERS = {
     "campaigns/ray_launch.py": {"--head"},  # ray start
     "checkpoints/hdf5_corrupter/sequence.py": {"--allow"},  # hdf5_corrupter --allowNaNValues
-    "events/device_facts.py": {"--query-gpu", "--format", "--id"},  # nvidia-smi
+    "monitor/incident_writer.py": {"--query-gpu", "--format", "--id"},  # nvidia-smi
     "launch/rank_processes.py": {"--standalone", "--nproc-per-node"},  # torchrun
     "triage/collected.py": {"--log-dir", "--redirects"},  # torchrun
 }
@@ -90,7 +90,8 @@ def test_every_argument_that_an_error_names_exists():
         "reshard_after_forward",
         "network",
         "race",
-    }  # of torch; a switch; a what-if
+        "from",
+    }  # of torch; a switch; a what-if; of fault models
     for node in nodes:
         if isinstance(node, ast.ClassDef):
             known |= {b.target.id for b in node.body if isinstance(b, ast.AnnAssign) and isinstance(b.target, ast.Name)}

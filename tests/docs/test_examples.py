@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 EVERY = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
-EVERY.remove("docs/reference/api.md")  # its blocks are signatures, not examples
 PAGES = [
     page
     for page in EVERY

@@ -22,9 +22,8 @@ from unsilent.basics.nested import tensors_in
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.store import open_store
 from unsilent.engine.cached import CachedEngine
-from unsilent.engine.graphed import GraphedEngine
+from unsilent.engine.graphed import GraphCosts, GraphedEngine, is_cheapest
 from unsilent.engine.graphs.batch_graph import BatchGraph, host_read
-from unsilent.engine.graphs.costs import GraphCosts, is_cheapest
 from unsilent.engine.graphs.staged_faults import GoldenWords, StagedFaults, edits_of_trial
 from unsilent.engine.plain import PlainEngine, TrialOutcome
 from unsilent.engine.recorder import record

@@ -14,7 +14,7 @@ import pytest
 from events import made_events as made
 from unsilent.basics.errors import UsageError
 from unsilent.events.event_files import read_events
-from unsilent.events.health import OK, WARNING, health_after
+from unsilent.events.run_history import OK, WARNING, health_after
 from unsilent.events.sinks import LOGGER, make_sinks
 from unsilent.events.sinks.json_lines import JsonLinesSink
 from unsilent.events.sinks.logging_sink import MOST_ALARMS_PER_STEP, LoggingSink

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from unsilent.basics.errors import UsageError
-from unsilent.explain.chance import (
+from unsilent.explain.results import Machine, NondeterminismResult, RunDivergence
+from unsilent.explain.source_search import (
+    NondeterminismSearch,
     agreeing_runs_needed,
     probability_of_chance_agreement,
     probability_of_missing,
 )
-from unsilent.explain.results import Machine, NondeterminismResult, RunDivergence
-from unsilent.explain.source_search import NondeterminismSearch
 
 Values = Callable[[Collection[str], random.Random], list[float]]
 """What the operations of a run give, by the sources that are pinned."""

@@ -40,9 +40,9 @@ def explain_loop(ref: str, *, control: bool = False, as_json: bool = False, **mo
 def test_a_clean_loop_is_reproducible(loops: str, capsys: pytest.CaptureFixture[str]):
     assert explain_loop(f"{loops}:clean", control=True, runs=2, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == "unsilent/noise-control/1"
-    assert told["results"]["reproducible"]
-    assert told["results"]["switches"] == []
+    assert told["schema"] == "unsilent/noise-control/2"
+    assert told["results"]["has_no_difference"]
+    assert told["results"]["sources_to_pin"] == []
     # Three layers of two parameters; two moments and a step of each of the last.
     assert told["results"]["tensors"] == 4 + 2 + 3 * 2
 
@@ -66,7 +66,8 @@ def test_findings_as_text_plain_text_and_json(
     said = capsys.readouterr()
     told = json.loads(said.out)
     (finding,) = told["results"]["findings"]
-    assert (finding["source"], finding["with_it_pinned"], finding["runs"]) == ("generator", "agree", 2)
+    assert (finding["source"], finding["divergence_when_pinned"], finding["runs"]) == ("generator", None, 2)
+    assert "torch.Generator" in told["results"]["sources"]["generator"]["advice"]
     assert finding["parting"]["place"]["function"] == "source_generator"
     assert told["spec"]["loop"] == f"{loops}:source_generator"
     lines = [re.sub(r" \(\d+ s so far\)$", "", line) for line in said.err.splitlines()]
@@ -284,7 +285,7 @@ def test_what_was_found_is_shown_when_the_search_is_interrupted(made_up, capsys:
     printed = json.loads(said.out)
     assert printed["command"] == "explain"
     results = printed["results"]
-    assert (results["interrupted"], results["agreed"], results["unexplained"]["step"]) == (True, False, 1)
+    assert (results["interrupted"], results["unexplained_divergence"]["step"]) == (True, 1)
     assert [f["source"] for f in results["findings"]] == ["clock"]
 
 

@@ -99,7 +99,7 @@ def test_what_may_be_chance_is_told_so():
     assert "may be chance, because runs differ rarely; compare more runs with --runs" in said(unsure)
     assert "because of the clock (may be chance)" in said(unsure)
     assert "chance" not in said(sure)
-    assert [as_json(found)["results"]["findings"][0]["unsure"] for found in (sure, unsure)] == [False, True]
+    assert [as_json(found)["results"]["findings"][0]["may_be_chance"] for found in (sure, unsure)] == [False, True]
 
 
 @pytest.mark.parametrize(("source", "is_said"), [("kernels", True), ("threads", True), (None, True), ("memory", False)])
@@ -132,7 +132,7 @@ def test_the_step_of_a_race_is_said_to_be_random(source: str | None, is_said: bo
 def test_where_runs_do_other_operations(other: str, to_go: tuple[int, int], words: str):
     found = explained(FoundSource("clock", parting("path", other, to_go), None, 9))
     assert words in said(found)
-    assert as_json(found)["results"]["findings"][0]["parting"]["operations_to_go"] == list(to_go)
+    assert as_json(found)["results"]["findings"][0]["parting"]["operations_left"] == list(to_go)
 
 
 def test_a_clean_verdict_tells_how_little_it_shows():

@@ -177,6 +177,30 @@ def test_what_a_fault_cannot_last():
         fault_model("zero:lasts=2")  # where nothing could last
 
 
+@pytest.mark.parametrize(
+    ("text", "begins", "canonical"),
+    [
+        ("bitflip:from=3", (3, 3), "bitflip:from=3"),
+        ("bitflip:count=2,from=0..4", (0, 4), "bitflip:count=2,from=0..4"),
+        ("zero:from=2,run=4", (2, 2), "zero:run=4,from=2"),
+        ("zero:lasts=end,from=2..2", (2, 2), "zero:from=2,lasts=end"),
+        ("zero", None, "zero"),
+    ],
+)
+def test_when_a_fault_begins(text, begins, canonical):
+    model = asked_fault_model(text)
+    assert (model.begins, model.text) == (begins, canonical)
+    assert asked_fault_model(model.text) == model
+
+
+def test_when_a_fault_cannot_begin():
+    for value in ("-1", "", "x", "1.5", "3..2", "1..", "..2", "end", "1...2", "\u0663"):
+        with pytest.raises(UsageError, match="expected the number of a batch or step, 0 or more, or a range like 2..5"):
+            asked_fault_model(f"zero:from={value}")
+    with pytest.raises(UsageError, match="unknown parameter"):
+        fault_model("zero:from=2")  # where there is no moment
+
+
 def test_texts_of_faults_with_functions():
     text = "0.5*a/my.py:f:count=3 + 2*zero:whole=row"
     assert function_file(text) == "a/my.py"
@@ -187,3 +211,70 @@ def test_texts_of_faults_with_functions():
         function_file("1*a.py:f + 1*b.py:f")
     with pytest.raises(UsageError, match=r"--fault 0\*zero has weight 0"):
         asked_fault_model("1*bitflip + 0*zero")
+
+
+@pytest.mark.parametrize("before", ["", "0.7*bitflip + 0.3*", "0.7*bitflip:count=2 +  "])
+@pytest.mark.parametrize("after", ["", ":count=2", " + 2*zero"])
+def test_a_path_that_looks_like_a_mixture_is_refused(tmp_path, monkeypatch, before, after):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dir with + sign").mkdir()
+    (tmp_path / "dir with + sign" / "f.py").write_text(SOURCE)
+    with pytest.raises(UsageError) as refused:
+        asked_fault_model(f"{before}dir with + sign/f.py:increment{after}")
+    assert str(refused.value) == (
+        "--fault names dir with + sign/f.py, but ' + ' in a path separates the parts of a mixture; rename the folder or file, "
+        "or run the command in its folder and give f.py:increment"
+    )
+    monkeypatch.chdir(tmp_path / "dir with + sign")
+    assert "f.py:increment" in asked_fault_model(f"{before}f.py:increment{after}").text
+
+
+def test_a_sign_without_blanks_may_be_in_a_path(tmp_path):
+    path = tmp_path / "a+b.py"
+    path.write_text(SOURCE)
+    assert len(asked_fault_model(f"1*bitflip + 1*{path}:increment").parts) == 2
+
+
+IMPURE = """
+import numpy as np
+import unsilent
+
+calls = []
+
+@unsilent.value_model("counts")
+def counts(words):
+    calls.append(1)
+    return words ^ words.dtype.type(len(calls) % 7)
+
+@unsilent.value_model("draws")
+def draws(words):
+    return np.random.default_rng().integers(0, 2**32, len(words), np.uint32)
+
+@unsilent.value_model("changes")
+def changes(words, random):
+    random += np.uint64(1)
+    words[:] = random.astype(words.dtype)
+    return words
+"""
+
+
+@pytest.mark.parametrize("name", ["counts", "draws"])
+def test_a_function_that_is_not_pure_is_refused(tmp_path, name):
+    path = tmp_path / "impure.py"
+    path.write_text(IMPURE)
+    with pytest.raises(ValueModelError) as refused:
+        draw(f"{path}:{name}:count=5").apply(np.arange(5, dtype=np.uint32))
+    assert str(refused.value) == (
+        f"value model {name} returned different values for the same bits; it must be a pure function of its arguments, without "
+        "state and without random numbers of its own: use the argument random"
+    )
+
+
+def test_a_function_may_write_into_its_arguments(tmp_path):
+    path = tmp_path / "impure.py"
+    path.write_text(IMPURE)
+    fault = draw(f"{path}:changes:count=5")
+    words = np.arange(5, dtype=np.uint32)
+    first = fault.apply(words)
+    assert first.tolist() == fault.apply(words).tolist()
+    assert words.tolist() == [0, 1, 2, 3, 4]

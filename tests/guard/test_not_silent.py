@@ -131,7 +131,7 @@ def draws_now_and_then(parts):
 
 def schedules_outside(parts):
     schedule = torch.optim.lr_scheduler.StepLR(parts.optimizer, 3, 0.9)
-    parts.guard._ring.others.append(schedule)  # as if it were given
+    parts.guard._ring.stateful_objects.append(schedule)  # as if it were given
     for i, (x, y) in enumerate(zip(X, Y, strict=True)):
         parts.guard.step(lambda i=i, x=x, y=y: parts.update(i, x, y))
         schedule.step()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from unsilent.detectors.series import GRADIENT, L2, VALUE, Series
-from unsilent.monitor.infinite_values import FIRST_VALUES, InfiniteValues
 from unsilent.monitor.signals.row import SignalValues
+from unsilent.monitor.step_judge import FIRST_VALUES, InfiniteValues
 
 
 def signals(values):
     values = np.array(values, dtype=np.float64)
-    return SignalValues(values, ~np.isnan(values), (), (), np.zeros(0, np.int64), ())
+    return SignalValues(values, ~np.isnan(values), (), (), np.zeros(0, np.int64))
 
 
 def test_only_a_value_that_was_not_finite_at_first_is_left_out(caplog):

@@ -888,7 +888,7 @@ def test_sampling_is_reported(monkeypatch):
     from unsilent.monitor import sampling
 
     monkeypatch.setattr(sampling, "fitting_intervals", lambda now, costs, budget: sampling.SampleIntervals(8, 8, 16))
-    monkeypatch.setattr(sampling, "share_at", lambda *_: 0.0)
+    monkeypatch.setattr(sampling, "share_at_longest", lambda *_: 0.0)
     monkeypatch.setattr(sampling, "FIRST_COST", -1.0)
     events = []
     found = run(plain, 40, events, strict=True)

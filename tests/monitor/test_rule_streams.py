@@ -14,7 +14,7 @@ def found(streams, *values):
     """Tensors of the findings of a step, and which of them are new; None: not seen."""
     seen = np.array([value is not None for value in values])
     numbers = np.array([0.0 if value is None else value for value in values])
-    signals = SignalValues(numbers, seen, (), (), np.zeros(0, np.int64), ())
+    signals = SignalValues(numbers, seen, (), (), np.zeros(0, np.int64))
     return [(one.series.tensor, one.is_new, one.flagged) for one in streams.judge(SERIES, signals, 0.0)]
 
 

@@ -26,7 +26,7 @@ from unsilent.monitor.sampling import (
     fitting_intervals,
     fitting_rows,
     is_look,
-    share_at,
+    share_at_longest,
 )
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals.trained_parameters import in_turn, part_in_turn
@@ -45,7 +45,7 @@ def cost_with(now, costs, then):
     """The costs with other intervals: reading costs in proportion to how much is read."""
     parts = ("gradients", "values", "state")
     after = {part: getattr(costs, part) * getattr(now, part) / getattr(then, part) for part in parts}
-    return costs._replace(**after, step=costs.step - costs.own + sum(after.values()) + costs.fixed)
+    return costs._replace(**after, step=costs.step - costs.monitor_seconds + sum(after.values()) + costs.fixed)
 
 
 @given(intervals, costs, budgets)
@@ -53,13 +53,14 @@ def test_the_budget_is_kept_wherever_that_is_possible(now, costs, budget):
     then = fitting_intervals(now, costs, budget)
     assert all(1 <= one <= LONGEST for one in (then.gradients, then.values, then.state))
     if then != NEVER_LONGER:
-        assert cost_with(now, costs, then).own <= (costs.step - costs.own) * AIM * budget / 100 * (1 + 1e-9)
+        allowed = (costs.step - costs.monitor_seconds) * AIM * budget / 100
+        assert cost_with(now, costs, then).monitor_seconds <= allowed * (1 + 1e-9)
 
 
 @given(intervals, costs, budgets)
 def test_gradients_come_first_and_take_no_more_than_their_share(now, costs, budget):
     then = fitting_intervals(now, costs, budget)
-    room = (costs.step - costs.own) * AIM * budget / 100 - costs.fixed
+    room = (costs.step - costs.monitor_seconds) * AIM * budget / 100 - costs.fixed
     if room > 0 and then.gradients < LONGEST:
         assert costs.gradients * now.gradients / then.gradients <= GRADIENT_SHARE * room * (1 + 1e-9)
 
@@ -84,7 +85,7 @@ def test_a_larger_budget_reads_no_less(now, costs, budget, factor):
 def test_nothing_fits_into_no_room():
     assert fitting_intervals(SampleIntervals(1, 2, 4), Costs(10, 10, 1.0, 0.1, 0.1, 0.1, 0.1), 0.5) == NEVER_LONGER
     longest = Costs(10, 10, 0.4 + 0.1 + 0.2 / LONGEST, 0.1 / LONGEST, 0.0, 0.1 / LONGEST, 0.1)
-    assert share_at(LONGEST, SampleIntervals(1, 2, 1), Costs(10, 10, 0.7, 0.1, 0.0, 0.1, 0.1)) == pytest.approx(
+    assert share_at_longest(SampleIntervals(1, 2, 1), Costs(10, 10, 0.7, 0.1, 0.0, 0.1, 0.1)) == pytest.approx(
         longest.share
     )
 
@@ -133,15 +134,14 @@ def test_the_meter_counts_what_the_time_of_functions_does_not_show():
     meter.fixed = 16.0
     costs = meter.since_last_look(10, 1)
     assert costs[3:] == pytest.approx([READING_UNSEEN * one for one in (1, 2, 4, 16)] + [8])
-    assert meter.seconds() == pytest.approx(costs.own)
-    assert costs.own > sum(seconds.values()) + meter.fixed
+    assert meter.seconds() == pytest.approx(costs.monitor_seconds)
+    assert costs.monitor_seconds > sum(seconds.values()) + meter.fixed
 
 
-def test_what_is_no_part_of_the_training_is_no_time_of_its_steps():
+def test_costs_are_a_share_of_the_time_since_the_beginning():
     meter = CostMeter(nothing())
     meter.fixed, now = 1.0, time.perf_counter()
-    meter.begun = meter._looked = now - 1000.0
-    meter.leave_out(900.0)
+    meter.begun = meter._looked = now - 100.0
     assert meter.share() == pytest.approx(READING_UNSEEN / 100, rel=1e-2)
     assert meter.since_last_look(10, 1).step == pytest.approx(100.0, rel=1e-2)
 

@@ -418,7 +418,7 @@ def test_comparisons_of_very_many_steps_do_not_grow():
     for number in range(3 * MOST_PARTS):
         changed = rng.random(3) < 0.002
         row.add_comparison(names[number % 2], torch.from_numpy(changed))
-        row.add_replicas(["a"], torch.tensor([number]))
+        row.add_replicas(torch.tensor([number]))
         expected |= {name: True for name, one in zip(names[number % 2], changed, strict=True) if one}
         assert max(len(row._compared), len(row._compared_names), len(row._replicas)) <= MOST_PARTS + 1
     row.begin_copy()

@@ -23,7 +23,7 @@ def one_in_three(monkeypatch):
     """Steps are read from the second one on, one in three; which ones is returned."""
     monkeypatch.setattr(sampling, "FIRST_COST", 0.0)
     monkeypatch.setattr(sampling, "FIRST_COST_EACH", 0.0)
-    monkeypatch.setattr(sampling, "share_at", lambda *_: math.inf)
+    monkeypatch.setattr(sampling, "share_at_longest", lambda *_: math.inf)
     monkeypatch.setattr(sampling, "fitting_rows", lambda *_: 3)
     read, plain_read = [], SignalRow.read
 

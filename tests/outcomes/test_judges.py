@@ -117,20 +117,19 @@ def test_answers_are_right_where_they_are_what_labels_say(text, output, labels, 
 
 
 @pytest.mark.parametrize(
-    ("output", "of_text", "text"),
+    ("output", "text"),
     [
-        (torch.zeros(3, 4), False, "top1"),
-        (torch.zeros(3, 4).long(), False, "exact-sequence"),
-        (torch.zeros(3, 4, 5), True, "next-token"),
-        (torch.zeros(3, 4, 5), False, NUMERIC),
-        (torch.zeros(3, 4, 5).long(), False, "segmentation"),
-        ([{"boxes": 1, "scores": 2, "labels": 3}], False, "detections"),
-        ({"logits": torch.zeros(3, 4), "hidden": torch.zeros(1)}, False, "top1"),
-        ([np.zeros((3, 1), np.float32)], False, NUMERIC),
+        (torch.zeros(3, 4), "top1"),
+        (torch.zeros(3, 4).long(), "exact-sequence"),
+        (torch.zeros(3, 4, 5), NUMERIC),
+        (torch.zeros(3, 4, 5).long(), "segmentation"),
+        ([{"boxes": 1, "scores": 2, "labels": 3}], "detections"),
+        ({"logits": torch.zeros(3, 4), "hidden": torch.zeros(1)}, "top1"),
+        ([np.zeros((3, 1), np.float32)], NUMERIC),
     ],
 )
-def test_a_judge_follows_from_the_form_of_an_output(output, of_text, text):
-    assert judge_for_output(output, of_text) == text
+def test_a_judge_follows_from_the_form_of_an_output(output, text):
+    assert judge_for_output(output) == text
 
 
 @pytest.mark.parametrize(

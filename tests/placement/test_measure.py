@@ -62,14 +62,6 @@ def test_a_fit_recovers_latency_and_bandwidth_of_every_level():
     assert [level.bandwidth for level in system.levels] == pytest.approx(BANDWIDTH, rel=1e-6)
 
 
-def test_links_that_are_not_shared_are_fitted_as_such():
-    """The same times on links of one device each: more groups at once look like slower links."""
-    own = fitted_system(planted_sweep(), shared_by=(1, 1, 1))
-    shared = fitted_system(planted_sweep())
-    assert own.levels[0].bandwidth < shared.levels[0].bandwidth
-    assert own.levels[2] == replace(shared.levels[2], shared_by=1)
-
-
 def test_the_table_repeats_what_was_measured_and_leaves_the_rest_to_the_fit():
     sweep = planted_sweep()
     system = fitted_system(sweep)

@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from oracles.reduction_oracle import matrices
 from unsilent.basics.errors import UsageError
-from unsilent.placement.code import script
 from unsilent.placement.placements import Placement, placements
 from unsilent.placement.ranking import Reduction, rank_placements
+from unsilent.placement.report import script
 from unsilent.placement.system import load_system
 
 COUNTS = [

@@ -13,7 +13,6 @@ from unsilent.placement.programs import (
     Program,
     Step,
     apply,
-    as_array,
     check,
     initial_state,
     reached,
@@ -61,6 +60,14 @@ def random_step(k, rng, last):
     size = rng.choice([n for n in range(2, k + 1) if k % n == 0])
     groups = [tuple(ranks[at : at + size]) for at in range(0, k, size)]
     return Step(rng.choice(COLLECTIVES), tuple(groups[: rng.randint(1, len(groups))]))
+
+
+def as_array(state):
+    """A state as bool[devices, chunks, contributions]."""
+    k = len(state)
+    return np.array(
+        [[[value >> (chunk * k + other) & 1 for other in range(k)] for chunk in range(k)] for value in state], bool
+    )
 
 
 @pytest.mark.parametrize("k", [2, 4, 6, 8])

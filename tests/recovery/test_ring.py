@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from unsilent.basics.errors import UsageError
-from unsilent.recovery.ring import SnapshotRing
-from unsilent.recovery.staged_copy import StagedCopy
+from unsilent.recovery.ring import SnapshotRing, StagedCopy
 
 
 class Net(nn.Module):

@@ -75,7 +75,7 @@ def test_everything_is_there():
         "has the highest training PVF", "Which values precede harm", "Training PVF", "Under the guard", "How to read this report",
         "c0ffee",
         "unsilent training train-toy", "torch 2.13.0", "a toy", "latent harm", "random/x/3: RD at op:conv", "grad_wt",
-        "steps 20 to 99", "up to 1", "README of He et al.", "sharp_within", "classes not observed (share of each at most 3.7 %)",
+        "steps 20 to 99", "up to 1", "README of He et al.", "sharp_within",
         "seed of the faults",
     ):  # fmt: skip
         assert wanted in page.text or wanted.capitalize() in page.text, wanted
@@ -262,11 +262,11 @@ def test_the_table_of_groups_has_a_column_for_each_class_seen():
     text = render_training_html(
         replace(found, groups={"layer": (group("a", {"low-test": 1}), group("b", {"masked-benign": 3}))})
     )
-    table = text[text.index("<h2>All groups") :]
+    table = text[text.index("<h2>Where faults do harm") : text.index("<h2>Which values precede harm")]
     heads = re.findall(r'<button type="button">([^<]+)</button>', table)
-    assert heads == ["group", "by", "trials", "different %", "harmful %", "latent %", "masked-benign", "low-test"]
-    row = re.search(r'<tr title="1×low-test"><td class="text">a</td>(.*?)</tr>', table)[1]
-    assert re.findall(r">([^<]+)</td>", row) == ["layer", "1", *["100 [2, 100]"] * 3, "0", "1"]
+    assert heads == ["layer", "trials", "different, %", "harmful, %", "latent, %", "low-test", "masked-benign"]
+    row = re.search(r'<tr[^>]*><td class="text">a</td>(.*?)</tr>', table)[1]
+    assert re.findall(r">([^<]+)</td>", row) == ["1", *["100 [2, 100]"] * 3, "1", "0"]
 
 
 def test_the_page_is_written_whole(tmp_path):

@@ -34,15 +34,13 @@ from unsilent.studies.training.records import (
 )
 from unsilent.studies.training.report import GROUPS, report
 from unsilent.studies.training.sentences import (
-    BRIEF_OUTCOME_TEXTS,
     OUTCOME_TEXTS,
     SOURCES,
-    count_and_rate_text,
+    count_and_share_text,
     counts_text,
     findings,
     headline,
     ordered_groups,
-    rate,
     training_method_lines,
 )
 
@@ -228,7 +226,7 @@ def text_of(found):
 
 
 def test_every_class_is_told():
-    assert set(OUTCOME_TEXTS) == set(BRIEF_OUTCOME_TEXTS) == set(TrainingOutcome)
+    assert set(OUTCOME_TEXTS) == set(TrainingOutcome)
     assert set(SOURCES) == set(Thresholds.__dataclass_fields__)
     found = result(dict.fromkeys(CLASSES, 1))
     for name in CLASSES:
@@ -241,23 +239,16 @@ def test_the_headline_counts_harm_and_latent_harm():
         "26 % [17, 36] ended different from the fault-free run by more than noise"
     )
     assert headline(CORNERS["all masked"]) == (
-        "Of 40 faulty training runs of train-toy none were harmful (upper limit 8.9 %), and none ended different from the "
-        "fault-free run by more than noise"
+        "0 % [0, 8.9] of 40 faulty training runs of train-toy were harmful, 0 % [0, 8.9] silently (no error raised); "
+        "0 % [0, 8.9] ended different from the fault-free run by more than noise"
     )
-    assert "none of them silently" in headline(CORNERS["all nan"])
 
 
 def test_nothing_seen_has_an_upper_limit():
-    assert rate(clopper_pearson(0, 100)) == "none (at most 3.7 %)"
-    assert rate(clopper_pearson(100, 100)) == "all (at least 96.3 %)"
-    assert rate(clopper_pearson(0, 0)) == "no trial"
-    assert count_and_rate_text(clopper_pearson(0, 1)) == "none of 1 trial (at most 98 %)"
-    assert count_and_rate_text(clopper_pearson(10, 100)) == "10 of 100 trials, 10 % [4, 18]"
-    absent = next(line for line in findings(result()) if line.startswith("classes not observed"))
-    assert (
-        absent
-        == "classes not observed (share of each at most 3.7 %): short-term-nan, sharp-degrade, sharp-slow-degrade, improved"
-    )
+    assert count_and_share_text(clopper_pearson(0, 100)) == "0 of 100 trials, 0 % [0, 3.7]"
+    assert count_and_share_text(clopper_pearson(100, 100)) == "100 of 100 trials, 100.0 % [96.3, 100.0]"
+    assert count_and_share_text(clopper_pearson(0, 0)) == "0 of 0 trials, no trial"
+    assert count_and_share_text(clopper_pearson(10, 100)) == "10 of 100 trials, 10 % [4, 18]"
 
 
 def test_latent_harm_is_told_apart_from_what_shows_itself():
@@ -323,8 +314,6 @@ def test_conditions_are_told_with_sensitivity_or_not_at_all():
         "came before 15 of 15 latent outcomes (sensitivity 100 % [78, 100]) and occurred in 4 of 84 harmless trials"
         in text
     )
-    assert "before 15 of 20 outcomes that are latent when judged by implementation noise alone" in text
-    assert "each kind of large value alone: first moment 15, second moment 15, moving statistic 15" in text
     assert "it is not known what precedes it" in text_of(CORNERS["all masked"])
     assert "times the largest of the fault-free run" not in text_of(CORNERS["nothing watched"])
 
@@ -360,21 +349,16 @@ def test_pvf_and_guard_are_told():
     assert headline(result(parts=nothing)).startswith("No corruption of 3 targets")
     text = text_of(CORNERS["guard"])
     assert (
-        "within two steps, the guard caught 16 of 20 harmful faults, 80 % [56, 95], and 17 of 25 different trials"
+        "within two steps, the guard caught 16 of 20 harmful faults, 80 % [56, 95], and 17 of 25 different trials, 68 %"
         in text
     )
-    assert (
-        "wrote more than 10,000 times the largest value in the tensor before the fault, "
-        "the guard caught all of 15 trials (at least 78 %)" in text
-    )
-    assert "15 of 16 ended with a final state identical to the fault-free run" in text
+    assert "of these harmful faults, 15 ended with a final state identical to the fault-free run" in text
     nobody = text_of(
         result(
             guard=replace(guarded(), all_harmful=caught("all harmful", 0, 0), large_harmful=caught("wrote more", 0, 0))
         )
     )
-    assert "no harmful fault occurred under the guard; it caught 17 of 25 different trials" in nobody
-    assert "10,000 times the largest value in the tensor before the fault, the guard caught" not in nobody
+    assert "the guard caught 0 of 0 harmful faults, no trial, and 17 of 25 different trials" in nobody
     assert "2 caught later than two steps after the fault, 1 stopped" in text
     assert "alarms: exp_avg_sq of stem 14, running_var of bn 2" in text
 
@@ -397,9 +381,9 @@ def test_corners_are_shown(name, width):
 
 def test_tables_have_rows_for_what_was_found():
     text = shown(replace(CORNERS["guard"], parts=parts()), 120)
-    for wanted in ("different %", "all different", "26 [17, 36]", "block1.conv", "grad_wt", "steps 20 to 99", "moving statistic",
+    for wanted in ("different, %", "all different", "26 [17, 36]", "block1.conv", "grad_wt", "steps 20 to 99", "moving statistic",
                    "10,000", "training PVF", "up to 1", "random/x/3",
-                   "low on held-out data alone", "thresholds: short_term 10"):  # fmt: skip
+                   "low on held-out", "thresholds: short_term 10"):  # fmt: skip
         assert wanted in text, wanted
     text = shown(CORNERS["many"])
     assert (
@@ -438,7 +422,7 @@ def test_plain_lines_have_every_estimate_and_count():
 def test_json_is_strict(name):
     found = CORNERS[name]
     back = json.loads(json.dumps(to_json(found), allow_nan=False))
-    assert back["schema"] == "unsilent/training/2"
+    assert back["schema"] == "unsilent/training/3"
     assert back["classes"] == {g.name: g.n for g in found.classes}
     assert len(back["points"]) == len(found.points)
     assert len(back["curves"]) == len(found.curves)
@@ -458,12 +442,8 @@ def test_json_tells_what_is_no_number_from_what_is_missing():
         }
     ]
     assert told["guard"]["late_alarms"] == 2
-    assert told["guard"]["faults"][0] == {
-        "name": "all different", "kind": "guard", "n": 25, "caught": 17, "identical": 17,
-    }  # fmt: skip
-    assert told["guard"]["faults"][1] == {
-        "name": "all harmful", "kind": "guard", "n": 20, "caught": 16, "identical": 15,
-    }  # fmt: skip
+    assert (told["guard"]["different"]["n"], told["guard"]["different"]["detected_in_time"]) == (25, 17)
+    assert told["guard"]["all_harmful"]["recovered_identical"] == 15
     assert told["different"]["masked-benign"] == 6
     assert {name: floor["switches"] for name, floor in told["floors"].items()} == {
         "implementation": "within",

@@ -139,7 +139,7 @@ def test_the_jackknife_of_a_kernel_with_a_sign_has_the_width_of_the_loops():
 
 @pytest.mark.parametrize("draw", ["spread", "churn", "distance"])
 def test_intervals_cover_when_replicas_are_resampled(draw):
-    """Five and twenty replicas; docs/evidence/noise-floor.md has more. Taking pairs as independent covers far less."""
+    """Five and twenty replicas; docs/evidence/noise.md has more. Taking pairs as independent covers far less."""
     rng = np.random.default_rng(3)
 
     def kernel(count):

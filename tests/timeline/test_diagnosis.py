@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from timeline.ddp_jobs import LENGTHS, TRANSFER, ddp_job
 from unsilent.basics.interval import Interval
 from unsilent.report.model import Table
-from unsilent.timeline.critical_path import critical_path
-from unsilent.timeline.diagnosis import diagnose
+from unsilent.timeline.change import Answer
+from unsilent.timeline.diagnosis import critical_path, diagnose
 from unsilent.timeline.job import COLLECTIVE, FORWARD, OPTIMIZER, Edges
 from unsilent.timeline.step_split import split_steps, step_bounds
 from unsilent.timeline.stragglers import PARTS, excesses
-from unsilent.timeline.what_if import Answer
 
 
 def test_the_parts_of_a_step_add_up():

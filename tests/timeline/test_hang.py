@@ -96,7 +96,7 @@ def test_a_missing_rank_may_wait_in_a_message_that_dumps_do_not_hold():
 
 def test_one_dump_alone_says_what_it_cannot_know():
     done = in_process("timeline", "hang", DATA / "stop" / "json" / "flight-rank0.json", "--json")
-    assert (done.returncode, json.loads(done.stdout)["results"]["waiting_without_missing"][0]["waiting"]) == (0, [0])
+    assert (done.returncode, json.loads(done.stdout)["results"]["stuck"][0]["waiting"]) == (0, [0])
     done = in_process("timeline", "hang", DATA / "stop" / "json" / "flight-rank0.json", "--plain")
     assert "This is the dump of rank 0 alone, which cannot say what other ranks entered" in done.stdout
 

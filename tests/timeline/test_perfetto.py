@@ -9,7 +9,7 @@ import pytest
 
 from timeline.ddp_jobs import ddp_job
 from unsilent.basics.errors import UsageError
-from unsilent.timeline.critical_path import critical_path
+from unsilent.timeline.diagnosis import critical_path
 from unsilent.timeline.perfetto import MANIFEST, write_perfetto
 
 

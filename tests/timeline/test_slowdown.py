@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from timeline.jobs import make_job, two_ranks
 from timeline.pipelines import Pipeline
 from timeline.test_tables import REAL, SHARED
 from unsilent.basics.errors import UsageError
+from unsilent.render.report_json import report_json
 from unsilent.report.shown import Shown
 from unsilent.timeline.job import CHAIN, COLLECTIVE
 from unsilent.timeline.slowdown import measure_slowdown
@@ -147,8 +146,8 @@ def test_a_result_is_shown(tmp_path):
     assert "times as long as" in report.headline
     assert report.headline in repr(result)
     assert result.write_html(tmp_path / "x.html").read_text().startswith("<!doctype html>")
-    results = json.loads(json.dumps(report.further_json["results"], allow_nan=False))["slowdown"]
-    assert results["estimate"] == result.slowdown.estimate
+    results = report_json(report)["results"]
+    assert results["slowdown"]["estimate"] == result.slowdown.estimate
     assert results["workers"][0]["rank"] == 1
 
 

@@ -14,7 +14,6 @@ from unsilent.workloads import load
 from unsilent.workloads.base import CLEAN_PARTS, CalibratedWorkload
 from unsilent.workloads.digits import digits
 from unsilent.workloads.scenes import detector_model
-from unsilent.workloads.scenes.average_precision import average_precision
 from unsilent.workloads.scenes.composing import (
     EVALUATION,
     HELD_OUT_PARTS,
@@ -24,6 +23,7 @@ from unsilent.workloads.scenes.composing import (
     held_out_rows,
     training_scenes,
 )
+from unsilent.workloads.scenes.detection import average_precision
 from unsilent.workloads.scenes.detector_model import Detections, boxes_of, detect, not_overlapped, target_of
 from unsilent.workloads.scenes.segmentation import UNet, mean_iou, pixel_scores
 

@@ -35,7 +35,7 @@ def names_arguments(function: Callable[P, T]) -> Callable[P, T]:
     a command that the error advises.
     """
     parameters = inspect.signature(function).parameters
-    known = None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else parameters
+    known = None if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()) else parameters
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from typing import Any
 
 INSIDE = "UNSILENT_INSIDE_WORKER"
 """Set in the environment of worker processes: a campaign must not start campaigns."""
@@ -23,38 +25,37 @@ def start_child(
     module: str, environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], Connection]:
     """``python -m MODULE FD OUR-PID``, and our end of the socket. ``environment``: its variables, ours where None."""
-    ours, theirs = socket.socketpair()
-    with theirs:
+    parent_end, child_end = socket.socketpair()
+    with child_end:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-m", module, str(child_end.fileno()), str(os.getpid())],
+            pass_fds=[child_end.fileno()],
             stdin=subprocess.DEVNULL,
             env=environment,
             start_new_session=True,  # a group of its own: Ctrl-C is for the driver, a kill reaches its children too
         )
-    return process, Connection(ours.detach())
+    return process, Connection(parent_end.detach())
 
 
 def end_child(process: subprocess.Popen[bytes], connection: Connection) -> None:
     """Let it end, which it does where it waits for us, else kill it; and its children, those of one that is over as well."""
     connection.close()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(EXIT_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        pass
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it and its children are gone
+    kill_with_children(process)
     process.wait()
+
+
+def kill_with_children(process: subprocess.Popen[Any]) -> None:
+    """Kill a process that has a group of its own, and all that it started; those of one that is over as well."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # all are gone
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def exit_with_parent(parent: int) -> None:
     """End this process when its parent is gone, whatever it is doing: by the kernel on Linux, else soon after."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    except (OSError, AttributeError):
-        pass  # not Linux
     if os.getppid() != parent:
         os._exit(1)
 

@@ -25,7 +25,7 @@ def capture(
     """The graph of what a function launches on a device, and what the function returned, whose memory each launch fills anew.
 
     Args:
-        function: Has run before, so that libraries have chosen kernels and allocated what they need once.
+        function: Function that has run before, so that libraries have chosen kernels and allocated what they need once.
         pool: Memory that is shared with other graphs, which then must not run at the same time.
 
     Code that asks whether it is captured is told that it is not: it might take another way than without a graph. Nothing is

@@ -19,12 +19,12 @@ RULES, DETECTORS, JUDGES = "unsilent.rules", "unsilent.detectors", "unsilent.jud
 FORMATS, KINDS = "unsilent.formats", "unsilent.kinds"
 
 
-def installed_parts(group: str, own: Container[str] = ()) -> dict[str, EntryPoint]:
-    """Entry points of a group by name, in the order of names, without names in ``own``; imports none of them."""
+def installed_parts(group: str, own_names: Container[str] = ()) -> dict[str, EntryPoint]:
+    """Entry points of a group by name, in the order of names, without names in ``own_names``; imports none of them."""
     from importlib.metadata import entry_points
 
-    found = {entry.name: entry for entry in entry_points(group=group) if entry.name not in own}
-    return dict(sorted(found.items()))
+    parts = {entry.name: entry for entry in entry_points(group=group) if entry.name not in own_names}
+    return dict(sorted(parts.items()))
 
 
 def load_part(noun: str, entry: EntryPoint) -> Any:
@@ -40,10 +40,10 @@ def load_part(noun: str, entry: EntryPoint) -> Any:
         ) from error
 
 
-def wrong_part_error(entry: EntryPoint, found: str, expected: str) -> UsageError:
+def wrong_part_error(entry: EntryPoint, actual: str, expected: str) -> UsageError:
     """The error for an entry point that names something else than its group says."""
     return UsageError(
-        f"the entry point {entry.name} of {entry.group} in {package_of(entry)} is {found} ({entry.value}); expected "
+        f"the entry point {entry.name} of {entry.group} in {package_of(entry)} is {actual} ({entry.value}); expected "
         f"{expected}: change the entry point"
     )
 
@@ -61,29 +61,29 @@ class WithInstalled(Mapping[str, T]):
     """Classes or functions that make parts, by name: those of this package, then those that other packages register.
 
     Args:
-        noun: What a part is, for errors.
-        group: Of entry points.
-        own: Those of this package, whose names no other package can take.
+        noun: Noun of a part, for errors.
+        group: Group of entry points.
+        own: Parts of this package, whose names no other package can take.
     """
 
     def __init__(self, noun: str, group: str, own: Mapping[str, T]) -> None:
-        self._noun, self._group, self._own = noun, group, own
+        self._noun, self._group, self._own_parts = noun, group, own
 
     def __getitem__(self, name: str) -> T:
-        if name in self._own:
-            return self._own[name]
-        entry = installed_parts(self._group, self._own)[name]
+        if name in self._own_parts:
+            return self._own_parts[name]
+        entry = installed_parts(self._group, self._own_parts)[name]
         part = load_part(self._noun, entry)
         if not callable(part):
             raise wrong_part_error(entry, f"a {type(part).__name__}", f"a class or function that makes a {self._noun}")
         return part  # type: ignore[no-any-return]  # what it makes is seen when it is called
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or name in installed_parts(self._group, self._own)
+        return name in self._own_parts or name in installed_parts(self._group, self._own_parts)
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._own
-        yield from installed_parts(self._group, self._own)
+        yield from self._own_parts
+        yield from installed_parts(self._group, self._own_parts)
 
     def __len__(self) -> int:
-        return len(self._own) + len(installed_parts(self._group, self._own))
+        return len(self._own_parts) + len(installed_parts(self._group, self._own_parts))

@@ -1,4 +1,4 @@
-"""Whose error it is: the user's, or a defect of this package.
+"""Whether an error is the user's or a defect of this package.
 
 The frame that decides is the innermost one that is neither a library's nor the interpreter's. Where it is one of ours, the
 error is ours, also when a library that we called raised it. Two exceptions, in which we only pass a call on: functions
@@ -54,12 +54,12 @@ def is_user_error(error: BaseException, handler_frames: int) -> bool:
         code = frames.pop()
         if code in _PASSING:
             return True
-        if not _ours(code.co_filename):
+        if not _in_package(code.co_filename):
             if not _library(code.co_filename):
                 return True
             in_library = True
             continue
-        while frames and _ours(frames[-1].co_filename) and frames[-1] not in _PASSING:
+        while frames and _in_package(frames[-1].co_filename) and frames[-1] not in _PASSING:
             frames.pop()
         if not in_library or not frames:  # raised in our own line, or nobody called us back
             return False
@@ -97,13 +97,13 @@ def unexpected_error(error: BaseException) -> InternalError | UserCodeError:
 
 def _place(error: BaseException) -> traceback.FrameSummary | None:
     """The user's innermost line."""
-    shown = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
-    return next((f for f in reversed(shown) if not _library(f.filename)), shown[-1] if shown else None)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
+    return next((f for f in reversed(frames) if not _library(f.filename)), frames[-1] if frames else None)
 
 
 def internal_error(error: BaseException) -> InternalError:
     """An error of ours: its kind, message and our innermost line; the whole traceback goes with it."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _ours(f.filename)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _in_package(f.filename)]
     where = f" ({frames[-1].filename.removeprefix(_PACKAGE)}, line {frames[-1].lineno})" if frames else ""
     text = (str(error).splitlines() or [""])[0]
     return InternalError(
@@ -115,16 +115,16 @@ def internal_error(error: BaseException) -> InternalError:
 
 def _trace(error: BaseException) -> str:
     """The traceback as text without frames of this package and of the import machinery, through the whole chain."""
-    shown = traceback.TracebackException.from_exception(error)
-    todo = [shown]
+    top = traceback.TracebackException.from_exception(error)
+    todo = [top]
     while todo:
         part = todo.pop()
         part.stack = traceback.StackSummary.from_list([f for f in part.stack if not _hidden(f.filename)])
         todo += [p for p in (part.__cause__, part.__context__) if p is not None]
-    return "".join(shown.format())
+    return "".join(top.format())
 
 
-def _ours(filename: str) -> bool:
+def _in_package(filename: str) -> bool:
     return filename.startswith(_PACKAGE)
 
 
@@ -136,6 +136,6 @@ def _library(filename: str) -> bool:
 
 def _hidden(filename: str) -> bool:
     """Frames a user can do nothing about: this package, the import machinery, the inside of torch."""
-    if _ours(filename) or filename.startswith("<frozen importlib") or filename == importlib.__file__:
+    if _in_package(filename) or filename.startswith("<frozen importlib") or filename == importlib.__file__:
         return True
     return f"{os.sep}site-packages{os.sep}torch{os.sep}" in filename

@@ -63,7 +63,7 @@ class ValueModelError(InjectionError, UsageError):
 
 
 class ProcessUnusable(UnsilentError):
-    """This process can run no further trial, as after a device-side assertion, which leaves every later call raising.
+    """The process can run no further trial, as after a device-side assertion, which leaves every later call raising.
 
     Attributes:
         caused_by_trial: Whether it is certainly the trial that was running that did it.
@@ -100,7 +100,7 @@ _MOST_COMPARED = 10_000
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts ``add.2`` before ``add.10``."""
+    """Key that sorts ``add.2`` before ``add.10``."""
     return [(int(part), "") if part.isdecimal() and len(part) < 19 else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -118,17 +118,19 @@ def unknown_name_error(noun: str, name: object, known: Iterable[str], limit: int
     names = sorted(known, key=_natural)
     close = difflib.get_close_matches(name[:_MOST_SHOWN], names[:_MOST_COMPARED], n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    shown = names[:limit]
-    while len(shown) > 1 and sum(map(len, shown)) > _MOST_LISTED:
-        shown.pop()
-    listed = ", ".join(map(_short, shown)) + (f", … ({len(names)} in all)" if len(names) > len(shown) else "")
+    candidates = names[:limit]
+    while len(candidates) > 1 and sum(map(len, candidates)) > _MOST_LISTED:
+        candidates.pop()
+    listed = ", ".join(map(_short, candidates)) + (f", … ({len(names)} in all)" if len(names) > len(candidates) else "")
     return UsageError(f"unknown {noun} {_short(name)!r}{_short(hint) or '.'} Known: {listed or 'none'}.")
 
 
 def missing_name_error(module: str, name: str, known: Iterable[str]) -> AttributeError:
     """The error for a name that a module does not have, with the closest name, which may be meant by one of its words."""
     names = sorted(known)
-    by_word = {word: one for one in names for word in one.split("_")} | {one: one for one in names}
+    by_word = {word: known_name for known_name in names for word in known_name.split("_")} | {
+        name: name for name in names
+    }
     close = difflib.get_close_matches(name[:_MOST_SHOWN], by_word, n=1, cutoff=0.55)
     hint = f"; did you mean {by_word[close[0]]!r}?" if close else ""
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")

@@ -1,4 +1,4 @@
-"""How a fault spreads through a run, operation by operation: records without torch, so that the command line can show them.
+"""Records of how a fault spreads through a run; without torch, so that the command line can show them.
 
 One row is one output of one operation, in execution order; what only gives another view of memory, or memory that nobody has
 written, has no row. Numbers compare the faulty run with its golden twin:
@@ -28,7 +28,7 @@ BEFORE_FIRST_ROW = -1
 
 @dataclass(frozen=True, slots=True)
 class OutputDifference:
-    """What differs in one output; see the module."""
+    """Counts and sizes of the differences in one output of an operation; see the module."""
 
     changed: int = 0
     relative: float | None = None
@@ -39,7 +39,7 @@ class OutputDifference:
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One output of one operation.
+    """Row of a trace: one output of one operation.
 
     ``name``: of the operation; in the backward of the forward operation whose node runs it, in the update with the parameter it
     works for. ``kernel``: in the backward what the node runs (``convolution_backward.0``), ``accumulated`` for the gradient of a
@@ -77,7 +77,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TracedFault:
-    """One fault.
+    """A fault of a traced run.
 
     ``row``: the number of the row it corrupts (`BEFORE_FIRST_ROW`: memory, before the first); None where that is not
     known.
@@ -94,7 +94,7 @@ class TracedFault:
 
 @dataclass(frozen=True, slots=True)
 class OperationDivergence:
-    """Where the two runs part: at row ``row`` the golden run has ``golden``, the faulty one ``faulty`` (empty: it ended).
+    """The row where two runs part: there the golden run has ``golden``, the faulty one ``faulty`` (empty: it ended).
 
     ``error``: what the faulty run raised. Rows from there on are not compared and left out.
     """
@@ -106,7 +106,7 @@ class OperationDivergence:
 
     @property
     def text(self) -> str:
-        """One sentence without a full stop."""
+        """The divergence as one sentence without a full stop."""
         if self.error:
             where = f"before {self.golden}" if self.golden else "after the last operation"
             return f"the faulty run raised {self.error}, {where}"

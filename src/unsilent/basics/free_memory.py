@@ -1,4 +1,4 @@
-"""How much memory this process may still use, and how much another one has used."""
+"""Bytes that this process may still use, and bytes that another one has used."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def available_memory_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that this process may still use, None where unknown: what the machine has, or a control group leaves.
 
     Args:
-        root: Where ``proc`` and ``sys`` are found.
+        root: Folder with ``proc`` and ``sys``.
     """
     result = [*_machine(root), *_control_groups(root)]
     return max(0, min(result)) if result else None
 
 
-def peak_memory_bytes(pid: int, root: Path = Path("/")) -> int | None:
+def peak_memory_bytes(pid: int) -> int | None:
     """Bytes that a process had in memory at most, None where unknown."""
-    return next((1024 * value for key, value in _table(root / f"proc/{pid}/status") if key == "VmHWM"), None)
+    return next((1024 * value for key, value in _table(Path(f"/proc/{pid}/status")) if key == "VmHWM"), None)
 
 
 def _machine(root: Path) -> Iterator[int]:
@@ -31,7 +31,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _control_groups(root: Path) -> Iterator[int]:
-    """What each control group above this process leaves; inside a container its own group may be mounted at the top."""
+    """Bytes left by each control group above this process; in a container its own group may be mounted at the top."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

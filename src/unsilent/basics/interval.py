@@ -8,7 +8,7 @@ from dataclasses import dataclass
 COUNTED = "counted"
 """The method of a number without limits: nothing was estimated."""
 PART_OF_LIST = "part of a list"
-"""How the method ends where limits are bounds: what the faults of the list that were not run could make of the estimate."""
+"""Ending of the method where limits are bounds: what the faults of the list that were not run could make of the estimate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class LazyModule(ModuleType):
 
 
 def load_named(name: str) -> Any:
-    """What ``module:name`` names."""
+    """The object that ``module:name`` names."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

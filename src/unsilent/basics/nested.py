@@ -12,14 +12,14 @@ Path = tuple[str, ...]
 
 
 def parts_of(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """What a container holds, each with its key or place; None for anything else."""
+    """The parts of a container, each with its key or index; None for anything else."""
     if isinstance(value, Mapping):
         return value.items()
     return enumerate(value) if isinstance(value, (list, tuple)) else None
 
 
 def leaves_in(value: Any, path: Path = (), key_text: Callable[[Any], str] = str) -> Iterator[tuple[Path, Any]]:
-    """All that is not a container, in order, each with its keys as text."""
+    """Values in nested containers that are no containers, in order, each with its keys as text."""
     parts = None if isinstance(value, Tensor) else parts_of(value)
     if parts is None:
         yield path, value
@@ -38,7 +38,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(value: Any, change: Callable[[Path, Tensor], Any], path: Path = ()) -> Any:
-    """The same nesting with every tensor changed; other values as they are, dicts of any kind as plain ones."""
+    """A copy of nested containers with every tensor changed; other values as they are, dicts of any kind as plain ones."""
     if isinstance(value, Tensor):
         return change(path, value)
     if isinstance(value, Mapping):

@@ -22,7 +22,7 @@ class Argument:
     """An argument of a function: an option, or what only Python callers can give.
 
     Attributes:
-        hint: Its type.
+        hint: Type that the signature shows.
         default: `REQUIRED` makes it an argument that may be given without its name.
     """
 
@@ -40,7 +40,7 @@ class Argument:
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """What a signature shows of it."""
+        """The argument as a parameter of a signature."""
         positional, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         kind = positional if self.default is REQUIRED else keyword
         return inspect.Parameter(self.name, kind, default=self.default, annotation=self.hint)
@@ -62,8 +62,8 @@ def option_function(
     """A function with options as arguments. Its errors name arguments where those of a command name options.
 
     Args:
-        run: Is given the arguments of a call by name, defaults included.
-        text: What the function does, before its arguments are listed.
+        run: Called with the arguments of a call by name, defaults included.
+        text: First part of the docstring, before the arguments are listed.
         module: The module that has it, so that it can be pickled.
         further: Arguments besides the options, or instead of one of the same name.
         returns: The class of what it returns; None: the docstring does not say.

@@ -34,9 +34,9 @@ PANELS = (WORKLOAD_PANEL, FAULTS_PANEL, PRECISION_PANEL, EXECUTION_PANEL, OUTPUT
 NOT_AN_OPTION = "internal"
 """Marks a field that nobody asks for."""
 MOST_BYTES = 2**20
-"""Of a TOML file."""
+"""Largest TOML file of options that is read, in bytes."""
 LARGEST = 2**63 - 1
-"""Whole number, as a store can hold it."""
+"""Largest whole number, as a store can hold it."""
 LONGEST_SHOWN = 256
 """Bits of a number in a message."""
 _NOUNS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", Path: "a file name"}
@@ -46,18 +46,18 @@ _BY_FIELD = object()
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is asked for.
+    """How a field of a dataclass is shown and read as an option of a command.
 
     Attributes:
         help: One or two sentences.
         panel: The heading that it stands under.
-        name: Of the option; empty: the field's.
-        default_text: What help shows as the default, where that is not the field's own.
+        name: Name of the option; empty: the field's.
+        default_text: Text of the default in help, where that is not the field's own.
         unset_value: Stands for nothing said, where something else than the field's default decides then.
         parser: Makes the value from what was given; None: by the type of the field.
         formatter: The reverse, a text for each time that the option is given.
         is_repeatable: Whether it may be given more than once.
-        separator: What stands between whole numbers.
+        separator: Separator of whole numbers.
         short_flag: A short name on the command line.
         missing_error: Makes it an argument of the command that has to be given; the error where it is not.
         is_argument: Makes it an argument of the command, in the order of the fields.
@@ -109,7 +109,7 @@ class OptionField:
 
     @property
     def flag(self) -> str:
-        """As a command is written: ``--with``, or ``WORKLOAD`` for an argument."""
+        """The name as a command is written: ``--with``, or ``WORKLOAD`` for an argument."""
         return self.option.metavar or self.option_name.upper() if self.is_argument else f"--{self.option_name}"
 
     @property
@@ -119,7 +119,7 @@ class OptionField:
 
     @property
     def default_text(self) -> str:
-        """What help shows as the default; empty where that is nothing."""
+        """Text of the default in help; empty where the default is nothing."""
         return self.option.default_text or (
             ""
             if self.default is None or self.default is False or self.default == ()
@@ -128,12 +128,12 @@ class OptionField:
 
     @property
     def help_text(self) -> str:
-        """What help says of it, with its default."""
+        """Help of the option, with its default."""
         return f"{self.option.help} [default: {self.default_text}]" if self.default_text else self.option.help
 
     @property
     def metavar(self) -> str:
-        """What stands for its value in help; empty where it has none."""
+        """Placeholder of the value in help; empty where the option has none."""
         if self.is_boolean:
             return ""
         hints = (self.hint, *typing.get_args(self.hint))
@@ -155,19 +155,19 @@ class OptionField:
                 hint = str | hint
         return hint | None if self.default is None and not self.option.missing_error else hint
 
-    def parse_value(self, given: Any, name: str, *, typed: bool = False) -> Any:
+    def parse_value(self, value: Any, name: str, *, typed: bool = False) -> Any:
         """The value of the field; raises ``UsageError``, where it is called ``name``.
 
         ``typed``: it has a type already, as in Python or TOML, so that a text is no number.
         """
         if self.option.parser is not None:
-            return self.option.parser(given)
+            return self.option.parser(value)
         if self.option.separator:
-            return _numbers(given, self.option.separator, name, typed)
+            return _numbers(value, self.option.separator, name, typed)
         if self.option.is_repeatable:
-            items = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
+            items = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
             return tuple(_plain(item, Path if Path in typing.get_args(self.hint) else str, name) for item in items)
-        return _plain(given, self.hint, name, typed)
+        return _plain(value, self.hint, name, typed)
 
     def format_value(self, value: Any) -> list[str]:
         """The reverse: texts, one for each time that the option is given."""
@@ -189,34 +189,34 @@ def _argument_hint(parser: Callable[[Any], Any]) -> Any:
     return next((hint for name, hint in hints.items() if name != "return"), Any)
 
 
-def _plain(given: Any, hint: Any, name: str, typed: bool = False) -> Any:
+def _plain(value: Any, hint: Any, name: str, typed: bool = False) -> Any:
     """A value of a simple type, or None where that is one; raises ``UsageError``."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        if given is None:
+        if value is None:
             return None
-        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+        hint = next(member for member in typing.get_args(hint) if member is not type(None))
     try:
-        if hint is bool and isinstance(given, bool):
-            return given
-        if hint in (str, Path) and isinstance(given, str | PathLike):
-            return hint(fspath(given))
-        if hint is int and isinstance(given, Integral if typed else str | Integral) and not isinstance(given, bool):
-            number = int(given)
+        if hint is bool and isinstance(value, bool):
+            return value
+        if hint in (str, Path) and isinstance(value, str | PathLike):
+            return hint(fspath(value))
+        if hint is int and isinstance(value, Integral if typed else str | Integral) and not isinstance(value, bool):
+            number = int(value)
             if abs(number) <= LARGEST:
                 return number
             raise UsageError(
-                f"{name} is {_shown(number)}; expected a whole number of at most {LARGEST.bit_length()} bits"
+                f"{name} is {_number_text(number)}; expected a whole number of at most {LARGEST.bit_length()} bits"
             )
-        if hint is float and isinstance(given, Real if typed else str | Real) and not isinstance(given, bool):
-            real = float(given)
-            return real if math.isfinite(real) else _refuse(given, hint, name)
+        if hint is float and isinstance(value, Real if typed else str | Real) and not isinstance(value, bool):
+            real = float(value)
+            return real if math.isfinite(real) else _refuse(value, hint, name)
     except (ValueError, TypeError, OverflowError):
         pass
-    return _refuse(given, hint, name)
+    return _refuse(value, hint, name)
 
 
-def _refuse(given: Any, hint: Any, name: str) -> NoReturn:
-    raise wrong_value_error(name, given, _NOUNS[hint])
+def _refuse(value: Any, hint: Any, name: str) -> NoReturn:
+    raise wrong_value_error(name, value, _NOUNS[hint])
 
 
 def check_path(name: str, value: Any) -> Path:
@@ -232,22 +232,30 @@ def check_count(name: str, value: Any, least: int, most: int = LARGEST) -> int:
     if least <= number <= most:
         return number
     limit = f", and at most {most}" if number > most else ""
-    raise UsageError(f"{name} is {_shown(number)}; expected {least} or more{limit}")
+    raise UsageError(f"{name} is {_number_text(number)}; expected {least} or more{limit}")
 
 
-def _shown(value: int) -> str:
+def check_confidence(confidence: float) -> None:
+    """Raise ``UsageError`` for what is no confidence of an interval."""
+    if not isinstance(confidence, Real) or not 0.5 <= confidence < 1:
+        raise UsageError(f"--confidence is {confidence!r}; expected a value from 0.5 to below 1, like 0.95")
+
+
+def _number_text(value: int) -> str:
     """A number as a message has it; Python refuses to write one of thousands of digits."""
     return str(value) if value.bit_length() < LONGEST_SHOWN else f"a number of {value.bit_length()} bits"
 
 
-def _numbers(given: Any, joined: str, name: str, typed: bool) -> tuple[int, ...]:
-    text = isinstance(given, str)
-    items = given.split(joined) if text else [given] if isinstance(given, Integral) else given
+def _numbers(value: Any, separator: str, name: str, typed: bool) -> tuple[int, ...]:
+    text = isinstance(value, str)
+    items = value.split(separator) if text else [value] if isinstance(value, Integral) else value
     try:
         return tuple(_plain(item, int, name, typed and not text) for item in items)
     except (UsageError, TypeError):
-        like = joined.join("28" if joined == "," else "24")
-        raise UsageError(f"{name} is {given!r}; expected whole numbers separated by {joined!r}, like {like}") from None
+        like = separator.join("28" if separator == "," else "24")
+        raise UsageError(
+            f"{name} is {value!r}; expected whole numbers separated by {separator!r}, like {like}"
+        ) from None
 
 
 def check_option_fields(cls: type, needs_defaults: bool = True) -> None:
@@ -257,19 +265,19 @@ def check_option_fields(cls: type, needs_defaults: bool = True) -> None:
         needs_defaults: Whether fields that are not options must have a default.
     """
     hints, options = typing.get_type_hints(cls, include_extras=True), options_of(cls)
-    for one in fields(cls):
-        name = f"{cls.__name__}.{one.name}"
-        if one.name not in options:
-            if NOT_AN_OPTION not in getattr(hints[one.name], "__metadata__", ()):
+    for field in fields(cls):
+        name = f"{cls.__name__}.{field.name}"
+        if field.name not in options:
+            if NOT_AN_OPTION not in getattr(hints[field.name], "__metadata__", ()):
                 raise UsageError(
                     f"{name} has no Option; expected Annotated[TYPE, Option(…)] or Annotated[TYPE, NOT_AN_OPTION]"
                 )
-            if needs_defaults and one.default is MISSING and one.default_factory is MISSING:
+            if needs_defaults and field.default is MISSING and field.default_factory is MISSING:
                 raise UsageError(
                     f"{name} is not an option and has no default; give it one, or give the kind a resolve_spec"
                 )
-        elif options[one.name].option.parser is None and not _can_be_parsed(options[one.name]):
-            hint = options[one.name].hint
+        elif options[field.name].option.parser is None and not _can_be_parsed(options[field.name]):
+            hint = options[field.name].hint
             raise UsageError(f"{name} has type {getattr(hint, '__name__', hint)}; expected {SUPPORTED_TYPES}")
 
 
@@ -302,21 +310,23 @@ def options_of(*classes: type) -> Mapping[str, OptionField]:
             hint = hints[field.name]
             option = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Option)), None)
             if option is not None:
-                made = field.default_factory
-                own = made() if made is not MISSING else None if field.default is MISSING else field.default
-                default = own if option.unset_value is _BY_FIELD else option.unset_value
+                factory = field.default_factory
+                field_default = (
+                    factory() if factory is not MISSING else None if field.default is MISSING else field.default
+                )
+                default = field_default if option.unset_value is _BY_FIELD else option.unset_value
                 by_name[field.name] = OptionField(option, field.name, hint.__origin__, default)
     return by_name
 
 
 class Asked:
-    """What was asked of some dataclasses of options: ``asked[Spec]`` is the one of that class.
+    """Options that were asked for, of some dataclasses: ``asked[Spec]`` is the one of that class.
 
     Attributes:
-        options: All there are.
+        options: Options of all the dataclasses.
         given_values: Values of those that were asked.
         script: Arguments of a script of the user's.
-        observer: Where progress is reported; None: nowhere.
+        observer: Receives progress; None: nobody does.
     """
 
     script: tuple[str, ...] = ()
@@ -337,9 +347,11 @@ class Asked:
 
     @classmethod
     def from_call(cls, classes: Sequence[type], arguments: Mapping[str, Any]) -> Asked:
-        """What the arguments of a function ask, those of other names left out."""
-        own = {asking.python_name: name for name, asking in options_of(*classes).items()}
-        return cls(classes, {own[name]: value for name, value in arguments.items() if name in own}, call=True)
+        """The options that arguments of a function ask for; arguments of other names are left out."""
+        field_names = {asking.python_name: name for name, asking in options_of(*classes).items()}
+        return cls(
+            classes, {field_names[name]: value for name, value in arguments.items() if name in field_names}, call=True
+        )
 
     def _named(self, name: str) -> str:
         asking = self.options[name]
@@ -348,37 +360,37 @@ class Asked:
     def read_toml(self, path: Path) -> None:
         """Take what a TOML file asks and the command line does not; raises ``UsageError``."""
         record = parse_toml(read_plain(path, MOST_BYTES), str(path))
-        own = {asking.option_name: name for name, asking in self.options.items() if name != "config"}
+        field_names = {asking.option_name: name for name, asking in self.options.items() if name != "config"}
         for key, value in record.items():
-            if key.replace("_", "-") not in own:
-                raise unknown_name_error(f"key in {path}:", key, own, limit=len(own))
-            name = own[key.replace("_", "-")]
+            if key.replace("_", "-") not in field_names:
+                raise unknown_name_error(f"key in {path}:", key, field_names, limit=len(field_names))
+            name = field_names[key.replace("_", "-")]
             read = self.options[name].parse_value(value, f"{path}: {key}", typed=True)
             if name not in self.given_values and not (self.options[name].is_boolean and not read):
                 self.given_values[name] = read
 
     def refuse_given(self, names: Collection[str], why: str) -> None:
         """Raise ``UsageError`` where one of these was given and would be ignored."""
-        if given := [self._named(name) for name in names if name in self.given_values]:
-            raise UsageError(f"{why}: leave out {', '.join(given)}")
+        if ignored := [self._named(name) for name in names if name in self.given_values]:
+            raise UsageError(f"{why}: leave out {', '.join(ignored)}")
 
     def value(self, name: str) -> Any:
-        """What was asked of one field, or its default."""
+        """The value that was asked for in one field, or its default."""
         return self.given_values.get(name, self.options[name].default)
 
     def __getitem__(self, cls: type[T]) -> T:
-        """One of the dataclasses; raises ``UsageError`` where an argument of the command is missing."""
-        own = options_of(cls)
-        for name, asking in own.items():
+        """The dataclass of a class, filled; raises ``UsageError`` where an argument of the command is missing."""
+        options = options_of(cls)
+        for name, asking in options.items():
             if asking.option.missing_error and name not in self.given_values:
                 raise UsageError(asking.option.missing_error)
-        return cls(**{name: value for name, value in self.given_values.items() if name in own})
+        return cls(**{name: value for name, value in self.given_values.items() if name in options})
 
     def command_line(self, verb: str, *classes: type) -> str:
         """The command line that asks for this, of these dataclasses; the seed is named in any case."""
         arguments: list[str] = []
         words: list[str] = []
-        for asking, value in self._said(classes):
+        for asking, value in self._named_values(classes):
             texts = asking.format_value(value)
             if asking.is_argument:
                 arguments += texts
@@ -389,15 +401,15 @@ class Asked:
         return shlex.join(["unsilent", *verb.split(), *arguments, *words])
 
     def python_call(self, function: str, *classes: type) -> str:
-        """The same as a call in Python, of an argument that no text can name."""
+        """The call in Python that asks for the same, of an argument that no text can name."""
         words = [
             f"{asking.python_name}={list(value) if isinstance(value, tuple) else value!r}"
-            for asking, value in self._said(classes)
+            for asking, value in self._named_values(classes)
             if not asking.is_argument
         ]
         return f"unsilent.{function}({', '.join(['workload', *words])})"
 
-    def _said(self, classes: Sequence[type]) -> list[tuple[OptionField, Any]]:
+    def _named_values(self, classes: Sequence[type]) -> list[tuple[OptionField, Any]]:
         names = [name for name in options_of(*classes) if name in self.given_values or name == "seed"]
         ordered = [self.options[name] for name in sorted(names, key=lambda name: name == "seed")]
         return [(asking, self.value(asking.field)) for asking in ordered]

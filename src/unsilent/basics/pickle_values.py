@@ -1,4 +1,4 @@
-"""What a pickle holds, read without unpickling: the opcodes are interpreted here, and nothing that they name is called.
+"""Values of a pickle, read without unpickling: the opcodes are interpreted here, and nothing that they name is called.
 
 Opcodes and their arguments are those that `pickletools` lists. Calls, objects and names become records below, so a pickle that
 would run code when loaded is read like any other. Floats and byte strings carry the position of their bytes in the pickle.
@@ -30,7 +30,7 @@ _BYTES = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9, "BYTEARRAY8": 9}
 
 
 class PickleDamaged(ValueError):
-    """What is wrong with a pickle; one phrase."""
+    """A pickle is damaged; the message is one phrase."""
 
 
 class Name(NamedTuple):
@@ -84,7 +84,7 @@ class Mapped:
 
 
 class Persistent(NamedTuple):
-    """What a persistent id names: a storage of torch."""
+    """A persistent id of a pickle, which names a storage of torch."""
 
     id: Any
 
@@ -94,7 +94,7 @@ SETS = {"builtins.set", "builtins.frozenset"}
 SIZE = "torch.Size"
 BYTES = "_codecs.encode"
 _CONTAINERS = {*DICTS, *SETS, SIZE}
-"""What is filled when it is made, so that its arguments are read at that moment."""
+"""Containers that are filled when they are made, so that their arguments are read at that moment."""
 _SCALARS_AS_KEYS = {"builtins.complex", "torch.device"}
 """Equal ones can be described in several ways, and one equals a number."""
 MOST_MEMORY = 2**29
@@ -112,7 +112,7 @@ _MOST_KEY_DEPTH = 3
 
 
 def read_pickle(content: bytes, most_memory: int = MOST_MEMORY, start: int = 0) -> tuple[Any, int]:
-    """What a pickle holds, made of plain values, lists, tuples and the records of this module, and where it ends.
+    """The value of a pickle, of plain values, lists, tuples and the records of this module, and its end.
 
     Args:
         content: Bytes with a pickle at ``start``; positions count from the first of all bytes.
@@ -164,7 +164,7 @@ class _Machine:
     """The stack machine of pickle, on records.
 
     Attributes:
-        end: Where the last opcode ends.
+        end: Position where the last opcode ends.
     """
 
     def __init__(self, most_memory: int) -> None:
@@ -315,7 +315,7 @@ def _text(argument: str) -> str:
 
 
 def _key(value: Any, depth: int = 0) -> Any:
-    """What is equal for keys that a dict takes for one. Raises ``PickleDamaged`` for a key that no pickler writes."""
+    """A value that is equal for equal keys of a dict. Raises ``PickleDamaged`` for a key that no pickler writes."""
     if isinstance(value, (Float, ByteString)):
         return value.value
     if isinstance(value, Call) and value.name in _SCALARS_AS_KEYS:

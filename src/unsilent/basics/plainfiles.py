@@ -68,9 +68,9 @@ def read_lines(path: str | Path, max_bytes: int, max_line: int, name: str = "") 
             raise UsageError(f"cannot read {name or path}: {error.strerror or error}") from None
 
 
-def _too_large(what: object, limit: int, kind: str) -> UsageError:
-    shown = f"{limit >> 20} MiB" if limit >= 2**20 else f"{limit >> 10} KiB"
-    return UsageError(f"{what} is larger than {shown}, the size limit for {kind}; give a smaller file")
+def _too_large(source: object, limit: int, kind: str) -> UsageError:
+    size = f"{limit >> 20} MiB" if limit >= 2**20 else f"{limit >> 10} KiB"
+    return UsageError(f"{source} is larger than {size}, the size limit for {kind}; give a smaller file")
 
 
 MOST_JSON_MEMORY = 2**29
@@ -104,7 +104,7 @@ def parse_json(content: bytes, **hooks: Any) -> Any:
 
 
 _NAME_PARTS = 64
-"""Of a dotted name of TOML; the standard library's reader takes quadratic time for them."""
+"""Most parts of a dotted name of TOML; the standard library's reader takes quadratic time for them."""
 _DECIMAL = re.compile(rb"(?<![\d.])\d+\.\d+(?![\d.])")
 
 
@@ -149,7 +149,7 @@ def move_aside(path: Path) -> None:
     if not path.exists():
         return
     names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
-    path.rename(next(one for one in names if not one.exists()))
+    path.rename(next(free_name for free_name in names if not free_name.exists()))
 
 
 def replace_file(target: Path, content: bytes) -> None:

@@ -12,7 +12,7 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def escape_unprintable(text: object) -> str:
-    r"""One visible line: control, format (bidirectional, zero-width) and lone surrogate characters as escapes.
+    r"""The text on one visible line: control, format (bidirectional, zero-width) and lone surrogate characters as escapes.
 
     >>> escape_unprintable("a" + chr(27) + "[31m")
     'a\\x1b[31m'

@@ -21,10 +21,10 @@ LARGEST = 1 << 62
 """Bytes; more is taken for a slip of the finger."""
 
 
-def parse_whole_number(text: str, most_digits: int = 18) -> int | None:
+def parse_whole_number(text: str) -> int | None:
     """A whole number of 0 or more from its decimal digits; None for anything else, and for more digits than any count has."""
     digits = text.strip()
-    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= most_digits else None
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= 18 else None
 
 
 def parse_share(option: str, text: str, like: str) -> float:
@@ -96,8 +96,8 @@ def human_bytes(number: int, rounding: Callable[[float], int] = round) -> str:
     if rounding(value) >= 1024 and power < len(_UNITS):
         power, value = power + 1, value / 1024
     scale = 10.0 ** max(0, 3 - len(str(int(value))))
-    shown = rounding(value * scale) / scale
-    return f"{shown:g} {_UNITS[power - 1]}"
+    rounded = rounding(value * scale) / scale
+    return f"{rounded:g} {_UNITS[power - 1]}"
 
 
 def rough_duration_text(seconds: float) -> str:

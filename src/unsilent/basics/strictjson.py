@@ -9,7 +9,7 @@ from typing import Any
 
 
 def as_json_values(value: Any) -> Any:
-    """The same value made of dicts, lists, text, numbers, booleans and None alone; a dataclass becomes its fields."""
+    """A value as dicts, lists, text, numbers, booleans and None alone; a record becomes its fields."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -17,10 +17,17 @@ def as_json_values(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): as_json_values(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: as_json_values(getattr(value, field.name)) for field in fields(value)}
+        return as_json_values(fields_by_name(value))
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return as_json_values(value._asdict())
     if isinstance(value, (list, tuple)):
         return [as_json_values(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted((as_json_values(item) for item in value), key=str)
-    item = getattr(value, "item", None)  # numpy scalars and one-element tensors
-    return as_json_values(item()) if callable(item) and getattr(value, "shape", None) == () else str(value)
+    to_list = getattr(value, "tolist", None)  # arrays, tensors, numpy scalars
+    return as_json_values(to_list()) if callable(to_list) else str(value)
+
+
+def fields_by_name(record: Any, *left_out: str) -> dict[str, Any]:
+    """The fields of a dataclass, without those of these names."""
+    return {field.name: getattr(record, field.name) for field in fields(record) if field.name not in left_out}

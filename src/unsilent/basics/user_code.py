@@ -87,8 +87,8 @@ def _public(module: types.ModuleType) -> list[str]:
     """Names a user could have meant: workloads, and functions and classes the module itself defines."""
     names = []
     for name, value in vars(module).items():
-        own = getattr(value, "__module__", None) == module.__name__
-        if not name.startswith("_") and ((callable(value) and own) or hasattr(value, "batches")):
+        defined_here = getattr(value, "__module__", None) == module.__name__
+        if not name.startswith("_") and ((callable(value) and defined_here) or hasattr(value, "batches")):
             names.append(name)
     return sorted(names)
 

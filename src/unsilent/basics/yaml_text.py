@@ -25,8 +25,8 @@ def load_yaml(content: bytes, name: str, deepest: int) -> Any:
         for number, event in enumerate(yaml.parse(content, Loader=yaml.SafeLoader)):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > deepest or number > MOST_EVENTS:
-                found = "an alias, or more levels or values than settings have"
-                raise UsageError(f"{name} has {found}; expected one line for each setting")
+                problem = "an alias, or more levels or values than settings have"
+                raise UsageError(f"{name} has {problem}; expected one line for each setting")
         return yaml.safe_load(content)
     except UsageError:
         raise

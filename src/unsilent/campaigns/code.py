@@ -55,6 +55,8 @@ def code_fingerprint(workload: str, live: Any, judge: Any, faults: str | None = 
     functions = [
         value for value in held if isinstance(value, (types.FunctionType, types.MethodType, functools.partial))
     ]
+    score = getattr(live, "score", None)
+    functions += [score] if callable(score) and score not in functions else []
     for part in (getattr(live, "_run", None), getattr(type(live), "run", None), judge, *functions):
         digest.update(_describe(part, 0).encode())
     return digest.hexdigest()

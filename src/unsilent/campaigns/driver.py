@@ -69,7 +69,7 @@ def plan_trials(spec: Spec, baseline: Baseline, budget: Budget) -> Iterator[Tria
     strata = trial_numbers_by_stratum(spec, baseline, budget)
     return (
         TrialId(target, flips, k)
-        for k in max(strata.values(), key=len)
+        for k in max(strata.values(), key=len, default=range(0))
         for (target, flips), own in strata.items()
         if k < own.stop
     )

@@ -15,9 +15,8 @@ from typing import Any, Protocol, Self
 from unsilent.basics.child_processes import INSIDE
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.options import check_count
-from unsilent.campaigns.job_count import default_job_count
 from unsilent.campaigns.observer import Observer, Silent
-from unsilent.campaigns.processes import ProcessExecutor
+from unsilent.campaigns.processes import ProcessExecutor, default_job_count
 from unsilent.campaigns.runner import MakeRunner
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
 

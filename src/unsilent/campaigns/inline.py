@@ -11,8 +11,7 @@ import torch
 from unsilent.basics.closing import Closing
 from unsilent.basics.errors import ProcessUnusable, UnsilentError
 from unsilent.campaigns.observer import Observer, Silent
-from unsilent.campaigns.runner import MakeRunner
-from unsilent.campaigns.running import run_trials_in_order
+from unsilent.campaigns.runner import MakeRunner, run_trials_in_order
 from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.workloads.process_side_effects import forget_notes, take_notes

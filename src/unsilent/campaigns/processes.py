@@ -8,6 +8,7 @@ reproduce the first one's golden fingerprint are refused.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections import deque
@@ -20,11 +21,40 @@ from typing import Any
 from unsilent.basics.child_processes import end_child, start_child
 from unsilent.basics.closing import Closing
 from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError
-from unsilent.campaigns.job_count import has_memory_for_another
+from unsilent.basics.free_memory import available_memory_bytes, peak_memory_bytes
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.runner import MakeRunner
 from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
+
+WORKER_BYTES = 2 << 30
+"""Free memory that must be there for each worker. It is a guess: nothing is loaded yet."""
+ROOM = 2
+"""Times the memory that a running worker has used at most must be free before another one is started."""
+
+
+def default_job_count(spec: Spec) -> int:
+    """The number of cores less one, each worker with its threads, at least 1; on an accelerator 1.
+
+    It is at most the free memory divided by `WORKER_BYTES`.
+    """
+    if getattr(spec, "device", "cpu") != "cpu":
+        return 1
+    free = available_memory_bytes()
+    cores = (core_count() - 1) // max(1, spec.threads)
+    return max(1, cores if free is None else min(cores, free // WORKER_BYTES))
+
+
+def core_count() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def has_memory_for_another(pid: int, starting: int) -> bool:
+    """Whether another worker like the one of ``pid`` fits, besides ``starting`` ones that have not loaded anything yet."""
+    free, used = available_memory_bytes(), peak_memory_bytes(pid)
+    return free is None or used is None or free >= ROOM * used * (1 + starting)
+
 
 DEADLINE_FACTOR = 20
 SHORTEST_DEADLINE = 10.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic
 
-from unsilent.basics.errors import UnsilentError
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.basics.lazy_numpy import np
 from unsilent.campaigns.spec import B, DeferredTrial, R, S, TrialId, WorkerSettings, trial_seed
 
@@ -93,3 +93,29 @@ class Runner(Generic[S, B, R]):
 
     def verify_restored_state(self) -> None:
         """Raise an error where trials left something behind that later ones use; rows are stored once it has passed."""
+
+
+def run_trials_in_order(runner: Runner[Any, Any, Any], trials: Sequence[TrialId], alone: bool = False) -> Iterator[Any]:
+    """The rows of some trials; raises ``UsageError`` where a runner returns other rows than those."""
+    waiting = list(trials)
+    for row in runner.run_all(trials, alone):
+        yield check_row_of_trial(runner, row, waiting.pop(0) if waiting else None)
+    if waiting:
+        raise UsageError(f"{_name(runner)} returned no row for trial {waiting[0]}; {_EXPECTED}")
+
+
+def check_row_of_trial(runner: Runner[Any, Any, Any], row: Any, trial: TrialId | None) -> Any:
+    """The row; raises ``UsageError`` unless it is that of this trial."""
+    found = getattr(row, "trial", None)
+    if trial is None or found != trial:
+        what = f"a {type(row).__name__}" if found is None else f"a row of trial {found}"
+        wanted = "after those of all its trials" if trial is None else f"where that of trial {trial} was due"
+        raise UsageError(f"{_name(runner)} returned {what} {wanted}; {_EXPECTED}")
+    return row
+
+
+_EXPECTED = "expected one row for each trial, in the order of the trials: change the runner"
+
+
+def _name(runner: Runner[Any, Any, Any]) -> str:
+    return f"the runner {type(runner).__name__}"

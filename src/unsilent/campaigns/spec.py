@@ -189,7 +189,7 @@ class SpecOfTraining(Spec):
 
 
 class TrialTarget(Protocol):
-    """What trials are drawn for."""
+    """A target that trials are drawn for."""
 
     @property
     def name(self) -> str: ...
@@ -201,7 +201,7 @@ class TrialTarget(Protocol):
 
 
 class Baseline(Protocol):
-    """What a worker finds out before the first trial, a frozen dataclass."""
+    """Facts that a worker establishes before the first trial, a frozen dataclass."""
 
     @property
     def campaign(self) -> str: ...
@@ -214,12 +214,12 @@ class Baseline(Protocol):
 
     @property
     def golden_seconds(self) -> float:
-        """Of one fault-free run."""
+        """Seconds of one fault-free run."""
         ...
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What the workload says of itself."""
+        """The workload's statements of itself."""
         ...
 
     @property
@@ -275,7 +275,7 @@ def strata_of(spec: Spec, baseline: Baseline) -> list[tuple[TrialTarget, int | N
 
 
 class CampaignRow(Protocol):
-    """What happened in one trial: a frozen dataclass whose columns `unsilent.campaigns.codec` reads off its fields."""
+    """The record of one trial: a frozen dataclass whose columns `unsilent.campaigns.codec` reads off its fields."""
 
     @property
     def trial(self) -> TrialId: ...
@@ -323,7 +323,7 @@ def _without_file_names(spec: Spec) -> Json:
 def differences(
     stored_campaign: tuple[Spec, Baseline], current_campaign: tuple[Spec, Baseline]
 ) -> Iterator[tuple[str, tuple[Any, Any] | None]]:
-    """What makes two campaigns two: values of the spec that differ with both values, then keys of the fingerprint with None."""
+    """Differences that make two campaigns two: values of the spec with both values, then keys of the fingerprint with None."""
     (old, then), (new, now) = (
         (_without_file_names(spec), result.fingerprint) for spec, result in (stored_campaign, current_campaign)
     )

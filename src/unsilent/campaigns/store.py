@@ -269,8 +269,8 @@ class Store(SqliteFile, Generic[S, B, R]):
         return self.kind.analyse(self, **options)
 
     def check_has_trials(self) -> None:
-        """Raise ``UsageError`` where no trial is stored."""
-        if not self.has_trials:
+        """Raise ``UsageError`` where no trial is stored, although there are targets to try."""
+        if not self.has_trials and (self._one("SELECT 1 FROM campaign") is None or self.baseline.targets):
             raise UsageError(f"{self.path} has no trial yet; run the command that made it again")
 
     @property

@@ -69,7 +69,7 @@ class _Own(Connection):
 
 def _serve(connection: Connection) -> None:
     from unsilent.basics.user_code import set_script_arguments
-    from unsilent.campaigns.running import check_row_of_trial, run_trials_in_order
+    from unsilent.campaigns.runner import check_row_of_trial, run_trials_in_order
     from unsilent.workloads.process_side_effects import take_notes
 
     command, make_runner, spec, worker_settings = connection.recv()

@@ -17,13 +17,39 @@ from unsilent.basics.closing import Closing
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.content import content_parts
-from unsilent.checkpoints.excess import without_excess
 from unsilent.checkpoints.formats.known import Format, format_of
 from unsilent.checkpoints.names import free_name
-from unsilent.checkpoints.stored_tensors import Block, Ints, Patch, StoredTensor, bytes_from_words, words_from_bytes
+from unsilent.checkpoints.stored_tensors import Block, Ints, Patch, StoredTensor, words_from_bytes
 from unsilent.faults.codecs import Array
 from unsilent.faults.receipts import AppliedFault, Receipt
 from unsilent.faults.record import Fault
+
+# Every tensor may be a view of the same bytes, and a view may repeat one element 2^60 times, so that a file of a few
+# hundred bytes could take years to read.
+
+MOST_TIMES = 16
+"""How often the tensors of a checkpoint may have every byte of its files."""
+LEAST_BYTES = 2**28
+"""Bytes that they may have beyond that, for small checkpoints."""
+
+
+def without_excess(tensors: Iterable[StoredTensor], files: CheckpointFiles) -> Iterator[StoredTensor]:
+    """The tensors; where too many bytes come together, the rest is only listed. Packed elements do not count."""
+    left, known = LEAST_BYTES, set[str]()
+    for tensor in tensors:
+        for file in {block.file for block in tensor.blocks} - known:
+            known.add(file)
+            left += MOST_TIMES * files.size(file)
+        size = tensor.nbytes
+        if not tensor.blocks or any(block.packing is not None for block in tensor.blocks):
+            yield tensor
+        elif size <= left:
+            left -= size
+            yield tensor
+        else:
+            why = f"it repeats the bytes of its file to {size:,} bytes in all, which no checkpoint does"
+            yield replace(tensor, blocks=(), obstacle=why)
+
 
 CHECKSUMS = ("stale", "fixed")
 """Checksums over a changed byte stay as they are (a fault in storage) or are made to fit (a fault in memory, before saving)."""
@@ -239,7 +265,7 @@ class _Plan:
         return result
 
     def _write(self, tensor: StoredTensor, block: Block, positions: Ints, words: Array) -> None:
-        size, new, key = tensor.item_size, bytes_from_words(tensor, words), (block.file, block.offset)
+        size, new, key = tensor.item_size, words.astype(tensor.file_dtype).tobytes(), (block.file, block.offset)
         self.blocks[key] = block
         if block.packing is not None:
             if key not in self.packed:

@@ -63,7 +63,7 @@ class CheckpointFiles(Closing):
         return sorted(name for name, kind in self._entries() if kind == "")
 
     def others(self) -> list[tuple[str, str]]:
-        """What a folder holds besides regular files and folders: names, and what they are."""
+        """Names of entries that are neither regular files nor folders, and what they are."""
         return sorted(entry for entry in self._entries() if entry[1]) if self.is_folder else []
 
     def _entries(self) -> list[tuple[str, str]]:
@@ -117,7 +117,7 @@ class CheckpointFiles(Closing):
         return path
 
     def shown(self, name: str) -> str:
-        """What errors call a file; its name may come from a damaged file."""
+        """The name of a file in errors; it may come from a damaged file."""
         return f"{self.root}/{escape_unprintable(name[:80])}" if name else str(self.root)
 
     def descriptor(self, name: str) -> int:

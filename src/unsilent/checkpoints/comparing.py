@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, tensor by tensor, whatever their formats and shards."""
+"""Differences between two checkpoints, tensor by tensor, whatever their formats and shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAME, DIFFERS, OTHER_TYPE, MISSING, ADDED, UNREAD = (
     "same", "differs", "other dtype or shape", "missing in the second", "missing in the first", "not readable",
 )  # fmt: skip
 _FILE = "file "
-"""Before the name of a file that is not read."""
+"""Prefix of the name of a file that is not read."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TensorDifference:
     """How one tensor differs.
 
     Attributes:
-        name: In both checkpoints.
+        name: Name in both checkpoints.
         status: One of the constants of this module.
         elements: How many elements differ; None where they were not compared one by one.
         bits: How many bits differ.
@@ -58,11 +58,11 @@ def compare(
     seconds = {**second.tensors, **_unread_files(second)}
     firsts = {**first.tensors, **_unread_files(first)}
     for name, tensor in firsts.items():
-        other = seconds.get(name)
-        if other is None:
+        counterpart = seconds.get(name)
+        if counterpart is None:
             result = TensorDifference(name, MISSING, remark=_type(tensor))
         else:
-            result = _compared(first, tensor, second, other, progress)
+            result = _compared(first, tensor, second, counterpart, progress)
         kind = _kind(tensor)
         yield result if kind == result.kind else replace(result, kind=kind)
     for name, tensor in seconds.items():
@@ -90,27 +90,33 @@ def _kind(tensor: StoredTensor) -> str:
 
 
 def _compared(
-    first: Checkpoint, tensor: StoredTensor, second: Checkpoint, other: StoredTensor, progress: Callable[[int], object]
+    first: Checkpoint,
+    tensor: StoredTensor,
+    second: Checkpoint,
+    counterpart: StoredTensor,
+    progress: Callable[[int], object],
 ) -> TensorDifference:
     name = tensor.name
     is_file = name.startswith(_FILE)
-    if tensor.dtype != other.dtype or (tensor.shape != other.shape and not is_file):
-        return TensorDifference(name, OTHER_TYPE, remark=f"{_type(tensor)}, {_type(other)}")
-    if tensor.value is not None and other.value is not None and not (tensor.blocks and other.blocks):
-        same = tensor.value == other.value or (tensor.value != tensor.value and other.value != other.value)
-        return TensorDifference(
-            name, SAME if same else DIFFERS, remark="" if same else f"{tensor.value}, {other.value}"
+    if tensor.dtype != counterpart.dtype or (tensor.shape != counterpart.shape and not is_file):
+        return TensorDifference(name, OTHER_TYPE, remark=f"{_type(tensor)}, {_type(counterpart)}")
+    if tensor.value is not None and counterpart.value is not None and not (tensor.blocks and counterpart.blocks):
+        same = tensor.value == counterpart.value or (
+            tensor.value != tensor.value and counterpart.value != counterpart.value
         )
-    if tensor.fingerprint and other.fingerprint:
-        same = (tensor.fingerprint, tensor.obstacle) == (other.fingerprint, other.obstacle)
+        return TensorDifference(
+            name, SAME if same else DIFFERS, remark="" if same else f"{tensor.value}, {counterpart.value}"
+        )
+    if tensor.fingerprint and counterpart.fingerprint:
+        same = (tensor.fingerprint, tensor.obstacle) == (counterpart.fingerprint, counterpart.obstacle)
         return TensorDifference(name, SAME if same else DIFFERS, remark="" if same else tensor.obstacle)
-    if not (tensor.is_readable and other.is_readable):
-        reason = tensor.obstacle or other.obstacle or "its dtype is not known"
+    if not (tensor.is_readable and counterpart.is_readable):
+        reason = tensor.obstacle or counterpart.obstacle or "its dtype is not known"
         return TensorDifference(name, UNREAD, remark=reason)
-    if tensor.shape != other.shape:
-        return TensorDifference(name, DIFFERS, remark=f"{tensor.nbytes:,} bytes, {other.nbytes:,} bytes")
+    if tensor.shape != counterpart.shape:
+        return TensorDifference(name, DIFFERS, remark=f"{tensor.nbytes:,} bytes, {counterpart.nbytes:,} bytes")
     counter = _Counter(tensor)
-    for a, b in _aligned(first.content(tensor), second.content(other)):
+    for a, b in _aligned(first.content(tensor), second.content(counterpart)):
         counter.add(a, b)
         progress(len(a))
     return counter.result()
@@ -133,9 +139,9 @@ class _Counter:
     def add(self, a: memoryview, b: memoryview) -> None:
         item = self._tensor.item_size or 1
         if a != b:
-            one, two = (np.frombuffer(part, np.uint8) for part in (a, b))
-            self._bits += int(np.bitwise_count(one ^ two).sum())
-            places = np.flatnonzero((one != two).reshape(-1, item).any(axis=1))
+            left, right = (np.frombuffer(part, np.uint8) for part in (a, b))
+            self._bits += int(np.bitwise_count(left ^ right).sum())
+            places = np.flatnonzero((left != right).reshape(-1, item).any(axis=1))
             self._elements += places.size
             if self._first is None:
                 self._first = self._done + int(places[0])

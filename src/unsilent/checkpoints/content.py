@@ -13,9 +13,9 @@ from unsilent.checkpoints.stored_tensors import Block, Shape, StoredTensor
 from unsilent.faults.codecs import Array
 
 PART_BYTES = 2**20
-"""Of what is read at once. It is hashed while it is in the processor's cache: with 4 MiB, half as fast."""
+"""Bytes read at once. They are hashed while they are in the processor's cache: with 4 MiB, half as fast."""
 UNORDERED_PART_BYTES = 64 * 2**20
-"""Of a tensor whose rows are spread over its bytes, such as a transposed one: all of them are gone through for each part."""
+"""Bytes read at once of a tensor whose rows are spread over its bytes: all of them are gone through for each part."""
 LEAST_READ = 256 * 2**10
 """Bytes that are read at once, however few of them are needed."""
 MOST_ROW = 2**30

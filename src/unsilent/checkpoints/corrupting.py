@@ -30,7 +30,7 @@ FaultsAndNotes = tuple[Sequence[Fault], Sequence[str]]
 
 @dataclass(frozen=True)
 class CheckpointEdit:
-    """What one call changed.
+    """The record of one change to a checkpoint.
 
     Attributes:
         path: The checkpoint.
@@ -38,7 +38,7 @@ class CheckpointEdit:
         bytes_changed: Bytes that were written, checksums included.
         undo_record: Where the bytes before are; None where nothing was changed.
         injection: The injection as JSON values, to be saved and replayed.
-        notes: What the user should know of how an injection was understood.
+        notes: How an injection was understood, where the user should know.
     """
 
     path: Path
@@ -91,7 +91,7 @@ def corrupt_by_settings(
     Args:
         path: A file or folder; ``hdf5_file`` of the settings is not used.
         settings: The YAML file.
-        seed: Of the draw.
+        seed: Seed of the draw.
         crc: ``stale`` or ``fixed``: checksums that cover a changed byte.
         dry_run: Change nothing.
 
@@ -101,9 +101,9 @@ def corrupt_by_settings(
     from unsilent.checkpoints.hdf5_corrupter.settings import read_settings
     from unsilent.checkpoints.hdf5_corrupter.tries import draw_tries
 
-    asked = read_settings(settings)
+    injector_settings = read_settings(settings)
     details = {"settings": Path(settings).name, "seed": seed}
-    return _edit(path, lambda checkpoint: draw_tries(checkpoint, asked, seed), crc, dry_run, details)
+    return _edit(path, lambda checkpoint: draw_tries(checkpoint, injector_settings, seed), crc, dry_run, details)
 
 
 def replay(
@@ -122,11 +122,11 @@ def replay(
     Args:
         path: A file or folder.
         injection: A file that `corrupt` was saved to, a list of fault records, or a sequence saved by hdf5_corrupter.
-        names: What tensors, layers or sections of the injection are called here.
-        axes: In which order tensors of the injection, by its names, have their axes here, as in ``numpy.transpose``:
+        names: Names here of tensors, layers or sections of the injection.
+        axes: Order in which tensors of the injection, by its names, have their axes here, as in ``numpy.transpose``:
             ``{"model/fc.weight": (1, 0)}``.
         same_bits: Write the words that the injection left; else do the same to the words that are there.
-        seed: Of the elements that a sequence of hdf5_corrupter leaves open.
+        seed: Seed of the elements that a sequence of hdf5_corrupter leaves open.
         crc: ``stale`` or ``fixed``: checksums that cover a changed byte.
         dry_run: Change nothing.
 
@@ -148,7 +148,7 @@ def replay(
     saved, notes = for_checkpoint(read_injection(injection), names or {}, axes or {})
 
     def faults(checkpoint: Checkpoint) -> FaultsAndNotes:
-        return (with_same_bits(checkpoint, saved) if same_bits else [one.fault for one in saved]), notes
+        return (with_same_bits(checkpoint, saved) if same_bits else [entry.fault for entry in saved]), notes
 
     return _edit(path, faults, crc, dry_run, {"replayed": replayed})
 

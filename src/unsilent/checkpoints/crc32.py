@@ -17,7 +17,7 @@ _POWERS = 3 + 64
 
 
 def crc_change(difference: bytes, bytes_after: int) -> int:
-    """What is xor-ed into the CRC-32 of a content when ``difference`` is xor-ed into it.
+    """The mask to xor into the CRC-32 of a content when ``difference`` is xor-ed into it.
 
     Args:
         difference: The old bytes xor the new bytes.

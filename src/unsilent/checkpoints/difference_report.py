@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, as a report."""
+"""Report on the differences between two checkpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unsilent.checkpoints.comparing import ADDED, DIFFERS, MISSING, OTHER_TYPE, SAME, UNREAD, TensorDifference
-from unsilent.report.model import Column, Report, Section, Table, TableRow
+from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.text import count_text
 
 
@@ -15,38 +15,32 @@ def difference_report(first: Path, second: Path, differences: Sequence[TensorDif
     changed = [d for d in differences if d.status != SAME]
     values = [d for d in differences if d.kind != "file"]
     elements, bits = (sum(getattr(d, field) or 0 for d in values) for field in ("elements", "bits"))
+    # Tensors of one checkpoint alone are named in the findings; the table has those that were compared.
     unequal = [d for d in changed if d.status not in (MISSING, ADDED)]
     findings = []
     for path, status in ((first, MISSING), (second, ADDED)):
-        only = [d.name for d in changed if d.status == status and d.kind != "file"]
-        if only:
-            findings.append(f"{len(only):,} tensors and numbers are only in {path}: {_names(only)}")
-        only = [d.name for d in changed if d.status == status and d.kind == "file"]
-        if only:
-            findings.append(f"{count_text(len(only), 'file')} not read, only in {path}: {_names(only)}")
+        only = [d for d in changed if d.status == status]
+        if names := [d.name for d in only if d.kind != "file"]:
+            findings.append(f"{len(names):,} tensors and numbers are only in {path}: {_names(names)}")
+        if names := [d.name for d in only if d.kind == "file"]:
+            findings.append(f"{count_text(len(names), 'file')} not read, only in {path}: {_names(names)}")
     unread = [d.name for d in changed if d.status == UNREAD]
     if unread:
         findings.append(f"{len(unread):,} could not be compared: {_names(unread)}")
     files = [d for d in differences if d.kind == "file" and d.status in (SAME, DIFFERS)]
-    for status, what in ((DIFFERS, "with other bytes"), (SAME, "with the same bytes")):
+    for status, description in ((DIFFERS, "with other bytes"), (SAME, "with the same bytes")):
         some = [d.name for d in files if d.status == status]
         if some:
-            findings.append(f"{count_text(len(some), 'file')} not read, {what}: {_names(some)}")
+            findings.append(f"{count_text(len(some), 'file')} not read, {description}: {_names(some)}")
     heads = (
-        Column("tensor", left_aligned=True), Column("what", left_aligned=True), Column("elements", "number"),
-        Column("bits", "number"), Column("largest relative change", "number", digits=".3g"),
-        Column("first", "number", priority=2), Column("remark", left_aligned=True, priority=1),
+        Column.text("tensor", "name"), Column.text("what", "status"), Column.count("elements"), Column.count("bits"),
+        Column("largest relative change", "number", digits=".3g"), Column.count("first", priority=2),
+        Column.text("remark", lambda d: d.remark or None, 1),
     )  # fmt: skip
-    rows = tuple(
-        TableRow((d.name, d.status, d.elements, d.bits, d.largest_relative_change, d.first, d.remark or None))
-        for d in unequal
-    )
-    names = ("name", "status", "elements", "bits", "largest_relative_change", "first", "remark")
-    machine = Table(
-        tuple(Column(name, "text" if name in ("name", "status", "remark") else "number") for name in names),
-        tuple(TableRow(tuple(getattr(d, name) for name in names)) for d in changed),
-    )
-    sections = (Section("Differences", "", (Table(heads, rows, title="Differences", sortable=True),)),) if rows else ()
+    fields = ("name", "status", "elements", "bits", "largest_relative_change", "first", "remark")
+    machine = Table.of(changed, map(Column, fields))
+    table = Table.of(unequal, heads, "Differences", sortable=True)
+    sections = (Section("Differences", "", (table,)),) if unequal else ()
     return Report(
         "unsilent/checkpoint-diff/1", "checkpoints", f"{first.name} and {second.name}",
         _headline(values, elements, bits), machine,
@@ -60,22 +54,22 @@ def difference_report(first: Path, second: Path, differences: Sequence[TensorDif
 def _headline(values: Sequence[TensorDifference], elements: int, bits: int) -> str:
     both = [d for d in values if d.status not in (MISSING, ADDED)]
     differ = [d for d in both if d.status in (DIFFERS, OTHER_TYPE)]
-    unread, other = (sum(d.status == status for d in both) for status in (UNREAD, OTHER_TYPE))
-    what = "tensors, numbers and objects" if any(d.kind == "object" for d in both) else "tensors and numbers"
+    unread, other_type = (sum(d.status == status for d in both) for status in (UNREAD, OTHER_TYPE))
+    noun = "tensors, numbers and objects" if any(d.kind == "object" for d in both) else "tensors and numbers"
     rest = f"; {unread:,} could not be compared" if unread else ""
     if not both:
         return "There is no tensor or number that both have."
     if differ:
-        kinds = f"; {other:,} have another dtype or shape" if other else ""
+        kinds = f"; {other_type:,} have another dtype or shape" if other_type else ""
         return (
-            f"{len(differ):,} of {len(both):,} {what} that both have differ: {count_text(elements, 'element')}, "
+            f"{len(differ):,} of {len(both):,} {noun} that both have differ: {count_text(elements, 'element')}, "
             f"{count_text(bits, 'bit')}{kinds}{rest}."
         )
     if unread == len(both):
-        return f"None of the {len(both):,} {what} that both have could be compared."
+        return f"None of the {len(both):,} {noun} that both have could be compared."
     if unread:
-        return f"{len(both) - unread:,} of {len(both):,} {what} that both have are identical{rest}."
-    return f"All {len(both):,} {what} that both have are identical."
+        return f"{len(both) - unread:,} of {len(both):,} {noun} that both have are identical{rest}."
+    return f"All {len(both):,} {noun} that both have are identical."
 
 
 def _names(names: Sequence[str]) -> str:

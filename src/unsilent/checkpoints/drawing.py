@@ -26,14 +26,14 @@ INDEX_DTYPES = ("int64", "bool")
 
 @dataclass(frozen=True)
 class DrawOptions:
-    """What is drawn from a selection of tensors.
+    """How faults are drawn from a selection of tensors.
 
     Attributes:
         law: Sampling law, a key of `unsilent.faults.population.SAMPLING_LAWS`.
-        probability: That each drawn element is corrupted; 1: all of them.
+        probability: Probability that each drawn element is corrupted; 1: all of them.
         keep_finite: Draw again where a finite number would become NaN or infinite.
         keep_sign: Draw again where a number would change its sign.
-        seed: Of the draw.
+        seed: Seed of the draw.
     """
 
     law: str = "per-element"
@@ -48,7 +48,7 @@ class DrawOptions:
 
 
 def corruptible(checkpoint: Checkpoint, globs: Sequence[str] = (), sections: Sequence[str] = ()) -> list[Region]:
-    """What may be corrupted of the tensors that globs and sections select, without those that share bytes with an earlier one.
+    """Corruptible regions of the selected tensors, without tensors that share bytes with an earlier one.
 
     A glob may end with an index (``model/fc.weight[3,5]``), as an address of a model's parameters. Without a glob: the tensors
     of the sections (by default the model's, or all where there is no model), but neither numbers nor integers that count or
@@ -107,7 +107,7 @@ def draw_faults(
         drawn = _draw_allowed(checkpoint, model, population, rng, options)
     if options.probability < 1:
         chances = [rng.random(len(fault)) < options.probability for fault in drawn]
-        drawn = [kept for fault, keep in zip(drawn, chances, strict=True) if (kept := _part(fault, keep)) is not None]
+        drawn = [part for fault, keep in zip(drawn, chances, strict=True) if (part := _part(fault, keep)) is not None]
     return tuple(drawn)
 
 
@@ -126,8 +126,8 @@ def _draw_allowed(
             allowed = _allowed(checkpoint, fault, options)
             if model.pattern.single_event and not allowed.all():
                 continue
-            if (kept := _part(fault, allowed)) is not None:
-                result[fault.site] = _merged(result.get(fault.site), kept)
+            if (part := _part(fault, allowed)) is not None:
+                result[fault.site] = _merged(result.get(fault.site), part)
         if wanted is None:
             break
     else:
@@ -146,7 +146,7 @@ def _count(fault: Fault, model: FaultModel) -> int:
 
 
 def _allowed(checkpoint: Checkpoint, fault: Fault, options: DrawOptions) -> NDArray[np.bool_]:
-    """Which elements of a fault may become what it makes of them."""
+    """Mask of the elements of a fault that may take the values that it gives them."""
     tensor = checkpoint.tensor(fault.site)
     before = checkpoint.read(tensor, fault.elements)
     source = checkpoint.read(tensor, fault.operands) if fault.operation == "copy_from" else None
@@ -179,20 +179,20 @@ def _merged(first: Fault | None, second: Fault) -> Fault:
 
 
 class _Bytes:
-    """Which bytes of the files belong to a tensor already: a tied weight goes by its first name."""
+    """Bytes of the files that belong to a tensor already: a tied weight goes by its first name."""
 
     def __init__(self) -> None:
         self._taken: dict[str, list[tuple[int, int]]] = {}  # sorted, without overlap
 
     def add(self, tensor: StoredTensor) -> bool:
         """Whether no earlier tensor has bytes of this one; then they are its own."""
-        own = []
+        ranges = []
         for block in tensor.blocks:
             size = block.packed_size or (block.last_element + 1) * tensor.item_size
-            own.append((block.file, block.offset, block.offset + size))
-        if any(self._is_taken(*part) for part in own):
+            ranges.append((block.file, block.offset, block.offset + size))
+        if any(self._is_taken(*part) for part in ranges):
             return False
-        for file, begin, end in own:
+        for file, begin, end in ranges:
             bisect.insort(self._taken.setdefault(file, []), (begin, end))
         return True
 

@@ -40,7 +40,7 @@ VERSION = 1
 MOST_RECORD = 2**28
 """Bytes of an undo record: an edit takes about 90 for each element, and a packed block four times its bytes."""
 _STATES_MEMORY = 2000
-"""Of the two lines with the states of an edit; see `unsilent.basics.plainfiles.json_memory`."""
+"""Memory for the two lines with the states of an edit; see `unsilent.basics.plainfiles.json_memory`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Edit:
         number: 1 for the first.
         patches: The bytes that it changes.
         state: ``interrupted``, ``written`` or ``undone``.
-        injection: What was injected, as JSON, as the receipt describes it.
+        injection: The injection, as JSON, as the receipt describes it.
     """
 
     number: int
@@ -77,7 +77,7 @@ def apply_edit(path: Path, patches: Sequence[Patch], injection: Any) -> Path | N
     Args:
         path: The checkpoint.
         patches: The bytes, as they are and as they shall be.
-        injection: What was injected, as JSON values, which the record keeps.
+        injection: The injection, as JSON values, which the record keeps.
 
     Returns:
         The undo record; None where nothing is to be changed.
@@ -141,7 +141,7 @@ def undo_edit(path: str | Path, everything: bool = False, known_format: Format |
     """Take back the last edit of a checkpoint that is not undone, or all of them.
 
     Args:
-        known_format: As of `Checkpoint`.
+        known_format: The checkpoint's format, as for `Checkpoint`.
 
     Returns:
         The edits that were undone, the latest first.
@@ -285,9 +285,9 @@ def _check_now(files: Mapping[str, int], path: Path, patches: Sequence[Patch], a
             raise UsageError(f"cannot read {path}: {error.strerror}; check the disk") from None
         choices = [getattr(patch, name) for name in allowed]
         if len(now) != len(patch.before) or any(byte not in {c[i] for c in choices} for i, byte in enumerate(now)):
-            what = "was changed by something else since it was edited; restore it from a copy"
+            problem = "was changed by something else since it was edited; restore it from a copy"
             planned = "was changed while the edit was planned; run the command again"
-            raise UsageError(f"{path} {planned if len(allowed) == 1 else what}")
+            raise UsageError(f"{path} {planned if len(allowed) == 1 else problem}")
 
 
 def _write(files: Mapping[str, int], path: Path, parts: Sequence[tuple[str, int, bytes]]) -> None:

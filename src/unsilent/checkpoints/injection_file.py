@@ -36,7 +36,7 @@ class SavedInjection:
 
 
 def injection_json(receipt: Receipt, **more: Any) -> dict[str, Any]:
-    """What an injection file holds; ``more``: further fields."""
+    """Content of an injection file; ``more``: further fields."""
     hits = receipt.applied_faults
     return {
         **more,
@@ -68,10 +68,10 @@ def read_injection(path: str | Path) -> list[SavedInjection]:
 
 
 def with_axes(saved: SavedInjection, axes: Sequence[int]) -> SavedInjection:
-    """The same injection for a tensor that is stored as ``numpy.transpose(tensor, axes)``: the same elements at other places.
+    """The injection for a tensor stored as ``numpy.transpose(tensor, axes)``: the same elements at other places.
 
     Args:
-        saved: For a tensor of n axes.
+        saved: Injection for a tensor of n axes.
         axes: int[n], ``(1, 0)`` for the weight of a linear layer that is stored the other way round.
 
     Raises:
@@ -104,7 +104,7 @@ def with_same_bits(checkpoint: Checkpoint, saved: Sequence[SavedInjection]) -> l
     Raises ``UsageError`` where the words before differ from the injection's, or it has none.
     """
     result = []
-    for fault, before, after in ((one.fault, one.before, one.after) for one in saved):
+    for fault, before, after in ((entry.fault, entry.before, entry.after) for entry in saved):
         if before is None or after is None:
             raise UsageError(f"the injection has no words before and after for {fault.site}; leave out --same-bits")
         tensor = checkpoint.tensor(fault.site)
@@ -129,7 +129,7 @@ def _of_line(value: Any, where: str) -> list[SavedInjection]:
     if not isinstance(value, dict) or "before" not in value:
         return [SavedInjection(fault) for fault in faults]
     words = {side: _words(value.get(side), faults, side, where) for side in ("before", "after")}
-    return [SavedInjection(*one) for one in zip(faults, words["before"], words["after"], strict=True)]
+    return [SavedInjection(*entry) for entry in zip(faults, words["before"], words["after"], strict=True)]
 
 
 def _words(value: Any, faults: Sequence[Fault], side: str, where: str) -> list[Array]:
@@ -152,20 +152,20 @@ def for_checkpoint(
     """An injection as a checkpoint needs it, with sites as a checkpoint names them (``file:…``).
 
     Args:
-        saved: From `read_injection`.
+        saved: Injection from `read_injection`.
         names: Names of its tensors (``model/fc.weight``, or a part of the name) -> what they are called in the checkpoint.
         axes: Names as the keys of ``names`` -> the order of the axes in the checkpoint; see `with_axes`.
 
     Returns:
         The injection, and notes on names that it does not have: a map may be of a whole model, and the faults in a part of it.
     """
-    found = [site_in_file(one.fault.site).removeprefix("file:") for one in saved]
+    names_in_file = [site_in_file(entry.fault.site).removeprefix("file:") for entry in saved]
     notes = [
         f"{option} names {', '.join(unused)[:200]}, where the injection has no fault"
-        for option, given in (("--map", names), ("--axes", axes))
-        if (unused := [part for part in given if not any(_known_part(name, (part,)) for name in found)])
+        for option, value in (("--map", names), ("--axes", axes))
+        if (unused := [part for part in value if not any(_known_part(name, (part,)) for name in names_in_file)])
     ]
-    return [_elsewhere(one, names, axes) for one in saved], notes
+    return [_elsewhere(entry, names, axes) for entry in saved], notes
 
 
 def _elsewhere(saved: SavedInjection, names: Mapping[str, str], axes: Mapping[str, Sequence[int]]) -> SavedInjection:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as a report: sections, tensors, dtypes, shapes, and values that are not finite or very large."""
+"""Report on a checkpoint's content: sections, tensors, dtypes, shapes, and values that are not finite or very large."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ EXTREME = 1e6
 
 @dataclass(frozen=True)
 class Values:
-    """What the elements of a tensor are like.
+    """Counts of elements of a tensor that are not finite or very large, and its largest magnitude.
 
     Attributes:
-        nonfinite: How many are NaN or infinite.
-        extreme: How many finite ones are larger in magnitude than `EXTREME`.
+        nonfinite: Number of elements that are NaN or infinite.
+        extreme: Number of finite elements that are larger in magnitude than `EXTREME`.
         largest: Largest magnitude among the finite ones; None where there is none.
     """
 
@@ -65,9 +65,9 @@ def inspection_report(
     """The report of a checkpoint.
 
     Args:
-        checkpoint: It.
-        selected: Its tensors and numbers that are shown.
-        values: By name, from `summarise`.
+        checkpoint: The checkpoint.
+        selected: Tensors and numbers that are shown.
+        values: Values by name, from `summarise`.
         undo_note: A sentence on edits that can be undone.
     """
     tensors = [t for t in selected if not t.is_number and not t.is_object]
@@ -77,18 +77,19 @@ def inspection_report(
     known = {name: v for name, v in values.items() if v is not None}
     bad = [name for name, v in known.items() if v.nonfinite]
     far = [name for name, v in known.items() if v.extreme]
+    # Integers cannot be NaN or infinite, so they need not be read.
     unread = [t.name for t in tensors if t.name not in known and t.numel and not (_is_integer(t) and t.is_readable)]
     findings = [f"`{name}` has {known[name].nonfinite:,} values that are NaN or infinite" for name in bad[:10]] + [
         f"`{name}` has {known[name].extreme:,} values beyond ±{EXTREME:g}" for name in far[:10]
     ]
-    for names, noun, what in (
+    for names, noun, description in (
         (unread, "tensor", "with values that were not read"),
         (objects, "object", "not read"),
         (list(map(escape_unprintable, checkpoint.unread_files)), "file", "of the folder not read"),
     ):
         if names:
-            shown = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if len(names) > 5 else "")
-            findings.append(f"{count_text(len(names), noun)} {what}: {shown}")
+            names_text = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if len(names) > 5 else "")
+            findings.append(f"{count_text(len(names), noun)} {description}: {names_text}")
     claim = _claim(known, len(unread))
     elements = count_text(sum(t.numel for t in tensors), "element")
     headline = f"{count_text(len(tensors), 'tensor')} with {elements} ({human_bytes(size)}){claim}."
@@ -127,7 +128,7 @@ def _is_integer(tensor: StoredTensor) -> bool:
 
 
 def _claim(known: dict[str, Values], unread: int) -> str:
-    """What the values that were read are like, and of how many tensors that is."""
+    """Sentence on the values that were read, and on how many tensors that is."""
     bad = sum(1 for v in known.values() if v.nonfinite)
     far = sum(1 for v in known.values() if v.extreme)
     if bad or far:

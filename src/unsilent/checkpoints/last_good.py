@@ -41,12 +41,12 @@ _SOURCES = {"manifest": "from its manifest", "state": "from its state", "name": 
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """One checkpoint.
+    """One checkpoint in a folder, and the verdict on it.
 
     Attributes:
-        path: Its file or folder.
-        step: After how many steps it was saved; None where nothing says so.
-        step_from: What says so: ``manifest``, ``state``, ``name`` or nothing.
+        path: File or folder of the checkpoint.
+        step: Number of steps after which it was saved; None where nothing says so.
+        step_from: Source of the step: ``manifest``, ``state``, ``name`` or nothing.
         written: When its file or folder was changed last, in seconds since 1970.
         verdict: Whether it was verified, and what came of it.
     """
@@ -59,16 +59,16 @@ class FoundCheckpoint:
 
     @property
     def shown_name(self) -> str:
-        """Its path, fit for a terminal."""
+        """Path of the checkpoint, fit for a terminal."""
         return escape_unprintable(str(self.path))
 
 
 @dataclass(frozen=True, repr=False)
 class LastGood(Shown):
-    """Which checkpoint to continue from.
+    """The last good checkpoint of a folder, from which to continue.
 
     Attributes:
-        folder: What was looked through.
+        folder: The folder that was looked through.
         before_step: The step that a good one must be older than; None: any is.
         checkpoints: All that were found, the newest first.
     """
@@ -80,12 +80,12 @@ class LastGood(Shown):
     @property
     def good(self) -> FoundCheckpoint | None:
         """The newest one that verifies; None where there is none."""
-        return next((one for one in self.checkpoints if one.verdict == VERIFIED), None)
+        return next((checkpoint for checkpoint in self.checkpoints if checkpoint.verdict == VERIFIED), None)
 
     @property
     def not_before(self) -> list[FoundCheckpoint]:
         """Checkpoints of step `before_step` or later."""
-        return [one for one in self.checkpoints if one.verdict == AT_FAULT]
+        return [checkpoint for checkpoint in self.checkpoints if checkpoint.verdict == AT_FAULT]
 
     @property
     def exit_code(self) -> int:
@@ -95,26 +95,27 @@ class LastGood(Shown):
     def headline(self) -> str:
         """The good one, or why there is none."""
         good, where = self.good, escape_unprintable(str(self.folder))
-        asked = "" if self.before_step is None else f" before step {self.before_step}"
+        before_text = "" if self.before_step is None else f" before step {self.before_step}"
         if good is not None:
             step = "its step is not known" if good.step is None else f"step {good.step}, {_SOURCES[good.step_from]}"
-            return f"{good.shown_name} is the newest checkpoint{asked} that verifies ({step})"
+            return f"{good.shown_name} is the newest checkpoint{before_text} that verifies ({step})"
         if not self.checkpoints:
             return f"No checkpoint was found below {where}"
-        tried = [one for one in self.checkpoints if one.verdict not in (AT_FAULT, UNKNOWN_STEP)]
+        tried = [checkpoint for checkpoint in self.checkpoints if checkpoint.verdict not in (AT_FAULT, UNKNOWN_STEP)]
         if not tried:
             return f"No checkpoint below {where} is known to be older than step {self.before_step}"
         reasons = [
-            f"{one.shown_name}{'' if one.step is None else f' (step {one.step})'}: {one.verdict}" for one in tried[:3]
+            f"{checkpoint.shown_name}{'' if checkpoint.step is None else f' (step {checkpoint.step})'}: {checkpoint.verdict}"
+            for checkpoint in tried[:3]
         ]
         further = f"; and {len(tried) - 3} more" if len(tried) > 3 else ""
-        return f"No checkpoint below {where}{asked} verifies. {'; '.join(reasons)}{further}"
+        return f"No checkpoint below {where}{before_text} verifies. {'; '.join(reasons)}{further}"
 
     def report(self) -> Report:
         """A row for each checkpoint, the newest first."""
-        findings, unknown = [], [one for one in self.checkpoints if one.step is None]
+        findings, unknown = [], [checkpoint for checkpoint in self.checkpoints if checkpoint.step is None]
         if self.not_before:
-            names = listed(one.shown_name for one in self.not_before)
+            names = listed(checkpoint.shown_name for checkpoint in self.not_before)
             findings.append(f"written at step {self.before_step} or later: {names}")
         if unknown:
             findings.append(
@@ -123,19 +124,19 @@ class LastGood(Shown):
                 + ("" if self.before_step is None else "; whether they are older than the fault is not known")
             )
         columns = (
-            Column.text("checkpoint", lambda one: one.shown_name), Column.count("step", lambda one: one.step),
+            Column.text("checkpoint", "shown_name"), Column.count("step"),
             Column.text("step from", lambda one: one.step_from or "not known"),
-            Column.text("changed last", lambda one: _time(one.written), priority=1),
-            Column.text("verdict", lambda one: one.verdict),
+            Column.text("changed last", lambda one: _time(one.written), priority=1), Column.text("verdict"),
         )  # fmt: skip
         table, good = Table.of(self.checkpoints, columns), self.good
         rows = [
-            {"checkpoint": str(one.path), "step": one.step, "step_from": one.step_from, "written": one.written,
-             "before_step": None if one.step is None or self.before_step is None else one.step < self.before_step,
-             "verdict": one.verdict}
-            for one in self.checkpoints
+            {"checkpoint": str(checkpoint.path), "step": checkpoint.step, "step_from": checkpoint.step_from,
+             "written": checkpoint.written,
+             "before_step": None if checkpoint.step is None or self.before_step is None else checkpoint.step < self.before_step,
+             "verdict": checkpoint.verdict}
+            for checkpoint in self.checkpoints
         ]  # fmt: skip
-        found = {
+        values = {
             "checkpoint": good and str(good.path),
             "step": good and good.step,
             "step_from": good and good.step_from,
@@ -143,7 +144,7 @@ class LastGood(Shown):
         return Report(
             "unsilent/checkpoint-last-good/1", "checkpoint last-good", "Last good checkpoint", self.headline(), table,
             findings=tuple(findings), sections=(Section("Checkpoints", "The newest first.", (table,)),),
-            further_json={**found, "results": rows},
+            further_json={**values, "results": rows},
         )  # fmt: skip
 
 
@@ -155,7 +156,7 @@ def last_good_checkpoint(
 
     Args:
         folder: Folder with checkpoints, also in its folders: files, and folders such as ``checkpoint-100`` of a Trainer.
-        before_step: Only one of an earlier step is good, such as the step in which a fault was noticed.
+        before_step: Step from which on no checkpoint is good, such as the step in which a fault was noticed.
         progress: Called with numbers of bytes that were hashed.
 
     Raises:
@@ -168,21 +169,21 @@ def last_good_checkpoint(
         raise UsageError(f"{root} is no folder; give the folder that checkpoints are in")
     if manifest_path(root).exists():
         raise UsageError(f"{root} is a checkpoint itself; give the folder that it is in")
-    newest_first = sorted(map(_found, _checkpoints_below(root)), key=_age)
+    newest_first = sorted(map(_dated_checkpoint, _checkpoints_below(root)), key=_age)
     result, is_found = [], False
-    for one in newest_first:
+    for checkpoint in newest_first:
         verdict = OLDER
-        if before_step is not None and (one.step is None or one.step >= before_step):
-            verdict = UNKNOWN_STEP if one.step is None else AT_FAULT
+        if before_step is not None and (checkpoint.step is None or checkpoint.step >= before_step):
+            verdict = UNKNOWN_STEP if checkpoint.step is None else AT_FAULT
         elif not is_found:
-            verdict = _verdict(one.path, progress)
+            verdict = _verdict(checkpoint.path, progress)
             is_found = verdict == VERIFIED
-        result.append(replace(one, verdict=verdict))
+        result.append(replace(checkpoint, verdict=verdict))
     return LastGood(root, before_step, tuple(result))
 
 
-def _age(one: FoundCheckpoint) -> tuple[bool, int, float, str]:
-    return one.step is None, -(one.step or 0), -one.written, str(one.path)
+def _age(checkpoint: FoundCheckpoint) -> tuple[bool, int, float, str]:
+    return checkpoint.step is None, -(checkpoint.step or 0), -checkpoint.written, str(checkpoint.path)
 
 
 def _checkpoints_below(root: Path) -> Iterator[Path]:
@@ -211,7 +212,7 @@ def _has_format(folder: Path) -> bool:
         return False
 
 
-def _found(path: Path) -> FoundCheckpoint:
+def _dated_checkpoint(path: Path) -> FoundCheckpoint:
     step, step_from = _step_of(path)
     try:
         written = path.stat().st_mtime

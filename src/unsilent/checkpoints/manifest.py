@@ -46,7 +46,7 @@ class Manifest:
         tensors: Hashes by the tensor's name.
         numbers: Numbers that are not stored as elements, by name.
         skipped: Names of what the folder holds besides files, such as links: it is not covered.
-        step: After how many steps of a training it was saved; None where nobody said so.
+        step: Number of steps of a training after which it was saved; None where nobody said so.
     """
 
     checkpoint: str
@@ -89,7 +89,7 @@ def manifest_path(checkpoint: Path) -> Path:
 def manifest_content(manifest: Manifest) -> bytes:
     """The bytes of a manifest's file. Raises ``UsageError`` where there would be too many to be read again."""
     hashes = {
-        kind: {name: vars(one) for name, one in named.items()}
+        kind: {name: vars(entry) for name, entry in named.items()}
         for kind, named in (("files", manifest.files), ("tensors", manifest.tensors))
     }
     values = {"schema": SCHEMA, **vars(manifest), **hashes}
@@ -115,7 +115,7 @@ def _json_parts(value: Any, levels: int, in_lines: bool = False) -> Iterator[str
     """The parts of ``json.dumps(value, sort_keys=True)``, which takes the memory of the value once more.
 
     Args:
-        levels: Of objects that are taken apart.
+        levels: Levels of objects that are taken apart.
         in_lines: Write a line for each value of these, in their own order.
     """
     if not levels or not isinstance(value, dict):
@@ -185,7 +185,7 @@ def verify(path: Path, manifest: Manifest, progress: Progress = no_progress, fas
 
     Args:
         path: The checkpoint.
-        manifest: What it should be.
+        manifest: The expected manifest.
         progress: Called with numbers of bytes.
         fast_only: Whether only the fast hash is compared.
 
@@ -212,12 +212,12 @@ def shown_name(file: str) -> str:
 
 
 def not_covered(files: CheckpointFiles) -> list[str]:
-    """What a folder holds that no manifest covers, one sentence each."""
-    return [f"{shown_name(name)} is not covered: it is {what}" for name, what in files.others()]
+    """Sentences on entries of a folder that no manifest covers."""
+    return [f"{shown_name(name)} is not covered: it is {description}" for name, description in files.others()]
 
 
 def _changes(path: Path, manifest: Manifest, changed_files: list[str]) -> list[str]:
-    """What has changed in files whose bytes have, one sentence each: tensors and numbers as far as these can be read."""
+    """Sentences on changes in files whose bytes changed: tensors and numbers as far as these can be read."""
     sentences = {file: f"{shown_name(file) or manifest.checkpoint} has changed" for file in changed_files}
     try:
         with Checkpoint(path) as checkpoint:

@@ -36,12 +36,12 @@ def hashes_in_memory(state: Mapping[str, Any]) -> dict[str, TensorHash]:
 
     Raises ``UsageError`` for a tensor that cannot be compared with a file.
     """
-    found = [
+    entries = [
         (path, value) for path, value in leaves_in(state, key_text=key_text) if isinstance(value, (Tensor, int, float))
     ]
-    shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for _, value in found]
-    names = unique_names([path for path, _ in found], shapes)
-    named = zip(with_parameter_names(names, shapes, [value for _, value in found]), found, strict=True)
+    shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for _, value in entries]
+    names = unique_names([path for path, _ in entries], shapes)
+    named = zip(with_parameter_names(names, shapes, [value for _, value in entries]), entries, strict=True)
     return {name: _hash(name, value) for name, (_, value) in named if isinstance(value, Tensor)}
 
 
@@ -56,7 +56,7 @@ def _hash(name: str, tensor: Tensor) -> TensorHash:
 
 
 def _obstacle(tensor: Tensor) -> str:
-    """What a tensor is that cannot be compared with a file, and what to do; empty for all others."""
+    """Why a tensor cannot be compared with a file, and what to do; empty for all others."""
     if hasattr(tensor, "to_local") or hasattr(tensor, "local_shards"):
         return (
             "spread over ranks, and one file cannot hold it; gather it first "

@@ -1,4 +1,4 @@
-"""Which section of a checkpoint a value belongs to, and the same name for it in every format.
+"""The section of a checkpoint that a value belongs to, and the same name for it in every format.
 
 ``model/fc.weight``, ``optimizer/fc.weight/exp_avg``, ``scheduler/last_epoch``, ``rng/torch``, ``other/epoch``: made from the keys
 that lead to the value in its file, so that one saved with ``torch.save`` and one saved in shards can be compared.
@@ -29,7 +29,7 @@ _SECTION_OF = (
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of names of a state dict that are no parameters, so no optimizer counts them."""
 MOST_CHARACTERS = 300
-"""Of a name."""
+"""Most characters of a name."""
 _PARAMETER = re.compile(r"model/[^/]+")
 """A name of a state dict; tensors under further keys, as a moving average of the weights, are none of the model's."""
 _NUMBERED = re.compile(r"optimizer/(0|[1-9][0-9]{0,8})/([^/]+)")
@@ -80,12 +80,8 @@ def _with_module_names(path: Sequence[str]) -> list[str]:
     return [*keys[:first], ".".join((*keys[first + 1 : at : 2], keys[at + 1])), *keys[at + 2 :]]
 
 
-def logical_name(path: Sequence[str], is_number: bool = False) -> str:
-    """Section and name of a value: ``model/fc.weight``; a number that no section claims is ``other/epoch``."""
-    return _name(*section_and_rest(path), is_number)
-
-
 def _name(section: str, rest: Sequence[str], is_number: bool) -> str:
+    """Section and name of a value: ``model/fc.weight``; a number that no section claims is ``other/epoch``."""
     section = "other" if section == "model" and is_number else section
     return _printable("/".join((section, *(key.replace("/", ".") for key in rest))))
 
@@ -140,7 +136,7 @@ def free_name(name: str, taken: Container[str], used: Counter[str]) -> str:
     """The name, with a number behind it if it is taken.
 
     Args:
-        name: What it would be.
+        name: The name to use if it is free.
         taken: The names before.
         used: The last number behind each name, which this counts on.
     """
@@ -170,12 +166,12 @@ def with_parameter_names(
         for name, shape in zip(names, shapes, strict=True)
         if _PARAMETER.fullmatch(name) and shape is not None and not name.endswith(BUFFERS)
     ]
-    given = [
+    numbered_parameters = [
         (name, number)
         for name, number in zip(names, numbers, strict=True)
         if name.startswith("optimizer/") and "/params/" in name
     ]
-    if given != [(f"optimizer/param_groups/0/params/{place}", place) for place in range(len(parameters))]:
+    if numbered_parameters != [(f"optimizer/param_groups/0/params/{place}", place) for place in range(len(parameters))]:
         return names
     result = list(names)
     for place, shape in enumerate(shapes):

@@ -1,4 +1,4 @@
-"""Which values of a checkpoint belong to an optimizer, known by the structure of its state dict, and the keys that name them.
+"""Values of a checkpoint that belong to an optimizer, known by the structure of its state dict, and their keys.
 
 A state dict of an optimizer is a mapping with ``state`` and ``param_groups``, under whatever keys it was saved. Torch can flatten
 it (``flatten_optimizer_state_dict``): then one mapping has the keys ``state.fc.weight.exp_avg`` and
@@ -45,7 +45,7 @@ def undotted(
 
 
 def _split(key: str, part: str) -> tuple[str, str, str] | None:
-    """What is before ``part`` in a dotted key, the parameter behind it, and the name of the parameter's value."""
+    """The parts of a dotted key: before ``part``, the parameter behind it, and the name of the parameter's value."""
     head, _, rest = f".{key}".partition(f".{part}.")
     parameter, _, value = rest.rpartition(".")
     return (head[1:], parameter, value) if parameter else None

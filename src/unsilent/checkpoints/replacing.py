@@ -93,7 +93,7 @@ def put_manifest(manifest: Manifest, target: Path) -> Path:
 def verify_with_own_manifest(
     path: Path, progress: Progress = no_progress, fast_only: bool = False
 ) -> tuple[list[str], Manifest]:
-    """What is not as the manifest next to a checkpoint says, as of `verify`, and that manifest. Raises ``UsageError``."""
+    """Differences from the manifest next to a checkpoint, as of `verify`, and that manifest. Raises ``UsageError``."""
     target = Path(os.path.realpath(path))
     before = state_of_files(target)
     verdict: tuple[list[str], Manifest] | UsageError
@@ -133,7 +133,7 @@ def _verify_with_either(target: Path, progress: Progress, fast_only: bool) -> tu
 
 
 def state_of_files(target: Path) -> tuple[tuple[int, int] | None, ...]:
-    """What changes when a checkpoint or its manifest is replaced: inode and time of each; None for what is not there."""
+    """Inode and time of each file of a checkpoint and its manifest, which a replacement changes; None: not there."""
     result: list[tuple[int, int] | None] = []
     for file in (target, manifest_path(target), _pending(target)):
         try:
@@ -149,16 +149,14 @@ def _no_manifest(target: Path) -> str:
     expected, target = shown_path(manifest_path(target)), shown_path(target)
     if not target.exists():
         return f"there is no checkpoint {target}; check the path"
-    found = f"no manifest {expected} that says what {target} should be"
+    problem = f"no manifest {expected} that says what {target} should be"
     inner = sorted(target.glob("*.manifest.json"))[:1] if target.is_dir() else []
     if inner:
-        return (
-            f"{found}; single files have one: unsilent checkpoint verify {str(inner[0]).removesuffix('.manifest.json')}"
-        )
+        return f"{problem}; single files have one: unsilent checkpoint verify {str(inner[0]).removesuffix('.manifest.json')}"
     if manifest_path(target.parent).exists():
-        return f"{found}; its folder has one: unsilent checkpoint verify {target.parent}"
+        return f"{problem}; its folder has one: unsilent checkpoint verify {target.parent}"
     return (
-        f"{found}; give one with --manifest, or make one of a checkpoint that you trust: unsilent checkpoint manifest"
+        f"{problem}; give one with --manifest, or make one of a checkpoint that you trust: unsilent checkpoint manifest"
     )
 
 

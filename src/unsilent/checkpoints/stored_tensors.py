@@ -30,7 +30,7 @@ ITEM_SIZES = {
 }  # fmt: skip
 """Bytes of an element, by torch's name of the dtype; those without a codec can be read and compared, not edited."""
 OBJECT = "object"
-"""In place of a dtype, of values that are no tensors and are not read."""
+"""Name in place of a dtype, for values that are no tensors and are not read."""
 Read = Callable[[str, int, int], bytes]
 """Bytes of a file of the checkpoint, from its name, an offset and a length."""
 
@@ -49,7 +49,7 @@ class Checksum(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, for messages: ``CRC-32 of archive/data/0``."""
+        """Name of the checksum, for messages: ``CRC-32 of archive/data/0``."""
         ...
 
     @property
@@ -89,7 +89,7 @@ class Block:
         strides: Distances between neighbours along each dimension, in elements.
         packing: How its bytes are packed; None: they are the elements.
         packed_size: Bytes that it takes in the file where it is packed.
-        checksums: Those that cover it, the innermost first.
+        checksums: Checksums that cover it, the innermost first.
     """
 
     file: str
@@ -123,9 +123,9 @@ class StoredTensor:
 
     Attributes:
         name: Section and name within it: ``model/fc.weight``, ``optimizer/fc.weight/exp_avg``.
-        dtype: As torch names it; a key of `ITEM_SIZES`, or another that is only listed.
-        shape: Its logical shape.
-        blocks: Where it is; none where it is only listed.
+        dtype: Dtype as torch names it; a key of `ITEM_SIZES`, or another that is only listed.
+        shape: Logical shape.
+        blocks: Blocks of its elements; none where it is only listed.
         grid: The shape that blocks are boxes of, with the same elements in C order; None: ``shape``.
         big_endian: Order of the bytes of an element.
         stored_as: The name that the file has for it.
@@ -154,7 +154,7 @@ class StoredTensor:
 
     @property
     def site(self) -> str:
-        """Its site: ``file:model/fc.weight``."""
+        """Site of the tensor: ``file:model/fc.weight``."""
         return f"file:{self.name}"
 
     @cached_property
@@ -258,18 +258,11 @@ def c_strides(shape: Shape) -> Shape:
     return tuple(reversed(result))
 
 
-def dense_block(
-    file: str, offset: int, shape: Shape, start: Shape | None = None, checksums: tuple[Checksum, ...] = ()
-) -> Block:
-    """A block in C order; by default it begins at the tensor's first element."""
-    return Block(file, offset, start or (0,) * len(shape), shape, c_strides(shape), checksums=checksums)
+def dense_block(file: str, offset: int, shape: Shape, checksums: tuple[Checksum, ...] = ()) -> Block:
+    """A block in C order that begins at the tensor's first element."""
+    return Block(file, offset, (0,) * len(shape), shape, c_strides(shape), checksums=checksums)
 
 
 def words_from_bytes(tensor: StoredTensor, content: bytes) -> Array:
     """Words in the machine's order of bytes, a copy."""
     return np.frombuffer(content, tensor.file_dtype).astype(tensor.codec.word_dtype)
-
-
-def bytes_from_words(tensor: StoredTensor, words: Array) -> bytes:
-    """Words as the file has them."""
-    return words.astype(tensor.file_dtype).tobytes()

@@ -24,8 +24,7 @@ from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.hashes import FileHash, TensorHash, hash_files
 from unsilent.checkpoints.manifest import Manifest, make_manifest, manifest_path, shown_name
 from unsilent.checkpoints.memory_hashes import hashes_in_memory, with_own_values
-from unsilent.checkpoints.recent_loads import note_load
-from unsilent.checkpoints.recent_saves import note_save
+from unsilent.checkpoints.recent_loads import note_load, note_save
 from unsilent.checkpoints.replacing import (
     draft_folder,
     put_manifest,
@@ -51,7 +50,7 @@ MOST_ATTEMPTS = 20
 
 
 class CheckpointDamaged(UnsilentError):
-    """What a checkpoint holds is not what was saved."""
+    """Raised where the content of a checkpoint is not what was saved."""
 
 
 def verified_save(
@@ -63,10 +62,10 @@ def verified_save(
     that save to one path save one after the other; the last one stays.
 
     Args:
-        state: What ``torch.save`` would save; for safetensors, tensors by name. Tensors that are spread over ranks are refused.
-        path: Where to. An older checkpoint there is replaced at the end, at once; where the path is a link, the file it leads to.
+        state: Objects for ``torch.save``; for safetensors, tensors by name. Tensors spread over ranks are refused.
+        path: Path of the file. An older file is replaced at the end, at once; where the path is a link, the file it leads to
         format_name: ``torch.save``, ``safetensors`` or ``dcp`` (a folder, this process alone); by default from the path's ending.
-        step: After how many steps of the training it is saved; the manifest has it, for `last_good_checkpoint`.
+        step: Number of steps of the training after which it is saved; the manifest has it, for `last_good_checkpoint`.
 
     Returns:
         The manifest, ``PATH.manifest.json``.
@@ -117,9 +116,9 @@ def verify_saved(state: Mapping[str, Any], path: str | Path, *, step: int | None
     """Prove that a checkpoint which something else has just saved holds a state, and write its manifest.
 
     Args:
-        state: What was saved. A tensor that the file lacks must be equal to one that it has, as a tied weight is.
+        state: The saved state. A tensor that the file lacks must be equal to one that it has, as a tied weight is.
         path: The checkpoint, a file or a folder; the manifest covers every file of it.
-        step: After how many steps of the training it was saved.
+        step: Number of steps of the training after which it was saved.
 
     Returns:
         The manifest, ``PATH.manifest.json``.
@@ -139,7 +138,7 @@ def verified_load(path: str | Path, **load_options: Any) -> Any:
 
     Args:
         path: The checkpoint; its manifest is next to it.
-        load_options: For ``torch.load``, which is called with ``weights_only=True`` unless they say otherwise.
+        load_options: Options for ``torch.load``, which is called with ``weights_only=True`` unless they say otherwise.
 
     Returns:
         What ``torch.load`` or safetensors returns. A folder is verified, and its path is returned, as loading it needs the state

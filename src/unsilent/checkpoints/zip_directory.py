@@ -40,7 +40,7 @@ class ZipEntry:
     """One entry of an archive.
 
     Attributes:
-        name: As the archive has it.
+        name: Name as the archive has it.
         file: The checkpoint's file with the archive.
         offset: Byte of its content in that file.
         size: Bytes that it takes there.
@@ -61,7 +61,7 @@ class ZipEntry:
 
     @cached_property
     def checksum(self) -> ZipChecksum:
-        """Its CRC-32, as a checksum of what is edited in it."""
+        """CRC-32 of the entry, as a checksum of what is edited in it."""
         return ZipChecksum(self)
 
 
@@ -73,7 +73,7 @@ class ZipChecksum:
 
     @property
     def name(self) -> str:
-        """What it is, for messages."""
+        """Name of the checksum, for messages."""
         return f"the CRC-32 of {self.entry.name}"
 
     @property
@@ -106,7 +106,7 @@ class ZipDirectory:
     """The entries of one archive.
 
     Attributes:
-        names: Of its entries, as the directory has them.
+        names: Names of the entries, as the directory has them.
 
     Args:
         files: The checkpoint.
@@ -121,20 +121,20 @@ class ZipDirectory:
         self._files, self._file, self._start = files, file, start
         self._size = files.size(file) - start if size is None else size
         self._where = files.shown(file)
-        self._found = self._central()
-        self.names = [name for _, _, name, _ in self._found]
+        self._records = self._central()
+        self.names = [name for _, _, name, _ in self._records]
 
     @cached_property
     def entries(self) -> dict[str, ZipEntry]:
         """The entries by name, each checked against its header. Raises ``UsageError``."""
-        entries = [self._entry(*found) for found in self._found]
+        entries = [self._entry(*record) for record in self._records]
         result = {entry.name: entry for entry in entries}
         if len({name.lower() for name in result}) != len(entries):  # some loaders do not tell them apart
             raise self._damaged("two entries have the same name")
         parts = sorted((e.offset, e.offset + e.size, e.name) for e in entries if e.size)
-        for (_, end, name), (begin, _, other) in itertools.pairwise(parts):
+        for (_, end, name), (begin, _, next_name) in itertools.pairwise(parts):
             if begin < end:
-                raise self._damaged(f"the entries {ascii(name)[:60]} and {ascii(other)[:60]} overlap")
+                raise self._damaged(f"the entries {ascii(name)[:60]} and {ascii(next_name)[:60]} overlap")
         return result
 
     def content(self, entry: ZipEntry, what: str) -> bytes:
@@ -147,8 +147,8 @@ class ZipDirectory:
             )
         return self._files.read(entry.file, entry.offset, entry.size)
 
-    def _damaged(self, what: str) -> UsageError:
-        return UsageError(f"{self._where} is not a usable zip file: {what}")
+    def _damaged(self, problem: str) -> UsageError:
+        return UsageError(f"{self._where} is not a usable zip file: {problem}")
 
     def _read(self, offset: int, length: int) -> bytes:
         """Bytes of the archive."""
@@ -157,15 +157,15 @@ class ZipDirectory:
         return self._files.read(self._file, self._start + offset, length)
 
     def _central(self) -> list[tuple[tuple[int, ...], int, str, bytes]]:
-        """Of every entry of the central directory: its fields, where it begins, name and extra field."""
+        """Fields, position, name and extra field of every entry of the central directory."""
         length, begin, count = self._end()
         if length > MOST_METADATA or count > MOST_ENTRIES:
             raise self._damaged(
                 f"its directory has {count:,} entries in {length:,} bytes; at most {MOST_ENTRIES:,} in {MOST_METADATA:,} are read"
             )
-        found: list[tuple[tuple[int, ...], int, str, bytes]] = []
+        read_entries: list[tuple[tuple[int, ...], int, str, bytes]] = []
         directory, at = self._read(begin, length), 0
-        while at + _CENTRAL.size <= length and len(found) < count:
+        while at + _CENTRAL.size <= length and len(read_entries) < count:
             signature, *fields = _CENTRAL.unpack_from(directory, at)
             name_length, extra_length, comment_length = fields[9], fields[10], fields[11]
             if signature != b"PK\x01\x02":
@@ -173,11 +173,11 @@ class ZipDirectory:
             after = at + _CENTRAL.size
             name = directory[after : after + name_length].decode("utf-8", "backslashreplace")
             extra = directory[after + name_length : after + name_length + extra_length]
-            found.append((tuple(fields), begin + at, name, extra))
+            read_entries.append((tuple(fields), begin + at, name, extra))
             at = after + name_length + extra_length + comment_length
-        if at != length or len(found) != count:
+        if at != length or len(read_entries) != count:
             raise self._damaged("its directory is cut off, or has more entries than it says")
-        return found
+        return read_entries
 
     def _end(self) -> tuple[int, int, int]:
         """Length and offset of the central directory, and its number of entries."""
@@ -201,17 +201,21 @@ class ZipDirectory:
         return length, begin, count
 
     def _end_64(self, end: int) -> tuple[int, int, int] | None:
-        """The same by the 64-bit end record, which counts where there is one; None where there is none."""
+        """Length, begin and count from the 64-bit end record, which counts if there is one; None: there is none."""
         if end < _END_64_LOCATOR.size:
             return None
         locator = self._read(end - _END_64_LOCATOR.size, _END_64_LOCATOR.size)
         signature, disk, where, disks = _END_64_LOCATOR.unpack(locator)
         if signature != b"PK\x06\x07":
             return None
-        signature, size, _, _, own, directory, here, count, length, begin = _END_64.unpack(
+        signature, size, _, _, disk_entries, directory, here, count, length, begin = _END_64.unpack(
             self._read(where, _END_64.size)
         )
-        if signature != b"PK\x06\x06" or size < _END_64.size - 12 or (disk, disks, own, directory) != (0, 1, 0, 0):
+        if (
+            signature != b"PK\x06\x06"
+            or size < _END_64.size - 12
+            or (disk, disks, disk_entries, directory) != (0, 1, 0, 0)
+        ):
             raise self._damaged("its 64-bit end record is damaged")
         if here != count:
             raise self._damaged("it is one of several parts")

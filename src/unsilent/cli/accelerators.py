@@ -65,7 +65,8 @@ def _flip_flops(result: Accelerator, plain: bool) -> None:
 def _memories(result: Accelerator, plain: bool) -> None:
     """The memories, and what their protection makes of each error pattern in float32."""
     from unsilent.faults import Region, fault_model
-    from unsilent.faults.hardware.memories import OUTCOMES, outcome_shares
+    from unsilent.faults.hardware.event_shares import DRAWS, outcome_shares
+    from unsilent.faults.hardware.memories import OUTCOMES
 
     memories = result.description.memories
     show_table(
@@ -82,15 +83,17 @@ def _memories(result: Accelerator, plain: bool) -> None:
     )  # fmt: skip
     show_lines("", plain=plain)
     tensor = [Region("param:any", "float32", (2**16,))]
-    rows = []
+    rows, drawn = [], list[str]()
     for name, memory in memories.items():
         for pattern, described in memory.patterns.items():
-            shares = outcome_shares(fault_model(described.model), tensor, memory.code)
+            shares, draws = outcome_shares(fault_model(described.model), tensor, memory.code)
             outcomes = (f"{100 * shares.get(outcome, 0):.3g}" for outcome in OUTCOMES)
+            drawn += [f"{name}/{pattern}"] if draws else []
             rows.append((name, pattern, described.model, f"{described.share:g}", *outcomes, described.evidence_summary))
     heads = ("memory", "pattern", "fault model", "share", *(f"{outcome} %" for outcome in OUTCOMES), "evidence")
     show_table(rows, heads, ("evidence",), plain=plain)
-    show_lines("", "Outcomes are those of 4,096 drawn events in a tensor of float32.", plain=plain)
+    counted = f"; those of {', '.join(drawn)} are counted from {DRAWS:,} drawn events" if drawn else ""
+    show_lines("", f"Outcomes are of all events in a tensor of {tensor[0].numel:,} float32{counted}.", plain=plain)
 
 
 def _groups(result: Accelerator, plain: bool) -> None:
@@ -116,5 +119,7 @@ def _groups(result: Accelerator, plain: bool) -> None:
 
 def _facts(table: DescriptionTable) -> str:
     """The facts of a table with their grades."""
-    given = {fact: getattr(table, fact) for fact in table.facts}
-    return ", ".join(f"{k} {str(v).lower()} ({table.evidence_grade(k)})" for k, v in given.items() if v is not None)
+    fact_values = {fact: getattr(table, fact) for fact in table.facts}
+    return ", ".join(
+        f"{k} {str(v).lower()} ({table.evidence_grade(k)})" for k, v in fact_values.items() if v is not None
+    )

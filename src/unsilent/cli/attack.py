@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated
 
-from unsilent.basics.errors import UsageError, wrong_value_error
+from unsilent.basics.errors import wrong_value_error
 from unsilent.basics.options import (
     CONFIDENCE,
     EXECUTION_PANEL,
@@ -14,6 +14,7 @@ from unsilent.basics.options import (
     WORKLOAD_PANEL,
     Asked,
     Option,
+    check_confidence,
     check_count,
 )
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
@@ -39,7 +40,7 @@ def read_fraction(given: str) -> float:
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """What is attacked, and how."""
+    """Options for what is attacked, and how."""
 
     workload: Annotated[str, Option(
         "The workload: built in, file.py:name or package.module:name.", WORKLOAD_PANEL,
@@ -69,8 +70,7 @@ class AttackOptions:
 
     def __post_init__(self) -> None:
         """Raise ``UsageError`` for a number that makes no sense."""
-        if not 0.5 <= self.confidence < 1:
-            raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
+        check_confidence(self.confidence)
         if self.samples is not None:
             check_count("--samples", self.samples, 1)
         check_count("--seed", self.seed, 0)

@@ -42,7 +42,7 @@ OUTPUT_CLASSES = (CampaignOutputOptions, DisplayOptions, ProgressOptions, Config
 
 
 class CampaignVerb:
-    """What is done for a kind; ``further_option_classes``: dataclasses of options that only the command line has."""
+    """The command of a kind; ``further_option_classes``: dataclasses of options that only the command line has."""
 
     further_option_classes: tuple[type, ...] = ()
 
@@ -58,7 +58,7 @@ class CampaignVerb:
         return Command(name, MEASURE, self.kind.command_help, example, self.options, self.main)
 
     def main(self, asked: Asked) -> int:
-        """From what was asked to the exit code."""
+        """Exit code of the command with these options."""
         from unsilent.campaigns.store import open_store
         from unsilent.cli.dry_run import dry_run
 
@@ -82,7 +82,7 @@ class CampaignVerb:
         """Raise ``UsageError`` for options of the command line that do not fit, before anything is opened."""
 
     def campaign(self, asked: Asked, spec: Any, store: Any = None) -> CampaignRun:
-        """What is run, whose progress is shown; fault-free runs are kept where any command finds them."""
+        """The campaign to run, whose progress is shown; fault-free runs are kept where any command finds them."""
         return CampaignRun(
             self.kind,
             asked,
@@ -95,15 +95,17 @@ class CampaignVerb:
         )
 
     def make_executor(self, campaign: CampaignRun, observer: Any) -> AbstractContextManager[Executor]:
-        """What runs the trials."""
+        """Executor of the trials."""
         return open_executor_of_options(campaign, observer)
 
     def display(self, asked: Asked, noun: str) -> Display:
-        """What shows the progress of what is counted."""
+        """Display of the progress of what is counted."""
         from unsilent.cli.progress import make_observer
 
-        shown = asked[DisplayOptions]
-        return make_observer(quiet=asked[ProgressOptions].quiet, plain=shown.plain or shown.as_json, noun=noun)
+        display_options = asked[DisplayOptions]
+        return make_observer(
+            quiet=asked[ProgressOptions].quiet, plain=display_options.plain or display_options.as_json, noun=noun
+        )
 
     def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
         """Print the report and write its page."""

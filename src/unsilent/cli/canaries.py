@@ -25,7 +25,7 @@ DEVICE = Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """Which inputs are stored, and where."""
+    """Options for the inputs that are stored, and where."""
 
     workload: Annotated[
         str,
@@ -49,7 +49,7 @@ class MakeOptions:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Which model is compared with which canaries."""
+    """Options for the model that is compared with canaries."""
 
     file: Annotated[Path, Option("A file of unsilent canaries make.", "", missing_error=NO_FILE)]
     model: Annotated[
@@ -79,14 +79,14 @@ def make(asked: Asked) -> int:
     options = asked[MakeOptions]
     device = resolve_device(options.device)
     workload = load(options.workload, dict(options.options), data=options.data, weights=options.weights)
-    made = make_canaries(
+    canaries = make_canaries(
         workload, options.count, options.choice, seed=options.seed, device=device, name=options.workload
     )
     own_name = options.workload.rpartition(":")[2] if workload.name == UNNAMED else workload.name
     path = options.output or Path(f"{own_name}.canaries")
-    made.save(path)
-    values = {"workload": made.workload, "canaries": made.count, "choice": made.choice, "environment": made.environment,
-              "weights": made.weights, "file": str(path)}  # fmt: skip
+    canaries.save(path)
+    values = {"workload": canaries.workload, "canaries": canaries.count, "choice": canaries.choice,
+              "environment": canaries.environment, "weights": canaries.weights, "file": str(path)}  # fmt: skip
     if asked[DisplayOptions].as_json:
         print(
             json.dumps(
@@ -97,8 +97,8 @@ def make(asked: Asked) -> int:
     from unsilent.cli.tables import show_lines
 
     show_lines(
-        f"Canaries: {made.count:,} of {made.workload}, {made.choice}",
-        f"Bits can be compared on: {made.environment}",
+        f"Canaries: {canaries.count:,} of {canaries.workload}, {canaries.choice}",
+        f"Bits can be compared on: {canaries.environment}",
         f"File: {path}",
     )
     return 0
@@ -130,9 +130,9 @@ def check(asked: Asked) -> CanaryCheck:
         data=options.data,
         weights=options.weights,
     )
-    for one in (pair.original, pair.deployed):
-        if one.module is not None:
-            one.module.to(device)
+    for compared_model in (pair.original, pair.deployed):
+        if compared_model.module is not None:
+            compared_model.module.to(device)
     model = None if adapts else pair.deployed.module  # an adapted copy has other weights by intention
     try:
         for module in (pair.original.module, None if is_program else model):

@@ -1,4 +1,4 @@
-"""What ``unsilent report`` does with cards: show one, write one."""
+"""Showing and writing of cards by ``unsilent report``."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def write_card(store: Path, question: Mapping[str, Any], card: Path, page: Path)
     from unsilent.studies.pvf.kind import PvfStore
 
     with PvfStore(store) as opened:
-        made = make_card(opened, PvfEstimator(**question))
-    write_file(card_text(made).encode(), card, "the card")
-    write_report(report(made), page)
+        pvf_card = make_card(opened, PvfEstimator(**question))
+    write_file(card_text(pvf_card).encode(), card, "the card")
+    write_report(report(pvf_card), page)
 
 
 def take_card(asked: Asked, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.basics.plainfiles import shown_path
@@ -17,12 +17,51 @@ from unsilent.cli.checkpoint_arguments import (
     size_of,
     whole_checkpoint,
 )
-from unsilent.command import FILES, Command, DisplayOptions, PageOptions, ProgressOptions
+from unsilent.command import AFTER_ALARM, FILES, Command, DisplayOptions, PageOptions, ProgressOptions
+
+if TYPE_CHECKING:
+    from unsilent.checkpoints.last_good import LastGood
+
+
+NO_FOLDER = "no folder was given; give the folder that checkpoints are in, like runs/"
+HELP = """Find the newest checkpoint below a folder that is still as its manifest says.
+
+Exit code: 1 where none is, 0 where one was found.
+"""
+
+
+@dataclass(frozen=True)
+class LastGoodOptions:
+    """Options for the checkpoints that are looked at."""
+
+    folder: Annotated[Path, Option(
+        "Folder with checkpoints, also in its folders.", "", parser=whole_checkpoint, metavar="DIR",
+        missing_error=NO_FOLDER)]  # fmt: skip
+    before_step: Annotated[int | None, Option(
+        "Only one of an earlier step, such as that of an alarm.", WORKLOAD_PANEL)] = None  # fmt: skip
+
+
+def last_good(asked: Asked) -> LastGood | int:
+    """Verify checkpoints from the newest on, until one is as its manifest says."""
+    from unsilent.checkpoints.last_good import last_good_checkpoint
+
+    options, display = asked[LastGoodOptions], asked[DisplayOptions]
+    result = last_good_checkpoint(options.folder, before_step=options.before_step)
+    if result.good is None and not display.as_json:
+        print_lines(display.plain, result.headline())
+        return result.exit_code
+    return result
+
+
+COMMAND = Command(
+    "checkpoint last-good", AFTER_ALARM, HELP, "unsilent checkpoint last-good runs --before-step 812", (LastGoodOptions,),
+    last_good, has_report=True,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """Which tensors are listed."""
+    """Options for the tensors that are listed."""
 
     path: Annotated[Path, CHECKPOINT]
     section: Annotated[tuple[str, ...], Option(
@@ -58,7 +97,7 @@ def inspect(asked: Asked) -> int:
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """What is compared."""
+    """Options for what is compared."""
 
     first: Annotated[Path, CHECKPOINT]
     second: Annotated[Path, Option(
@@ -75,11 +114,11 @@ def diff(asked: Asked) -> int:
     first, second = asked[DiffOptions].first, asked[DiffOptions].second
     display, quiet = asked[DisplayOptions], asked[ProgressOptions].quiet
     with (
-        opened(first) as one,
-        opened(second) as two,
-        bytes_shown(size_of(one.tensors.values()), "comparing", quiet) as progress,
+        opened(first) as left,
+        opened(second) as right,
+        bytes_shown(size_of(left.tensors.values()), "comparing", quiet) as progress,
     ):
-        differences = list(compare(one, two, progress))
+        differences = list(compare(left, right, progress))
     show_report(
         difference_report(first, second, differences), asked[PageOptions].output, display.as_json, display.plain
     )
@@ -88,7 +127,7 @@ def diff(asked: Asked) -> int:
 
 @dataclass(frozen=True)
 class ManifestOptions:
-    """What is hashed, and where the manifest goes."""
+    """Options for what is hashed, and where the manifest goes."""
 
     path: Annotated[Path, CHECKPOINT]
     output: Annotated[
@@ -121,14 +160,14 @@ def manifest(asked: Asked) -> int:
         print_json("unsilent/checkpoint-manifest/2", "checkpoint manifest", manifest=str(target), files=len(result.files),
                     tensors=len(result.tensors), problems=left_out)  # fmt: skip
     else:
-        what = f"{count_text(len(result.files), 'file')} with {count_text(len(result.tensors), 'tensor')}"
-        print_lines(display.plain, *left_out, f"Manifest of {what}: {shown_path(target)}")
+        counts_text = f"{count_text(len(result.files), 'file')} with {count_text(len(result.tensors), 'tensor')}"
+        print_lines(display.plain, *left_out, f"Manifest of {counts_text}: {shown_path(target)}")
     return int(bool(left_out))
 
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What is compared with which manifest."""
+    """Options for what is compared with which manifest."""
 
     path: Annotated[Path, CHECKPOINT]
     manifest: Annotated[Path | None, Option(

@@ -1,4 +1,4 @@
-"""What commands on checkpoint files share: the argument that names one, how it is opened, and how lines are printed."""
+"""Shared parts of commands on checkpoint files: the argument that names one, how it is opened, printed lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def print_lines(plain: bool, *lines: str) -> None:
 
 
 def print_json(schema: str, command: str, **fields: Any) -> None:
-    """One JSON object."""
+    """Print one JSON object."""
     print(json.dumps({"schema": schema, "command": command, **fields}, indent=2))
 
 

@@ -34,7 +34,7 @@ class EditOptions:
 
 @dataclass(frozen=True)
 class CorruptOptions:
-    """Which faults are drawn."""
+    """Options for the faults that are drawn."""
 
     path: Annotated[Path, CHECKPOINT]
     at: Annotated[
@@ -92,7 +92,7 @@ def corrupt(asked: Asked) -> int:
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Which injection is repeated, and under which names."""
+    """Options for the injection that is repeated, and its names."""
 
     path: Annotated[Path, CHECKPOINT]
     injection: Annotated[Path, Option(
@@ -140,7 +140,7 @@ def _order_of_axes(text: str) -> tuple[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class UndoOptions:
-    """What is taken back."""
+    """Options for the edits that are undone."""
 
     path: Annotated[Path, CHECKPOINT]
     everything: Annotated[bool, Option("Undo all edits, not only the last one.", EXECUTION_PANEL, "all")] = False
@@ -182,7 +182,7 @@ def _show_edit(edit: CheckpointEdit, options: EditOptions, display: DisplayOptio
                     changed_bits=receipt.changed_bits, undo_record=record and str(record), dry_run=dry_run,
                     notes=list(edit.notes))  # fmt: skip
         return 0
-    what = f"{count_text(receipt.changed_bits, 'bit')} of {count_text(receipt.requested_elements, 'element')}"
+    counts_text = f"{count_text(receipt.changed_bits, 'bit')} of {count_text(receipt.requested_elements, 'element')}"
     where = f"{count_text(len({hit.fault.site for hit in receipt.applied_faults}), 'tensor')} of {edit.path}"
     hits = [f"  {hit}" for hit in receipt.applied_faults[:10]]
     if len(receipt.applied_faults) > 10:
@@ -190,7 +190,7 @@ def _show_edit(edit: CheckpointEdit, options: EditOptions, display: DisplayOptio
     notes = [f"Note: {note}" for note in edit.notes]
     if record is not None:
         notes.append(f"Undo it with: unsilent checkpoint undo {edit.path}")
-    print_lines(display.plain, f"{'Would change' if dry_run else 'Changed'} {what} in {where}", *hits, *notes)
+    print_lines(display.plain, f"{'Would change' if dry_run else 'Changed'} {counts_text} in {where}", *hits, *notes)
     return 0
 
 

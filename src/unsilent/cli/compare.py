@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from unsilent.basics.errors import UsageError
-from unsilent.basics.options import CONFIDENCE, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import CONFIDENCE, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_confidence
 from unsilent.basics.sizes import parse_share
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
 from unsilent.command import EXPLAIN, Command
@@ -26,7 +25,7 @@ USAGE = "expected unsilent compare ORIGINAL DEPLOYED, such as unsilent compare d
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What is compared, and what is allowed."""
+    """Options for what is compared, and what is allowed."""
 
     original: Annotated[str, Option(
         "The original: a workload, or with --workload a checkpoint.", WORKLOAD_PANEL,
@@ -46,8 +45,7 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         """Raise ``UsageError`` for a share or a confidence that is none."""
-        if not 0.5 <= self.confidence < 1:
-            raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
+        check_confidence(self.confidence)
         if self.most_changed is not None:
             parse_share("--assert", self.most_changed, "1%")
 

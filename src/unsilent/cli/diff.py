@@ -20,7 +20,7 @@ NO_STORES = "two stores are needed; give the stores of two campaigns of the same
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """What is compared, and where the page goes."""
+    """Options for what is compared, and where the page goes."""
 
     first: Annotated[Path, Option("The store of a campaign (A).", "", metavar="STORE", missing_error=NO_STORES)]
     second: Annotated[Path, Option("Another store (B).", "", metavar="OTHER", missing_error=NO_STORES)]
@@ -81,11 +81,14 @@ def report_of_stores(first: Path, second: Path, asked: Asked, canonical: bool) -
         raise UsageError(
             f"stores of unsilent {kind.command_words}, like {first}, cannot be compared; show each with unsilent report"
         )
-    with open_store(first, kind, canonical=canonical) as one, open_store(second, kind, canonical=canonical) as two:
-        for each in (one, two):
+    with (
+        open_store(first, kind, canonical=canonical) as store_a,
+        open_store(second, kind, canonical=canonical) as store_b,
+    ):
+        for each in (store_a, store_b):
             each.check_has_trials()
-        chosen = [options_for_store(one, asked, cls) for cls in (kind.analysis_options, kind.report_options)]
-        return kind.compare(one, two, **chosen[0], **chosen[1])
+        chosen = [options_for_store(store_a, asked, cls) for cls in (kind.analysis_options, kind.report_options)]
+        return kind.compare(store_a, store_b, **chosen[0], **chosen[1])
 
 
 def page_path(first: Path, second: Path, output: Path | None) -> Path:

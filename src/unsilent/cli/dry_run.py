@@ -31,6 +31,7 @@ def dry_run(kind: Kind[Any, Any, Any], campaign: CampaignRun, path: Path) -> int
     strata = kind.dry_run.trial_numbers(campaign, baseline)
     total = sum(map(len, strata.values()))
     groups = {target.name: getattr(target, "group", "") for target in baseline.targets}
+    # Stored trials of a target that is no stratum itself count for its group.
     names = ((t, t.target if (t.target, t.flips) in strata else groups.get(t.target, "")) for t in done)
     left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
     each, asked_of = kind.dry_run.fault_free_seconds(baseline), asked[kind.execution_options]
@@ -45,7 +46,7 @@ def dry_run(kind: Kind[Any, Any, Any], campaign: CampaignRun, path: Path) -> int
         headline = f"at most {headline}; the campaign decides how many"
     table = Table(
         (Column("target", left_aligned=True), Column("flips"), Column("trials", "number")),
-        tuple(TableRow((target, flips, len(own))) for (target, flips), own in strata.items()),
+        tuple(TableRow((target, flips, len(trials))) for (target, flips), trials in strata.items()),
         "Trials",
     )
     spelled = Table(

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
-from unsilent.cli.running import check_page
+from unsilent.cli.paths import check_writable
 from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions, ProgressOptions
 
 NO_LOOP = (
@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """Which runs are compared, and how far.
+    """Options for the runs that are compared, and how far.
 
     Attributes:
         runs, steps, deadline: See `explain_run_differences`; None: the default there.
@@ -64,7 +64,7 @@ def explain(asked: Asked) -> int:
     if options.cost and options.check_only:
         raise UsageError("--cost times steps and --check-only compares runs; give one of them")
     page = asked[PageOptions].output
-    check_page(page)
+    check_writable(page)
     if options.cost:
         costs = measure_step_costs(
             options.loop, **_limits(options), arguments=asked.script, notify=_silent if quiet else _notify
@@ -84,9 +84,9 @@ def explain(asked: Asked) -> int:
 
 
 def _limits(options: ExplainOptions) -> dict[str, Any]:
-    """Those that were given."""
-    given = {"runs": options.runs, "steps": options.steps, "deadline": options.deadline}
-    return {name: value for name, value in given.items() if value is not None}
+    """Limits that the user set."""
+    limits = {"runs": options.runs, "steps": options.steps, "deadline": options.deadline}
+    return {name: value for name, value in limits.items() if value is not None}
 
 
 def _notify(text: str) -> None:

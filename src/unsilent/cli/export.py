@@ -15,7 +15,7 @@ NO_STORE = "no store was named; give the store of a campaign, like unsilent-pvf-
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is exported, and where it goes."""
+    """Options for what is exported, and where it goes."""
 
     store: Annotated[Path, Option("A campaign store.", "", missing_error=NO_STORE)]
     output: Annotated[Path | None, Option(

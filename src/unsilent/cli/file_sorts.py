@@ -1,4 +1,4 @@
-"""What a file is, for verbs that take one sort of files: the others are refused with the verb that takes them."""
+"""Sorts of files, for verbs that take one sort: the others are refused with the verb that takes them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ STORE_WANTED = {
     "card": "unsilent report for it, and give the store of a campaign here",
     "injection": "unsilent replay-injection for it, and give the store of a campaign here",
 }
-"""What is said of other files where only a store will do."""
+"""Refusals of other files where only a store will do."""
 
 
 def sort_of_file(path: Path) -> str:
-    """One of `NOUNS`, or nothing where a file is not there or is none of them. A file's beginning counts, then its name."""
+    """Name of the file's sort in `NOUNS`; empty for no file or none of them. Its beginning counts, then its name."""
     from unsilent.events.event_files import has_events
     from unsilent.studies.campaign_kinds import find_kind_of_store
     from unsilent.studies.pvf.card import is_card

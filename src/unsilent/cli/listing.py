@@ -65,7 +65,7 @@ def _needs(data: str, weights: str) -> str:
 
 @dataclass(frozen=True)
 class FaultListOptions:
-    """Which fault models."""
+    """Options for the fault models that are listed."""
 
     accelerator: Annotated[
         str | None,
@@ -113,9 +113,9 @@ def faults(asked: Asked) -> int:
     if as_json:
         print(json.dumps(models + presets, indent=2))
         return 0
-    own = [[k for k in e["parameters"] if k not in _PATTERN] for e in models]
+    parameter_names = [[k for k in e["parameters"] if k not in _PATTERN] for e in models]
     show_table(
-        [(e["name"], e["description"], ", ".join(k)) for e, k in zip(models, own, strict=True)],
+        [(e["name"], e["description"], ", ".join(k)) for e, k in zip(models, parameter_names, strict=True)],
         ("fault model", "what a corrupted element becomes", "parameters (name:key=value,…)"),
         plain=plain,
     )
@@ -155,13 +155,13 @@ def detectors(asked: Asked) -> int:
     rules += _listed_of_others("rule", RULE_GROUP, RULES, rule_class)
     presets = [{"name": name, "kind": "preset", "rules": list(texts)} for name, texts in PRESETS.items()]
     made_by: dict[str, Callable[..., Any]] = {**DETECTORS, **ACTIVATION_RULES}
-    inference = [_listed(name, "inference", made) for name, made in made_by.items()]
+    inference = [_listed(name, "inference", factory) for name, factory in made_by.items()]
     inference += _listed_of_others("inference", DETECTOR_GROUP, DETECTORS, ALL_DETECTORS.__getitem__)
     if as_json:
         print(json.dumps([*rules, *presets, *inference], indent=2))
         return 0
     show_table(
-        [(one["name"], one["description"], _defaults(one["parameters"])) for one in rules],
+        [(rule["name"], rule["description"], _defaults(rule["parameters"])) for rule in rules],
         ("training: rule", "what it compares", "thresholds with defaults (name:key=value,…)"),
         plain=plain,
     )
@@ -171,38 +171,38 @@ def detectors(asked: Asked) -> int:
     )
     show_lines("", plain=plain)
     show_table(
-        [(one["name"], one["description"], _defaults(one["parameters"])) for one in inference],
+        [(detector["name"], detector["description"], _defaults(detector["parameters"])) for detector in inference],
         ("inference: detector", "what it compares", "parameters with defaults (name:key=value,…)"),
         plain=plain,
     )
     return 0
 
 
-def _listed(name: str, kind: str, made: Callable[..., Any], description: str = "") -> dict[str, Any]:
+def _listed(name: str, kind: str, factory: Callable[..., Any], description: str = "") -> dict[str, Any]:
     """A rule or detector: its description, by default the first line of its docstring, and its parameters."""
-    parameters = inspect.signature(made).parameters.values()
+    parameters = inspect.signature(factory).parameters.values()
     return {
         "name": name,
         "kind": kind,
-        "description": description or inspect.cleandoc(made.__doc__ or "").partition("\n")[0].rstrip("."),
+        "description": description or inspect.cleandoc(factory.__doc__ or "").partition("\n")[0].rstrip("."),
         "parameters": {p.name: p.default for p in parameters if p.default not in (None, inspect.Parameter.empty)},
     }
 
 
 def _listed_of_others(
-    kind: str, group: str, own: Mapping[str, Any], load: Callable[[str], Callable[..., Any]]
+    kind: str, group: str, known: Mapping[str, Any], load: Callable[[str], Callable[..., Any]]
 ) -> Iterator[dict[str, Any]]:
-    """What other packages register; of a part that cannot be imported, the error is the description."""
-    for name, entry in installed_parts(group, own).items():
+    """Parts that other packages register; of a part that cannot be imported, the error is the description."""
+    for name, entry in installed_parts(group, known).items():
         try:
-            one = _listed(name, kind, load(name))
-            yield {**one, "description": f"{one['description']} ({package_of(entry)})"}
+            part = _listed(name, kind, load(name))
+            yield {**part, "description": f"{part['description']} ({package_of(entry)})"}
         except UsageError as error:
             yield {"name": name, "kind": kind, "description": str(error), "parameters": {}}
 
 
-def _defaults(given: Mapping[str, object]) -> str:
-    texts = {name: f"{value:g}" if isinstance(value, float) else str(value).lower() for name, value in given.items()}
+def _defaults(values: Mapping[str, object]) -> str:
+    texts = {name: f"{value:g}" if isinstance(value, float) else str(value).lower() for name, value in values.items()}
     return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 

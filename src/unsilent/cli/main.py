@@ -32,7 +32,7 @@ INTERRUPTED = 130
 MOST_MESSAGE = 1200
 """Characters of an error."""
 READER_LEFT = 141
-"""What a shell says of a program that SIGPIPE ended; the signal itself would end us when a worker dies, too."""
+"""Exit code of a shell for a program that SIGPIPE ended; the signal itself would end us when a worker dies, too."""
 
 
 def _version(show: bool) -> None:
@@ -44,7 +44,7 @@ def _version(show: bool) -> None:
 
 
 class App(NamedTuple):
-    """What is run: a typer application by its whole name, its words, and those of a user's script."""
+    """A typer application by its whole name, its words, and those of a user's script."""
 
     name: str
     app: typer.Typer
@@ -71,8 +71,8 @@ def make_app(arguments: Sequence[str] = ()) -> App:
         first = next((word for word in arguments[:1] if any(known.startswith(f"{word} ") for known in COMMANDS)), "")
         return App(f"unsilent {first}".strip(), make_overview_app(first, root), arguments[1 if first else 0 :])
     command, words = load_command(name), list(arguments[len(name.split()) :])
-    own, script = command.split_script(words) if command.split_script else (words, ())
-    return App(f"unsilent {name}", make_command_app(command, own), own, script)
+    command_words, script = command.split_script(words) if command.split_script else (words, ())
+    return App(f"unsilent {name}", make_command_app(command, command_words), command_words, script)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -81,9 +81,9 @@ def main(arguments: list[str] | None = None) -> None:
     repeat_swallowed_interrupts()
     open_missing_output()
     escape_unencodable_output()
-    given = sys.argv[1:] if arguments is None else arguments
-    code = run(given)
-    if given[:1] != ["run"]:  # a script's own handlers may still have something to do
+    given_words = sys.argv[1:] if arguments is None else arguments
+    code = run(given_words)
+    if given_words[:1] != ["run"]:  # a script's own handlers may still have something to do
         end_silently_on_interrupt()
     sys.exit(code)
 
@@ -119,7 +119,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """The same, where what is printed may still have to be flushed."""
+    """Exit code, where what is printed may still have to be flushed."""
     name = "unsilent"
     try:
         app = make_app(arguments)
@@ -161,7 +161,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 
 def _explained(message: str, command: str) -> str:
-    """What a command cannot understand, and where to find what it does."""
+    """The message on what a command cannot understand, and where to find what it does."""
     from unsilent.cli.table import PYTHON_FUNCTIONS
 
     for name, text in PYTHON_FUNCTIONS.items():
@@ -182,7 +182,7 @@ def _drop_output(code: int) -> int:
 
 
 def _place(error: OSError) -> str:
-    """What could not be written."""
+    """Name of what could not be written."""
     return str(error.filename) if error.filename else "what was printed"
 
 

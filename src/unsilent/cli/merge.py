@@ -18,7 +18,7 @@ NO_STORES = "no stores were named; give stores of one campaign, and --output for
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """What is joined."""
+    """Options for the stores that are joined."""
 
     stores: Annotated[tuple[Path, ...], Option(
         "Stores of one campaign.", "", metavar="STORE", missing_error=NO_STORES, is_repeatable=True)] = ()  # fmt: skip

@@ -35,13 +35,18 @@ def report_path(store: Path, output: Path | None) -> Path:
     path = output or default_report_path(store)
     if os.path.realpath(path) == os.path.realpath(store):
         raise UsageError(f"the report would overwrite the store {store}; give another --output or --store")
-    if output is not None and (not path.parent.is_dir() or path.is_dir()):
-        raise UsageError(
-            f"cannot write the report {path}: its folder does not exist, or a folder has that name; give another --output"
-        )
+    check_writable(output, "the report ")
     if output is None and path.exists() and not is_unsilent_page(path):
         raise UsageError(f"{path} exists and is not an Unsilent report; give another --output")
     return path
+
+
+def check_writable(path: Path | None, what: str = "") -> None:
+    """Raise ``UsageError`` for a file that cannot be written there, before anything runs; ``what``: what it is and a blank."""
+    if path is not None and (not path.parent.is_dir() or path.is_dir()):
+        raise UsageError(
+            f"cannot write {what}{path}: its folder does not exist, or a folder has that name; give another --output"
+        )
 
 
 def writable_page(page: Path, output: Path | None) -> Path | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import Asked
-from unsilent.cli.running import check_page
+from unsilent.cli.paths import check_writable
 from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions
 from unsilent.placement.options import MeasureOptions, PlacementOptions
 
@@ -28,9 +28,9 @@ Under torchrun it measures that job, else processes that are started here. Print
 
 def placement(asked: Asked) -> Report | int:
     """Rank, or print the script of the best placement."""
-    from unsilent.placement.code import script as make_script
     from unsilent.placement.ranking import rank_placements
     from unsilent.placement.report import report
+    from unsilent.placement.report import script as make_script
     from unsilent.placement.system import load_system
 
     start = time.perf_counter()
@@ -59,9 +59,10 @@ def range_notes(options: PlacementOptions, reductions: Sequence[Reduction]) -> l
 
     largest = max(row.payload for row in load_sweep(options.system).rows)
     return [
-        f"{human_bytes(round(one.payload))} is extrapolated: the largest payload that was measured is {human_bytes(largest)}"
-        for one in reductions
-        if one.payload > largest
+        f"{human_bytes(round(reduction.payload))} is extrapolated: the largest payload that was measured is "
+        f"{human_bytes(largest)}"
+        for reduction in reductions
+        if reduction.payload > largest
     ]
 
 
@@ -71,7 +72,7 @@ def measure(asked: Asked) -> int:
     from unsilent.placement.system import system_toml
 
     options = asked[MeasureOptions]
-    check_page(options.output)
+    check_writable(options.output)
     levels = options.level_counts()
     sweep = measure_here(tuple(levels.values()), tuple(levels), options.payloads(), options.repeats)
     if sweep is None:

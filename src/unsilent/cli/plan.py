@@ -11,6 +11,7 @@ from typing import Any
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import Asked
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
+from unsilent.cli.paths import check_writable
 from unsilent.command import MEASURE, Command, DisplayOptions
 from unsilent.studies.plan.spec import PlanOptions, PlanOutputOptions
 
@@ -32,19 +33,19 @@ def plan(asked: Asked) -> int:
     from unsilent.studies.plan.study import make_plan, protected_list
     from unsilent.studies.pvf.kind import PVF
 
-    options, shown, display = asked[PlanOptions], asked[PlanOutputOptions], asked[DisplayOptions]
-    check_output(shown.output, options)
+    options, plan_output, display = asked[PlanOptions], asked[PlanOutputOptions], asked[DisplayOptions]
+    check_output(plan_output.output, options)
     for store in filter(None, (options.store, options.truth)):
         refuse_other_files(store, STORE_WANTED)
         if (kind := kind_of_store(store)) is not PVF:
             raise UsageError(f"{store} is a store of unsilent {kind.command_words}; a plan needs one of unsilent pvf")
-    page = report_path(options.store, shown.page or options.store.with_suffix(".plan.html"))
-    page_path = writable_page(page, shown.page)
+    page = report_path(options.store, plan_output.page or options.store.with_suffix(".plan.html"))
+    page_path = writable_page(page, plan_output.page)
     command = asked.command_line("plan", PlanOptions)
     result = make_plan(options, command, asked.observer)
-    if shown.output is not None:
-        write_list(protected_list(result), shown.output)
-    files = {"List": shown.output, "Validation store": result.validation_store}
+    if plan_output.output is not None:
+        write_list(protected_list(result), plan_output.output)
+    files = {"List": plan_output.output, "Validation store": result.validation_store}
     show_report(report(result), page_path, display.as_json, display.plain, files)
     return 0
 
@@ -58,10 +59,7 @@ def check_output(output: Path | None, options: PlanOptions) -> None:
     inputs = [path for path in (options.store, options.truth, options.accelerator) if path is not None]
     if os.path.realpath(output) in map(os.path.realpath, inputs):
         raise UsageError(f"the list would overwrite {output}; give another --output")
-    if not output.parent.is_dir() or output.is_dir():
-        raise UsageError(
-            f"cannot write the list {output}: its folder does not exist, or a folder has that name; give another --output"
-        )
+    check_writable(output, "the list ")
 
 
 def write_list(values: Mapping[str, Any], path: Path) -> None:

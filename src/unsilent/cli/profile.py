@@ -18,7 +18,7 @@ NO_WORKLOAD = "no workload was given; expected unsilent profile WORKLOAD, such a
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What is profiled, and where the profile goes."""
+    """Options for what is profiled, and where the profile goes."""
 
     workload: Annotated[
         str | None,
@@ -51,11 +51,11 @@ class ProfileOptions:
 
 def profile(options: Asked) -> int:
     """Make a profile, write it, and print what it is of."""
-    asked = options[ProfileOptions]
-    if asked.workload is None:
+    chosen = options[ProfileOptions]
+    if chosen.workload is None:
         raise UsageError(NO_WORKLOAD)
-    if asked.samples < 1:
-        raise UsageError(f"--samples is {asked.samples}; expected 1 or more")
+    if chosen.samples < 1:
+        raise UsageError(f"--samples is {chosen.samples}; expected 1 or more")
     from unsilent.campaigns.options import read_pairs
     from unsilent.engine.device_placement import place, place_model, resolve_device
     from unsilent.protection.detector import check_can_be_stored, make_detector
@@ -64,36 +64,47 @@ def profile(options: Asked) -> int:
     from unsilent.workloads.registry import load
 
     start = time.perf_counter(), time.process_time()
-    check_can_be_stored(make_detector(asked.detector))
-    workload = load(asked.workload, dict(read_pairs(asked.workload_options)), data=asked.data, weights=asked.weights)
+    check_can_be_stored(make_detector(chosen.detector))
+    workload = load(
+        chosen.workload,
+        dict(read_pairs(chosen.workload_options)),
+        data=chosen.data,
+        weights=chosen.weights,
+    )
     if not isinstance(workload, CalibratedWorkload):
         raise UsageError(
             f"workload {workload.name!r} has no clean inputs; expected a method clean_batches(part, samples), or call "
             "unsilent.protect(model, batches) with batches of your own"
         )
-    device = resolve_device(asked.device)
+    device = resolve_device(chosen.device)
     model = place_model(workload.model(), device, None)
-    batches = [place(batch, device, None) for batch in workload.clean_batches(CALIBRATION, asked.samples)]
-    made = make_profile(
-        model, batches, asked.detector, rate=asked.rate, layers=asked.layers, run=workload.run, seed=asked.seed
+    batches = [place(batch, device, None) for batch in workload.clean_batches(CALIBRATION, chosen.samples)]
+    result = make_profile(
+        model,
+        batches,
+        chosen.detector,
+        rate=chosen.rate,
+        layers=chosen.layers,
+        run=workload.run,
+        seed=chosen.seed,
     )
-    path = asked.output or Path(f"{workload.name}.profile")
-    made.save(path)
+    path = chosen.output or Path(f"{workload.name}.profile")
+    result.save(path)
     values = {
-        "workload": asked.workload, "detector": made.detector.name, "rate": made.rate, "threshold": made.threshold,
-        "threshold_samples": made.samples, "layers": made.layer_names, "detector_bytes": made.detector.nbytes,
-        "model": made.model, "profile": str(path),
+        "workload": chosen.workload, "detector": result.detector.name, "rate": result.rate, "threshold": result.threshold,
+        "threshold_samples": result.samples, "layers": result.layer_names, "detector_bytes": result.detector.nbytes,
+        "model": result.model, "profile": str(path),
     }  # fmt: skip
     if options[DisplayOptions].as_json:
         seconds = {"seconds": time.perf_counter() - start[0], "cpu_seconds": time.process_time() - start[1]}
-        head = {"schema": "unsilent/profile/1", "command": "profile", "seed": asked.seed, **seconds}
+        head = {"schema": "unsilent/profile/1", "command": "profile", "seed": chosen.seed, **seconds}
         print(json.dumps({**head, "results": [values]}, indent=2))
         return 0
     from unsilent.cli.tables import show_lines
 
     show_lines(
-        f"Detector: {made.detector.name}, {len(made.layer_names)} layers, {made.detector.nbytes:,} bytes",
-        f"Threshold: {made.threshold:.4g}, {made.rate:g} false alarms per sample and call, from {made.samples:,} samples",
+        f"Detector: {result.detector.name}, {len(result.layer_names)} layers, {result.detector.nbytes:,} bytes",
+        f"Threshold: {result.threshold:.4g}, {result.rate:g} false alarms per sample and call, from {result.samples:,} samples",
         f"Profile: {path}",
     )
     return 0

@@ -1,4 +1,4 @@
-"""What a running campaign shows: a rich bar on a terminal, a line now and then elsewhere, or nothing."""
+"""Display of a running campaign: a rich bar on a terminal, a line now and then elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ class LineDisplay(NoDisplay):
     """A line on stderr when something begins, and every ten seconds."""
 
     def __init__(self, noun: str) -> None:
-        self._noun, self._what = noun, ""
-        self._said = self._began = time.monotonic()
+        self._noun, self._description = noun, ""
+        self._last_line_time = self._began = time.monotonic()
         self._done = self._before = self._total = 0
 
     def loading(self, description: str, done: float, total: float) -> None:
-        if description != self._what:
+        if description != self._description:
             print(description, file=sys.stderr)
-        self._what = description
+        self._description = description
 
     def planned(self, done: int, total: int) -> None:
         self._done = self._before = done
         self._total = total
-        self._said = self._began = time.monotonic()
+        self._last_line_time = self._began = time.monotonic()
         print(count_text(total, self._noun) + (f", {done:,} of them already stored" if done else ""), file=sys.stderr)
 
     def say(self, sentence: str) -> None:
@@ -70,8 +70,8 @@ class LineDisplay(NoDisplay):
     def trial(self, row: object) -> None:
         self._done += 1
         now = time.monotonic()
-        if now - self._said >= LINE_SECONDS and self._done > self._before:
-            self._said = now
+        if now - self._last_line_time >= LINE_SECONDS and self._done > self._before:
+            self._last_line_time = now
             rate = (self._done - self._before) / (now - self._began)
             left = (self._total - self._done) / rate
             done = f"{self._done:,}/{self._total:,} {self._noun}s"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PvfCommandOptions:
-    """What is made of the result."""
+    """Options for what is made of the result."""
 
     assertion: Annotated[tuple[str, ...], Option(
         "Exit with 1 if the upper limit of a target is above this bound, like "
@@ -52,7 +52,7 @@ class PvfVerb(CampaignVerb):
             check_rate(rate, spec.is_transient)
 
     def gates(self, asked: Asked) -> list[Gate]:
-        """What must hold; raises ``UsageError``."""
+        """Gates that must hold; raises ``UsageError``."""
         from unsilent.studies.pvf.records import Gate
 
         return [Gate.parse(text) for text in asked[PvfCommandOptions].assertion]

@@ -22,7 +22,7 @@ NO_STORE = "no store was named; give the store of a campaign and a trial of it, 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Which trial runs again, and what of it is not built in."""
+    """Options for the trial that runs again, and what of it is not built in."""
 
     store: Annotated[Path, Option("A campaign store.", "", missing_error=NO_STORE)]
     trial: Annotated[str | None, Option("The trial, like top_mlp/x8/17.", "", is_argument=True)] = None
@@ -40,7 +40,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What else kinds with ``replay_choices`` show of a trial."""
+    """Options for what else kinds with ``replay_choices`` show of a trial."""
 
     trace: Annotated[bool, Option(
         "Show how the fault spreads: compare every operation with the golden run.", OUTPUT_PANEL)] = False  # fmt: skip
@@ -55,9 +55,9 @@ class TraceOptions:
 
     def __post_init__(self) -> None:
         ignored = {"--batch": self.batch, "--output": self.output}
-        given = [flag for flag, value in ignored.items() if value is not None and not self.trace]
-        if given:
-            raise UsageError(f"{given[0]} is only used with --trace: leave out {', '.join(given)}")
+        trace_flags = [flag for flag, value in ignored.items() if value is not None and not self.trace]
+        if trace_flags:
+            raise UsageError(f"{trace_flags[0]} is only used with --trace: leave out {', '.join(trace_flags)}")
 
 
 def options_of_store(arguments: Sequence[str]) -> tuple[type, ...]:
@@ -93,11 +93,13 @@ def replay(asked: Asked) -> int:
     kind, number = kind_of_store(store), TrialId.parse(options.trial)
     tracing = asked[TraceOptions]
     choices = {"trace": tracing.trace, "batch": tracing.batch, "log": tracing.log is not None}
-    given = {name: getattr(options, name) for name in ("workload", "data", "weights", "accelerator", "fault")}
+    workload_options = {
+        name: getattr(options, name) for name in ("workload", "data", "weights", "accelerator", "fault")
+    }
     page = trace_path(store, str(number), tracing.output) if tracing.trace else None
     with Store(store, kind) as opened:
-        own = {name: choices[name] for name in kind.replay_choices}
-        result = (kind.replay or replay_trial)(opened, number, given, options.options, **own)
+        tracing_options = {name: choices[name] for name in kind.replay_choices}
+        result = (kind.replay or replay_trial)(opened, number, workload_options, options.options, **tracing_options)
     if tracing.log is not None:
         _write_log(tracing.log, result.log)
     code = show_replay(result, display.as_json, display.plain, **({} if page is None else {"report": str(page)}))

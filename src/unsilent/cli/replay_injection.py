@@ -16,7 +16,7 @@ NO_FILE = "no injection was named; give the .csv file of a published injection"
 
 @dataclass(frozen=True)
 class InjectionOptions:
-    """What is replayed, on which images, and what is written of it."""
+    """Options for what is replayed, on which images, and what is written of it."""
 
     file: Annotated[Path, Option("A published injection.", "", metavar="FILE.csv", missing_error=NO_FILE)]
     data: Annotated[str | None, Option("Images as .npz, or digits (built-in).", WORKLOAD_PANEL)] = None
@@ -69,8 +69,8 @@ def replay_injection(asked: Asked) -> int:
         print(f"{done}\n\n{'# ' if display.plain else ''}Log: {done.log}")
     if done.trace is not None and page is not None:
         facts = (("injection", injection.name), ("layer", injection.target_layer), ("weights", done.weights))
-        made = report(done.trace, f"how the fault of {injection.name} spreads", facts)
-        show_trace(made, page, display.as_json, display.plain)
+        trace_report = report(done.trace, f"how the fault of {injection.name} spreads", facts)
+        show_trace(trace_report, page, display.as_json, display.plain)
     return 0
 
 

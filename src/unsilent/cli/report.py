@@ -21,7 +21,7 @@ NO_STORE = "no store was named; give the store of a campaign, a card, or events 
 
 @dataclass(frozen=True)
 class StoredReportOptions:
-    """What is shown, and where the page goes."""
+    """Options for what is shown, and where the page goes."""
 
     store: Annotated[Path, Option(
         "A campaign store, a card, or events of a monitored training.", "", missing_error=NO_STORE)]  # fmt: skip
@@ -42,7 +42,7 @@ class StoredReportOptions:
 
 @dataclass(frozen=True)
 class CardOptions:
-    """What stores of ``unsilent pvf`` can be written as."""
+    """Options for the card of a store of ``unsilent pvf``."""
 
     card: Annotated[
         bool,
@@ -114,11 +114,11 @@ def write_part(asked: Asked, options: StoredReportOptions, sort: str) -> None:
         first, second, third = (f"FILE{ending}" for ending in endings.split())
         raise UsageError(f"{option} needs the file to write; give -o {first}, {second} or {third}")
     readers = {"card": report_of_card, "events": report_of_events}
-    shown = readers[sort](options.store) if sort in readers else report_of_store(options.store, asked, canonical=False)
+    result = readers[sort](options.store) if sort in readers else report_of_store(options.store, asked, canonical=False)
     if options.figure is None:
-        print(f"Table: {write_table(shown, options.output)}")
+        print(f"Table: {write_table(result, options.output)}")
     else:
-        print(f"Figure: {write_figure(shown, options.figure, options.output)}")
+        print(f"Figure: {write_figure(result, options.figure, options.output)}")
 
 
 def check_canonical(canonical: bool, display: DisplayOptions) -> None:
@@ -143,7 +143,7 @@ def report_of_events(path: Path) -> Report:
 
 
 def report_of_store(path: Path, asked: Asked, canonical: bool, card: tuple[Path, Path] | None = None) -> Report:
-    """What a store of any kind holds; a card of it and its page are written to these paths."""
+    """Report on a store of any kind; a card of it and its page are written to these paths."""
     from unsilent.campaigns.store import open_store
     from unsilent.studies.campaign_kinds import kind_of_store
 
@@ -159,9 +159,9 @@ def options_for_store(store: Any, asked: Asked, cls: type[Any]) -> dict[str, Any
     """Options of a class by field; of those that were not given, what the command of the store gave."""
     from unsilent.campaigns.stored_command import stored_options
 
-    own = options_of(cls)
-    given = {name: value for name, value in asked.given_values.items() if name in own}
-    return dict(vars(replace(stored_options(store, cls), **given)))
+    fields = options_of(cls)
+    given_here = {name: value for name, value in asked.given_values.items() if name in fields}
+    return dict(vars(replace(stored_options(store, cls), **given_here)))
 
 
 COMMAND = Command(

@@ -23,7 +23,7 @@ def show_report(
     """Print the report, write its page where one is wanted, and name it.
 
     Args:
-        files: What else was written, by the names that a terminal shows.
+        files: Other files that were written, by the names that a terminal shows.
         canonical: The JSON object is without what differs between two runs of the same campaign.
         more: Further fields of it.
     """

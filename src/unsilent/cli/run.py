@@ -38,7 +38,7 @@ STOPPING = ("replay", "stop")
 
 @dataclass(frozen=True)
 class AlarmCommandOptions:
-    """What else is done on an alarm."""
+    """Options for what else is done on an alarm."""
 
     on_alarm_exec: Annotated[
         str | None,
@@ -52,7 +52,7 @@ class AlarmCommandOptions:
 
 @dataclass(frozen=True)
 class IsolationOptions:
-    """Which devices a job may use, and what it continues from."""
+    """Options for the devices that a job may use, and what it continues from."""
 
     isolate: Annotated[
         bool,

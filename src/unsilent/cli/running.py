@@ -1,4 +1,4 @@
-"""One command, from what was given on the command line to its exit code."""
+"""The run of one command, from what was given on the command line to its exit code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unsilent.basics.errors import UsageError
 from unsilent.basics.options import Asked
+from unsilent.cli.paths import check_writable
 from unsilent.command import Command, ConfigOptions, DisplayOptions, PageOptions, ProgressOptions
 
 
@@ -22,7 +22,7 @@ def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[
     if not command.has_report:
         return int(_run(command, asked) or 0)
     page, display = asked[PageOptions].output, asked[DisplayOptions]
-    check_page(page)
+    check_writable(page)
     result = _run(command, asked)
     if isinstance(result, int):
         return result
@@ -48,7 +48,7 @@ def read_config(asked: Asked, path: Path) -> None:
 
 
 def _run(command: Command, asked: Asked) -> Any:
-    """What the command returns; a long one shows its progress."""
+    """The return value of the command; a long one shows its progress."""
     if not command.is_long:
         return command.run(asked)
     from unsilent.cli.progress import make_observer
@@ -56,11 +56,3 @@ def _run(command: Command, asked: Asked) -> Any:
     plain = "as_json" in asked.options and (asked[DisplayOptions].plain or asked[DisplayOptions].as_json)
     with make_observer(quiet=asked[ProgressOptions].quiet, plain=plain) as asked.observer:
         return command.run(asked)
-
-
-def check_page(page: Path | None) -> None:
-    """Raise ``UsageError`` for a page that cannot be written there, before anything runs."""
-    if page is not None and (not page.parent.is_dir() or page.is_dir()):
-        raise UsageError(
-            f"cannot write {page}: its folder does not exist, or a folder has that name; give another --output"
-        )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScriptOptions:
-    """What is run."""
+    """Options for the program that is run."""
 
     script: Annotated[
         str | None, Option("The script. All that follows it are its own arguments.", "", is_argument=True)

@@ -23,7 +23,7 @@ Exit code: 17 where an answer was wrong, 0 where none was.
 
 @dataclass(frozen=True)
 class SelfTestOptions:
-    """What is tested, and how long."""
+    """Options for what is tested, and how long."""
 
     device: Annotated[str, Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)] = "auto"
     minutes: Annotated[float, Option("How long. Everything is executed once in any case.", EXECUTION_PANEL)] = 1.0
@@ -39,7 +39,7 @@ class SelfTestOptions:
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """Which step is recorded."""
+    """Options for the step that is recorded."""
 
     training: Annotated[
         str, Option("A training: built in, or FILE.py:NAME.", "", metavar="TRAINING", missing_error=NO_TRAINING)

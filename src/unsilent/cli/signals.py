@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 REPEAT_SECONDS = 0.02
-"""After which an interrupt that was swallowed is raised again."""
+"""Seconds after which an interrupt that was swallowed is raised again."""
 REPEATED_SECONDS = 2.0
 """The kernel and the shell both signal a closed terminal: the second signal must not interrupt the tidying."""
 

@@ -24,11 +24,11 @@ MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is known of one store.
+    """The state of one store.
 
     Attributes:
         kind: The verb that made it.
-        subject: What runs.
+        subject: Subject that runs.
         done, planned: Trials or replicas, of a part of ``--shard`` those of this part; None where that is not known.
         shard: ``1/2`` where the store is a part of a campaign.
         command: Continues the campaign, or extends it with a larger budget.
@@ -56,7 +56,7 @@ class Status:
 
 @dataclass(frozen=True)
 class StatusOptions:
-    """Which stores."""
+    """Options for the stores that are listed."""
 
     stores: Annotated[tuple[Path, ...], Option(
         "Stores, or folders of stores.", "", metavar="STORE", is_argument=True, is_repeatable=True,
@@ -71,47 +71,47 @@ For a folder, show all stores in it. The exit code is 1 if a store cannot be rea
 
 def status(asked: Asked) -> int:
     """Print the status of each store."""
-    given, display = asked[StatusOptions].stores or (Path(),), asked[DisplayOptions]
-    for path in given:
+    paths, display = asked[StatusOptions].stores or (Path(),), asked[DisplayOptions]
+    for path in paths:
         if path.suffix == ".jsonl":
             raise UsageError(
                 f"{path} has events of a monitored job; use unsilent watch {path}, or unsilent report {path}"
             )
-    result = [status_of(path) for path in _files(given)]
+    result = [status_of(path) for path in _files(paths)]
     if display.as_json:
-        print(json.dumps({"schema": "unsilent/status/1", "stores": [asdict(one) for one in result]}, indent=2))
+        print(json.dumps({"schema": "unsilent/status/1", "stores": [asdict(row) for row in result]}, indent=2))
     elif not result:
-        show_lines(f"no store in {', '.join(map(str, given))}", plain=display.plain)
+        show_lines(f"no store in {', '.join(map(str, paths))}", plain=display.plain)
     elif display.plain:
         show_plainly(result)
     else:
-        for number, one in enumerate(result):
-            show_lines(*([""] if number else []), *lines(one))
-            if one.command and not one.is_complete:
-                print(f"  continue with: {one.command}")  # in one line, to be copied
-    return int(any(one.error for one in result))
+        for number, row in enumerate(result):
+            show_lines(*([""] if number else []), *lines(row))
+            if row.command and not row.is_complete:
+                print(f"  continue with: {row.command}")  # in one line, to be copied
+    return int(any(row.error for row in result))
 
 
 def show_plainly(result: Sequence[Status]) -> None:
-    """One row for each store, and comments with the errors and with the commands that continue."""
+    """Print one row for each store, and comments with the errors and with the commands that continue."""
     rows = [
-        (one.store, one.kind or "-", one.done, "-" if one.planned is None else one.planned, one.shard or "-",
-         "yes" if one.is_complete else "no" if one.planned is not None else "-", one.headline or "-")
-        for one in result
+        (row.store, row.kind or "-", row.done, "-" if row.planned is None else row.planned, row.shard or "-",
+         "yes" if row.is_complete else "no" if row.planned is not None else "-", row.headline or "-")
+        for row in result
     ]  # fmt: skip
     show_table(rows, ("store", "kind", "done", "planned", "part", "complete", "result"), plain=True)
-    for one in result:
-        if one.error or one.no_result:
-            show_lines(f"{one.store}: {one.error or one.no_result}", plain=True)
-        if one.command and not one.is_complete:
-            show_lines(f"continue with: {one.command}", plain=True)
+    for row in result:
+        if row.error or row.no_result:
+            show_lines(f"{row.store}: {row.error or row.no_result}", plain=True)
+        if row.command and not row.is_complete:
+            show_lines(f"continue with: {row.command}", plain=True)
 
 
-def _files(given: Sequence[Path]) -> Iterator[Path]:
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
     """Files that were named, and the stores of ours in folders that were."""
     from unsilent.studies.campaign_kinds import find_kind_of_store
 
-    for path in given:
+    for path in paths:
         if not path.is_dir():
             if not path.exists():
                 raise UsageError(f"there is no store {path}; check the name")
@@ -137,7 +137,7 @@ def status_of(path: Path) -> Status:
 
 
 def lines(result: Status) -> list[str]:
-    """What a terminal shows of a status, above the command."""
+    """Lines of a status in a terminal, above the command."""
     if result.error:
         return [f"{result.store}: {result.kind or 'unknown'}", f"  cannot be read: {result.error}"]
     unit = "replicas" if result.kind == "noise" else "trials"
@@ -156,7 +156,7 @@ def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
     from unsilent.campaigns.stored_command import stored_options
 
     with open_store(path, kind) as store:
-        own = sum(map(kind.is_planned_trial, store.stored_trial_ids()))
+        stored_trials = sum(map(kind.is_planned_trial, store.stored_trial_ids()))
         headline = reason = ""
         try:
             result = store.analyse(**vars(stored_options(store, kind.analysis_options)))
@@ -171,7 +171,7 @@ def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
             str(path),
             kind.name,
             escape_unprintable(kind.subject(store)),
-            own,
+            stored_trials,
             kind.count_planned_trials(store) if parts == 1 else count_budgeted_trials(store, part, parts),
             "" if parts == 1 else f"{part}/{parts}",
             _with(command, path),

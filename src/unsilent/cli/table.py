@@ -41,7 +41,7 @@ COMMANDS = {
     "checkpoint diff": "unsilent.cli.checkpoint:DIFF",
     "checkpoint manifest": "unsilent.cli.checkpoint:MANIFEST",
     "checkpoint verify": "unsilent.cli.checkpoint:VERIFY",
-    "checkpoint last-good": "unsilent.cli.checkpoint_last_good:COMMAND",
+    "checkpoint last-good": "unsilent.cli.checkpoint:COMMAND",
     "checkpoint corrupt": "unsilent.cli.checkpoint_editing:CORRUPT",
     "checkpoint undo": "unsilent.cli.checkpoint_editing:UNDO",
     "checkpoint replay": "unsilent.cli.checkpoint_editing:REPLAY",
@@ -58,7 +58,7 @@ COMMANDS = {
     "faults": "unsilent.cli.listing:FAULTS",
     "detectors": "unsilent.cli.listing:DETECTORS",
 }  # fmt: skip
-"""Those of this package."""
+"""Commands of this package."""
 PYTHON_FUNCTIONS = {
     "inject": "unsilent.inject(model, 'param:layer1.*', bit=30) injects one fault into a model, and undoes it.",
     "protect": "unsilent.protect(model, clean_batches) notices corrupted answers of a model, and repairs them.",

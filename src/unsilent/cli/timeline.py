@@ -23,7 +23,7 @@ stragglers a step takes.
 
 @dataclass(frozen=True)
 class TimelineOptions:
-    """Which traces are read."""
+    """Options for the traces that are read."""
 
     traces: Annotated[tuple[Path, ...], Option(
         "Traces of one job: files of the profiler or their folder, or an operation table (.parquet), with its metadata beside it "

@@ -21,7 +21,7 @@ Exit code: 1 where a rank was missing from a collective or collectives differ, 0
 
 @dataclass(frozen=True)
 class HangOptions:
-    """Which dumps are read."""
+    """Options for the dumps that are read."""
 
     dumps: Annotated[tuple[Path, ...], Option(
         "Folders with dumps, or dumps, of one job: NAME_RANK (pickle), NAME_RANK.json or flight-rankRANK.json.", "",

@@ -22,7 +22,7 @@ Ends in the setting to pass to DistributedDataParallel, and its predicted gain o
 
 @dataclass(frozen=True)
 class OptimiseOptions:
-    """What is read."""
+    """Options for the traces that are read."""
 
     traces: Annotated[tuple[Path, ...], Option(
         "Traces of the ranks, or their folder.", "", metavar="TRACE", missing_error=NO_TRACES,

@@ -27,7 +27,7 @@ MOST_STEPS = 10_000
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What is recorded, and where."""
+    """Options for what is recorded, and where."""
 
     output: Annotated[Path | None, Option("Folder for the traces.", OUTPUT_PANEL, short_flag="o", metavar="DIR")] = None
     steps: Annotated[int, Option("Steps to record; a step ends with that of the optimizer.", EXECUTION_PANEL)] = 10

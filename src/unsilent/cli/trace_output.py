@@ -1,4 +1,4 @@
-"""What verbs that trace have in common: the table and the page of a trace."""
+"""Shared parts of verbs that trace: the table and the page of a trace."""
 
 from __future__ import annotations
 

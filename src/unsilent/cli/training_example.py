@@ -13,7 +13,7 @@ NO_CLASS = "no class of outcomes was named; give one like low-test"
 
 @dataclass(frozen=True)
 class ExampleOptions:
-    """Which example is shown."""
+    """Options for the example that is shown."""
 
     outcome_class: Annotated[str, Option(
         "Class of outcomes: masked, immediate-nan, short-term-nan, slow-degrade, sharp-degrade, sharp-slow-degrade or low-test.",

@@ -43,7 +43,7 @@ job is not changed.
 
 @dataclass(frozen=True)
 class TriageOptions:
-    """Which incident, and what is done."""
+    """Options for the incident, and what is done."""
 
     folder: Annotated[Path | None, Option(
         "Folder of an incident, or of the events of a job with one incident.", "", metavar="INCIDENT",
@@ -73,7 +73,7 @@ class TriageOptions:
 
 @dataclass(frozen=True)
 class QueryOptions:
-    """Which query, of which incident."""
+    """Options for the query, and its incident."""
 
     name: Annotated[str, Option("Name of a query, such as find-onset.", "", missing_error=(
         "no query was named; give one, such as find-onset (unsilent triage --tools lists them)"))]  # fmt: skip
@@ -94,7 +94,7 @@ class FarmOptions:
 
 @dataclass(frozen=True)
 class CollectOptions:
-    """Which job an incident is collected from, and what is added to what it left."""
+    """Options for the job an incident is collected from, and what is added to what it left."""
 
     job: Annotated[Path, Option(
         "Folder of a job, or of an incident in one.", "", metavar="JOBDIR",
@@ -160,10 +160,10 @@ def farm(asked: Asked) -> FarmResult:
     from unsilent.triage.farm.farm_report import FarmResult
 
     options = asked[FarmOptions]
-    made = make_collection(
+    incidents = make_collection(
         options.folder, options.incidents, options.seed, options.real, options.workers, asked.observer
     )
-    return FarmResult(options.folder, tuple(made))
+    return FarmResult(options.folder, tuple(incidents))
 
 
 def collect(asked: Asked) -> int:

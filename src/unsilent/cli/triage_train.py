@@ -17,7 +17,7 @@ unsilent triage INCIDENT --model FILE uses the model.
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """From what it is learned, and where the model goes."""
+    """Options for the collections to learn from, and where the model goes."""
 
     farms: Annotated[tuple[Path, ...], Option(
         "Folders of collections of incidents with labels.jsonl.", "", metavar="FARM", is_argument=True, is_repeatable=True,
@@ -39,7 +39,7 @@ def train_model(asked: Asked) -> int:
     from unsilent.triage.ranking.training_report import Trained
 
     options, display = asked[TrainOptions], asked[DisplayOptions]
-    incidents = [one for farm in options.farms for one in read_labels(farm / LABELS_FILE)]
+    incidents = [incident for farm in options.farms for incident in read_labels(farm / LABELS_FILE)]
     write_model(train(incidents, options.seed), options.output)
     show_report(Trained(options.output, incidents).report(), None, display.as_json, display.plain)
     return 0

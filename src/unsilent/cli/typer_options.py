@@ -30,8 +30,8 @@ def make_command_app(command: Command, arguments: Sequence[str] = ()) -> typer.T
     options = options_of(*command.all_option_classes(arguments))
 
     def function(context: typer.Context, **values: Any) -> int:
-        given = {name: value for name, value in values.items() if value is not None and value is not False}
-        return run_command(command, given, arguments, context.obj or ())
+        given_values = {name: value for name, value in values.items() if value is not None and value is not False}
+        return run_command(command, given_values, arguments, context.obj or ())
 
     function.__doc__ = f"{command.help.strip()}\n\nExample: {command.example}"
     app = typer.Typer(**SETTINGS | {"no_args_is_help": False})
@@ -52,7 +52,7 @@ def make_overview_app(first_word: str, root: Callable[..., None]) -> typer.Typer
 
 
 def typer_parameter(asking: OptionField) -> Any:
-    """What typer gets of an option."""
+    """The parameter of typer for an option."""
     if asking.is_argument:
         return typer.Argument(help=asking.help_text, metavar=asking.flag, show_default=False)
     letter = [f"-{asking.option.short_flag}"] if asking.option.short_flag else []
@@ -67,7 +67,7 @@ def typer_parameter(asking: OptionField) -> Any:
 
 
 def _with_options(function: Callable[..., int], options: Mapping[str, OptionField]) -> Callable[..., int]:
-    """The same function for typer, which has these options in the place of its parameter ``**values``."""
+    """The function for typer, which has these options in the place of its parameter ``**values``."""
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters = [context]
     for name, asking in options.items():
@@ -78,7 +78,7 @@ def _with_options(function: Callable[..., int], options: Mapping[str, OptionFiel
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {one.name: one.annotation for one in parameters}
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return function
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "unsilent/watch/1"
 CURVES = {"loss": "loss", "gradient-norm": "gradient_norm"}
-"""What can be drawn, and the field of a summary."""
+"""Series that can be drawn, and their fields of a summary."""
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 10.0
 """Time between two lines on the state in plain mode."""
@@ -45,7 +45,7 @@ NO_EVENTS = "no events were named; give the file that the job writes them to, or
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What is watched, and how it is shown."""
+    """Options for what is watched, and how it is shown."""
 
     events: Annotated[Path, Option(
         "Events of a monitored job: the file that the job was given (several ranks: the same name), or its folder.", "",
@@ -82,7 +82,7 @@ def watch(asked: Asked) -> int:
     job = JobEvents(options.events, waits=not (once or as_json))
     new = job.read_new()
     if as_json:
-        files = [str(one.path) for one in job.files]
+        files = [str(event_file.path) for event_file in job.files]
         lost = [{"rank": rank, "reason": reason} for rank, reason in job.lost.items()]
         print(json.dumps({"schema": SCHEMA, "events": files, "lost": lost, **_finite(job.history.as_json())}, indent=2))
     elif once:
@@ -108,12 +108,12 @@ class JobEvents:
     """The events of a job, read as they are written; files of further ranks are found when they appear.
 
     Args:
-        path: As of `find_event_files`.
+        path: Path as of `find_event_files`.
         waits: Whether a job that has written no events yet is no error.
 
     Attributes:
         history: All events that were read.
-        files: Where they come from.
+        files: Files that the events come from.
         lost: Why ranks write no events any more although they have not ended; by rank.
         is_over: Whether no event is expected any more.
     """
@@ -130,7 +130,7 @@ class JobEvents:
 
     @property
     def files(self) -> Sequence[EventFile]:
-        """In the order in which they were found."""
+        """Event files in the order in which they were found."""
         return list(self._files.values())
 
     def read_new(self) -> list[Event]:
@@ -147,16 +147,16 @@ class JobEvents:
         written = {rank: path.stat().st_mtime for rank, path in self._file_of_rank.items()}
         self.lost, stands_still = find_lost(self.history, written, gone, time.time())
         self.is_over = stands_still or self.history.has_ended
-        return sorted(new, key=lambda one: one.time)
+        return sorted(new, key=lambda event: event.time)
 
     def _read_files(self, new: deque[Event]) -> None:
         from unsilent.events.event_files import EventFile, check_size, find_event_files
         from unsilent.events.event_kinds import StepSummary
 
-        found = find_event_files(self._path, may_be_none=self._waits)
+        paths = find_event_files(self._path, may_be_none=self._waits)
         if not self._files:
-            check_size(self._path, found)
-        for path in found:
+            check_size(self._path, paths)
+        for path in paths:
             self._files.setdefault(path, EventFile(path))
         for file in self.files:
             for event in file.read_new():
@@ -185,7 +185,7 @@ def follow_lines(job: JobEvents, new: Sequence[Event]) -> None:
     """Print a line for each event but summaries, and the headline now and then, until the job ends."""
     from unsilent.events.event_kinds import Verdict
 
-    said = 0.0
+    headline_time = 0.0
     named: set[int] = set()
     while True:
         for event in new:
@@ -195,8 +195,8 @@ def follow_lines(job: JobEvents, new: Sequence[Event]) -> None:
             if rank not in named:
                 print(escape_unprintable(reason))
         named = set(job.lost)
-        if job.is_over or time.monotonic() - said >= LINE_SECONDS:
-            said = time.monotonic()
+        if job.is_over or time.monotonic() - headline_time >= LINE_SECONDS:
+            headline_time = time.monotonic()
             print(job.history.headline, flush=True)
         if job.is_over:
             return
@@ -219,22 +219,24 @@ def view(history: RunHistory, lost: Mapping[int, str], width: int, height: int |
     ranks = history.ranks
     messages = _messages(history)
     room = len(ranks) if height is None else max(4, height - 2 * (len(messages) + min(len(lost), MOST_MESSAGES)) - 5)
-    shown = sorted(sorted(ranks, key=lambda one: (-one.alarm_count, one.rank))[:room], key=lambda one: one.rank)
+    shown_ranks = sorted(
+        sorted(ranks, key=lambda rank: (-rank.alarm_count, rank.rank))[:room], key=lambda rank: rank.rank
+    )
     name = curve.replace("_", " ")
     bars = max(8, width - CURVE_ROOM - max(0, len(name) - 10))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for head in ("rank", "step", name, "", "score", "health", "monitor", "last event"):
         table.add_column(head, justify="left" if head in ("", "health", "last event") else "right", no_wrap=True)
-    for one in shown:
-        values = [getattr(summary, curve) for summary in one.summaries]
+    for rank in shown_ranks:
+        values = [getattr(summary, curve) for summary in rank.summaries]
         drawn = sparkline([value for value in values if value is not None], bars)
-        step, value, score, health, cost, last = _cells(one, curve)
-        table.add_row(str(one.rank), step, value, drawn, score, Text(health, _style(health)), cost, Text(last))
+        step, value, score, health, cost, last = _cells(rank, curve)
+        table.add_row(str(rank.rank), step, value, drawn, score, Text(health, _style(health)), cost, Text(last))
     parts: list[RenderableType] = [Text(history.headline, "bold red" if history.has_alarm else "bold")]
     parts += [Text(escape_unprintable(reason), "bold red") for reason in list(lost.values())[:MOST_MESSAGES]]
     parts.append(table)
-    if len(shown) < len(ranks):
-        parts.append(Text(f"and {len(ranks) - len(shown):,} more ranks"))
+    if len(shown_ranks) < len(ranks):
+        parts.append(Text(f"and {len(ranks) - len(shown_ranks):,} more ranks"))
     earlier = history.earlier
     if earlier.other_runs:
         runs, alarms = count_text(earlier.other_runs, "earlier run"), count_text(earlier.other_alarms, "alarm")
@@ -248,10 +250,10 @@ def print_state(history: RunHistory, lost: Mapping[int, str], console: Console) 
 
     heads = ("rank", "step", "loss", "gradient_norm", "score", "health", "monitor", "last_event")
     rows = []
-    for one in history.ranks:
-        step, loss, score, health, cost, last = _cells(one, "loss")
+    for rank in history.ranks:
+        step, loss, score, health, cost, last = _cells(rank, "loss")
         rows.append(
-            (str(one.rank), step.replace(",", ""), loss, _cells(one, "gradient_norm")[1], score, health, cost, last)
+            (str(rank.rank), step.replace(",", ""), loss, _cells(rank, "gradient_norm")[1], score, health, cost, last)
         )
     print_lines(console, [history.headline, *map(escape_unprintable, lost.values())], plain=True)
     print_columns(console, heads, rows)
@@ -278,20 +280,20 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(map(bar, means))
 
 
-def _cells(one: RankHistory, curve: str) -> tuple[str, str, str, str, str, str]:
+def _cells(rank: RankHistory, curve: str) -> tuple[str, str, str, str, str, str]:
     """Step, value, score, health, cost and how long ago the last event was."""
-    latest: StepSummary | None = one.summaries[-1] if one.summaries else None
+    latest: StepSummary | None = rank.summaries[-1] if rank.summaries else None
     value = getattr(latest, curve) if latest else None
-    cost = "–" if one.cost is None else f"{100 * one.cost:.2g} %"
-    age = max(0, round(time.time() - one.last.time)) if one.last else 0
+    cost = "–" if rank.cost is None else f"{100 * rank.cost:.2g} %"
+    age = max(0, round(time.time() - rank.last.time)) if rank.last else 0
     ago = f"{age} s ago" if age < 600 else f"{age // 60:,} min ago" if age < 36000 else f"{age // 3600:,} h ago"
-    last = one.state if one.ended or one.failed else ago
+    last = rank.state if rank.ended or rank.failed else ago
     score = "–" if latest is None or latest.score is None else f"{latest.score:.2g}"
     return (
-        f"{max(0, one.steps - 1):,}",
+        f"{max(0, rank.steps - 1):,}",
         "–" if value is None else f"{value:.4g}",
         score,
-        escape_unprintable(one.health)[:8],
+        escape_unprintable(rank.health)[:8],
         cost,
         last,
     )
@@ -300,13 +302,13 @@ def _cells(one: RankHistory, curve: str) -> tuple[str, str, str, str, str, str]:
 def _messages(history: RunHistory) -> list[tuple[str, str]]:
     """Failures, the last alarms and verdicts, the incident and what kind of fault it was, with their styles."""
     ranks = history.ranks
-    every = (alarm for one in ranks for alarm in one.latest_alarms if not alarm.repeats_other_rank)
-    alarms = sorted(every, key=lambda one: (one.step, one.rank))
-    verdicts = [one for one in history.latest_verdicts if not one.repeats_alarm]
-    lines = [(str(one.failed), "yellow") for one in ranks if one.failed][:MOST_MESSAGES]
-    lines += [(f"{one.level}: {one}", _style(one.level)) for one in alarms[-MOST_MESSAGES:]]
-    lines += [(f"verdict: {one}", "bold") for one in verdicts[-MOST_MESSAGES:]]
-    lines += [(str(one), "bold") for one in [history.incident, *history.explained[-MOST_MESSAGES:]] if one]
+    every = (alarm for rank in ranks for alarm in rank.latest_alarms if not alarm.repeats_other_rank)
+    alarms = sorted(every, key=lambda alarm: (alarm.step, alarm.rank))
+    verdicts = [verdict for verdict in history.latest_verdicts if not verdict.repeats_alarm]
+    lines = [(str(rank.failed), "yellow") for rank in ranks if rank.failed][:MOST_MESSAGES]
+    lines += [(f"{alarm.level}: {alarm}", _style(alarm.level)) for alarm in alarms[-MOST_MESSAGES:]]
+    lines += [(f"verdict: {verdict}", "bold") for verdict in verdicts[-MOST_MESSAGES:]]
+    lines += [(str(event), "bold") for event in [history.incident, *history.explained[-MOST_MESSAGES:]] if event]
     return [(escape_unprintable(text), style) for text, style in lines]
 
 

@@ -32,7 +32,7 @@ class Alignment:
     Attributes:
         original, deployed: Each distinct layer once. A layer that one network has at several paths has one name for all of
             them in both networks, so that its calls are matched in the order in which they are made.
-        paths: By the identity of a layer, its only path in the original, where its name is that of several layers.
+        paths: The only path in the original of a layer, by its identity, where its name is that of several layers.
         unaligned: Paths of the original that the deployed network does not have.
         added: Paths of layers of the deployed network that the original does not have.
     """
@@ -50,11 +50,11 @@ def align(original: nn.Module, deployed: nn.Module) -> Alignment:
         return Alignment([(ROOT, original)], [(ROOT, deployed)], {}, (), ())
     layers, theirs = _modules(original), _modules(deployed)
     layers = {name: module for name, module in layers.items() if _is_layer(module)}
-    ours, other = max(
+    ours, theirs_prefix = max(
         (("", _prefix(layers, theirs)), (_prefix(theirs, layers), "")),
-        key=lambda found: sum(other_name(name, *found) in theirs for name in layers),
+        key=lambda prefixes: sum(other_name(name, *prefixes) in theirs for name in layers),
     )
-    partners = {name: partner for name in layers if (partner := other_name(name, ours, other)) in theirs}
+    partners = {name: partner for name in layers if (partner := other_name(name, ours, theirs_prefix)) in theirs}
     names: dict[int, str] = {}
     paths: dict[int, list[str]] = defaultdict(list)
     for name, partner in partners.items():
@@ -73,7 +73,7 @@ def align(original: nn.Module, deployed: nn.Module) -> Alignment:
             if len(of_module) == 1 and names[module] in shared
         },
         tuple(name for name in layers if name not in partners and not ours.startswith(name + ".")),
-        _added(theirs, {partner: layers[name] for name, partner in partners.items()}, other),
+        _added(theirs, {partner: layers[name] for name, partner in partners.items()}, theirs_prefix),
     )
 
 
@@ -107,7 +107,7 @@ def other_name(name: str, prefix: str, other: str) -> str:
 
 
 def _prefix(inner: dict[str, nn.Module], outer: dict[str, nn.Module]) -> str:
-    """What most often stands before a path of ``inner`` to make one of ``outer``."""
+    """The prefix that most often makes a path of ``outer`` from one of ``inner``."""
     counts: Counter[str] = Counter()
     for name in outer:
         places = [0, *(i + 1 for i, letter in enumerate(name) if letter == ".")]

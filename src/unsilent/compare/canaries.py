@@ -51,12 +51,12 @@ def make_canaries(
     """Choose inputs of a workload and store its model's answers to them.
 
     Args:
-        workload: Its batches are what is chosen from.
+        workload: Workload whose batches are chosen from.
         count: How many inputs.
         choice: One of `CHOICES`.
-        seed: Of random choices.
+        seed: Seed of random choices.
         device: Where the model runs, ``cpu`` or ``cuda``.
-        name: What the workload is called in the file; default its own name.
+        name: Name of the workload in the file; default its own name.
 
     Raises:
         UsageError: there are fewer samples, the judge shows no boundary of decisions, the seed is negative, or the model is in
@@ -93,7 +93,7 @@ def _answered(workload: InferenceWorkload, model: nn.Module, batch: Any) -> Cana
 
 
 def environment_of(device: str, model: nn.Module | None) -> str:
-    """What the bits of an answer depend on besides weights and inputs; compiled models compute in another order."""
+    """The environment that bits depend on besides weights and inputs; compiled models compute in another order."""
     return environment(device) + (", torch.compile" if is_compiled(model) else "")
 
 
@@ -126,9 +126,9 @@ def check_canaries(
         run: Output for a batch of inputs.
         comparison: ``bits``; ``labels``, by the judge of the workload; or a number, the largest difference that is allowed in a
             tensor of the answer, as a part of the largest magnitude that is stored for the same tensor and input.
-        model: Its weights are compared with those that the canaries were made with, where they have the same names; None where
+        model: Model whose weights are compared with those that the canaries were made with, by name; None where
             there are only outputs.
-        name: Of the model, for the report.
+        name: Name of the model, for the report.
         device: Where its inputs have to be.
 
     Raises:
@@ -138,7 +138,7 @@ def check_canaries(
         _check_bits_can_agree(canaries, model, device)
     rule, rows = _stored_rule(canaries) if comparison == LABELS else None, list[CanaryDifference]()
     for part in canaries.parts:
-        before, count = [one.cpu() for one in part.answer], count_samples(part.batch)
+        before, count = [tensor.cpu() for tensor in part.answer], count_samples(part.batch)
         with torch.no_grad(), torch_threads(1):
             after = _answer_now(part.batch, before, run, name, device)
         different = np.any([samples_that_differ(*pair, count).numpy() for pair in zip(before, after, strict=True)], 0)
@@ -174,11 +174,11 @@ def _stored_rule(canaries: Canaries) -> Judge:
 def _check_bits_can_agree(canaries: Canaries, model: nn.Module | None, device: str) -> None:
     """Raise ``UsageError`` where answers differ in bits without a fault."""
     here, dtypes = environment_of(device, model), None if model is None else list(dtypes_of(model))
-    other = (canaries.environment, here) if here != canaries.environment else None
+    difference = (canaries.environment, here) if here != canaries.environment else None
     if dtypes is not None and dtypes != canaries.dtypes:
-        other = f"a model in {', '.join(canaries.dtypes)}", ", ".join(dtypes) or "no floating-point type"
-    if other is not None:
-        raise UsageError(f"the canaries were made with {other[0]}, this is {other[1]}: {BITS_MAY_DIFFER}")
+        difference = f"a model in {', '.join(canaries.dtypes)}", ", ".join(dtypes) or "no floating-point type"
+    if difference is not None:
+        raise UsageError(f"the canaries were made with {difference[0]}, this is {difference[1]}: {BITS_MAY_DIFFER}")
 
 
 def _answer_now(
@@ -192,7 +192,7 @@ def _answer_now(
             f"{name} raised {kind_and_line(error)} for the inputs of the canaries; give the model that they were made of"
         ) from None
     after = [leaf.detach().cpu() for leaf in leaves(output)]
-    forms = [[tuple(leaf.shape) for leaf in one] for one in (before, after)]
+    forms = [[tuple(leaf.shape) for leaf in answer] for answer in (before, after)]
     if forms[0] != forms[1]:
         raise UsageError(
             f"{name} answers with shapes {forms[1]}, the canaries have {forms[0]}; give the model that they were made of"
@@ -203,16 +203,16 @@ def _answer_now(
 def _largest_differences(
     before: Sequence[Tensor], after: Sequence[Tensor], count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each sample the largest difference of a value, infinite for NaN, and the largest one as a part of its tensor.
+    """Largest difference of a value for each sample, infinite for NaN, and the largest as a part of its tensor.
 
     A tensor of an answer is compared with its own largest magnitude for that sample: one with large values hides no other.
     """
     largest, relative = torch.zeros(2, count, dtype=torch.float64)
     for pair in zip(before, after, strict=True):
         has_samples = pair[0].ndim > 0 and len(pair[0]) == count
-        one, other = (leaf.double().reshape(count if has_samples else 1, -1) for leaf in pair)
-        if one.shape[1]:
-            moved = (other - one).abs().nan_to_num(torch.inf, torch.inf).amax(1)
+        first, second = (leaf.double().reshape(count if has_samples else 1, -1) for leaf in pair)
+        if first.shape[1]:
+            moved = (second - first).abs().nan_to_num(torch.inf, torch.inf).amax(1)
             largest = largest.maximum(moved)
-            relative = relative.maximum(torch.where(moved == 0, 0.0, moved / one.abs().amax(1)))
+            relative = relative.maximum(torch.where(moved == 0, 0.0, moved / first.abs().amax(1)))
     return largest.numpy(), relative.numpy()

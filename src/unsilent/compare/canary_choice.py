@@ -1,4 +1,4 @@
-"""Which inputs become canaries: those nearest to another answer, random ones, or ones that are moved close to another answer."""
+"""The choice of canaries: inputs nearest to another answer, random ones, or ones moved close to another answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 50
 def choose_inputs(
     workload: InferenceWorkload, model: nn.Module, batches: Sequence[Any], count: int, choice: str, seed: int, name: str
 ) -> list[Any]:
-    """So many inputs from batches, those nearest to another answer first; a part for each batch that they are from.
+    """Parts of batches with so many inputs, those nearest to another answer first; a part for each batch that they are from.
 
     ``name``: of the workload, in errors.
     """

@@ -25,7 +25,7 @@ from unsilent.workloads.saved_files import state_dict_misfit
 _FILE = FileKind("canaries", "unsilent/canaries/", 2, "a file of canaries", "unsilent canaries make")
 _TEXTS = ("workload", "choice", "judge", "weights", "environment")
 _MOST_ELEMENTS = 2**58
-"""Of a tensor whose shape a file states: torch counts bytes in 64 bits."""
+"""Most elements of a tensor whose shape a file states: torch counts bytes in 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +51,10 @@ class Canaries:
         workload: The workload that they were made of, as it was named.
         choice: How the inputs were chosen, one of `CHOICES`.
         judge: Text of the rule that says when an answer is another one.
-        shapes: Of the model's parameters and buffers, by name.
+        shapes: Shapes of the model's parameters and buffers, by name.
         dtypes: Floating-point types of these.
         weights: Fingerprint of their values.
-        environment: What bits depend on besides, such as device and version of torch.
+        environment: Device, version of torch and more that bits depend on.
         parts: Inputs and answers, a part for each batch that inputs were taken from.
     """
 
@@ -102,7 +102,7 @@ def load_canaries(path: str | Path) -> Canaries:
     """The canaries in a file of `Canaries.save`; raises ``UsageError`` for any other file. Nothing in it is executed."""
     with _FILE.reading(path) as (text, arrays):
         texts, shapes, dtypes = {name: text[name] for name in _TEXTS}, text["shapes"], text["dtypes"]
-        _expect(all(isinstance(one, str) for one in (*texts.values(), *dtypes)), "a name in it is no text")
+        _expect(all(isinstance(text, str) for text in (*texts.values(), *dtypes)), "a name in it is no text")
         _expect(texts["choice"] in CHOICES, "its choice of inputs is unknown")
         _expect(isinstance(dtypes, list), "its dtypes are no list")
         _expect(all(_is_shape(shape) for shape in shapes.values()), "it states a shape that no tensor has")
@@ -127,7 +127,7 @@ def nesting_of(output: Any) -> Any:
 
 
 def nested(nesting: Any, tensors: Sequence[Tensor]) -> Any:
-    """What `nesting_of` took the tensors out of, with these in their places."""
+    """The object that `nesting_of` took the tensors out of, with these in their places."""
     if isinstance(nesting, dict):
         return {key: nested(part, tensors) for key, part in nesting.items()}
     if isinstance(nesting, list):
@@ -139,7 +139,8 @@ def _read_part(known: Any, arrays: Arrays) -> CanaryBatch:
     """Inputs and answers of the text of a file; raises the errors that `FileKind.reading` explains."""
     batch, answer, nesting = restored(known["batch"], arrays), restored(known["answer"], arrays), known["nesting"]
     _expect(
-        isinstance(answer, list) and all(isinstance(one, Tensor) for one in answer), "an answer is no list of tensors"
+        isinstance(answer, list) and all(isinstance(tensor, Tensor) for tensor in answer),
+        "an answer is no list of tensors",
     )
     _expect(bool(answer) and count_samples(batch) > 0, "it holds no canary")
     _expect(not has_nonfinite_values(answer), "an answer has NaN or infinity")

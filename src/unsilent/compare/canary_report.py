@@ -1,4 +1,4 @@
-"""What a check of canaries came to, and its report."""
+"""The result of a check of canaries, and its report."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from unsilent.report.text import escape_unprintable, upper_bound_text
 
 @dataclass(frozen=True, slots=True)
 class CanaryDifference:
-    """One canary.
+    """The difference of one canary's answer.
 
     Attributes:
-        number: From 1, in the order of the file.
+        number: Number from 1, in the order of the file.
         changed: Whether its answer counts as changed, by the comparison that was asked for.
         bits_differ: Whether any bit of its answer differs.
         largest: Largest difference of a value of its answer; infinite for NaN.
@@ -34,8 +34,8 @@ class CanaryCheck(Shown):
     """How a model answers canaries.
 
     Attributes:
-        model: As it was named.
-        workload: That the canaries were made of.
+        model: Name of the model.
+        workload: Workload that the canaries were made of.
         choice: How they were chosen.
         comparison: ``bits``, ``labels`` or a tolerance.
         rows: Every canary.
@@ -97,8 +97,8 @@ class CanaryCheck(Shown):
         if self.changed:
             canaries = "1 canary" if count == 1 else f"{count:,} canaries"
             return f"{name} answers {self.changed:,} of {canaries} differently, compared {by}"
-        what = "the canary" if count == 1 else f"the {count:,} canaries"
-        return f"{name} answers {what} as stored, compared {by}; a change that they do not show is not ruled out"
+        noun = "the canary" if count == 1 else f"the {count:,} canaries"
+        return f"{name} answers {noun} as stored, compared {by}; a change that they do not show is not ruled out"
 
     def _findings(self) -> list[str]:
         findings = []
@@ -106,19 +106,19 @@ class CanaryCheck(Shown):
             findings.append(
                 "The weights have the bits that they had, so the device, the software or code of the model computes otherwise."
             )
-        other = [row for row in self.rows if row.bits_differ]
+        differing = [row for row in self.rows if row.bits_differ]
         if not self.changed and self.weights_are_the_same is False:
-            shown = (
+            evidence = (
                 f"no answer counts as changed, compared {self._by}"
-                if other
+                if differing
                 else "every answer has the bits that it had"
             )
-            findings.append(f"The weights differ from those that the canaries were made with, but {shown}.")
-        if not self.changed and other:
-            most = max(row.relative for row in other)
+            findings.append(f"The weights differ from those that the canaries were made with, but {evidence}.")
+        if not self.changed and differing:
+            most = max(row.relative for row in differing)
             by = f", by at most {upper_bound_text(most)} of the largest magnitude in the same tensor"
             findings.append(
-                f"{len(other):,} of {len(self.rows):,} answers have other bits{by if isfinite(most) else ''}"
+                f"{len(differing):,} of {len(self.rows):,} answers have other bits{by if isfinite(most) else ''}"
             )
         return findings
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -14,6 +13,8 @@ from unsilent.basics.argument_names import names_arguments
 from unsilent.basics.error_origin import call_user_code
 from unsilent.basics.errors import UsageError, first_line
 from unsilent.basics.interval import Interval
+from unsilent.basics.nested import leaves_in
+from unsilent.basics.options import check_confidence
 from unsilent.compare.disagreement import SampleRecords, are_probabilities, compare_outputs
 from unsilent.compare.language import (
     GreedyRuns,
@@ -25,23 +26,48 @@ from unsilent.compare.language import (
     run_greedily,
 )
 from unsilent.compare.models import ComparedModel, ModelPair, compared_model, load_models, run_where_it_is
-from unsilent.compare.output_names import in_order_of, judged_output
 from unsilent.compare.tokens import are_next_tokens, tokens_of
 from unsilent.outcomes import judge as make_judge
 from unsilent.outcomes import judge_for_output, judge_text
 from unsilent.outcomes.base import Judge
 from unsilent.outcomes.classify import changed_and_nonfinite
-from unsilent.outcomes.decision_judges import ExactSequence, NextToken, decision_tensor
-from unsilent.report.model import Report
+from unsilent.outcomes.decision_judges import DecisionJudge, ExactSequence, NextToken, decision_tensor
+from unsilent.outcomes.judges import Tolerance
+from unsilent.outcomes.tensors import leaves
 from unsilent.report.shown import Shown
 from unsilent.statistics import bounded_mean, clopper_pearson
 from unsilent.workloads.base import InferenceWorkload, call_model, labels_of
 from unsilent.workloads.batch_samples import take_samples
 
+
+def judged_output(judge: Judge, output: Any) -> str:
+    """Name and place of the one tensor that a judge looks at, of several; empty where there is one, or where it gets them all."""
+    named = {".".join(path): tensor for path, leaf in leaves_in(output) for tensor in leaves(leaf)}
+    if len(named) < 2 or not isinstance(judge, (DecisionJudge, Tolerance)):
+        return ""
+    judged = decision_tensor(named, judge, 0)
+    place, name = next((i, name) for i, (name, tensor) in enumerate(named.items()) if tensor is judged)
+    text = f"output {place + 1} of {len(named)}" if place else f"the first of {len(named)} outputs"
+    return f"{name}, {text}" if isinstance(output, Mapping) else text
+
+
+def in_order_of(original: Any, deployed: Any) -> Any:
+    """The output of the deployed model, a dict in the order of that of the original; raises ``UsageError`` for other names."""
+    if not isinstance(original, Mapping) or not isinstance(deployed, Mapping):
+        return deployed
+    if set(original) != set(deployed):
+        names, others = (", ".join(map(repr, output)) or "none" for output in (original, deployed))
+        raise UsageError(
+            f"the original answers with {names} and the deployed model with {others}; expected outputs of the same names: let "
+            "both models return the same ones"
+        )
+    return {name: in_order_of(part, deployed[name]) for name, part in original.items()}
+
+
 WORST = 8
 """Inputs that the page shows."""
 MOST_PROMPTS = 64
-"""That are continued greedily; whole batches, at least one."""
+"""Most prompts that are continued greedily; whole batches, at least one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,17 +76,18 @@ class Comparison(Shown):
 
     Attributes:
         original, deployed: Names of the models.
-        judge: What another answer is, as text.
-        records: Of each input.
+        judge: Judge of what another answer is, as text.
+        records: Records of each input.
         worst_inputs: Number of an input, and the input as a batch of one or as a text; those that differ most first.
         language: Measures of language models; None for others.
-        layers: What ``compare_layers`` returns; None where the layers of a model cannot be read.
-        data: What the inputs are, in words.
+        layers: The result of ``compare_layers``; None where the layers of a model cannot be read.
+        data: Description of the inputs.
         most_changed: The share of changed answers that is allowed; None: any.
-        confidence: Of every interval.
-        judged_output: Which of several outputs the judge looks at, as text; empty where there is one, or where it gets them all.
+        confidence: Confidence of every interval.
+        judged_output: Which of several outputs the judge looks at, as text; empty where there is one, or where it gets all.
     """
 
+    REPORT = "unsilent.compare.report:report"
     original: str
     deployed: str
     judge: str
@@ -118,12 +145,6 @@ class Comparison(Shown):
     def _share(self, flags: Any) -> Interval:
         return clopper_pearson(int(flags.sum()), len(flags), self.confidence)
 
-    def report(self) -> Report:
-        """What is shown of it."""
-        from unsilent.compare.report import report
-
-        return report(self)
-
 
 @names_arguments
 def compare_models(
@@ -143,15 +164,15 @@ def compare_models(
 
     Args:
         original: A module, an ONNX Runtime session, a function of a batch, a workload, or a text as for ``unsilent compare``.
-        deployed: The same, or an adapter such as ``"int8"``, or a checkpoint of the original's architecture.
+        deployed: Deployed model: as for the original, or an adapter such as ``"int8"``, or a checkpoint of its architecture.
         data: An iterable of batches; with a workload by name, its data file instead.
         workload: Gives architecture, inputs and judge where the original is a checkpoint.
         labels: The right answers of each batch; default: those of the workload, where it has some.
-        judge: What another answer is, as for `Workload`; default: that of the workload, else by the form of the outputs.
+        judge: Judge, as for `Workload`; default: that of the workload, else by the form of the outputs.
         run: ``run(model, batch) -> output``; default one call. With a workload, its own is used.
         options: Options of the workload.
         weights: Weights file of the workload.
-        confidence: Of every interval.
+        confidence: Confidence of every interval.
 
     Returns:
         Comparison: Whether a deployed model still answers as the original did.
@@ -159,8 +180,7 @@ def compare_models(
     Raises:
         UsageError: A model cannot be run on the inputs, is not deterministic, or answers with other classes or with NaN.
     """
-    if not isinstance(confidence, Real) or not 0.5 <= confidence < 1:
-        raise UsageError(f"--confidence is {confidence!r}; expected a value from 0.5 to below 1, like 0.95")
+    check_confidence(confidence)
     by_name = isinstance(data, str) or data is None
     if workload is None and by_name and not isinstance(original, (str, InferenceWorkload)):
         raise UsageError(
@@ -235,10 +255,10 @@ def compare_on_batches(
             f"there are labels of {len(known)} batches; expected those of each of the {len(batches)} batches"
         )
     models = original, deployed
-    first, other = (_repeatable_answer(model, batches[0]) for model in models)
+    first, second = (_repeatable_answer(model, batches[0]) for model in models)
     chosen = make_judge(_judge_for(batches, first)) if judge is None else judge
     texts_read = isinstance(chosen, NextToken) and are_next_tokens(batches, first)
-    probabilities = are_probabilities(chosen, first, in_order_of(first, other), batches[0])
+    probabilities = are_probabilities(chosen, first, in_order_of(first, second), batches[0])
     records, texts = _compare_batches(models, batches, known, chosen, texts_read, probabilities)
     joined = SampleRecords.joined(records)
     return Comparison(
@@ -296,7 +316,7 @@ class _Texts:
     def add(
         self, judge: Judge, models: tuple[ComparedModel, ComparedModel], batch: Any, before: Any, after: Any
     ) -> None:
-        """One batch, and the outputs for it."""
+        """Add one batch, and the outputs for it."""
         if isinstance(judge, ExactSequence) and not decision_tensor(before, judge).is_floating_point():
             tokens, others = judge.decision_rows(before), judge.decision_rows(after)
             self.runs.append(first_differences(tokens, others))
@@ -319,7 +339,7 @@ class _Texts:
         self.prompts += len(tokens)
 
     def result(self) -> LanguageComparison | None:
-        """None where the models are no language models."""
+        """The comparison of texts; None where the models are no language models."""
         if not self.sequences and not self.runs:
             return None
         return LanguageComparison(tuple(self.sequences), joined_runs(self.runs), self.problem)

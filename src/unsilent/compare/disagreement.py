@@ -45,15 +45,15 @@ operations in bfloat16 by a few times as much; adapters return float32, so that 
 
 @dataclass(frozen=True, eq=False)
 class SampleRecords:
-    """What two models answered, one value for each of n inputs; None where the judge looks at no scores of classes.
+    """Answers of two models compared, one value for each of n inputs; None where the judge reads no scores of classes.
 
     Attributes:
         identical: Whether the outputs have the same bits, bool[n].
         changed: Whether the judge finds another answer, bool[n].
-        severity: How much, in the judge's own unit, float64[n].
+        severity: Severity in the judge's own unit, float64[n].
         right_before, right_after: Whether the original, the deployed model is right, bool[n]; None without labels.
         classes: The label, without labels the original's class, int64[n].
-        confidence_delta: By how much the probability of that class differs, float64[n].
+        confidence_delta: Difference of the probability of that class, float64[n].
         kl: Divergence of the deployed model's distribution from the original's in nats, float64[n].
         js: Jensen-Shannon divergence of the two in bits, from 0 to 1, float64[n].
         overlap: Share of the original's most likely classes that are among the deployed model's, float64[n].
@@ -82,7 +82,7 @@ class SampleRecords:
 
     @classmethod
     def joined(cls, parts: Sequence[SampleRecords]) -> SampleRecords:
-        """Those of several batches; what one of them lacks is left out."""
+        """Records of several batches; what one of them lacks is left out."""
         joined: dict[str, Any] = {}
         for field in fields(cls):
             values = [getattr(part, field.name) for part in parts]
@@ -102,10 +102,10 @@ def compare_outputs(
     """The records of one batch.
 
     Args:
-        judge: What another answer is.
+        judge: Judge of what another answer is.
         original, deployed: The outputs of both models.
         batch: The inputs.
-        labels: Its right answers; None where they are not known.
+        labels: Right answers of the batch; None where they are not known.
         probabilities: Whether scores are probabilities already; None: what `are_probabilities` says of this batch.
 
     Raises:
@@ -153,11 +153,6 @@ def _are_distributions(scores: Tensor) -> bool:
     return bool((scores.double() >= 0).all()) and bool(((scores.double().sum(-1) - 1).abs() <= _SLACK).all())
 
 
-def overlap_size(classes: int) -> int:
-    """How many of the most likely classes are compared."""
-    return min(MOST_OVERLAP, classes - 1)
-
-
 def log_probabilities(scores: Doubles, probabilities: bool) -> Doubles:
     """Logarithms of probabilities, from rows of scores or of probabilities up to rounding, float64[n, classes]."""
     values = np.log(np.maximum(scores, _TINY)) if probabilities else scores
@@ -166,22 +161,22 @@ def log_probabilities(scores: Doubles, probabilities: bool) -> Doubles:
 
 
 def kl_divergence(before: Doubles, after: Doubles) -> Doubles:
-    """Of each row in nats, from logarithms of probabilities [n, classes]; 0 or more."""
+    """Divergence of each row in nats, from logarithms of probabilities [n, classes]; 0 or more."""
     return np.asarray(np.maximum((np.exp(before) * (before - after)).sum(1), 0.0))
 
 
 def _divergences(before: Doubles, after: Doubles, classes: NDArray[np.int64]) -> dict[str, Doubles]:
-    """From logarithms of probabilities [n, classes]."""
+    """Divergences by name, from logarithms of probabilities [n, classes]."""
     # exactly the one where both are equal
     middle = np.maximum(before, after) + np.log((1 + np.exp(-np.abs(before - after))) / 2)
-    rows, top = np.arange(len(before)), TopK(overlap_size(before.shape[1]))
-    kept = top.compare(*(np.argsort(-x, axis=1, kind="stable")[:, : top.k] for x in (before, after)))
+    rows, top = np.arange(len(before)), TopK(min(MOST_OVERLAP, before.shape[1] - 1))
+    overlap = top.compare(*(np.argsort(-x, axis=1, kind="stable")[:, : top.k] for x in (before, after)))
     js = (kl_divergence(before, middle) + kl_divergence(after, middle)) / (2 * np.log(2))
     return {
         "confidence_delta": np.abs(np.exp(before[rows, classes]) - np.exp(after[rows, classes])),
         "kl": kl_divergence(before, after),
         "js": np.clip(js, 0.0, 1.0),
-        "overlap": 1 - kept.severity,
+        "overlap": 1 - overlap.severity,
     }
 
 
@@ -192,7 +187,7 @@ def _scores(judge: Top1 | TopK | NextToken, output: Any) -> Doubles:
 
 
 def _right(judge: Judge, original: Any, deployed: Any, labels: Any, samples: int) -> dict[str, Any]:
-    """Which answers of either model are right; nothing without labels, or where they are no answers of the judge."""
+    """Whether the answers of either model are right; nothing without labels, or where these do not fit the judge."""
     before, after = (right_answers(judge, output, labels, samples) for output in (original, deployed))
     return {} if before is None else {"right_before": before, "right_after": after}
 

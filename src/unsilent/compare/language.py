@@ -29,7 +29,7 @@ _JUDGE = JUDGES["next-token"]()
 
 @dataclass(frozen=True, eq=False)
 class SequenceRecord:
-    """One text that two models read: ``kl`` in nats at each position, float64[t], and what they say of the next tokens.
+    """One text that two models read: ``kl`` in nats at each position, float64[t], and predictions of the next tokens.
 
     Attributes:
         same: Whether the most likely token is the same, bool[t].
@@ -72,17 +72,17 @@ class LanguageComparison:
     @property
     def positions(self) -> int:
         """Positions in all."""
-        return sum(len(one.kl) for one in self.sequences)
+        return sum(len(record.kl) for record in self.sequences)
 
     @property
     def kl(self) -> Doubles:
         """Divergence at all positions in nats, float64[positions]."""
-        return np.concatenate([one.kl for one in self.sequences])
+        return np.concatenate([record.kl for record in self.sequences])
 
     def shares(self, confidence: float) -> dict[str, Interval]:
         """Shares of positions by name: the same most likely token, next tokens of the text that were lost and gained."""
         counted = {
-            "same top-1 token": [(one.same.sum(), len(one.same)) for one in self.sequences],
+            "same top-1 token": [(record.same.sum(), len(record.same)) for record in self.sequences],
             "lost next token": [((b & ~a).sum(), len(b)) for b, a in self._right],
             "gained next token": [((~b & a).sum(), len(b)) for b, a in self._right],
         }
@@ -90,9 +90,9 @@ class LanguageComparison:
 
     @property
     def perplexities(self) -> tuple[float, float]:
-        """Of the original and the deployed model on the texts."""
+        """Perplexities of the original and the deployed model on the texts."""
         before, after = (
-            float(np.mean(np.concatenate([getattr(one, name) for one in self.sequences])))
+            float(np.mean(np.concatenate([getattr(record, name) for record in self.sequences])))
             for name in ("loss_before", "loss_after")
         )
         return _exp(before), _exp(after)
@@ -101,8 +101,8 @@ class LanguageComparison:
         """Perplexity of the deployed model over that of the original; all tokens weigh alike, limits are over sequences."""
         from scipy.stats import t
 
-        gaps = np.array([(one.loss_after - one.loss_before).sum() for one in self.sequences])
-        lengths = np.array([len(one.loss_before) for one in self.sequences])
+        gaps = np.array([(record.loss_after - record.loss_before).sum() for record in self.sequences])
+        lengths = np.array([len(record.loss_before) for record in self.sequences])
         n, middle = len(gaps), float(gaps.sum() / lengths.sum())
         wide = math.inf
         if n > 1:
@@ -114,7 +114,7 @@ class LanguageComparison:
 
     @property
     def _right(self) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-        return [(one.right_before, one.right_after) for one in self.sequences]
+        return [(record.right_before, record.right_after) for record in self.sequences]
 
 
 def compare_texts(
@@ -166,17 +166,17 @@ def _next_tokens(output: Any, read: Tensor) -> Tensor:
 
 
 def first_differences(original: Tensor, deployed: Tensor) -> GreedyRuns:
-    """Of two outputs of generated tokens, int64 [n, t] and [n, u]; where one ends earlier, its end is the difference."""
+    """Where two outputs of generated tokens, int64 [n, t] and [n, u], differ first; where one ends earlier, its end."""
     common = min(original.shape[1], deployed.shape[1])
     differ = (original[:, :common].cpu() != deployed[:, :common].cpu()).numpy()
     longer = np.full((len(differ), 1), original.shape[1] != deployed.shape[1])
     differ = np.concatenate([differ, longer], 1)
-    found = tuple(int(row.argmax()) for row in differ if row.any())
-    return GreedyRuns(len(differ), max(original.shape[1], deployed.shape[1]), found)
+    places = tuple(int(row.argmax()) for row in differ if row.any())
+    return GreedyRuns(len(differ), max(original.shape[1], deployed.shape[1]), places)
 
 
 def joined_runs(parts: Sequence[GreedyRuns | None]) -> GreedyRuns | None:
-    """Those of several batches; None where there are none."""
+    """Runs of several batches; None where there are none."""
     known = [part for part in parts if part is not None]
     if not known:
         return None
@@ -185,7 +185,7 @@ def joined_runs(parts: Sequence[GreedyRuns | None]) -> GreedyRuns | None:
 
 
 def _sequence(tokens: NDArray[Any], before: Doubles, after: Doubles) -> SequenceRecord:
-    """From the tokens of a text int64[t], and logarithms of probabilities float64[t, vocabulary]."""
+    """Record of the tokens of a text int64[t], and logarithms of probabilities float64[t, vocabulary]."""
     best, following, rows = [x.argmax(1) for x in (before, after)], tokens[1:], np.arange(len(tokens) - 1)
     return SequenceRecord(
         kl=kl_divergence(before, after),

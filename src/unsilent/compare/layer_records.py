@@ -1,4 +1,4 @@
-"""What is found of two networks layer by layer: sums of differences, a row for each layer, and what follows from all rows."""
+"""Records of two networks compared layer by layer: sums of differences, a row for each layer, and conclusions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LayerFloor:
 
     @property
     def largest(self) -> float:
-        """Of all variations."""
+        """The largest relative difference of all variations."""
         return max(self.relative.values(), default=0.0)
 
 
@@ -38,7 +38,7 @@ class Difference:
     Attributes:
         error: Sum of squared differences.
         original, deployed, product: Sums of squares of the two outputs, and of their products.
-        digests: For each tensor of each batch, a hash of the bits of both outputs; the order of elements matters.
+        digests: Hashes of the bits of both outputs for each tensor of each batch; the order of elements matters.
     """
 
     error: float = 0.0
@@ -51,27 +51,27 @@ class Difference:
         """Count an output of one batch."""
         hashes = digest([original]), digest([deployed])
         self.digests.append(hashes)
-        one = original.double()
-        square = float(one.square().sum())
+        original_values = original.double()
+        square = float(original_values.square().sum())
         self.original += square
         if hashes[0] == hashes[1] and math.isfinite(square):
             self.deployed += square
             self.product += square
             return
-        other = deployed.to(original.device).double()
-        self.error += float((other - one).square().sum())
-        self.deployed += float(other.square().sum())
-        self.product += float((one * other).sum())
+        deployed_values = deployed.to(original.device).double()
+        self.error += float((deployed_values - original_values).square().sum())
+        self.deployed += float(deployed_values.square().sum())
+        self.product += float((original_values * deployed_values).sum())
 
     @property
     def has_same_bits(self) -> bool:
         """Whether both outputs are identical bit for bit, element types included."""
-        return all(one == other for one, other in self.digests)
+        return all(first == second for first, second in self.digests)
 
     @property
     def hashes(self) -> tuple[int, int]:
-        """Of the outputs of both models over all batches."""
-        return digest_all([one for one, _ in self.digests]), digest_all([other for _, other in self.digests])
+        """Hashes of the outputs of both models over all batches."""
+        return digest_all([first for first, _ in self.digests]), digest_all([second for _, second in self.digests])
 
     @property
     def relative(self) -> float:
@@ -88,27 +88,27 @@ class Difference:
 
     @property
     def cosine(self) -> float:
-        """Of the angle between the outputs; NaN where one is all zeros or not finite."""
+        """Cosine of the angle between the outputs; NaN where one is all zeros or not finite."""
         norms = math.sqrt(self.original) * math.sqrt(self.deployed)
         return self.product / norms if norms and math.isfinite(norms) else math.nan
 
 
 @dataclass
 class LayerRow:
-    """One layer of both networks.
+    """One layer of both networks, compared.
 
     Attributes:
         name: Path of the module in the original, ``#2`` behind it for its second call.
         kind: Class of the original's module.
-        accumulated: Of the two networks, each with its own earlier layers.
-        local: Of the deployed layer, given the inputs of the original's; None where it could not be run alone.
+        accumulated: Difference between the two networks, each with its own earlier layers.
+        local: Difference of the deployed layer, given the inputs of the original's; None: it could not be run alone.
         local_problem: Why it could not.
         operation: The first operation of the deployed layer, given the same inputs, whose result has other bits.
         floor: How far the original differs from itself; None where it was not measured.
         rounding: Relative difference that other kernels of the same layer may have.
         has_parameters: Whether the original's layer has any.
         has_only_vectors: Whether all of them are vectors, as those of norms, which quantisation leaves as they are.
-        noise: What the quantisation of this layer should cause, and what it does; None where it has no product.
+        noise: Errors that the quantisation of this layer should cause, and those it has; None where it has no product.
     """
 
     name: str
@@ -143,10 +143,10 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """What `compare_layers` found.
+    """The result of `compare_layers`.
 
     Attributes:
-        rows: In the order in which the original runs them.
+        rows: Rows in the order in which the original runs the layers.
         unaligned: Layers of the original that have no counterpart, or did not run there.
         other_shapes: Layers whose outputs have other shapes.
         problems: Why layers could not be compared, by name.
@@ -155,7 +155,7 @@ class LayerComparison:
         answers_differ: Whether tensors that the networks returned have other bits.
         floor_problems: Why variations of the noise floor could not be run, by variation.
         unreadable: Why layers could not be read at all; empty where they were.
-        quantised: Which layers of the deployed network `unsilent` has quantised, in a sentence; empty where none.
+        quantised: Layers of the deployed network that `unsilent` has quantised, in a sentence; empty where none.
         batches: Number of batches that were run.
     """
 
@@ -217,12 +217,12 @@ class LayerComparison:
         noises = {row.name: row.noise for row in self.rows if row.noise is not None}
         norms = self.judged_norms
         text = "given the same inputs, outputs differ by {:.2g} of their norm; {} of {} layers with vectors as parameters agree"
-        found = [
+        norm_suspects = [
             Suspect(
                 row.name, None, row.local.relative / row.local_noise,
-                text.format(row.local.relative, sum(one.agrees_locally for one in norms), len(norms)),
+                text.format(row.local.relative, sum(norm.agrees_locally for norm in norms), len(norms)),
             )
             for row in norms
             if row.local is not None and not row.agrees_locally
         ]  # fmt: skip
-        return tuple(sorted((*find_suspects(noises), *found), key=lambda one: -one.excess))
+        return tuple(sorted((*find_suspects(noises), *norm_suspects), key=lambda suspect: -suspect.excess))

@@ -1,4 +1,4 @@
-"""What is shown of a comparison layer by layer: which layer differs first or is a suspect, and a row for each layer."""
+"""Report on a comparison layer by layer: the layer that differs first or is a suspect, and a row for each layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def layer_sections(result: LayerComparison) -> tuple[Section, ...]:
     """The layers; nothing where none could be read."""
     if not result.rows:
         return ()
-    named = {one.layer for one in result.suspects} | {row.name for row in (result.first_difference,) if row is not None}
+    named = {suspect.layer for suspect in result.suspects} | {
+        row.name for row in (result.first_difference,) if row is not None
+    }
     table = Table.of(result.rows, _columns(result), "", lambda row: row.name in named, terminal_rows=20, sortable=True)
     return (Section("Layers", INTRODUCTION, (table,)),)
 
@@ -73,7 +75,7 @@ def _suspect_findings(result: LayerComparison) -> Iterator[str]:
 
 
 def _left_out(result: LayerComparison) -> Iterator[str]:
-    """What was not compared, and why."""
+    """Sentences on layers that were not compared, and why."""
     if result.unaligned:
         yield f"not compared, as the deployed network does not run a layer of this path: {listed(result.unaligned)}"
     if result.other_shapes:
@@ -93,9 +95,9 @@ def _cosine(row: LayerRow) -> float | None:
     return None if math.isnan(row.accumulated.cosine) else row.accumulated.cosine
 
 
-def _suspect_text(one: Suspect) -> str:
-    channel = "" if one.channel is None else f", output channel {one.channel}"
-    return f"suspect: {one.layer}{channel}; {one.reason}"
+def _suspect_text(suspect: Suspect) -> str:
+    channel = "" if suspect.channel is None else f", output channel {suspect.channel}"
+    return f"suspect: {suspect.layer}{channel}; {suspect.reason}"
 
 
 def _place_text(row: LayerRow) -> str:
@@ -130,8 +132,8 @@ def _columns(result: LayerComparison) -> tuple[Column, ...]:
         return Column(name, "number", "dB", digits=".1f", priority=priority, of=of)  # type: ignore[arg-type]
 
     return (
-        Column.text("layer", lambda row: row.name),
-        Column.text("kind", lambda row: row.kind, 2),
+        Column.text("layer", "name"),
+        Column.text("kind", priority=2),
         column("accumulated", lambda row: decibels(row.accumulated.sqnr)),
         Column("cosine", "number", digits=".6f", priority=1, of=_cosine),
         column("local", lambda row: None if row.local is None else decibels(row.local.sqnr)),

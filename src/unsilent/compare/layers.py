@@ -63,11 +63,11 @@ def compare_layers(
     comparing = _Comparing(aligned.paths)
     try:
         for batch in batches:
-            other = WaitingPass(aligned.deployed, partial(run, deployed, batch))
-            with torch.no_grad(), other:
-                with LayerCalls(aligned.original, partial(comparing.add, other)):
+            deployed_pass = WaitingPass(aligned.deployed, partial(run, deployed, batch))
+            with torch.no_grad(), deployed_pass:
+                with LayerCalls(aligned.original, partial(comparing.add, deployed_pass)):
                     answer = run(original, batch)
-                comparing.add_answers(answer, *other.finish())
+                comparing.add_answers(answer, *deployed_pass.finish())
     except Exception as error:  # whatever a network of the user's raises
         return LayerComparison((), unreadable=NOT_RUN.format(kind_and_line(error)), batches=len(batches))
     readable = [(name, layer) for name, layer in aligned.original if name not in comparing.problems]
@@ -134,7 +134,7 @@ class _Comparing:
             self._add_local(row, call, theirs)
 
     def _name(self, call: LayerCall, theirs: LayerCall) -> str:
-        """Of a call of tied layers, the path that the layer has in a network where it is not tied."""
+        """The path of a call of tied layers in a network where the layer is not tied."""
         known = {row.name for row in self.rows.values()}
         paths = (self._paths.get(id(module)) for module in (call.module, theirs.module))
         return next((path for path in paths if path is not None and path not in known), call.name)
@@ -164,7 +164,7 @@ class _Comparing:
 
 
 def _digest_of(answer: Any) -> int:
-    """Of the tensors that a network returned; the order of the keys of a dict does not matter."""
+    """Digest of the tensors that a network returned; the order of the keys of a dict does not matter."""
     leaves = sorted(leaves_in(answer), key=lambda leaf: leaf[0])
     return digest([tensor for _, value in leaves for tensor in output_tensors(value)])
 
@@ -178,8 +178,8 @@ def _shapes(outputs: Sequence[Tensor]) -> list[torch.Size]:
 
 
 def _add_all(difference: Difference, outputs: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-    for output, other in zip(outputs, others, strict=True):
-        difference.add(output, other)
+    for output, counterpart in zip(outputs, others, strict=True):
+        difference.add(output, counterpart)
 
 
 def _copies(inputs: Any, pattern: Any = None) -> Any:
@@ -189,8 +189,8 @@ def _copies(inputs: Any, pattern: Any = None) -> Any:
     """
     ours, others = list(tensors_in(inputs)), list(tensors_in(pattern))
     copies = {
-        id(one): _copy(one, other)
-        for one, other in zip(ours, others if len(others) == len(ours) else ours, strict=True)
+        id(tensor): _copy(tensor, counterpart)
+        for tensor, counterpart in zip(ours, others if len(others) == len(ours) else ours, strict=True)
     }
     return map_tensors(inputs, lambda _, tensor: copies[id(tensor)])
 
@@ -218,7 +218,7 @@ class _Operations(DispatchMode):
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if not gives_views(func):
-            plain = [one.dequantize() if one.is_quantized else one for one in tensors_in(result)]
+            plain = [tensor.dequantize() if tensor.is_quantized else tensor for tensor in tensors_in(result)]
             self.results.append((operation_name(func), digest(plain)))
         return result
 
@@ -226,10 +226,10 @@ class _Operations(DispatchMode):
 def differing_operation(call: LayerCall, deployed: nn.Module, inputs: Any, named: Any) -> str:
     """The first operation of a deployed layer that has other results, or that the original's layer does not have."""
     runs = []
-    for module, given, by_name in ((call.module, call.inputs, call.named_inputs), (deployed, inputs, named)):
-        given, by_name = _copies((given, by_name))
+    for module, positional, by_name in ((call.module, call.inputs, call.named_inputs), (deployed, inputs, named)):
+        positional, by_name = _copies((positional, by_name))
         with _Operations() as operations:
-            module.forward(*given, **by_name)
+            module.forward(*positional, **by_name)
         runs.append(operations.results)
     known = set(runs[0])
     return next((name for name, result in runs[1] if (name, result) not in known), "")

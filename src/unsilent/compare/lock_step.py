@@ -22,11 +22,11 @@ Layers = Sequence[tuple[str, nn.Module]]
 
 
 class LayerCall(NamedTuple):
-    """One call of a layer.
+    """One call of a layer: its inputs and outputs.
 
     Attributes:
-        name: Of the layer, ``#2`` behind it for its second call.
-        inputs, named_inputs: What it was called with.
+        name: Name of the layer, ``#2`` behind it for its second call.
+        inputs, named_inputs: Arguments that it was called with.
         outputs: The tensors of floating-point numbers that it returned, at least one; quantised ones dequantised.
     """
 
@@ -39,12 +39,12 @@ class LayerCall(NamedTuple):
 
 def output_tensors(output: Any) -> tuple[Tensor, ...]:
     """The tensors of floating-point numbers in what a layer returned; quantised ones dequantised."""
-    plain = (one.dequantize() if one.is_quantized else one for one in tensors_in(output))
-    return tuple(one for one in plain if one.is_floating_point() and one.ndim and one.numel())
+    plain = (tensor.dequantize() if tensor.is_quantized else tensor for tensor in tensors_in(output))
+    return tuple(tensor for tensor in plain if tensor.is_floating_point() and tensor.ndim and tensor.numel())
 
 
 def thread_settings() -> list[AbstractContextManager[Any]]:
-    """What PyTorch keeps for each thread and layers depend on, as it is set here: inference mode and autocast."""
+    """Contexts with this thread's settings of PyTorch that layers depend on: inference mode and autocast."""
     settings: list[AbstractContextManager[Any]] = [torch.inference_mode(torch.is_inference_mode_enabled())]
     accelerator = torch.accelerator.current_accelerator()
     for kind in {"cpu", "cpu" if accelerator is None else accelerator.type}:
@@ -97,7 +97,7 @@ class WaitingPass:
     """A forward pass in a thread of its own that stops at each layer; a context manager that ends it.
 
     Args:
-        layers: By the name that the other pass has for them.
+        layers: Layers by the name that the other pass has for them.
         call: Runs the model once.
         threads: Number of threads that operations of this pass use; None: as they are set.
     """
@@ -118,14 +118,14 @@ class WaitingPass:
         while name not in self._early:
             if self._current is not None:  # nobody asked for it yet
                 late = self._current
-                self._early[late.name] = late._replace(outputs=tuple(one.clone() for one in late.outputs))
+                self._early[late.name] = late._replace(outputs=tuple(output.clone() for output in late.outputs))
                 self._current = None
             if self._has_ended:
                 return None
             self._go_on()
             if self._current is not None and self._current.name == name:
-                found, self._current = self._current, None
-                return found
+                call, self._current = self._current, None
+                return call
         return self._early.pop(name)
 
     def finish(self) -> tuple[Any, list[str]]:

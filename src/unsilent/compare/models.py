@@ -1,4 +1,4 @@
-"""What is compared: two models that should agree, from texts of a command line or from objects.
+"""The two models that are compared, from texts of a command line or from objects.
 
 A text names a workload (built in, ``file.py:name``, ``hf:DIR``, ``FILE.pt2``), a checkpoint of the architecture of the basis, or
 an adapter, which makes an adapted copy of the basis. The basis is the workload that gives architecture, inputs and judge:
@@ -37,7 +37,7 @@ class ComparedModel:
     """One of two models that should agree.
 
     Attributes:
-        name: As the user named it.
+        name: Name that the user gave.
         run: Output for a batch of inputs.
         module: The network whose layers can be read; None where outputs are all there is (a callable, an ONNX session).
     """
@@ -91,14 +91,6 @@ def compared_model(model: Any, name: str, run: Callable[[nn.Module, Any], Any] =
     raise wrong_value_error(name, model, "a torch.nn.Module, an ONNX Runtime session or a function of a batch")
 
 
-def load_pair(
-    original: str, deployed: str, workload: str | None = None, **how: Any
-) -> tuple[ComparedModel, ComparedModel, list[Any]]:
-    """The two models, and the batches of the basis; arguments and errors as of `load_models`."""
-    pair = load_models(original, deployed, workload, **how)
-    return pair.original, pair.deployed, list(pair.workload.batches())
-
-
 def load_models(
     original: Any,
     deployed: Any,
@@ -134,16 +126,18 @@ def load_models(
             weights = original
         loaded = load(basis, options, data=data, weights=weights)
 
-    def make(what: Any, role: str) -> ComparedModel:
-        if what is basis:
-            return compared_model(loaded.model(), _name(loaded, what if isinstance(what, str) else role), loaded.run)
-        if isinstance(what, InferenceWorkload):
-            return compared_model(what.model(), _name(what, role), what.run)
-        if not isinstance(what, str):
-            return compared_model(what, role, loaded.run)
+    def make(source: Any, role: str) -> ComparedModel:
+        if source is basis:
+            return compared_model(
+                loaded.model(), _name(loaded, source if isinstance(source, str) else role), loaded.run
+            )
+        if isinstance(source, InferenceWorkload):
+            return compared_model(source.model(), _name(source, role), source.run)
+        if not isinstance(source, str):
+            return compared_model(source, role, loaded.run)
         named = _name(loaded, basis if isinstance(basis, str) else "the workload")
-        module, run = _module(what, loaded, named, options or {}, {"data": data, "weights": weights})
-        return compared_model(module, what, run)
+        module, run = _module(source, loaded, named, options or {}, {"data": data, "weights": weights})
+        return compared_model(module, source, run)
 
     return ModelPair(make(original, "the original"), make(deployed, "the deployed model"), loaded)
 
@@ -185,8 +179,8 @@ def _module(
     entry = HF if text.startswith("hf:") else ZOO.get(text)
     known = {key: value for key, value in options.items() if entry is not None and key in entry.options}
     data, weights = (files[key] if entry and getattr(entry, key) != "no" else None for key in ("data", "weights"))
-    other = load(text, known, data=data, weights=weights)
-    return other.model(), other.run
+    deployed_workload = load(text, known, data=data, weights=weights)
+    return deployed_workload.model(), deployed_workload.run
 
 
 def _names_workload(text: str) -> bool:
@@ -202,11 +196,11 @@ def _names_workload(text: str) -> bool:
 def _with_weights(model: nn.Module, path: str, basis: str) -> nn.Module:
     """A copy of a model with the tensors of a checkpoint."""
     state = {name.removeprefix("_orig_mod."): tensor for name, tensor in read_weights(path).items()}
-    own = model.state_dict()
-    if problem := state_dict_misfit(own, state, basis):
+    state_of_model = model.state_dict()
+    if problem := state_dict_misfit(state_of_model, state, basis):
         raise UsageError(f"{path} does not fit {basis}: it {problem}; give a checkpoint of that architecture")
     result = copied(model)
-    result.load_state_dict({**own, **state})
+    result.load_state_dict({**state_of_model, **state})
     return result
 
 
@@ -218,7 +212,7 @@ def run_where_it_is(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any]
 
 def _run_session(session: Any, batch: Any) -> Any:
     """The outputs of an ONNX Runtime session, a single one alone; inputs go by name or in order."""
-    names = [one.name for one in session.get_inputs()]
-    given = batch if isinstance(batch, Mapping) else dict(zip(names, leaves(batch), strict=False))
-    outputs = session.run(None, {name: array_of(given[name]) for name in names if name in given})
+    names = [node.name for node in session.get_inputs()]
+    feeds = batch if isinstance(batch, Mapping) else dict(zip(names, leaves(batch), strict=False))
+    outputs = session.run(None, {name: array_of(feeds[name]) for name in names if name in feeds})
     return outputs[0] if len(outputs) == 1 else list(outputs)

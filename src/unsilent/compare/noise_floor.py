@@ -28,7 +28,9 @@ def floors_of(
     before = torch.get_num_threads()
 
     def compare(differences: dict[str, Difference], passes: list[WaitingPass], call: LayerCall) -> None:
-        again = [other.outputs for one in passes if (other := one.reach(call.name)) is not None]
+        again = [
+            call_again.outputs for waiting_pass in passes if (call_again := waiting_pass.reach(call.name)) is not None
+        ]
         if len(again) < len(passes) or any(len(outputs) != len(call.outputs) for outputs in again):
             return
         for output, *parts in zip(call.outputs, *again, strict=True):
@@ -41,12 +43,12 @@ def floors_of(
         try:
             with ExitStack() as stack:
                 waiting = [WaitingPass(layers, partial(run, model, part), threads) for part in parts]
-                passes = [stack.enter_context(one) for one in waiting]
+                passes = [stack.enter_context(waiting_pass) for waiting_pass in waiting]
                 stack.enter_context(torch.no_grad())
                 stack.enter_context(LayerCalls(layers, partial(compare, differences, passes)))
                 run(model, batch)
-                for one in passes:
-                    one.finish()
+                for waiting_pass in passes:
+                    waiting_pass.finish()
         except Exception as error:  # such as that of a model that takes batches of one size
             problems[variation] = kind_and_line(error)
             continue
@@ -58,7 +60,7 @@ def floors_of(
 
 
 def _variations(batch: Any, threads: int) -> dict[str, tuple[list[Any], int | None]]:
-    """What is varied: the parts of the batch that are run, and the number of threads."""
+    """Parts of the batch to run and the number of threads, by variation."""
     result: dict[str, tuple[list[Any], int | None]] = {
         RERUN: ([batch], None),
         THREADS: ([batch], 1 if threads > 1 else 2),

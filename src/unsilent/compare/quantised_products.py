@@ -1,4 +1,4 @@
-"""What quantisation does to convolutions and linear layers: the error of weights and outputs, and what rounding explains of it.
+"""Effects of quantisation on convolutions and linear layers: errors of weights and outputs, and what rounding explains.
 
 A value rounded to a step s is off by s^2/12 on average. Carried through the layer, an output channel is off by
 ``sum_i E[x_i^2] s_w^2 / 12 + sum_i w_i^2 s_x^2 / 12``. Steps are those that the original's weights and inputs need: what the
@@ -25,22 +25,22 @@ Floats = Tensor
 
 @dataclass
 class LayerNoise:
-    """One product of both networks, each tensor float64[output channels] on the CPU unless said otherwise.
+    """Sums of errors of one product of both networks, each float64[output channels] on the CPU unless said otherwise.
 
     Attributes:
         kind: Class of the original's module, and whether it is depthwise.
         largest_weight: Largest magnitude of the original's weights.
         weight_change: Largest change of a weight; None where the deployed layer's weights cannot be read.
-        kept_change: The same of weights that are not 0 in the deployed layer, which pruning keeps.
+        kept_change: Largest change of weights that are not 0 in the deployed layer, which pruning keeps.
         weight_step: Step between two values of the deployed weights; None where it cannot be read.
         input_range: The least and the largest quantised input; None where they cannot be read.
         inputs: The least and the largest input of the original's layer.
         cut, count: Inputs that lie outside of that range by more than a step, and all of them.
         error, signal: Sums of squares of the local difference and of the original's outputs, of inputs within that range.
-        unexplained: That of the difference from what the deployed layer's weights give for unrounded inputs; None where they
-            cannot be read.
-        carried_weights: What rounding the weights adds to ``error`` for a step of 1.
-        carried_inputs: What rounding the inputs adds for a step of 1.
+        unexplained: Sum of squares of the difference from what the deployed layer's weights give for unrounded inputs;
+            None where they cannot be read.
+        carried_weights: Addition to ``error`` from rounding the weights, for a step of 1.
+        carried_inputs: Addition to ``error`` from rounding the inputs, for a step of 1.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class LayerNoise:
     carried_inputs: Floats
 
     def joined(self, other: LayerNoise) -> LayerNoise:
-        """Of the inputs of both."""
+        """Sums over the inputs of both."""
         self.inputs = (min(self.inputs[0], other.inputs[0]), max(self.inputs[1], other.inputs[1]))
         for name in ("cut", "count", "error", "unexplained", "signal", "carried_weights", "carried_inputs"):
             if getattr(self, name) is not None:
@@ -92,7 +92,7 @@ class LayerProbe(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def noise(self, output: Tensor, before: LayerNoise | None) -> LayerNoise | None:
-        """What this call adds to that of earlier ones; None where the original's layer is no product."""
+        """Sums of this call added to those of earlier ones; None where the original's layer is no product."""
         if not self.is_for_product:
             return None
         layer: Any = self._call.module
@@ -152,12 +152,14 @@ def _channel_sums(values: Tensor, is_linear: bool, ndim: int) -> Tensor:
 
 def in_units_of(weight: Tensor, deployed: Tensor, step: Tensor | None) -> Tensor:
     """Weights of the deployed layer; whole numbers times their step, or times what fits the original's where it is unknown."""
-    one, other = weight.flatten(1), deployed.flatten(1)
-    if not (other == other.round()).all():
+    original_rows, deployed_rows = weight.flatten(1), deployed.flatten(1)
+    if not (deployed_rows == deployed_rows.round()).all():
         return deployed
     if step is None:
-        step = (one * other).sum(1) / other.square().sum(1).clamp_min(torch.finfo(other.dtype).tiny)
-    return (other * step.to(other)[:, None]).reshape(deployed.shape)
+        step = (original_rows * deployed_rows).sum(1) / deployed_rows.square().sum(1).clamp_min(
+            torch.finfo(deployed_rows.dtype).tiny
+        )
+    return (deployed_rows * step.to(deployed_rows)[:, None]).reshape(deployed.shape)
 
 
 def weight_step(module: Any, channels: int) -> Tensor | None:

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from unsilent.compare.language import LanguageComparison
 
 MOST_PIXELS = 64
-"""Of a side of a picture; larger ones are shown by every second pixel, or fewer."""
+"""Most pixels of a side of a picture; larger ones are shown by every second pixel, or fewer."""
 MOST_VALUES = 64
-"""Of an input that is shown as text."""
+"""Most values of an input that is shown as text."""
 CHANNELS = (1, 3)
 RATIO = "perplexity ratio"
 
 
 def report(result: Comparison) -> Report:
-    """What is shown of a comparison."""
+    """Report on a comparison."""
     rows = _estimates(result)
     sections = [*_sections(result, rows), *_layers(result)]
     names = {"original": result.original, "deployed": result.deployed, "judge": result.judge}
@@ -120,17 +120,14 @@ def _token_kl(text: LanguageComparison) -> list[tuple[str, float]]:
 def _numbers(result: Comparison) -> Iterator[tuple[str, str, str]]:
     where = ", last position only" if _is_of_texts(result) else ""
     yield "changed answers", share_with_limits_text(result.changed), f"n = {result.n:,} inputs{where}"
-    if result.gained is not None:
-        yield "lost", share_with_limits_text(result.lost), "original right, deployed wrong"
-        yield "gained", share_with_limits_text(result.gained), "original wrong, deployed right"
     if result.records.kl is not None:
         mean, most = (number_text(float(value)) for value in (result.records.kl.mean(), result.records.kl.max()))
         yield "KL divergence", f"{mean} nats", f"largest {most}"
     if (text := result.language) is not None and text.sequences:
         ratio = text.perplexity_ratio(result.confidence)
         before, after = text.perplexities
-        shown = ratio_text(ratio.estimate, ratio.low, ratio.high)
-        yield RATIO, f"{shown.estimate} {shown.limits}", f"{number_text(before)} and {number_text(after)}"
+        ratio_shown = ratio_text(ratio.estimate, ratio.low, ratio.high)
+        yield RATIO, f"{ratio_shown.estimate} {ratio_shown.limits}", f"{number_text(before)} and {number_text(after)}"
         for name, value in _token_kl(text):
             yield name, f"{number_text(value)} nats", f"{text.positions:,} positions"
 
@@ -182,18 +179,22 @@ def _sections(result: Comparison, estimates: Sequence[Estimate]) -> Iterator[Sec
         ("Disagreement", "Shares of inputs, and means over them.", "input"),
         ("Next tokens", "Shares of positions; both models read the same texts.", "sequence"),
     ):
-        own = [one for one in estimates if one.unit == unit and not one.keys["class"]]
-        shares = [one for one in own if one.keys["measure"] != RATIO and not math.isnan(one.interval.low)]
-        rows = [{**one.keys, "value": one.interval} for one in shares]
+        overall = [estimate for estimate in estimates if estimate.unit == unit and not estimate.keys["class"]]
+        shares = [
+            estimate
+            for estimate in overall
+            if estimate.keys["measure"] != RATIO and not math.isnan(estimate.interval.low)
+        ]
+        rows = [{**estimate.keys, "value": estimate.interval} for estimate in shares]
         if rows:
             yield Section(title, about, (Table.of(rows, (Column.text("measure"), Column.share("value"))),))
-    if classes := rows_across((one for one in estimates if one.keys["class"]), "measure"):
-        inputs = {one.keys["class"]: one.interval.n for one in estimates}
+    if classes := rows_across((estimate for estimate in estimates if estimate.keys["class"]), "measure"):
+        inputs = {estimate.keys["class"]: estimate.interval.n for estimate in estimates}
         rows = [{"inputs": inputs[row["class"]], **row} for row in classes]
         columns = (Column.text("class"), Column.count("inputs"), *map(Column.share, list(classes[0])[1:]))
-        what = "the label" if result.gained is not None else "the original's answer"
+        noun = "the label" if result.gained is not None else "the original's answer"
         table = Table.of(rows, columns, terminal_rows=10, sortable=True)
-        yield Section("By class", f"The class is {what}.", (table,))
+        yield Section("By class", f"The class is {noun}.", (table,))
     if result.worst_inputs:
         yield _worst(result)
 

@@ -48,10 +48,10 @@ class Suspect:
     """A layer that differs more than its quantisation explains.
 
     Attributes:
-        layer: Its name in the original.
+        layer: Name of the layer in the original.
         channel: The output channel, counted from 0; None where all may be affected.
-        excess: What was found over the most that is expected; above 1.
-        reason: What was found and what was expected.
+        excess: Measured error over the most that is expected; above 1.
+        reason: Measured and expected error, in words.
     """
 
     layer: str
@@ -62,15 +62,19 @@ class Suspect:
 
 def find_suspects(noises: Mapping[str, LayerNoise]) -> tuple[Suspect, ...]:
     """Suspects, the most suspicious layer first; one for each layer at most."""
-    found = _weight_suspects(noises)
-    found += [one for one in _error_suspects(noises) if one.layer not in {other.layer for other in found}]
-    known = {one.layer for one in found}
+    suspects = _weight_suspects(noises)
+    suspects += [
+        suspect for suspect in _error_suspects(noises) if suspect.layer not in {suspect.layer for suspect in suspects}
+    ]
+    known = {suspect.layer for suspect in suspects}
     shares = sorted(noise.cut / noise.count for noise in noises.values()) or [0.0]
     most_cut = max(CUT, SPREAD * shares[len(shares) // 2])
-    found += [
-        one for name, noise in noises.items() if name not in known and (one := _range_suspect(name, noise, most_cut))
+    suspects += [
+        suspect
+        for name, noise in noises.items()
+        if name not in known and (suspect := _range_suspect(name, noise, most_cut))
     ]
-    return tuple(sorted(found, key=lambda one: -one.excess))
+    return tuple(sorted(suspects, key=lambda suspect: -suspect.excess))
 
 
 def has_other_weights(noise: LayerNoise) -> bool:
@@ -97,7 +101,7 @@ def weight_levels(noises: Mapping[str, LayerNoise]) -> tuple[float, bool] | None
 
 
 def expected_error(noise: LayerNoise, levels: tuple[float, bool]) -> Tensor:
-    """What rounding weights and inputs adds to the sum of squared errors of each output channel, float64[channels]."""
+    """Expected sum of squared errors of each output channel from rounding weights and inputs, float64[channels]."""
     step = _largest(noise, levels[1]) / levels[0]
     return noise.carried_weights * step**2 + noise.carried_inputs * noise.input_step**2
 
@@ -131,20 +135,20 @@ def _weight_suspects(noises: Mapping[str, LayerNoise]) -> list[Suspect]:
             + f" changed by {{:.3g}} of its channel's largest; for 90 % of a layer's channels it is usually at most {usual:.3g}"
         )
         candidates.append((usual, _standing_out(shares, dict.fromkeys(shares, SPREAD * usual), text)))
-    (usual, found), (usual_kept, found_kept) = candidates
+    (usual, of_all), (usual_kept, found_kept) = candidates
     # Pruning is known by leaving the other weights as they were, or nearly.
-    return found_kept if usual_kept < usual / 10 else found
+    return found_kept if usual_kept < usual / 10 else of_all
 
 
 def _standing_out(values: Mapping[str, Tensor], limits: Mapping[str, float], text: str) -> list[Suspect]:
     """Layers with a channel above the layer's limit, each with its highest channel."""
-    found = []
+    suspects = []
     for name, of_channels in values.items():
         value, channel = of_channels.nan_to_num(nan=math.inf).max(0)
         if value > limits[name]:
             excess = float(value) / limits[name] if limits[name] else math.inf
-            found.append(Suspect(name, int(channel), excess, text.format(float(value))))
-    return found
+            suspects.append(Suspect(name, int(channel), excess, text.format(float(value))))
+    return suspects
 
 
 def _error_suspects(noises: Mapping[str, LayerNoise]) -> list[Suspect]:
@@ -163,13 +167,13 @@ def _error_suspects(noises: Mapping[str, LayerNoise]) -> list[Suspect]:
     usual = max(1.0, sorted(layers.values())[len(layers) // 2]) if layers else 1.0
     text = f"the error is {{:.3g}} times what rounding explains; {usual:.2g} times is usual in this network"
     excesses = {name: value / usual / SPREAD / allowances[name] for name, value in layers.items()}
-    found = [
+    suspects = [
         Suspect(name, None, value, text.format(layers[name])) for name, value in excesses.items() if not value <= 1
     ]
     apart = {name: ratio / max(layers[name], ROUNDING) for name, ratio in ratios.items() if excesses[name] <= 1}
     text = "the error of this channel is {:.3g} times that of the layer's others"
     limits = {name: CHANNEL_SPREAD * allowance for name, allowance in allowances.items()}
-    return found + _standing_out(apart, limits, text)
+    return suspects + _standing_out(apart, limits, text)
 
 
 def _range_suspect(name: str, noise: LayerNoise, most_cut: float) -> Suspect | None:

@@ -17,7 +17,7 @@ _MASKS = {"decoder_input_ids": "decoder_attention_mask", "input_ids": "attention
 
 def tokens_of(batch: Any, output: Any) -> Tensor | None:
     """The tokens int64 [n, t] of a batch to which a model answers with scores [n, t, classes]; None where it does not."""
-    tokens = _given(batch)
+    tokens = _token_ids(batch)
     if tokens is None or tokens.shape[1] < 2:
         return None
     scores = decision_tensor(output, NextToken(), 0)
@@ -29,10 +29,10 @@ def are_next_tokens(batches: Iterable[Any], output: Any) -> bool:
 
     A classifier of tokens, such as one that tags names, has as many scores as classes.
     """
-    given = [_given(batch) for batch in batches]
-    if tokens_of(given[0] if given else None, output) is None:
+    token_rows = [_token_ids(batch) for batch in batches]
+    if tokens_of(token_rows[0] if token_rows else None, output) is None:
         return False
-    highest = max(int(tokens.max()) for tokens in given if tokens is not None and tokens.numel())
+    highest = max(int(tokens.max()) for tokens in token_rows if tokens is not None and tokens.numel())
     return highest < decision_tensor(output, NextToken(), 0).shape[2]
 
 
@@ -51,7 +51,7 @@ def scores_at_tokens(scores: Tensor, batch: Any) -> Tensor:
 
 
 def without_padding(judge: Judge, output: Any, batch: Any) -> Any:
-    """What a judge reads of an output for padded tokens: the scores at the last real token, or 0 at padding; else the output."""
+    """The part of an output that a judge reads for padded tokens: scores at the last real token, or 0 at padding."""
     if not isinstance(judge, (NextToken, ExactSequence)):
         return output
     scores = decision_tensor(output, judge, judge.DIMENSIONS)
@@ -76,7 +76,7 @@ def _name(batch: Any) -> str | None:
     return next((name for name in _MASKS if name in batch), None) if isinstance(batch, Mapping) else None
 
 
-def _given(batch: Any) -> Tensor | None:
+def _token_ids(batch: Any) -> Tensor | None:
     """Token ids int64 [n, t]; None where a batch has none."""
     name = _name(batch)
     tokens = batch if name is None else batch[name]
@@ -85,7 +85,7 @@ def _given(batch: Any) -> Tensor | None:
 
 def _padded(scores: Tensor, batch: Any) -> Tensor | None:
     """The real positions of a batch to whose tokens these are the scores [n, t, k]; None where nothing is padding."""
-    tokens = _given(batch)
+    tokens = _token_ids(batch)
     if tokens is None or not scores.is_floating_point() or scores.ndim != 3 or scores.shape[:2] != tokens.shape:
         return None
     mask = real_positions(batch, tokens).to(scores.device)

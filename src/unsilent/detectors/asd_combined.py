@@ -70,7 +70,7 @@ class AsdCombined:
         cooldown, strikes_window: Minutes.
         strikes_num: Strikes that strike a rank out.
         keeps_uncounted: Whether strikes within the cool-down are kept (torch_npu) or dropped (MindSpore).
-        decay: Of the average.
+        decay: Decay of the average.
         c_min_steps: Values of a series before it is judged.
     """
 
@@ -135,5 +135,5 @@ class AsdCombined:
             elif self.keeps_uncounted:
                 uncounted += 1
         begin = seconds - self.strikes_window * SECONDS_PER_MINUTE
-        struck_out = sum(one >= begin for one in strikes) >= self.strikes_num
+        struck_out = sum(strike >= begin for strike in strikes) >= self.strikes_num
         return state._replace(strikes=strikes, uncounted=uncounted, struck_out=struck_out)

@@ -32,7 +32,7 @@ from unsilent.detectors.thresholds import check_above, check_order, check_share
 
 
 class AverageState(NamedTuple):
-    """Moving averages.
+    """State of the rule: moving averages.
 
     Attributes:
         average: float64[n], without the correction for its beginning at 0.
@@ -60,7 +60,7 @@ class AsdV3:
 
     Attributes:
         alarm_ratio, warning_ratio: Limits, in multiples of the average of squares.
-        decay: Of the average.
+        decay: Decay of the average.
         learns_alarms: Whether a finite value that raised an alarm enters the average: as with ``NPU_ASD_ENABLE=1``, which
             only logs.
     """
@@ -81,7 +81,7 @@ class AsdV3:
         return (series.feature, series.statistic) == (GRADIENT, LARGEST)
 
     def initial_state(self, series: Sequence[Series]) -> AverageState:
-        """Empty averages."""
+        """State with empty averages."""
         return AverageState(np.zeros(len(series)), np.zeros(len(series), np.int64))
 
     def judge(self, state: AverageState, values: Floats, seen: Bools, seconds: float) -> tuple[AverageState, Judgement]:

@@ -57,11 +57,11 @@ class LossSpike:
         check_above(self.name, 0, rtol=self.rtol)
 
     def reads(self, series: Series) -> bool:
-        """The loss."""
+        """Whether a series is the loss."""
         return series.feature == LOSS
 
     def initial_state(self, series: Sequence[Series]) -> LossState:
-        """No values."""
+        """State without values."""
         none = np.zeros(len(series), np.int64)
         return LossState(np.zeros((self.window, len(series))), none, none)
 
@@ -79,7 +79,7 @@ class LossSpike:
         alarms = np.where(seen & finite, np.where(spikes, state.alarms + 1, 0), state.alarms)
         is_new = alarms >= self.relearn
         learnt = seen & finite & (~spikes | is_new)
-        kept = np.where(is_new, 0.0, state.recent[:-1])
-        recent = np.where(learnt, np.concatenate([values[None], kept]), state.recent)
+        previous = np.where(is_new, 0.0, state.recent[:-1])
+        recent = np.where(learnt, np.concatenate([values[None], previous]), state.recent)
         count = np.where(is_new, 1, np.minimum(state.learnt + learnt, self.window))
         return LossState(recent, count, np.where(is_new, 0, alarms)), judgement

@@ -35,7 +35,7 @@ class MegatronLarge:
 
     Attributes:
         factor: An alarm from so many times the largest on.
-        samples: How many values are the first ones.
+        samples: Number of values that are the first ones.
     """
 
     name: ClassVar[str] = "megatron-large"
@@ -51,7 +51,7 @@ class MegatronLarge:
         return series.feature == LOSS or (series.feature, series.statistic) == (GRADIENT, L2)
 
     def initial_state(self, series: Sequence[Series]) -> LargestState:
-        """No values."""
+        """State without values."""
         return LargestState(np.zeros(len(series)), np.zeros(len(series), np.int64))
 
     def judge(self, state: LargestState, values: Floats, seen: Bools, seconds: float) -> tuple[LargestState, Judgement]:

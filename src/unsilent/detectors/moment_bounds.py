@@ -46,7 +46,7 @@ def first_moment_bounds(partial_sums: Floats, batch: int, decay: float = 0.0) ->
     Args:
         partial_sums: Terms that are summed into one element of each weight's gradient.
         batch: Samples that the loss is averaged over.
-        decay: Of a momentum buffer that adds gradients up (SGD), and so holds up to 1 / (1 - decay) of them;
+        decay: Decay of a momentum buffer that adds gradients up (SGD), and so holds up to 1 / (1 - decay) of them;
             0 for averages (Adam).
 
     >>> first_moment_bounds(np.array([1024.0 * 32 * 32]), 1024).tolist()
@@ -77,12 +77,12 @@ class CalibratedBounds:
     """Bounds that follow the largest magnitudes of clean steps.
 
     Args:
-        kinds: Which kind each tensor is of (first moments, second moments, moving statistics …), int[n].
+        kinds: Kind of each tensor (first moments, second moments, moving statistics …), int[n].
         factor: See the module.
 
     Attributes:
         largest: Magnitudes so far, float64[n].
-        steps_seen: Of how many steps, int[n].
+        steps_seen: Number of steps that each was learnt from, int[n].
     """
 
     kinds: NDArray[np.int64]
@@ -95,7 +95,7 @@ class CalibratedBounds:
         self.steps_seen: NDArray[np.int64] = np.zeros(len(self.kinds), dtype=np.int64)
 
     def learn(self, largest: Floats) -> None:
-        """Those of a step that was found clean; NaN for a tensor that was not there."""
+        """Learn the largest values of a step that was found clean; NaN for a tensor that was not there."""
         self.largest = updated_magnitudes(self.largest, largest)
         self.steps_seen += ~np.isnan(largest)
 

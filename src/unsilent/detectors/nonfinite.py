@@ -19,11 +19,11 @@ class Nonfinite:
     name: ClassVar[str] = "nonfinite"
 
     def reads(self, series: Series) -> bool:
-        """Every series."""
+        """True: every series is read."""
         return True
 
     def initial_state(self, series: Sequence[Series]) -> None:
-        """None."""
+        """No state."""
 
     def judge(self, state: None, values: Floats, seen: Bools, seconds: float) -> tuple[None, Judgement]:
         """The judgement of one step."""

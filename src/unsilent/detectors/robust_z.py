@@ -86,16 +86,16 @@ def median_and_deviation(ordered: Floats, counts: NDArray[np.int64]) -> tuple[Fl
     for count in set(counts.tolist()):
         columns = slice(None) if count == counts.min() == counts.max() else np.flatnonzero(counts == count)
         if count:
-            own, half = ordered[:count, columns], count // 2
-            middle = own[half]
+            values, half = ordered[:count, columns], count // 2
+            middle = values[half]
             # The half + 1 values closest to the median lie side by side: of all such stretches the shortest way to its ends.
-            ways = np.maximum(middle - own[: count - half], own[half:] - middle)
+            ways = np.maximum(middle - values[: count - half], values[half:] - middle)
             median[columns], deviation[columns] = middle, ways.min(axis=0)
     return median, deviation
 
 
 def log_of_smallest_norm(elements: NDArray[np.int64]) -> Floats:
-    """How far below its usual size the norm of so many random elements gets, on the log scale: chances go with its power."""
+    """Log of how far the norm of so many random elements falls below its usual size: chances go with its power."""
     return _LOG_OF_RARE / elements
 
 
@@ -147,9 +147,9 @@ class RobustZ:
         return series.feature in (GRADIENT, NORM_INPUT_GRADIENT, VALUE)
 
     def initial_state(self, series: Sequence[Series]) -> RobustZState:
-        """No values."""
+        """State without values."""
         n = len(series)
-        elements = np.array([max(one.elements, 1) for one in series], dtype=np.int64)
+        elements = np.array([max(entry.elements, 1) for entry in series], dtype=np.int64)
         empty, none = np.full((self.window, n), np.inf), np.zeros(n, np.int64)
         least = log_of_smallest_norm(elements)
         pair = np.zeros((2, n))
@@ -217,9 +217,9 @@ class RobustZ:
         ordered = np.empty_like(state.ordered)
         ordered[0], ordered[-1] = np.minimum(rest[0], new), np.maximum(rest[-1], new)
         ordered[1:-1] = np.maximum(rest[:-1], np.minimum(rest[1:], new))
-        kept = 0.5 ** (1 / self.half_life) * state.reach
+        faded = 0.5 ** (1 / self.half_life) * state.reach
         known = clean & (state.learnt >= self.warm_up)
-        reach = np.where(clean, np.where(known, np.maximum(kept, [distance, -distance]), kept), state.reach)
+        reach = np.where(clean, np.where(known, np.maximum(faded, [distance, -distance]), faded), state.reach)
         return state._replace(latest=latest, ordered=ordered, learnt=state.learnt + clean, reach=reach)
 
     def _relearn(self, state: RobustZState, median: Floats, is_zero: Bools) -> RobustZState:

@@ -1,4 +1,4 @@
-"""What a rule is: a pure function of its state and the numbers of one step, for many series at once.
+"""Interface of rules: a pure function of a state and the numbers of one step, for many series at once.
 
 A rule is a frozen dataclass whose fields are its thresholds. `Rule.judge` takes the state and one step of n series, and returns
 the next state and a `Judgement`. It changes neither its arguments nor itself, so the same rule runs live, on a recording, and
@@ -21,7 +21,7 @@ NORMAL, WARNING, ALARM = 0, 1, 2
 
 
 class Judgement(NamedTuple):
-    """What a rule says of one step.
+    """Judgement of a rule on one step.
 
     Attributes:
         levels: int8[n], `NORMAL`, `WARNING` or `ALARM`; `NORMAL` for a series that was not seen.
@@ -53,7 +53,7 @@ class Rule(Protocol):
     """A rule with its thresholds.
 
     Attributes:
-        name: As it is chosen.
+        name: Name by which it is chosen.
     """
 
     name: ClassVar[str]
@@ -70,7 +70,7 @@ class Rule(Protocol):
         """The next state and the judgement of one step.
 
         Args:
-            state: From `initial_state` or the step before.
+            state: State from `initial_state` or the step before.
             values: float64[n]; any number, NaN and infinity included.
             seen: bool[n], which series have a value in this step.
             seconds: Time since the first step, for rules that count minutes.
@@ -91,7 +91,7 @@ class RuleStream:
     series: Sequence[Series]
 
     def __post_init__(self) -> None:
-        self.columns = np.array([n for n, one in enumerate(self.series) if self.rule.reads(one)], dtype=np.int64)
+        self.columns = np.array([n for n, entry in enumerate(self.series) if self.rule.reads(entry)], dtype=np.int64)
         self.state = self.rule.initial_state([self.series[n] for n in self.columns])
 
     def judge(self, values: Floats, seen: Bools, seconds: float) -> Judgement:
@@ -102,11 +102,11 @@ class RuleStream:
 
 def judge_recording(rule: Rule, recording: Recording) -> tuple[tuple[Series, ...], Judgement]:
     """The series that a rule reads, and its judgements of a whole recording, arrays [steps, n]."""
-    own = recording.columns(rule.reads)
-    state = rule.initial_state(own.series)
-    shape = own.values.shape
+    columns = recording.columns(rule.reads)
+    state = rule.initial_state(columns.series)
+    shape = columns.values.shape
     levels, scores, baselines = np.zeros(shape, np.int8), np.full(shape, np.nan), np.full(shape, np.nan)
     for step in range(shape[0]):
-        state, one = rule.judge(state, own.values[step], own.seen[step], float(own.seconds[step]))
-        levels[step], scores[step], baselines[step] = one
-    return own.series, Judgement(levels, scores, baselines)
+        state, judgement = rule.judge(state, columns.values[step], columns.seen[step], float(columns.seconds[step]))
+        levels[step], scores[step], baselines[step] = judgement
+    return columns.series, Judgement(levels, scores, baselines)

@@ -46,7 +46,7 @@ RULES: Mapping[str, RuleEntry] = {
     "nonfinite": RuleEntry(_HERE + "nonfinite:Nonfinite", "NaN or infinity anywhere"),
     "update-rms": RuleEntry(_HERE + "update_rms:UpdateRms", "size of updates against their running mean and spread"),
 }
-"""In the order they are listed."""
+"""Rules in the order they are listed."""
 
 PRESETS: Mapping[str, tuple[str, ...]] = {
     "robust-z": ("robust-z", "nonfinite"),
@@ -67,11 +67,11 @@ def rule_class(name: str) -> type[Rule]:
     installed = installed_parts(GROUP, RULES)
     if name not in installed:
         raise unknown_name_error("rule", name, [*RULES, *installed])
-    found = load_part("rule", installed[name])
-    if not isinstance(found, type) or getattr(found, "name", None) != name:
-        shown = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
-        raise wrong_part_error(installed[name], shown, f"a class of rules whose name is {name!r}")
-    return found
+    part = load_part("rule", installed[name])
+    if not isinstance(part, type) or getattr(part, "name", None) != name:
+        part_text = f"the class {part.__name__}" if isinstance(part, type) else f"a {type(part).__name__}"
+        raise wrong_part_error(installed[name], part_text, f"a class of rules whose name is {name!r}")
+    return part
 
 
 def make_rule(what: str | Rule) -> Rule:
@@ -86,17 +86,17 @@ def make_rule(what: str | Rule) -> Rule:
     return check_rule(build_named("rule", what, {name: rule_class(name)}))
 
 
-def check_rule(what: Any, argument: str = "rule") -> Rule:
-    """What was given, if it has what a rule has. Raises ``UsageError``, which calls it ``argument``."""
-    if isinstance(what, type):
-        raise UsageError(f"{argument} is the class {what.__name__}; expected an object: write {what.__name__}(…)")
-    methods = (getattr(what, name, None) for name in ("reads", "initial_state", "judge"))
-    if not isinstance(getattr(what, "name", None), str) or not all(map(callable, methods)):
+def check_rule(value: Any, argument: str = "rule") -> Rule:
+    """The object itself, if it has what a rule has. Raises ``UsageError``, which calls it ``argument``."""
+    if isinstance(value, type):
+        raise UsageError(f"{argument} is the class {value.__name__}; expected an object: write {value.__name__}(…)")
+    methods = (getattr(value, name, None) for name in ("reads", "initial_state", "judge"))
+    if not isinstance(getattr(value, "name", None), str) or not all(map(callable, methods)):
         expected = (
             "texts such as 'robust-z:threshold=12', tables such as [rule.robust-z], or objects with methods of Rule"
         )
-        raise wrong_value_error(argument, what, expected)
-    return cast("Rule", what)
+        raise wrong_value_error(argument, value, expected)
+    return cast("Rule", value)
 
 
 def format_rule(rule: Rule) -> str:
@@ -105,14 +105,14 @@ def format_rule(rule: Rule) -> str:
     >>> format_rule(make_rule("megatron-large:factor=20,samples=100"))
     'megatron-large:factor=20.0'
     """
-    given = [
+    parameters = [
         f"{name}={_text(value)}" for name, value in rule_thresholds(rule).items() if value != _defaults(rule)[name]
     ]
-    return f"{rule.name}:{','.join(given)}" if given else rule.name
+    return f"{rule.name}:{','.join(parameters)}" if parameters else rule.name
 
 
 def recorded_text(rule: Rule) -> str:
-    """What is recorded of a rule: the text that makes it again, where one does; else its own ``repr``, or its name.
+    """The text that is recorded of a rule: the one that makes it again, if there is one; else its own ``repr``, or its name.
 
     >>> recorded_text(make_rule("megatron-large:factor=20"))
     'megatron-large:factor=20.0'
@@ -126,7 +126,7 @@ def recorded_text(rule: Rule) -> str:
 
 def rule_thresholds(rule: Rule) -> dict[str, Any]:
     """The thresholds of a rule, by name."""
-    return {one.name: getattr(rule, one.name) for one in dataclasses.fields(cast(Any, rule))}
+    return {field.name: getattr(rule, field.name) for field in dataclasses.fields(cast(Any, rule))}
 
 
 def rules_of_preset(name: str) -> tuple[Rule, ...]:
@@ -143,4 +143,4 @@ def _text(value: Any) -> str:
 
 
 def _defaults(rule: Rule) -> dict[str, Any]:
-    return {one.name: one.default for one in dataclasses.fields(cast(Any, rule))}
+    return {field.name: field.default for field in dataclasses.fields(cast(Any, rule))}

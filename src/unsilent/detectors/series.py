@@ -1,4 +1,4 @@
-"""What rules read: numbers that a training gives at every step, each a series with a name; and recordings of them in a file."""
+"""Series that rules read: named numbers that a training gives at every step; and recordings of them in a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 GRADIENT = "gradient"
-"""Of a parameter: local to its rank, before any reduction among ranks, without the factor of a loss scaler."""
+"""Gradient of a parameter: local to its rank, before any reduction among ranks, without the factor of a loss scaler."""
 NORM_INPUT_GRADIENT = "norm-input-gradient"
 """Gradient of the input of a normalisation layer, named as the layer: the feature value of the first ASD."""
 UPDATE = "update"
@@ -40,14 +40,14 @@ STATISTICS = (L2, LARGEST, NUMBER)
 
 
 class Series(NamedTuple):
-    """One number for each step.
+    """Name of a series of one number for each step.
 
     Attributes:
         feature: One of `FEATURES`.
         tensor: Name of the parameter, layer or value; empty for the loss.
         statistic: One of `STATISTICS`.
-        elements: Of the tensor in this rank.
-        dimensions: Of the tensor.
+        elements: Number of elements of the tensor in this rank.
+        dimensions: Number of dimensions of the tensor.
     """
 
     feature: str
@@ -84,7 +84,7 @@ class Recording:
 
     def columns(self, wanted: Callable[[Series], bool]) -> Recording:
         """The series that are wanted."""
-        chosen = [number for number, one in enumerate(self.series) if wanted(one)]
+        chosen = [number for number, entry in enumerate(self.series) if wanted(entry)]
         return Recording(
             tuple(self.series[number] for number in chosen),
             self.values[:, chosen],
@@ -114,7 +114,7 @@ def is_recording(path: str | Path) -> bool:
 
 
 def _series(values: object) -> Series:
-    """One series of a recording; raises ``TypeError``."""
+    """A series of a recording; raises ``TypeError``."""
     if not isinstance(values, list):
         raise TypeError("a series is no list")
     return Series(*values)
@@ -130,7 +130,7 @@ def load_recording(path: str | Path) -> Recording:
             content.seek(0)
             with np.load(content, allow_pickle=False) as file:
                 return Recording(
-                    tuple(_series(one) for one in parse_json(file["series"].tobytes())),
+                    tuple(_series(values) for values in parse_json(file["series"].tobytes())),
                     file["values"].astype(np.float64, copy=False),
                     file["seen"].astype(np.bool_, copy=False),
                     file["seconds"].astype(np.float64, copy=False),

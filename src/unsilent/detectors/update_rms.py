@@ -42,7 +42,7 @@ class UpdateRms:
     Attributes:
         factor: Least ratio of an alarm to the mean.
         deviations: Least distance of an alarm from the mean, in standard deviations.
-        decay: Of the averages.
+        decay: Decay of the averages.
         warm_up: Values of a series before it is judged.
         relearn: Finite alarms in a row after which the averages begin again.
     """
@@ -65,7 +65,7 @@ class UpdateRms:
         return (series.feature, series.statistic) == (UPDATE, L2)
 
     def initial_state(self, series: Sequence[Series]) -> RunningState:
-        """Empty averages."""
+        """State with empty averages."""
         zeros, none = np.zeros(len(series)), np.zeros(len(series), np.int64)
         return RunningState(zeros, zeros, none, none)
 

@@ -38,6 +38,7 @@ from unsilent.faults.naming import is_transient
 from unsilent.outcomes import judges_samples_apart
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, same_outcome_for_all
+from unsilent.outcomes.scores import Score
 from unsilent.sites import Parameters
 from unsilent.sites.inputs import named_inputs
 from unsilent.workloads.base import InferenceWorkload
@@ -69,13 +70,14 @@ class CachedEngine(PlainEngine):
         device: str = "cpu",
         dtype: str | None = None,
         judge: Judge | None = None,
+        score: Score | None = None,
         memory: int | None = None,
         worker_count: int = 1,
         sampled: bool = False,
     ) -> None:
         self.validation_samples = ValidationSamples()
         self._sampled = sampled
-        super().__init__(workload, device=device, dtype=dtype, judge=judge)
+        super().__init__(workload, device=device, dtype=dtype, judge=judge, score=score)
         self.memory, self.sharers = memory, worker_count
         self.diverged_count = 0
         self.replayers: list[Replayer | None] = []
@@ -101,7 +103,7 @@ class CachedEngine(PlainEngine):
         self._checked: dict[str, Replayer] = {}
         """The first tape of each structure that has passed every check."""
         self._unheld: dict[int, Replayer] = {}
-        """By batch, those whose golden values are not held yet."""
+        """Replayers whose golden values are not held yet, by batch."""
         scratch = {id(t) for t, _ in self._scratch}
         self._watched = [t for t, _ in self._writes() if id(t) not in scratch]
         self._versions = self._count_writes()
@@ -116,7 +118,7 @@ class CachedEngine(PlainEngine):
         self.notes = tuple(self.fallback_notes())
 
     def _record(self, i: int) -> Replayer:
-        """One batch on a tape that gives the golden output, with the cost of every operation and no value held."""
+        """Replayer of one batch: a tape that gives the golden output, with costs of all operations and no value held."""
         try:
             tape = record(lambda: self._run(self.batches[i]), self.model, named_inputs(self.batches[i]))
         except Unrecordable:
@@ -197,7 +199,7 @@ class CachedEngine(PlainEngine):
         self.ledger.forget_batch(due)
 
     def _check_hidden(self, i: int, replayer: Replayer) -> None:
-        """That nothing but what is on the tape matters."""
+        """Check that nothing but what is on the tape matters."""
         hidden_read_check(self, i, replayer, partial(assemble_output, replayer))
         perturbation_check(self, i, replayer.tape)
         self._run(self.batches[i])  # what the model raised meanwhile must not have left it raising
@@ -207,7 +209,7 @@ class CachedEngine(PlainEngine):
         return super()._evaluate(batch, faults)
 
     def check_and_prepare(self, faults: Sequence[Fault]) -> None:
-        """As `PlainEngine.prepare`, and get ready what faults in values of a run need, before any memory is corrupted."""
+        """Prepare as `PlainEngine.prepare`, and for faults in values of a run, before any memory is corrupted."""
         super().check_and_prepare(faults)
         if any(is_transient(f.site) for f in faults):
             self.prepare_for_transient_faults()
@@ -223,7 +225,7 @@ class CachedEngine(PlainEngine):
             self._hold()
 
     def output_from_tape(self, batch: int, faults: Sequence[Fault], packed: bool = True) -> Any:
-        """The same from the tape, on rows if they are ready and ``packed``; raises `Diverged`."""
+        """The batch's output from the tape, on rows if they are ready and ``packed``; raises `Diverged`."""
         replayer = self.replayers[batch]
         assert replayer is not None
         try:
@@ -235,7 +237,7 @@ class CachedEngine(PlainEngine):
         return result
 
     def fallback_notes(self) -> list[str]:
-        """What a report should say of the shortcuts: batches that run plainly, and why."""
+        """Notes for a report on the shortcuts: batches that run plainly, and why."""
         why = Counter(self.fallback_reasons.values())
         notes = []
         if self._sampled and not judges_samples_apart(self.judge):
@@ -250,7 +252,7 @@ class CachedEngine(PlainEngine):
     def trials(
         self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
     ) -> Iterator[TrialOutcome]:
-        """As `PlainEngine.trials`; those with ``samples``, or without faults in parameters, go through the tape together."""
+        """Outcomes as of `PlainEngine.trials`; those with ``samples``, or no faults in parameters, share the tape."""
         if samples is not None and self._sampled:
             yield from self._sampled_trials(many, samples)
             return
@@ -278,15 +280,15 @@ class CachedEngine(PlainEngine):
         for faults in many:
             self.check_and_prepare(faults)
         ready = outcomes_together(
-            self, [None if own is None else SampledTrial(f, own) for f, own in zip(many, samples, strict=True)]
+            self, [None if chosen is None else SampledTrial(f, chosen) for f, chosen in zip(many, samples, strict=True)]
         )
-        for i, (faults, own) in enumerate(zip(many, samples, strict=True)):
+        for i, (faults, chosen) in enumerate(zip(many, samples, strict=True)):
             if self._refresh():  # whoever is given the outcomes may write into the model
                 ready = {}
-            yield ready[i] if i in ready else self.trial(faults, own)
+            yield ready[i] if i in ready else self.trial(faults, chosen)
 
     def spared_outcome(self, batch: int) -> BatchOutcome:
-        """That of a batch that is not evaluated."""
+        """The outcome of a batch that is not evaluated."""
         return same_outcome_for_all(Outcome.SPARED, self.samples[batch])
 
     def preferred_group_size(self, transient: bool, sampled: bool = False) -> int:
@@ -376,7 +378,7 @@ class CachedEngine(PlainEngine):
     # -- proofs ------------------------------------------------------------------------------------------------
 
     def check_intact(self, by_copies: bool = False) -> None:
-        """As `PlainEngine.check_intact`; and a random trial of each batch, run plainly, must give the bits of the tape.
+        """Check as `PlainEngine.check_intact`, and that a random trial of each batch, run plainly, gives the tape's bits.
 
         It is drawn from those that went through the tape since the last proof, in the company that it went in.
 
@@ -401,7 +403,9 @@ class CachedEngine(PlainEngine):
                 if witness.group_samples is None and len(witness.group_faults) == 1:
                     return same_outputs(plain, self.output_from_tape(batch, faults))
             if witness.group_samples is not None:
-                group = [SampledTrial(*one) for one in zip(witness.group_faults, witness.group_samples, strict=True)]
+                group = [
+                    SampledTrial(*trial) for trial in zip(witness.group_faults, witness.group_samples, strict=True)
+                ]
                 return gives_plain_bits(self, batch, group, witness.group_index, plain)
             return same_outputs(plain, self._take(batch, replayer, witness.group_faults)[witness.group_index])
         except Exception:
@@ -424,7 +428,7 @@ class CachedEngine(PlainEngine):
         return True
 
     def _count_writes(self) -> list[int]:
-        """What changes when anyone but us writes into the model: the recording is stale then."""
+        """Versions of tensors, which change when anyone but us writes into the model: the recording is stale then."""
         return [tensor._version for tensor in self._watched]
 
 

@@ -99,7 +99,7 @@ def clone(value: Any) -> Any:
 
 
 def environment(device: str = "cpu") -> str:
-    """What the bits of an answer depend on besides the model and its input."""
+    """Name of the device and software that the bits of an answer depend on besides the model and its input."""
     if torch.device(device).type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     return f"CPU with {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"

@@ -28,7 +28,7 @@ _LARGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
-    """One operation: hashes of what it is given by Python, of tensors no operation made, and of what it makes."""
+    """Hashes of one operation's arguments from Python, of tensors no operation made, and of its results."""
 
     name: str
     python_arguments_hash: int
@@ -45,31 +45,33 @@ class OperationRecorder(DispatchMode):
         super().__init__(self._calls)
         self.steps: list[OperationRecord] = []
         self._clear = clear
-        self._made: dict[int, Any] = {}
+        self._result_storages: dict[int, Any] = {}
         """Storages of results by address, held so that no address is used twice."""
 
     def run(self, run: Callable[[], Any]) -> list[OperationRecord]:
         """Watch one run."""
         with self:
             run()
-        self._made.clear()
+        self._result_storages.clear()
         return self.steps
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name, given, outside = self._calls.next_name(func), digest_given(args, kwargs), 0
+        name, arguments_hash, outside = self._calls.next_name(func), digest_given(args, kwargs), 0
         if not func.is_view:  # a view reads nothing: the operation that uses it is the one to name
-            outside = digest([t for t in operands_of(args, kwargs) if _storage(t) not in self._made])
+            outside = digest([t for t in operands_of(args, kwargs) if _storage(t) not in self._result_storages])
         result = func(*args, **kwargs)
-        made = [*flatten(result), *written_by(func, args, kwargs)]
-        for tensor in (t for t in made if isinstance(t, Tensor) and not func.is_view):
+        results = [*flatten(result), *written_by(func, args, kwargs)]
+        for tensor in (t for t in results if isinstance(t, Tensor) and not func.is_view):
             if (key := _storage(tensor)) is not None:
-                self._made[key] = tensor.untyped_storage()
+                self._result_storages[key] = tensor.untyped_storage()
         if gives_uninitialised(func):
             if self._clear:
                 _zero(result)
-            made = []
+            results = []
         random = torch.Tag.nondeterministic_seeded in func.tags
-        self.steps.append(OperationRecord(name, given, outside, 0 if func.is_view else digest(made), random))
+        self.steps.append(
+            OperationRecord(name, arguments_hash, outside, 0 if func.is_view else digest(results), random)
+        )
         return result
 
 
@@ -78,7 +80,7 @@ def first_difference(run: Callable[[], Any], model: nn.Module) -> str | None:
 
     Args:
         run: One evaluation.
-        model: What it runs; its modules give the operations their names.
+        model: The model that runs; its modules give the operations their names.
 
     Returns:
         None where every operation gives the same bits twice, or where watching makes the run fail: the caller has an error
@@ -95,9 +97,9 @@ def first_difference(run: Callable[[], Any], model: nn.Module) -> str | None:
 
 def _first_difference(run: Callable[[], Any], model: nn.Module, clear: bool) -> str | None:
     with torch.no_grad():
-        one, two = OperationRecorder(model, clear).run(run), OperationRecorder(model, clear).run(run)
+        first, second = OperationRecorder(model, clear).run(run), OperationRecorder(model, clear).run(run)
     before = ""
-    for a, b in zip_longest(one, two):
+    for a, b in zip_longest(first, second):
         if a is None or b is None or a.name != b.name:
             names = [_quoted(step) for step in (a, b)]
             if not before:
@@ -127,7 +129,7 @@ def _quoted(step: OperationRecord | None) -> str:
 
 
 def _storage(tensor: Tensor) -> int | None:
-    """Which memory a tensor is on; None where it has none to speak of."""
+    """Identity of the memory of a tensor; None where it has none to speak of."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except NotImplementedError:  # sparse and the like

@@ -20,9 +20,9 @@ from unsilent.sites.training.updates import local
 
 def own_generator(values: Sequence[Any]) -> bool:
     """Whether an operation was given a generator other than torch's global ones."""
-    given = [v for v in values if isinstance(v, torch._C.Generator)]
+    generators = [v for v in values if isinstance(v, torch._C.Generator)]
     defaults = (torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ()))
-    return any(all(g is not d for d in defaults) for g in given)
+    return any(all(g is not d for d in defaults) for g in generators)
 
 
 def digest(values: Sequence[Any]) -> int:
@@ -69,7 +69,7 @@ def digest_unordered(tensor: Tensor) -> int:
 
 
 def digest_all(hashes: Sequence[int]) -> int:
-    """One number for several; 0 for none."""
+    """One hash for several hashes; 0 for none."""
     return int(xxhash.xxh3_64_intdigest(repr(hashes).encode())) if hashes else 0
 
 
@@ -86,7 +86,7 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def digest_given(args: Any, kwargs: dict[str, Any]) -> int:
-    """What Python passes to an operation besides tensors."""
+    """Hash of the arguments that Python passes to an operation besides tensors."""
     return digest([value for value in flatten((*args, *kwargs.values())) if not isinstance(value, Tensor)])
 
 

@@ -1,4 +1,4 @@
-"""Which engine runs a campaign. It changes what a row costs, never what is in it."""
+"""The engine that runs a campaign. It changes what a row costs, never what is in it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from unsilent.engine.cached import CachedEngine
 from unsilent.engine.graphed import GraphedEngine
 from unsilent.engine.plain import PlainEngine
 from unsilent.outcomes.base import Judge
+from unsilent.outcomes.scores import Score
 from unsilent.workloads.base import InferenceWorkload
 
 ENGINES = ("auto", "plain")
@@ -21,6 +22,7 @@ def make_engine(
     device: str = "cpu",
     dtype: str | None = None,
     judge: Judge | None = None,
+    score: Score | None = None,
     sampled: bool = False,
 ) -> PlainEngine:
     """``auto``: every shortcut that a check allows; ``plain``: none.
@@ -28,6 +30,7 @@ def make_engine(
     Args:
         memory: Bytes for golden values, default a quarter of what is free.
         worker_count: Processes that share them.
+        score: Score of faulty outputs, besides the judge.
         sampled: Whether trials are to be evaluated on some samples of a batch.
 
     Raises:
@@ -36,13 +39,14 @@ def make_engine(
     if engine not in ENGINES:
         raise unknown_name_error("--engine", engine, ENGINES)
     if engine == "plain":
-        return PlainEngine(workload, device=device, dtype=dtype, judge=judge)
-    made = GraphedEngine if device.startswith("cuda") else CachedEngine
-    return made(
+        return PlainEngine(workload, device=device, dtype=dtype, judge=judge, score=score)
+    engine_class = GraphedEngine if device.startswith("cuda") else CachedEngine
+    return engine_class(
         workload,
         device=device,
         dtype=dtype,
         judge=judge,
+        score=score,
         memory=memory,
         worker_count=worker_count,
         sampled=sampled,

@@ -21,7 +21,7 @@ WORD = 4
 
 
 def trial_entry_of(tape: Tape, parameters: Parameters, faults: Sequence[Fault]) -> TrialEntry:
-    """What the faults touch; those of parameters are in memory already.
+    """The values and operations that faults change; those of parameters are in memory already.
 
     Raises:
         Diverged: a fault that this tape cannot place; the plain run says what is wrong with it.
@@ -79,7 +79,7 @@ def storage_offsets(tensor: Tensor, elements: NDArray[np.int64]) -> NDArray[np.i
 def strided_offsets(
     elements: NDArray[np.int64], shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> NDArray[np.int64]:
-    """The same from the geometry of a tensor."""
+    """Offsets in memory of elements of a tensor with this geometry."""
     offsets = np.full(len(elements), offset, np.int64)
     for places, step in zip(np.unravel_index(elements, shape) if shape else (), stride, strict=True):
         offsets += places * step

@@ -1,4 +1,4 @@
-"""What faults reach on a tape, for many faults at once: no operation is executed and no value is looked at.
+"""Values and operations that faults reach on a tape, for many faults at once: nothing is executed or looked at.
 
 A set of faults is a Python integer, bit ``i`` for fault ``i``: a set operation on thousands of faults then costs less than
 a microsecond, and the tape is walked once for all of them. Everything here is what *can* happen: a fault whose effect
@@ -31,7 +31,7 @@ class PropagationStart(NamedTuple):
 
 @dataclass(frozen=True)
 class FaultPropagation:
-    """By operation and by value, the sources for which something holds.
+    """Sources for which something holds, by operation and by value.
 
     ``ran``: the operation is re-executed. ``dirty``: the value may differ. ``needed``: an operation that is re-executed
     reads it and it is golden. ``may_end_at``: when it has been made nothing else that is still read differs, so that comparing it
@@ -69,12 +69,12 @@ def propagate_faults(tape: Tape, sources: Sequence[PropagationStart]) -> FaultPr
     return result
 
 
-def _make(tape: Tape, result: FaultPropagation, made: Iterable[int], bits: Bits, live: set[int]) -> None:
+def _make(tape: Tape, result: FaultPropagation, values: Iterable[int], bits: Bits, live: set[int]) -> None:
     """Note the values of an operation. ``live``: older values that are dirty for some source and still read."""
     busy = 0
     for value in live if bits else ():
         busy |= result.dirty[value]
-    for value in made:
+    for value in values:
         entry = tape.values[value]
         result.dirty[value] |= bits
         if result.dirty[value] and (entry.readers or entry.output):

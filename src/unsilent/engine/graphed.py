@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,13 +24,12 @@ from unsilent.engine.cached import CachedEngine, preparing
 from unsilent.engine.device_or_cpu_clock import clock
 from unsilent.engine.graphs.batch_graph import MOST_TRIALS, BatchGraph, Capture, CudaGraphs
 from unsilent.engine.graphs.checks import NotGraphed, checked_graph, gives_plain_bits
-from unsilent.engine.graphs.costs import GraphCosts, is_cheapest
 from unsilent.engine.graphs.injection_points import InjectionPoints, StagedPointFaults
 from unsilent.engine.graphs.staged_faults import GoldenWords, StagedFaults, edits_of_trial
 from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in
 from unsilent.engine.running_out import unusable_if_raised
 from unsilent.engine.tape import Tape
-from unsilent.engine.trial_costs import ENOUGH, cost_class_of
+from unsilent.engine.trial_costs import ENOUGH, PLAIN_ABOVE, MeasuredCost, cost_class_of
 from unsilent.engine.validation_sample import ValidationSamples
 from unsilent.faults import Fault
 from unsilent.faults.naming import is_transient, parse_site
@@ -37,6 +37,49 @@ from unsilent.outcomes.classify import BatchOutcome
 from unsilent.sites.corrupting import corruptible, misfit, overlaps
 from unsilent.sites.inputs import named_inputs
 from unsilent.sites.memory import TensorMemory
+
+GROUPS, TRIED = 2, 128
+"""Groups of trials on rows, and trials of each, before their cost is believed; the first group finds cold caches."""
+
+
+@dataclass
+class GraphCosts:
+    """Seconds of trials: ``by_graphs``, and of some samples ``on_rows``."""
+
+    by_graphs: MeasuredCost = field(default_factory=MeasuredCost)
+    on_rows: MeasuredCost = field(default_factory=MeasuredCost)
+    groups_on_rows: int = 0
+
+    def add(self, seconds: float, trials: int) -> None:
+        """A group of trials by graphs, preparation and reading included."""
+        for _ in range(trials):
+            self.by_graphs.add(seconds / trials)
+
+    def add_on_rows(self, seconds: float, trials: int) -> None:
+        """A group of trials of some samples that went another way."""
+        self.groups_on_rows += 1
+        if self.groups_on_rows > 1:
+            self.on_rows.add(seconds / trials)
+
+    @property
+    def trial_seconds(self) -> float:
+        """Seconds of a trial by graphs; 0 where that is not known."""
+        return self.by_graphs.mean if self.by_graphs.trials >= ENOUGH else 0.0
+
+    def trials_on_rows(self, by_graphs: float, trials: int) -> int:
+        """How many of so many trials of some samples, the first ones, are to be evaluated on rows: all, none, or some to try it.
+
+        ``by_graphs``: seconds of a trial by graphs, which evaluate whole batches.
+        """
+        if self.groups_on_rows < GROUPS:
+            return min(trials, TRIED)
+        return 0 if by_graphs <= self.on_rows.mean else trials
+
+
+def is_cheapest(graph: BatchGraph, from_tape: float) -> bool:
+    """Whether a graph is the cheapest evaluation of its batch; ``from_tape``: seconds of the output from the tape."""
+    return graph.seconds <= min(PLAIN_ABOVE * graph.plain_seconds, from_tape + graph.verdict_seconds)
+
 
 GROUP_SECONDS = 1.0
 """Trials that run together take about as long at most, so that rows keep coming."""
@@ -52,11 +95,11 @@ class GraphedEngine(CachedEngine):
     """Evaluates trials by CUDA graphs where that is measured to be cheapest, else as `CachedEngine`.
 
     Attributes:
-        graphs: By batch, of those that could be captured; ``graph_refusals`` says why another could not.
-        operation_graphs: The same with points where faults of operations enter; made when the first such fault comes.
-        capture: What makes a graph of a function; None: CUDA, on a CUDA device.
+        graphs: Graphs by batch, of those that could be captured; ``graph_refusals`` says why another could not.
+        operation_graphs: Graphs with points where faults of operations enter; made when the first such fault comes.
+        capture: Function that makes a graph of a function; None: CUDA, on a CUDA device.
         placed_on: The device of the model.
-        inputs: By batch and site, the memory of inputs that can be corrupted in place.
+        inputs: Memory of inputs that can be corrupted in place, by batch and site.
     """
 
     capture: Capture | None = None
@@ -125,7 +168,7 @@ class GraphedEngine(CachedEngine):
     # -- trials ------------------------------------------------------------------------------------------------
 
     def preferred_group_size(self, transient: bool, sampled: bool = False) -> int:
-        """As `CachedEngine.preferred_group_size`, and enough for graphs."""
+        """Size as of `CachedEngine.preferred_group_size`, and enough for graphs."""
         size = super().preferred_group_size(transient, sampled)
         if not self.graphs:
             return size
@@ -138,24 +181,28 @@ class GraphedEngine(CachedEngine):
 
     @property
     def _trial_seconds(self) -> float:
-        """Of a trial in all batches by graphs."""
+        """Seconds of a trial in all batches by graphs."""
         return self.graph_costs.trial_seconds or sum(graph.seconds for graph in self.graphs.values())
 
     def trials(
         self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
     ) -> Iterator[TrialOutcome]:
-        """As `PlainEngine.trials`; those that graphs evaluate are evaluated first."""
+        """Outcomes as of `PlainEngine.trials`; trials that graphs evaluate are evaluated first."""
         self._refresh()
         tried = self.graph_costs.trials_on_rows(self._trial_seconds, len(many)) if samples is not None else 0
         ready = self._by_graphs(many, tried) if self.graphs and self._reads_the_model else {}
-        own = [None] * len(many) if samples is None else list(samples)
+        samples_of_trial = [None] * len(many) if samples is None else list(samples)
         left = [i for i in range(len(many)) if i not in ready]
-        rest = super().trials([many[i] for i in left], samples and [own[i] for i in left])
+        rest = super().trials([many[i] for i in left], samples and [samples_of_trial[i] for i in left])
         known, seconds = self.recordings, 0.0
         for i, faults in enumerate(many):
             if i in ready:
                 self._refresh()  # whoever is given the outcomes may write into the model
-                yield ready[i].of_samples(own[i]) if self.recordings == known else self.trial(faults, own[i])
+                yield (
+                    ready[i].of_samples(samples_of_trial[i])
+                    if self.recordings == known
+                    else self.trial(faults, samples_of_trial[i])
+                )
                 continue
             begun = time.perf_counter()
             outcome = next(rest)
@@ -234,7 +281,7 @@ class GraphedEngine(CachedEngine):
         return self.parameters.memory(fault)
 
     def _seconds_from_tape(self, batch: int, faults: Sequence[Fault]) -> float:
-        """Of an evaluation from the tape: measured, else of all operations from the first that reads what is corrupted."""
+        """Seconds of an evaluation from the tape: measured, else of all operations from the first corrupted one."""
         key, replayer = cost_class_of(batch, faults), self.replayers[batch]
         known = self.ledger.costs.get(key)
         if known is not None and known.tape_cost.trials >= ENOUGH:
@@ -258,11 +305,13 @@ class GraphedEngine(CachedEngine):
         """The faults of trials, all of one kind, on the device; ``batch``: where those without one of their own act."""
         if all(parse_site(fault.site).kind == "op" for faults in trials for fault in faults):
             points = [self._points[faults[0].step or 0] for faults in trials]
-            at = [own.faults_at_points(faults) or [] for own, faults in zip(points, trials, strict=True)]
+            at = [
+                batch_points.faults_at_points(faults) or [] for batch_points, faults in zip(points, trials, strict=True)
+            ]
             return StagedPointFaults(list(zip(points, at, strict=True)), self.placed_on)
         memories = [[(self._memory(f, f.step if batch is None else batch), f) for f in faults] for faults in trials]
         golden = GoldenWords(memories)
-        return StagedFaults([edits_of_trial(one, golden) for one in memories], self.placed_on)
+        return StagedFaults([edits_of_trial(memory_faults, golden) for memory_faults in memories], self.placed_on)
 
     def _run_graphs(
         self, trials: Sequence[Sequence[Fault]], graphs: Mapping[int, BatchGraph]
@@ -280,8 +329,8 @@ class GraphedEngine(CachedEngine):
         staged.check()
         self.graph_costs.add(time.perf_counter() - begun, len(trials))
         return [
-            self._outcome_of(faults, {i: verdicts[i][n] for i, n in own.items()})
-            for faults, own in zip(trials, places, strict=True)
+            self._outcome_of(faults, {i: verdicts[i][n] for i, n in batch_places.items()})
+            for faults, batch_places in zip(trials, places, strict=True)
         ]
 
     def _outcome_of(self, faults: Sequence[Fault], verdicts: Mapping[int, BatchOutcome | None]) -> TrialOutcome | None:
@@ -294,7 +343,7 @@ class GraphedEngine(CachedEngine):
         return TrialOutcome(tuple(known), graphed=True)
 
     def check_intact(self, by_copies: bool = False) -> None:
-        """As `CachedEngine.check_intact`; and a random trial of each graph since the last proof must give the plain bits."""
+        """Check as `CachedEngine.check_intact`; and a random trial of each graph since the last proof, run plainly."""
         super().check_intact(by_copies)
         for sample in self._graph_samples.take():
             i, faults = sample.batch, sample.faults
@@ -308,7 +357,7 @@ class GraphedEngine(CachedEngine):
 
 
 def input_memory(batch: object) -> dict[str, TensorMemory]:
-    """By site, the memory of each input that can be corrupted in place: no indices, no memory that is there several times."""
+    """Memory of each input that can be corrupted in place, by site: no indices, no memory that several inputs share."""
     named = [(f"input:{name}", tensor) for name, tensor in named_inputs(batch)]
     named = [(site, tensor) for site, tensor in named if corruptible(tensor)]
     users = Counter(tensor.untyped_storage().data_ptr() for _, tensor in named)

@@ -74,8 +74,8 @@ class HeldTraining:
         self._attributes = [(m.__dict__, dict(m.__dict__)) for m in modules]
         self._groups = [(o.param_groups, list(o.param_groups)) for o in optimizers]
         stepped = [p for group in groups for p in group["params"]]
-        own = [p for m in modules for p in m._parameters.values() if p is not None]
-        leaves = {id(p): p for p in (*own, *stepped)}
+        parameters = [p for m in modules for p in m._parameters.values() if p is not None]
+        leaves = {id(p): p for p in (*parameters, *stepped)}
         self._trained = [(p, p.requires_grad) for p in leaves.values()]
         self._gradients = [(p, p.grad) for p in leaves.values()] if gradients else []
         live = {**leaves, **{id(b): b for m in modules for b in m._buffers.values() if b is not None}}
@@ -89,16 +89,16 @@ class HeldTraining:
         ]
         # Of a tensor that repeats the same memory (``expand``) each cell once.
         self.live = [drop_repeated_dimensions(t) if t.layout is torch.strided else t for t in live.values()]
-        self._kept = copies(self.live)
-        self._others = [(other, copy.deepcopy(other.state_dict())) for other in stateful_objects]
+        self._copies = copies(self.live)
+        self._stateful_objects = [(holder, copy.deepcopy(holder.state_dict())) for holder in stateful_objects]
         self.generators = save_generator_states(generators)
 
     def has_content_of(self, tensor: Tensor) -> bool | None:
         """Whether a tensor still has the bits that are held of it; None where it is not held."""
-        kept = next((kept for live, kept in zip(self.live, self._kept, strict=True) if live is tensor), None)
-        if kept is None or kept.shape != tensor.shape:
+        copied = next((copied for live, copied in zip(self.live, self._copies, strict=True) if live is tensor), None)
+        if copied is None or copied.shape != tensor.shape:
             return None
-        return torch.equal(kept.to(tensor.device), tensor.detach())
+        return torch.equal(copied.to(tensor.device), tensor.detach())
 
     def restore(self) -> None:
         """Put everything back."""
@@ -114,17 +114,17 @@ class HeldTraining:
             else:
                 value.clear()
                 value.update(then)
-        for tensor, kept in zip(self.live, self._kept, strict=True):
-            if (tensor.dtype, tensor.shape, tensor.stride()) == (kept.dtype, kept.shape, kept.stride()):
-                tensor.data.copy_(kept)
+        for tensor, copied in zip(self.live, self._copies, strict=True):
+            if (tensor.dtype, tensor.shape, tensor.stride()) == (copied.dtype, copied.shape, copied.stride()):
+                tensor.data.copy_(copied)
             else:
-                tensor.data = kept.to(tensor.device, copy=True)
+                tensor.data = copied.to(tensor.device, copy=True)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         for parameter, trained in self._trained:
             parameter.requires_grad_(trained)
-        for other, state in self._others:
-            other.load_state_dict(copy.deepcopy(state))
+        for holder, state in self._stateful_objects:
+            holder.load_state_dict(copy.deepcopy(state))
         self.generators()
 
     def _restore_attributes(self) -> None:
@@ -139,5 +139,5 @@ class HeldTraining:
 
     @property
     def nbytes(self) -> int:
-        """Of all copies."""
-        return sum(t.numel() * t.element_size() for t in self._kept)
+        """Bytes of all copies."""
+        return sum(t.numel() * t.element_size() for t in self._copies)

@@ -33,16 +33,16 @@ class ListedFaults:
     """The faults of a file.
 
     Args:
-        path: Of the list.
+        path: Path of the list.
         kind: The format, None where the content says it.
-        per: What a target is.
+        per: Unit of a target.
         components: Name -> modules.
-        most_elements: That the faults of a trial may have.
+        most_elements: Most elements that the faults of a trial may have.
 
     Attributes:
-        targets: What they fall in, with the elements they touch as regions.
-        regions: All of these.
-        digest: Of the file's content.
+        targets: Targets of the faults, with the elements they touch as regions.
+        regions: Regions of all of these.
+        digest: Digest of the file's content.
         note: A sentence for the reader of a report.
 
     Raises:
@@ -76,6 +76,7 @@ class ListedFaults:
             owners.setdefault(owner.name, owner)
             by_name[owner.name].append(faults)
             for fault in faults:
+                # A transient fault acts in one batch, so that the same elements in another batch are another region.
                 step = fault.step if is_transient(fault.site) else None
                 key = (fault.site, fault.dtype, fault.shape, step, fault.occurrence)
                 touched[owner.name][key].append(fault)
@@ -109,7 +110,7 @@ class ListedFaults:
 
 
 def _tensors(engine: PlainEngine, entries: Sequence[FaultListEntry]) -> ModelTensors:
-    """What the workload has of the kinds that the list speaks of."""
+    """Tensors of the workload of the kinds that are in the list."""
     sites = [parse_site(p.site) for e in entries for p in e.corruptions if isinstance(p, Fault)]
     addresses = dict.fromkeys(_everything(site) for site in sites) or {"param:*": None}
     if "param:*" in addresses:  # which leaves out index buffers

@@ -1,4 +1,4 @@
-"""Which golden values to hold when not all of them fit.
+"""The choice of golden values to hold when not all of them fit.
 
 A trial reads golden values as well as corrupted ones, and compares with them to end early. A value that is not held is made
 again, from the nearest values that are. `plan_memory` starts with everything useful and gives up one value after the
@@ -42,7 +42,7 @@ FAR = 100
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What is held.
+    """The golden values that are held, and their bytes.
 
     ``kept_values``: golden values by tape. ``held``: bytes, ``minimum`` included: what is held whatever the plan.
     ``unlimited_bytes``: bytes with which nothing would have to be made again.
@@ -64,7 +64,7 @@ def plan_memory(
     """Choose what to hold in ``budget`` bytes, which ``worker_count`` workers share, and in each of them all tapes.
 
     Args:
-        tapes: With the cost of each operation in ``seconds``.
+        tapes: Tapes with the cost of each operation in ``seconds``.
         operations: Share of the faults that corrupt results of operations.
 
     Raises:
@@ -84,7 +84,7 @@ def plan_memory(
             shared[key] = _Order(tape, law, operations)
         orders.append(shared[key])
     keep = [set(order.useful) for order in orders]
-    held = wanted = minimum + sum(int(sizes[t][v]) for t, kept in enumerate(keep) for v in kept)
+    held = wanted = minimum + sum(int(sizes[t][v]) for t, values_kept in enumerate(keep) for v in values_kept)
     queue = [(order.at(0), t, 0) for t, order in enumerate(orders)] if held > budget else []
     heapq.heapify(queue)
     while held > budget:
@@ -107,8 +107,8 @@ def _too_small(budget: int, sharers: int, minimum: int, batches: int) -> UsageEr
 
 def minimum_memory(tape: Tape) -> int:
     """Bytes that a tape holds whatever is planned: constants that the recorder copied, and the outputs."""
-    own = set(tape.by_storage.values())
-    held = [t for v, t in tape.externals.items() if v not in own] + [leaf for leaf, _ in tape.output_tensors]
+    memory_values = set(tape.by_storage.values())
+    held = [t for v, t in tape.externals.items() if v not in memory_values] + [leaf for leaf, _ in tape.output_tensors]
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}
     return sum(storages.values())
 
@@ -134,13 +134,13 @@ def _sources(
 
 
 def _structure(tape: Tape, law: Mapping[int, float]) -> object:
-    """What two tapes have in common that need the same values in the same order: batches of one shape."""
+    """The structure that two tapes share if they need the same values in the same order: batches of one shape."""
     nodes = tuple((n.name, n.new_values, *sorted(n.values)) for n in tape.nodes)
     return nodes, tuple((v.nbytes, v.output) for v in tape.values), tuple(law.items())
 
 
 class _Graph:
-    """Who reads and makes what, as plain lists."""
+    """Readers and makers of each value of a tape, as plain lists."""
 
     def __init__(self, tape: Tape) -> None:
         internal = {v.index for v in tape.values if v.producer is not None}
@@ -150,21 +150,21 @@ class _Graph:
         self.producer = [v.producer for v in tape.values]
 
     def demand(self, needed: Sequence[Bits], held: Collection[int]) -> tuple[list[Bits], list[Bits]]:
-        """By value, the faults under which it is asked for; by operation, those under which it is executed again."""
-        asked = list(needed)
+        """Faults under which each value is needed; those under which each operation is executed again."""
+        asked_for = list(needed)
         again = [0] * len(self.made)
         for n in range(len(self.made) - 1, -1, -1):
             bits = 0
             for value in self.made[n]:
                 if value not in held:
-                    bits |= asked[value]
+                    bits |= asked_for[value]
             again[n] = bits
             for value in self.reads[n] if bits else ():
-                asked[value] |= bits
-        return asked, again
+                asked_for[value] |= bits
+        return asked_for, again
 
     def chains(self, held: Collection[int]) -> list[Bits]:
-        """By operation, the operations (in groups of neighbours) that it takes to execute it from what is held."""
+        """The operations (in groups of neighbours) that it takes to execute each one from what is held."""
         count = len(self.made)
         items: list[Bits] = []
         for n in range(count):
@@ -188,13 +188,13 @@ def _walk(value: int, held: Collection[int], neighbours: Callable[[int], Iterabl
     members: set[int] = set()
     seen, stack = {value}, [value]
     while stack and len(seen) < FAR:
-        for other in neighbours(stack.pop()):
-            if other not in seen:
-                seen.add(other)
-                if other in held:
-                    members.add(other)
+        for neighbour in neighbours(stack.pop()):
+            if neighbour not in seen:
+                seen.add(neighbour)
+                if neighbour in held:
+                    members.add(neighbour)
                 else:
-                    stack.append(other)
+                    stack.append(neighbour)
     return members
 
 
@@ -215,22 +215,22 @@ class _Order:
         np.add.at(self._groups, np.arange(len(seconds)) * len(self._groups) // max(1, len(seconds)), seconds)
         self._bytes = np.array([v.nbytes for v in tape.values], np.float64)
         self._fixed = _other_uses(tape, result, self._odds, seconds)
-        asked = set_weights(result.needed, self._odds) + self._fixed
-        self.useful = {v.index for v in tape.values if v.producer is not None and asked[v.index] > 0}
+        weights = set_weights(result.needed, self._odds) + self._fixed
+        self.useful = {v.index for v in tape.values if v.producer is not None and weights[v.index] > 0}
         self._held = set(self.useful)
-        self._given: list[tuple[float, int]] = []
+        self._given_up: list[tuple[float, int]] = []
         self._rounds = self._run()
 
     def at(self, n: int) -> tuple[float, int]:
         """Loss for each byte, never falling with ``n``, and the value that goes as the n-th; infinity when all are gone."""
-        while len(self._given) <= n:
+        while len(self._given_up) <= n:
             batch = next(self._rounds, None)
             if batch is None:
                 return float("inf"), -1
             for loss, value in batch:
-                before = self._given[-1][0] if self._given else 0.0
-                self._given.append((max(loss, before), value))
-        return self._given[n]
+                before = self._given_up[-1][0] if self._given_up else 0.0
+                self._given_up.append((max(loss, before), value))
+        return self._given_up[n]
 
     def _run(self) -> Iterator[list[tuple[float, int]]]:
         while candidates := sorted(v for v in self._held if self._bytes[v]):
@@ -247,9 +247,9 @@ class _Order:
 
     def _losses(self, values: list[int]) -> NDArray[np.float64]:
         """Expected seconds that a trial takes longer without each value, for each of its bytes."""
-        asked = self._graph.demand(self._needed, self._held)[0]
+        demanded = self._graph.demand(self._needed, self._held)[0]
         chains = self._graph.chains(self._held)
-        often = set_weights([asked[v] for v in values], self._odds)
+        often = set_weights([demanded[v] for v in values], self._odds)
         long = set_weights([chains[self._graph.producer[v] or 0] for v in values], self._groups)
         loss: NDArray[np.float64] = (often * long + self._fixed[values]) / self._bytes[values]
         return loss

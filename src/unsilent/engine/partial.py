@@ -67,7 +67,7 @@ class BlockwiseOperation:
         return result
 
     def golden_part(self, golden: Tensor, block: int) -> Tensor:
-        """The same block of a whole result."""
+        """One block of a whole result, by the number of the block."""
         return golden.narrow(1, block * BLOCK, BLOCK)
 
     def agrees(self, apply: Any, tensors: Sequence[Tensor], golden: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Does a tape know all that a run depends on? Everything is shaken, and tape and plain run must answer alike.
+"""Check that a tape knows all that a run depends on: everything is shaken, and tape and plain run must answer alike.
 
 A tape sees operations. What a run depends on besides, it cannot see: code that holds a parameter by itself (a kernel with a
 closure, compiled code, a view of numpy's made long ago). Two experiments tell. *Blind*: memory is corrupted while all operations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST = 1 << 14
 """Elements of one tensor that are corrupted."""
 SPREAD = 0.5
-"""By what share of themselves floating-point numbers change at most when shaken strongly."""
+"""Largest share of themselves by which floating-point numbers change when shaken strongly."""
 HIDDEN = "the output depends on parameters or inputs through something other than operations, maybe compiled code"
 
 
@@ -41,8 +41,8 @@ def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outp
     ``outputs`` turns what the tape gives into the output. Raises `Unrecordable`.
     """
     tape = replayer.tape
-    live, own = tape.externals, set(tape.by_storage.values())
-    tape.externals = {v: private_copy(t) if v in own else t for v, t in live.items()}
+    live, memory_values = tape.externals, set(tape.by_storage.values())
+    tape.externals = {v: private_copy(t) if v in memory_values else t for v, t in live.items()}
     try:
         with engine.inject_parameter_faults(perturbing_faults(engine.parameters, strongly=True)):
             try:
@@ -130,8 +130,8 @@ def _shaken(sites: Any, strongly: bool, chance: np.random.Generator) -> Iterator
 
 
 def _elements(site: ParameterSite, chance: np.random.Generator) -> Any:
-    own = np.arange(int(np.prod(site.memory.shape)), dtype=np.int64) if site.elements is None else site.elements
-    return np.sort(chance.choice(own, MOST, replace=False)) if len(own) > MOST else own.copy()
+    elements = np.arange(int(np.prod(site.memory.shape)), dtype=np.int64) if site.elements is None else site.elements
+    return np.sort(chance.choice(elements, MOST, replace=False)) if len(elements) > MOST else elements.copy()
 
 
 def input_element_swap_faults(batch: Any, step: int) -> list[Fault]:

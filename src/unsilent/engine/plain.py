@@ -29,6 +29,7 @@ from unsilent.faults.naming import is_transient
 from unsilent.faults.receipts import AppliedFault
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, classify, same_outcome_for_all, sample_count
+from unsilent.outcomes.scores import Score
 from unsilent.outcomes.tensors import leaves, samples_that_differ, samples_with_nonfinite
 from unsilent.sites import Parameters, Receipt, Survey, TransientInjection
 from unsilent.sites.addresses import component_hint
@@ -58,15 +59,22 @@ class TrialOutcome:
     """Whether it was evaluated by CUDA graphs."""
 
     def of_samples(self, samples: Samples) -> TrialOutcome:
-        """What is known of these samples alone, where one batch was evaluated."""
+        """Outcomes of these samples alone, where one batch was evaluated."""
         if samples is None:
             return self
-        return replace(self, batches=tuple(b if b.is_spared else b.only(samples) for b in self.batches))
+        return replace(
+            self, batches=tuple(b if (b.codes == Outcome.SPARED).all() else b.only(samples) for b in self.batches)
+        )
 
     @property
     def codes(self) -> NDArray[np.uint8]:
         """uint8[samples], `Outcome` codes over all batches."""
         return np.concatenate([b.codes for b in self.batches])
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """float64[samples] over all batches, NaN where a score is not known or does not matter."""
+        return np.concatenate([np.full(len(b.codes), np.nan) if b.scores is None else b.scores for b in self.batches])
 
     @property
     def severity(self) -> float:
@@ -81,14 +89,16 @@ class PlainEngine:
     """Evaluates a workload under faults by running all of it.
 
     Args:
-        workload: What runs.
+        workload: The workload that runs.
         device, dtype: Where and in which floating-point type (None: as it is).
+        score: Score of faulty outputs, besides the judge; None: they are not scored.
 
     Attributes:
         parameters: The model's sites.
-        survey: Those of a running evaluation.
+        survey: Survey of a running evaluation.
         samples: Number of samples of each batch.
         golden: Golden outputs.
+        golden_scores: Scores of golden outputs, float64[samples] of each batch; empty without a score.
         golden_seconds: Wall time of one fault-free evaluation.
         batch_seconds: CPU time of its batches.
         notes: Sentences for the reader of a report.
@@ -106,13 +116,17 @@ class PlainEngine:
         device: str = "cpu",
         dtype: str | None = None,
         judge: Judge | None = None,
+        score: Score | None = None,
     ) -> None:
         self.workload = workload
         self.judge: Judge = judge or workload.judge
+        self.score = score
         model = workload.model()
         reject_training_mode(mode_readers(model))
         self.model = place_model(model, device, dtype)
         self.batches: Sequence[Any] = [place(b, device, dtype) for b in workload.batches()]
+        scored = None if score is None else score.batches
+        self._scored_batches = self.batches if scored is None else [place(b, device, dtype) for b in scored]
         if any(t.is_inference() for t in (*self.model.parameters(), *self.model.buffers())):
             raise UsageError(
                 "the model was built under torch.inference_mode(), so its operations cannot be observed; "
@@ -138,15 +152,17 @@ class PlainEngine:
         self._content_hashes = self._all_content_hashes()
         self.golden_seconds = 0.0
         self.batch_seconds: list[float] = []
-        for i, (one, batch) in enumerate(zip(first, self.batches, strict=True)):
+        for i, (golden_output, batch) in enumerate(zip(first, self.batches, strict=True)):
             start, cpu = time.perf_counter(), time.process_time()
             with user_code(f"{self.workload.name} (golden run, batch {i})"):
-                two = self._run(batch)
+                again = self._run(batch)
             self.golden_seconds += time.perf_counter() - start
             self.batch_seconds.append(time.process_time() - cpu)
-            check_golden(one, two, i, partial(self._first_difference, batch))  # at once: its memory may be used again
+            # At once: the memory of the output may be used again.
+            check_golden(golden_output, again, i, partial(self._first_difference, batch))
         with user_code(self.workload.name):
             self.samples = [sample_count(self.judge, g, b) for g, b in zip(first, self.batches, strict=True)]
+            self.golden_scores = self._golden_scores()
         largest = max((len(leaf) for output in first for leaf in leaves(output) if leaf.ndim), default=1)
         if max(self.samples) == 1 < largest:
             add_workload_note(
@@ -158,8 +174,15 @@ class PlainEngine:
             )
         self._check_memory()
 
+    def _golden_scores(self) -> list[NDArray[np.float64]]:
+        if self.score is None:
+            return []
+        with torch.no_grad(), contain_user_process():
+            each = zip(self.golden, self._scored_batches, self.samples, strict=True)
+            return [self.score.of_golden(*arguments) for arguments in each]
+
     def _all_content_hashes(self) -> tuple[list[ContentHash], ...]:
-        """Of weights, inputs and golden outputs."""
+        """Hashes of weights, inputs and golden outputs."""
         return self.parameters.content_hashes(), *(content_hashes(_tensors(of)) for of in (self.batches, self.golden))
 
     def _first_difference(self, batch: Any) -> str | None:
@@ -228,7 +251,7 @@ class PlainEngine:
     def trials(
         self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
     ) -> Iterator[TrialOutcome]:
-        """Several trials, each as if it were alone, in order; ``samples``: those that count, by trial."""
+        """Outcomes of several trials, each as if it were alone, in order; ``samples``: those that count, by trial."""
         yield from map(self.trial, many, samples or [None] * len(many))
 
     def _outcome(self, batch: int, acting: Sequence[Fault]) -> BatchOutcome:
@@ -239,13 +262,42 @@ class PlainEngine:
         if output is golden:
             return same_outcome_for_all(Outcome.MASKED, self.samples[batch])
         try:
-            return classify(self.judge, golden, output, self.batches[batch], self.samples[batch])
+            outcome = classify(self.judge, golden, output, self.batches[batch], self.samples[batch])
         except Exception as raised:
             if not isinstance(raised, UnsilentError) and not out_of_memory(raised):
                 add_workload_note(
                     f"has a judge that raises {type(raised).__name__} on faulty outputs; such trials count as exceptions"
                 )
             raise
+        try:
+            return self.with_scores(batch, output, outcome)
+        except Exception as raised:
+            if out_of_memory(raised):
+                raise
+            add_workload_note(
+                f"has a score that raises {type(raised).__name__} on faulty outputs; such outputs count as the lowest score"
+            )
+            return outcome
+
+    def with_scores(self, batch: int, output: Any, outcome: BatchOutcome) -> BatchOutcome:
+        """The outcome of a batch with the scores of its output, where there are a score and samples that it matters for."""
+        if self.score is None or not np.isin(outcome.codes, (Outcome.BENIGN, Outcome.SDC)).any():
+            return outcome
+        with torch.no_grad(), contain_user_process():
+            scores = self.score.of_samples(output, self._scored_batches[batch], self.samples[batch])
+        return outcome._replace(scores=scores)
+
+    def scores_alike(self, batch: int, sample: int, one: Any, other: Any) -> bool:
+        """Whether a sample has the same score in two outputs that have the same bits for it; True without a score."""
+        if self.score is None:
+            return True
+        batch_and_samples = self._scored_batches[batch], self.samples[batch]
+        try:
+            with torch.no_grad(), contain_user_process():
+                first, second = (self.score.of_samples(output, *batch_and_samples)[sample] for output in (one, other))
+        except Exception:  # of another sample
+            return True
+        return bool(np.array_equal(first, second, equal_nan=True))
 
     def output(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of one batch under faults (those that act in it), which are taken back; raises what the model raises."""
@@ -306,7 +358,7 @@ class PlainEngine:
         return output
 
     def receipt(self, faults: Sequence[Fault]) -> Receipt:
-        """What the faults of a trial find and write: those of parameters in memory, others in the batches they act in."""
+        """Words that the faults of a trial find and write: of parameters in memory, of others in their batches."""
         self.check_and_prepare(faults)
         applied_faults: list[AppliedFault] = []
         with self.parameters.inject([f for f in faults if not is_transient(f.site)]) as receipt:
@@ -379,7 +431,7 @@ class PlainEngine:
                 )
 
     def _check_memory(self, by_copies: bool = False) -> None:
-        """That weights, inputs and golden outputs are as they were at the start; raises as `check_intact`."""
+        """Check that weights, inputs and golden outputs are as they were at the start; raises as `check_intact`."""
         weights, inputs, golden = self._content_hashes
         self.parameters.check(self.weights_hash if by_copies else weights)
         if self._differs(self.batches, inputs, self.inputs_hash if by_copies else ""):
@@ -450,7 +502,7 @@ def _random_states() -> list[torch.Tensor]:
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
-    """Those of several outputs or batches."""
+    """Tensors of several outputs or batches."""
     return (leaf for value in values for leaf in leaves(value))
 
 

@@ -42,16 +42,16 @@ UNSEEN = (
     "tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__",
     "__deepcopy__", "__reduce_ex__", "__repr__", "__format__", "share_memory_", "__cuda_array_interface__",
 )  # fmt: skip
-"""What reads a tensor without an operation."""
+"""Ways to read a tensor without an operation."""
 HANDS_OUT = frozenset({
     "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "share_memory_",
     "__cuda_array_interface__",
 })  # fmt: skip
-"""Of these, what gives away the memory itself: whoever has it may read and write it from then on."""
+"""Ways of `UNSEEN` that give away the memory itself: whoever has it may read and write it from then on."""
 SCALAR_READS = ("item", "__bool__", "__int__", "__float__", "__index__", "__complex__")
-"""What reads a number by an operation, which is seen unless another thread does it."""
+"""Ways to read a number by an operation, which is seen unless another thread does it."""
 MAKERS = ("tensor", "as_tensor", "asarray")
-"""What makes a tensor from numbers of Python, or of numpy, whose memory could be anything."""
+"""Functions that make a tensor from numbers of Python, or of numpy, whose memory could be anything."""
 LARGEST_CONSTANT = 1 << 20
 """Bytes. Smaller tensors that are neither parameter nor input are copied, so that a run may write into them."""
 
@@ -65,8 +65,8 @@ class Recorder(DispatchMode):
         self._calls = calls
         self._current: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._numbers: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._given = {t.untyped_storage()._cdata for t in own}
-        self._explained = self._given | {t.untyped_storage()._cdata for t in attributes}
+        self._memory_before = {t.untyped_storage()._cdata for t in own}
+        self._explained = self._memory_before | {t.untyped_storage()._cdata for t in attributes}
         self._handed_out: dict[int, str] = {}
         self._thread = threading.get_ident()
         self._broken: Unrecordable | None = None
@@ -135,7 +135,7 @@ class Recorder(DispatchMode):
             key = tensor.untyped_storage()._cdata
             if key not in writes:
                 writes[key] = self._write(node, tensor, key)
-        made = {w.new for w in writes.values()}
+        new_values = {w.new for w in writes.values()}
         windows: list[Any] = []
         for part in flatten(result):
             if not isinstance(part, Tensor):
@@ -143,21 +143,21 @@ class Recorder(DispatchMode):
                 continue
             key = part.untyped_storage()._cdata
             if key not in seen:
-                if self._known(key) not in (None, *made):
+                if self._known(key) not in (None, *new_values):
                     raise Unrecordable(f"{node.name} returns memory that is not among its arguments")
                 if self._known(key) is None:
-                    made.add(self._new(part, node.index))
+                    new_values.add(self._new(part, node.index))
             windows.append(window_of(_plain(part), self._value(part)))
         visible = any(not isinstance(w, StorageWindow) and w is not None for w in windows)
         checks = not any(isinstance(w, StorageWindow) for w in windows)  # it gives nothing, so it is there to raise
-        if not made and not visible and not checks:
+        if not new_values and not visible and not checks:
             return
-        node.writes, node.results, node.new_values = tuple(writes.values()), tuple(windows), tuple(sorted(made))
+        node.writes, node.results, node.new_values = tuple(writes.values()), tuple(windows), tuple(sorted(new_values))
         self._append(node)
 
     def _write(self, node: Node, tensor: Tensor, key: int) -> Write:
         old = self._value(tensor)
-        if key in self._given or (old in self.tape.externals and self._value_of(old).nbytes > LARGEST_CONSTANT):
+        if key in self._memory_before or (old in self.tape.externals and self._value_of(old).nbytes > LARGEST_CONSTANT):
             raise Unrecordable(f"{node.name} writes into memory that existed before the run")
         home = self._value_of(old).storage_window
         new = self._add(node.index, tensor.untyped_storage().nbytes(), home)
@@ -231,7 +231,7 @@ class Recorder(DispatchMode):
         tensor = tensor.detach() if tensor.requires_grad else tensor
         key, size = tensor.untyped_storage()._cdata, tensor.untyped_storage().nbytes()
         index = self._new(tensor, None)
-        if key not in self._given and size <= LARGEST_CONSTANT:
+        if key not in self._memory_before and size <= LARGEST_CONSTANT:
             tensor = private_copy(tensor)
         elif size:
             self.tape.by_storage[tensor.untyped_storage().data_ptr()] = index
@@ -273,13 +273,15 @@ def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str,
     """Run once and return the tape; raises `Unrecordable`, and whatever ``run`` raises.
 
     Args:
-        model: Its parameters and buffers, and the named ``inputs``, are memory into which a run must not
+        model: Model whose parameters and buffers, and the named ``inputs``, are memory into which a run must not
             write.
     """
     inputs, calls = list(inputs), OperationNamer(model)
-    own = [*model.parameters(), *model.buffers(), *(t for _, t in inputs)]
-    recorder = Recorder(calls, own, [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)])
-    recorder.tape.device = own[0].device if own else torch.device("cpu")
+    memories = [*model.parameters(), *model.buffers(), *(t for _, t in inputs)]
+    recorder = Recorder(
+        calls, memories, [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)]
+    )
+    recorder.tape.device = memories[0].device if memories else torch.device("cpu")
     with KvCacheObserver(model, recorder.record_kv_cache_entry), recorder, _readbacks_told(recorder):
         output = run()
     tape = recorder.finish(output)
@@ -315,7 +317,7 @@ def _readbacks_told(recorder: Recorder) -> Any:
         return wrapper
 
     names = (*UNSEEN, *SCALAR_READS)
-    own = {name: vars(Tensor)[name] for name in names if name in vars(Tensor)}
+    tensor_methods = {name: vars(Tensor)[name] for name in names if name in vars(Tensor)}
     makers = {name: getattr(torch, name) for name in MAKERS}
     methods = {name: getattr(Tensor, name) for name in names if callable(getattr(Tensor, name, None))}
     try:
@@ -328,8 +330,8 @@ def _readbacks_told(recorder: Recorder) -> Any:
         for name, maker in makers.items():
             setattr(torch, name, maker)
         for name in methods:
-            if name in own:
-                setattr(Tensor, name, own[name])
+            if name in tensor_methods:
+                setattr(Tensor, name, tensor_methods[name])
             else:
                 delattr(Tensor, name)
 

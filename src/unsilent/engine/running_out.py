@@ -32,7 +32,7 @@ def unusable_if_raised(reason: str = "", known: bool = False) -> Iterator[None]:
     """Raise ``ProcessUnusable`` for whatever raises inside that we do not raise on purpose.
 
     Args:
-        reason: What the trial before had raised.
+        reason: Reason that the trial before had raised.
         known: Whether it is then certain that this trial did it.
     """
     try:

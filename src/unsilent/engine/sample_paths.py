@@ -1,4 +1,4 @@
-"""From which operations on a fault can be followed on single samples: where nothing after them mixes samples.
+"""The operations from which on a fault can be followed on single samples: where nothing after them mixes samples.
 
 It is not enough that the samples of a trial do not reach an operation that mixes: the others may, under the same fault, and what
 they do to the result there comes back to these.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _INDEXING = ("embedding", "_embedding_bag", "index", "gather", "scatter", "take", "one_hot")
 _SOLVING = ("linalg", "cholesky", "_linalg")
-"""What names of operations begin with that raise for some indices, and for some numbers."""
+"""Beginnings of names of operations that raise for some indices, and for some numbers."""
 
 
 def separate_operations(replayer: Replayer) -> frozenset[int]:
@@ -51,10 +51,10 @@ def _is_used(tape: Tape, value: int) -> bool:
 def _changing_values(tape: Tape) -> set[int]:
     """Values that are computed from memory that is no input."""
     inputs = {entry.window.value for entry in tape.inputs.values()}
-    own = set(tape.by_storage.values()) - inputs
+    computed = set(tape.by_storage.values()) - inputs
     changing: set[int] = set()
     for node in tape.nodes:
-        if any(w.value in own or w.value in changing for w in node.reads):
+        if any(w.value in computed or w.value in changing for w in node.reads):
             changing.update(node.new_values)
     return changing
 

@@ -47,7 +47,7 @@ CALLS = 16
 POOL = 131_101
 """Random numbers that are drawn; more are the same again, a prime number of places further on."""
 CALL_SECONDS = 50e-6
-"""Of gathering the rows of a call and taking its results apart."""
+"""Seconds of gathering the rows of a call and taking its results apart."""
 SPECIAL = (float("inf"), float("-inf"), -0.0, 1e-42, 3e38, -3e38)
 SPECIAL_SHARE = 0.02
 LINE = 64
@@ -64,7 +64,7 @@ class CorruptedRows:
     words: Tensor
 
     def select_rows(self, wanted: Iterable[int]) -> CorruptedRows:
-        """Only the rows at these places."""
+        """The rows at these places alone."""
         places = list(wanted)
         return CorruptedRows([self.tags[i] for i in places], self.words[places])
 
@@ -81,13 +81,13 @@ class RowTestCase(NamedTuple):
 
 
 class RowPlan:
-    """Which operations of a tape can run on rows, and at which sizes.
+    """The operations of a tape that can run on rows, and at which sizes.
 
     ``keeps_places``: only in calls of the whole batch, each sample at its own place; that is possible for more operations.
 
     Attributes:
         batch: Samples of the batch, 0 where its inputs do not say.
-        sizes: For each operation, allowed numbers of rows and the CPU time of a call.
+        sizes: Allowed numbers of rows of each operation and the CPU time of a call.
     """
 
     def __init__(self, tape: Tape, keeps_places: bool = False) -> None:
@@ -170,7 +170,7 @@ class RowPlan:
         return empty.set_(words.untyped_storage(), start + window.offset, shape, window.stride)
 
     def shared(self, tensor: Tensor, rows: int) -> Tensor:
-        """What all samples share, for so many of them: the same tensor, or as often repeated as there are rows."""
+        """A tensor that all samples share, for so many rows: the tensor, or repeated as often as there are rows."""
         if tensor.ndim and tensor.shape[0] == self.batch and tensor.stride(0) == 0:
             return tensor.as_strided((rows, *tensor.shape[1:]), tensor.stride())
         return tensor
@@ -193,19 +193,19 @@ class RowPlan:
 
     def results(self, node: Node, result: Any, rows: int) -> dict[int, Tensor] | None:
         """Words of the values that a call on rows made; None where its shapes are not those of rows."""
-        made: dict[int, Tensor] = {}
+        words_of_value: dict[int, Tensor] = {}
         for part, window in zip(flatten(result), node.results, strict=True):
             if not isinstance(window, StorageWindow) or not self.carries(window.value):
                 continue
             shape = (window.shape[0] // self.batch * rows, *window.shape[1:])
             if not isinstance(part, Tensor) or part.shape != shape or part.stride() != window.stride:
                 return None
-            if window.value in node.new_values and window.value not in made:
+            if window.value in node.new_values and window.value not in words_of_value:
                 storage = part.untyped_storage()
                 if storage.nbytes() != self.tape.values[window.value].nbytes // self.batch * rows:
                     return None
-                made[window.value] = _words(storage, part, rows)
-        return made
+                words_of_value[window.value] = _words(storage, part, rows)
+        return words_of_value
 
     # -- trying ------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class RowPlan:
         if self.measured:
             return
         self.measured = True
-        found: dict[object, dict[int, float]] = {}
+        seconds: dict[object, dict[int, float]] = {}
         for index, allowed in self.sizes.items():
             node = self.tape.nodes[index]
             used = (v for v in (*node.values, *node.new_values) if self._used(v))
@@ -227,9 +227,9 @@ class RowPlan:
             if torch.Tag.pointwise not in node.func.tags and any(self._alike(v, replayer) for v in node.values):
                 continue
             kind = kind_of_operation(self.tape, node, lambda v: (v in self._carrying, self._used(v)))
-            if kind not in found:
-                found[kind] = self._agreeing(node, sizes, replayer)
-            allowed.update(found[kind])
+            if kind not in seconds:
+                seconds[kind] = self._agreeing(node, sizes, replayer)
+            allowed.update(seconds[kind])
 
     def adopt(self, other: RowPlan) -> None:
         """Take over what was found by trying on a tape of the same structure."""
@@ -259,36 +259,36 @@ class RowPlan:
         return bool((words == words[:1]).all())
 
     def _cases(self, node: Node, replayer: Replayer) -> Iterator[RowTestCase | None]:
-        """What an operation is tried on: golden samples, and probes. None where samples notice each other."""
+        """Cases to try an operation on: golden samples, and probes. None where samples notice each other."""
         golden = {v: self.words(replayer.golden(v)) for v in node.values if v in self._carrying}
-        made = {v: self.words(replayer.golden(v)) for v in node.new_values if v in self._carrying}
-        yield RowTestCase(golden, made)
-        few = sum(words.numel() for words in made.values()) < FEW
+        outputs = {v: self.words(replayer.golden(v)) for v in node.new_values if v in self._carrying}
+        yield RowTestCase(golden, outputs)
+        few = sum(words.numel() for words in outputs.values()) < FEW
         for seed in range(2 * PROBES if few else PROBES):
             chance = torch.Generator().manual_seed(seed)
-            given = {
+            operands = {
                 v: probe_samples(w, self.tape.values[v].storage_window.dtype, seed % 2 > 0, chance)
                 for v, w in golden.items()
             }
-            whole = self._try(node, given, torch.arange(self.batch), replayer)
+            whole = self._try(node, operands, torch.arange(self.batch), replayer)
             if whole is not None:
                 yield (
-                    RowTestCase(given, whole[0])
-                    if self._apart_on(node, golden, made, given, whole[0], replayer)
+                    RowTestCase(operands, whole[0])
+                    if self._apart_on(node, golden, outputs, operands, whole[0], replayer)
                     else None
                 )
             elif seed % 2 == 0:
                 yield None  # special values it may refuse, and will in a trial
 
     def _apart_on(
-        self, node: Node, golden: Words, made: Words, given: Words, expected: Words, replayer: Replayer
+        self, node: Node, golden: Words, outputs: Words, operands: Words, expected: Words, replayer: Replayer
     ) -> bool:
         """Whether samples of which some are replaced give what they give among their own."""
         where = (torch.arange(self.batch) % 2 == 0)[:, None].to(self.tape.device)
-        mixed = {v: torch.where(where, given[v], w) for v, w in golden.items()}
+        mixed = {v: torch.where(where, operands[v], w) for v, w in golden.items()}
         result = self._try(node, mixed, torch.arange(self.batch), replayer)
         return result is not None and all(
-            torch.equal(words, torch.where(where, expected[v], made[v])) for v, words in result[0].items()
+            torch.equal(words, torch.where(where, expected[v], outputs[v])) for v, words in result[0].items()
         )
 
     def _times(self, node: Node, rows: int, replayer: Replayer, case: RowTestCase, seed: int) -> list[float] | None:
@@ -312,11 +312,11 @@ class RowPlan:
         return times
 
     def _try(
-        self, node: Node, given: dict[int, Tensor], samples: Tensor, replayer: Replayer
+        self, node: Node, operands: dict[int, Tensor], samples: Tensor, replayer: Replayer
     ) -> tuple[dict[int, Tensor], float] | None:
-        """What an operation makes of some samples, and the time it takes; None where it cannot run on them."""
+        """An operation's results for some samples, and the time it takes; None where it cannot run on them."""
         rows, now = len(samples), clock(self.tape.device)
-        parts = {v: words.index_select(0, samples.to(words.device)) for v, words in given.items()}
+        parts = {v: words.index_select(0, samples.to(words.device)) for v, words in operands.items()}
         tensors = [
             self.window(parts[w.value], w) if w.value in parts else self.shared(replayer.golden_operand(node, k), rows)
             for k, w in enumerate(node.reads)
@@ -328,8 +328,8 @@ class RowPlan:
         except (RuntimeError, IndexError, ValueError):
             return None  # it holds the size of the batch among its arguments
         seconds = now() - start
-        made = self.results(node, result, rows)
-        return None if made is None else ({**made, **{w.new: parts[w.old] for w in node.writes}}, seconds)
+        results = self.results(node, result, rows)
+        return None if results is None else ({**results, **{w.new: parts[w.old] for w in node.writes}}, seconds)
 
     def call_sizes(self, node: int, rows: int) -> list[int] | None:
         """Sizes of the calls that run ``rows`` rows at the least measured cost; None where there is no size for it."""
@@ -364,7 +364,7 @@ def _batch(tape: Tape) -> int:
 
 
 def probe_samples(words: Tensor, dtype: torch.dtype, special: bool, chance: torch.Generator) -> Tensor:
-    """Other samples for those in ``words``: random numbers and truths, or the samples of others where bits mean something."""
+    """Samples in place of those in ``words``: random numbers and truths, or other samples where bits have a meaning."""
     if dtype == torch.bool:
         shape = (words.shape[0], words.shape[1] * words.element_size())
         return torch.randint(2, shape, generator=chance, dtype=torch.uint8).to(words.device).view(words.dtype)

@@ -49,7 +49,7 @@ def group_size(engine: CachedEngine) -> int:
 
 
 def outcomes_together(engine: CachedEngine, many: Sequence[SampledTrial | None]) -> dict[int, TrialOutcome]:
-    """By number, the outcomes of the trials that could be run on rows; the others have to be run on the whole batch."""
+    """Outcomes of the trials that could be run on rows, by number; the others have to be run on the whole batch."""
     if not judges_samples_apart(engine.judge):
         return {}
     by_batch: dict[int, list[tuple[int, SampledTrial]]] = {}
@@ -97,11 +97,16 @@ def _batch_outcomes(engine: CachedEngine, batch: int, trials: Sequence[SampledTr
         walk, outputs = walk_together(engine, batch, trials)
         masked = same_outcome_for_all(Outcome.MASKED, engine.samples[batch])
         result = [masked.only(trial.samples) for trial in trials]
+        if engine.score is not None:
+            result = [outcome._replace(scores=np.full(len(outcome.codes), np.nan)) for outcome in result]
         for tags, output in outputs:
             judged = classify(engine.judge, engine.golden[batch], output, engine.batches[batch], engine.samples[batch])
+            judged = engine.with_scores(batch, output, judged)
             for trial, sample in tags:
                 result[trial].codes[sample] = judged.codes[sample]
                 result[trial].severity[sample] = judged.severity[sample]
+                if judged.scores is not None and (scores := result[trial].scores) is not None:
+                    scores[sample] = judged.scores[sample]
     except (InjectionError, ProcessUnusable, KeyboardInterrupt):
         raise
     except Exception:  # of an operation or the judge, for one of them: the others are found by halves
@@ -149,5 +154,7 @@ def gives_plain_bits(engine: CachedEngine, batch: int, trials: Sequence[SampledT
         if len(ones) != len(twos) or any(
             bool(samples_that_differ(a, b, count)[sample]) for a, b in zip(ones, twos, strict=True)
         ):
+            return False
+        if not engine.scores_alike(batch, sample, ours, plain):
             return False
     return True

@@ -50,7 +50,7 @@ class SampledWalk(Walk):
 
     @property
     def lost(self) -> dict[int, Diverged]:
-        """By trial, why it has to be run on the whole batch."""
+        """Why a trial has to be run on the whole batch, by trial."""
         return self._lost
 
     def outputs(self) -> Iterator[tuple[list[Tag], Holders]]:
@@ -64,19 +64,19 @@ class SampledWalk(Walk):
             yield apart, {v: self._batch_with(v, apart) for v in self._rows if self._tape.values[v].output}
 
     def _visit(self, node: Node) -> None:
-        own = [t for t in sorted(self._forced.get(node.index, ())) if t not in self._lost]
+        trials_entering = [t for t in sorted(self._forced.get(node.index, ())) if t not in self._lost]
         read = [self._rows[v].tags for v in node.values if v in self._rows]
         tags = max(read, key=len, default=[])  # in the order that most rows lie in already
-        if any(other is not tags and other != tags for other in read):
-            tags = list(dict.fromkeys([*tags, *(tag for other in read for tag in other)]))
-        if own:
-            excepted = {(t, s) for t in own for s in self._entries[t].samples}
+        if any(tags_of_value is not tags and tags_of_value != tags for tags_of_value in read):
+            tags = list(dict.fromkeys([*tags, *(tag for tags_of_value in read for tag in tags_of_value)]))
+        if trials_entering:
+            excepted = {(t, s) for t in trials_entering for s in self._entries[t].samples}
             tags = [tag for tag in tags if tag not in excepted]
-        made = [self._run_together(node, tags)] if tags else []
-        made += [self._run_own(node, trial) for trial in own]
+        results = [self._run_together(node, tags)] if tags else []
+        results += [self._run_own(node, trial) for trial in trials_entering]
         self._forget_spent(node.values, node.index)
-        for value in {v for rows in made for v in rows if not self._spent(v, node.index)}:
-            parts = [rows[value] for rows in made if value in rows and rows[value].tags]
+        for value in {v for rows in results for v in rows if not self._spent(v, node.index)}:
+            parts = [rows[value] for rows in results if value in rows and rows[value].tags]
             if parts:
                 self._rows[value] = joined(parts)
                 self._push(value)
@@ -96,10 +96,10 @@ class SampledWalk(Walk):
             self._replayer.golden(value)  # made again, should it have to be, before parameters are corrupted
         try:
             with entry.inject():
-                made = self._run_beside_golden(node, (trial, entry.samples[0])) if len(entry.samples) == 1 else None
-                if made is None:
-                    made = self._run_on(node, [(trial, s) for s in entry.samples])
-            return {v: self._differing(v, rows) for v, rows in made.items()}
+                results = self._run_beside_golden(node, (trial, entry.samples[0])) if len(entry.samples) == 1 else None
+                if results is None:
+                    results = self._run_on(node, [(trial, s) for s in entry.samples])
+            return {v: self._differing(v, rows) for v, rows in results.items()}
         except (UnsilentError, KeyboardInterrupt):
             raise
         except Diverged as why:
@@ -137,17 +137,17 @@ class SampledWalk(Walk):
         if not size or first + size > plan.batch:
             return None
         beside = {v: plan.words(replayer.golden(v))[first : first + size] for v in node.values if plan.carries(v)}
-        made = self._call_on_rows(node, beside, size)
+        results = self._call_on_rows(node, beside, size)
         place = tag[1] - first
-        return {v: CorruptedRows([tag], words[place : place + 1]) for v, words in made.items()}
+        return {v: CorruptedRows([tag], words[place : place + 1]) for v, words in results.items()}
 
     def _run_in_place(self, node: Node, tags: list[Tag], carried: Iterable[int]) -> dict[int, CorruptedRows]:
         """The operation on the whole batch, golden but for these rows at the places of their samples."""
-        made = self._replayer.step(node, {v: self._batch_with(v, tags) for v in carried})
+        results = self._replayer.step(node, {v: self._batch_with(v, tags) for v in carried})
         samples = torch.tensor([s for _, s in tags], device=self._tape.device)
         return {
             v: CorruptedRows(list(tags), self._places.words(holder).index_select(0, samples))
-            for v, holder in made.items()
+            for v, holder in results.items()
             if self._places.carries(v)
         }
 

@@ -20,7 +20,7 @@ READBACK = "readback"
 
 
 class Unrecordable(Exception):
-    """This evaluation cannot be put on a tape; the message says why."""
+    """Raised for an evaluation that cannot be put on a tape; the message says why."""
 
 
 class ArgumentSlot(NamedTuple):
@@ -52,7 +52,7 @@ class Node:
     results: tuple[Any, ...] = ()
     """Flattened results: a `Window` for a tensor, the value itself for what Python gets to see (a number, None)."""
     written: frozenset[int] = frozenset()
-    """Which of ``reads`` it writes into."""
+    """Places in ``reads`` of those that it writes into."""
     shared_arguments: tuple[tuple[int, int], ...] = ()
     """Arguments that were the very same tensor: an operation may ask whether query is key."""
     generator: tuple[Tensor, Tensor] | None = None
@@ -69,7 +69,7 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """What some memory holds from one write to the next."""
+    """The content of some memory from one write to the next."""
 
     index: int
     producer: int | None
@@ -91,7 +91,7 @@ class FaultEntryPoint(NamedTuple):
 
 @dataclass(eq=False)
 class Tape:
-    """What one evaluation did.
+    """The operations of one evaluation, and the values they read and wrote.
 
     ``externals``: tensors that were there before, by value; parameters are the live ones. ``output``: what the run
     returned, ``output_tensors``: the tensors in it, and the windows that they are. ``device``: where the generator states belong.

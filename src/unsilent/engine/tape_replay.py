@@ -136,7 +136,7 @@ class Replayer:
                 self._remade.pop(value, None)
 
     def plan_to_hold(self, values: frozenset[int]) -> None:
-        """Of golden values only these are held from now on, once `hold` is called; what was found out by them is forgotten."""
+        """Choose the golden values to hold from now on, once `hold` is called; forget what was found out by others."""
         self.planned = values
         for value in self.kept.keys() - values:
             del self.kept[value]
@@ -200,12 +200,12 @@ class Replayer:
 
     @cached_property
     def row_plan(self) -> RowPlan:
-        """What can run on rows; to be measured before it is used."""
+        """Plan of what can run on rows; to be measured before it is used."""
         return RowPlan(self.tape)
 
     @cached_property
     def in_place_plan(self) -> RowPlan:
-        """What can run on whole batches in which each sample belongs to another trial; to be measured before it is used."""
+        """Plan of what can run on whole batches, each sample of another trial; to be measured before it is used."""
         return RowPlan(self.tape, keeps_places=True)
 
     @cached_property
@@ -214,7 +214,7 @@ class Replayer:
         return separate_operations(self)
 
     def step(self, node: Node, dirty: Holders, faults: Sequence[tuple[int, Fault]] = ()) -> Holders:
-        """One operation on whole values, with faults on copies of its operands."""
+        """Values written by one operation on whole values, with faults on copies of its operands."""
         if node.func is None:
             self._check_readback(node, dirty)
             return {}
@@ -252,14 +252,14 @@ class Replayer:
         if len(reached) * blocks.seconds > node.seconds:
             return None
         tensors = [self.golden_operand(node, k) for k in range(len(node.reads))]
-        made: Holders = {}
+        corrupted: Holders = {}
         for block in sorted(reached):
             part = blocks.compute(self.apply, tensors, block)
             if not equal_bits(part, blocks.golden_part(tensor_at_window(golden, blocks.out), block)):
-                if not made:
-                    made[blocks.out.value] = private_copy(golden)
-                blocks.golden_part(tensor_at_window(made[blocks.out.value], blocks.out), block).copy_(part)
-        return made
+                if not corrupted:
+                    corrupted[blocks.out.value] = private_copy(golden)
+                blocks.golden_part(tensor_at_window(corrupted[blocks.out.value], blocks.out), block).copy_(part)
+        return corrupted
 
     def try_blocks(self) -> None:
         """Find out which operations can be computed in blocks, where their golden values are at hand."""
@@ -275,7 +275,7 @@ class Replayer:
     # -- one operation -----------------------------------------------------------------------------------------
 
     def _execute(self, node: Node, live: Holders, source: Callable[[int], Tensor]) -> Holders:
-        """One operation on golden values; ``live``: values that may be written into in place."""
+        """Values written by one operation on golden values; ``live``: values that may be written into in place."""
         if node.func is None:
             return {}
         private = {old: live[old] if old in live else private_copy(source(old)) for old, _ in node.writes}
@@ -285,17 +285,17 @@ class Replayer:
 
     def _call(self, node: Node, tensors: list[Tensor], private: Mapping[int, Tensor]) -> Holders:
         """Run one operation on ``tensors``; what it writes into is ``private``."""
-        made: Holders = {new: private[old] for old, new in node.writes}
+        written: Holders = {new: private[old] for old, new in node.writes}
         result = self.apply(node, tensors)
         for part, expected in zip(flatten(result), node.results, strict=True):
             if isinstance(expected, StorageWindow):
                 if not fits(part, expected):
                     raise Diverged(f"{node.name} returns a different shape")
-                if expected.value in node.new_values and expected.value not in made:
-                    made[expected.value] = part
+                if expected.value in node.new_values and expected.value not in written:
+                    written[expected.value] = part
             elif not _same(part, expected):
                 raise Diverged(f"{node.name} returns a different value to Python")
-        return made
+        return written
 
     def apply(self, node: Node, tensors: list[Tensor]) -> Any:
         args, kwargs = list(node.args), dict(node.kwargs)
@@ -311,7 +311,7 @@ class Replayer:
         return self._apply_random(node, args, kwargs)
 
     def _apply_random(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """With the generator as it was; it is left as it is now."""
+        """Result of an operation with the generator as it was when recorded; it is left as it is now."""
         assert node.generator is not None
         generator = default_generator_of(self.tape.device)
         now = generator.get_state()
@@ -334,10 +334,10 @@ def assemble_output(replayer: Replayer, dirty: Holders) -> Any:
     return copy.deepcopy(replayer.tape.output, memo)
 
 
-def _same(one: Any, two: Any) -> bool:
+def _same(left: Any, right: Any) -> bool:
     """Whether Python would see the same: floats by their bits."""
-    if isinstance(one, float) and isinstance(two, float):
-        return struct.pack("d", one) == struct.pack("d", two)
-    if isinstance(one, complex) and isinstance(two, complex):
-        return _same(one.real, two.real) and _same(one.imag, two.imag)
-    return type(one) is type(two) and bool(one == two)
+    if isinstance(left, float) and isinstance(right, float):
+        return struct.pack("d", left) == struct.pack("d", right)
+    if isinstance(left, complex) and isinstance(right, complex):
+        return _same(left.real, right.real) and _same(left.imag, right.imag)
+    return type(left) is type(right) and bool(left == right)

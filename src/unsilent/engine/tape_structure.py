@@ -1,4 +1,4 @@
-"""What two tapes, or two operations, have in common when what was found out about one holds for the other.
+"""The structure that two tapes, or two operations, share when what was found out about one holds for the other.
 
 Kernels are chosen by shapes, strides, data types, arguments and the alignment of memory, not by the numbers in it.
 """
@@ -21,8 +21,8 @@ def structure_of(tape: Tape) -> str:
     """A hash of everything on a tape but numbers: equal for batches of the same shape that take the same way."""
     digest = xxhash.xxh3_128(repr((tape.device, sorted(tape.inputs.items()), sorted(tape.caches.items()))).encode())
     for node in tape.nodes:
-        what = (node.name, *_call(node), node.reads, node.writes, node.results, node.new_values)
-        digest.update(repr(what).encode())
+        content = (node.name, *_call(node), node.reads, node.writes, node.results, node.new_values)
+        digest.update(repr(content).encode())
     for value in tape.values:
         place = _alignment(tape, value.index)
         digest.update(repr((value.producer, value.nbytes, value.storage_window, value.output, place)).encode())

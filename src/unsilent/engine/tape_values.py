@@ -57,7 +57,7 @@ def tensor_at_window(holder: Tensor, window: StorageWindow) -> Tensor:
 
 
 def private_copy(tensor: Tensor) -> Tensor:
-    """The same window on a copy of the whole storage."""
+    """The tensor's window on a copy of its whole storage."""
     return _tensor_on(tensor.untyped_storage().clone(), tensor, window_of(tensor, -1))
 
 

@@ -60,7 +60,7 @@ def trace(
         training: The run may hold backward passes and updates; without, names are those of an evaluation.
         memory: Bytes that golden outputs may take: with less than is needed, runs are repeated.
         progress: Called with a line about each run.
-        faults: Asked after the runs which faults there were, with the bits each changed (None: not counted),
+        faults: Function that is called after the runs for the faults there were, with the bits each changed (None: not counted),
             to be marked in the picture.
 
     Raises:
@@ -133,7 +133,6 @@ def trace_batch(
     batch: int,
     faults: Sequence[Fault],
     *,
-    memory: int = MEMORY,
     progress: Progress = no_progress,
 ) -> FaultTrace:
     """How the faults of a trial spread through the evaluation of one batch; the model is as before afterwards.
@@ -157,7 +156,6 @@ def trace_batch(
         engine.model,
         run,
         training=False,
-        memory=memory,
         progress=progress,
         faults=lambda: [(fault, None) for fault in acting],
     )
@@ -169,14 +167,23 @@ def _rows(result: PassComparison) -> tuple[tuple[TraceRow, ...], list[int]]:
     numbers = [i for i in range(common_prefix_length(result.golden, result.faulty)) if i not in result.scratch]
     rows = []
     for i in numbers:
-        one, two = result.golden[i], result.faulty[i]
-        other = (
-            "" if (one.dtype, one.shape) == (two.dtype, two.shape) else f"{two.dtype}[{','.join(map(str, two.shape))}]"
+        golden, faulty = result.golden[i], result.faulty[i]
+        faulty_type = (
+            ""
+            if (golden.dtype, golden.shape) == (faulty.dtype, faulty.shape)
+            else f"{faulty.dtype}[{','.join(map(str, faulty.shape))}]"
         )
-        elements = int(torch.Size(one.shape).numel())
-        change = result.changes[i] if not other else OutputDifference(elements)
+        elements = int(torch.Size(golden.shape).numel())
+        change = result.changes[i] if not faulty_type else OutputDifference(elements)
         rows.append(
-            TraceRow(*one.key, dtype=one.dtype, shape=one.shape, elements=elements, change=change, faulty_type=other)
+            TraceRow(
+                *golden.key,
+                dtype=golden.dtype,
+                shape=golden.shape,
+                elements=elements,
+                change=change,
+                faulty_type=faulty_type,
+            )
         )
     return tuple(rows), numbers
 
@@ -214,7 +221,7 @@ def _place(site: SiteName, fault: Fault, rows: Sequence[TraceRow]) -> int | None
         and (phase == "update" or row.micro_step == step)
     ]
     if phase == "bwd":  # the last that the node runs; what autograd adds up behind it also goes by its name
-        own = [i for i in mine if not rows[i].kernel.startswith("add.")] or mine
-        return own[-1] if own else None
+        rows_of_node = [i for i in mine if not rows[i].kernel.startswith("add.")] or mine
+        return rows_of_node[-1] if rows_of_node else None
     exact = [i for i in mine if rows[i].output == output]
     return next(iter(exact or mine), None)

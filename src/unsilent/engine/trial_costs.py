@@ -1,4 +1,4 @@
-"""What trials cost by the shortcut and plainly, by class of site: the planner's measured costs.
+"""Costs of trials by the shortcut and plainly, by class of site: the planner's measured costs.
 
 A class is one site (or so many sites at once) in one batch. Where the shortcut turned out dearer (trials that raise early, a
 first layer of a tiny model), the plain run is taken from then on. What a plain run costs is measured among the trials: warm
@@ -17,7 +17,7 @@ ENOUGH = 3
 NEAR, CLOSE = 0.5, 0.8
 """Shares of a plain run from which on a shortcut is compared with plain runs among the trials: of its batch, of its own class."""
 COMPARED = 5
-"""So many of them."""
+"""Number of trials by both ways that are compared."""
 PLAIN_ABOVE = 0.95
 """A shortcut that saves less is left: so few runs tell no smaller difference, and never to lose is more than to gain a little."""
 RETRY_AFTER = 64
@@ -36,7 +36,7 @@ class MeasuredCost:
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more; what was long ago counts less."""
+        """Add the seconds of a trial; what was long ago counts less."""
         if self.trials >= MEMORY:
             self.trials, self.seconds = self.trials // 2, self.seconds / 2
         self.trials, self.seconds = self.trials + 1, self.seconds + seconds
@@ -69,7 +69,7 @@ class TrialCosts:
         self._plain: dict[int, MeasuredCost] = {}
 
     def add(self, key: Class, seconds: float, plain: float | None = None) -> None:
-        """One more trial by the shortcut; ``plain``: seconds of the plain run that had to follow, part of ``seconds``."""
+        """Add a trial by the shortcut; ``plain``: seconds of the plain run that had to follow, part of ``seconds``."""
         known = self.costs.get(key)
         if known is None:  # the first of its kind finds cold caches, and is no measure
             self.costs[key] = SiteClassCosts()
@@ -79,7 +79,7 @@ class TrialCosts:
             known.fallback_cost.add(plain)
 
     def add_plain(self, key: Class, seconds: float) -> None:
-        """One more trial by a plain run."""
+        """Add a trial by a plain run."""
         self.costs[key].plain.add(seconds)
         self._plain.setdefault(key[1], MeasuredCost()).add(seconds)
 
@@ -113,11 +113,16 @@ class TrialCosts:
             return False
         known = self.costs[key]
         known.asked += 1
-        other = known.asked >= RETRY_AFTER and known.asked.bit_count() == 1
+        is_retry_due = known.asked >= RETRY_AFTER and known.asked.bit_count() == 1
         if relative > PLAIN_ABOVE:
-            return not other
+            return not is_retry_due
         batch = self._plain.get(key[1])
-        return other or batch is None or batch.trials < COMPARED or (relative > CLOSE and known.plain.trials < COMPARED)
+        return (
+            is_retry_due
+            or batch is None
+            or batch.trials < COMPARED
+            or (relative > CLOSE and known.plain.trials < COMPARED)
+        )
 
 
 def cost_class_of(batch: int, faults: Sequence[Fault]) -> Class:

@@ -1,4 +1,4 @@
-"""What a trial is expected to cost, counted instead of measured, so that it is the same on every machine and for every engine.
+"""The expected cost of a trial, counted instead of measured, so that it is the same on every machine and engine.
 
 The work of an evaluation is the multiplications and additions of its matrix products and convolutions, and the bytes that
 operations write. Only the ratio of the seconds matters, and to within a factor of two.
@@ -31,7 +31,7 @@ class DeviceSpeed(NamedTuple):
 
 
 SPEEDS = {"cpu": DeviceSpeed(1.5e11, 1e10, 3e-4, 1e-6), "cuda": DeviceSpeed(1e13, 1e12, 1e-3, 1e-5)}
-"""Of one core of a server, as measured on five models; of a CUDA device assumed, not measured."""
+"""Speeds of one core of a server, as measured on five models; of a CUDA device assumed, not measured."""
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 """Operations that multiply matrices: which of their arguments these are."""
 
@@ -52,12 +52,12 @@ class WorkCounter(DispatchMode):
         return result
 
     def trial_seconds(self, device: str, batches: int) -> float:
-        """Of a trial, whatever it evaluates; ``batches``: that were evaluated."""
+        """Seconds of a trial, whatever it evaluates; ``batches``: number of those that were evaluated."""
         speed = SPEEDS[device]
         return speed.trial + speed.operation * self.operations / batches
 
     def sample_seconds(self, device: str, samples: int) -> float:
-        """Of each sample that a trial evaluates; ``samples``: that were evaluated."""
+        """Seconds of each sample that a trial evaluates; ``samples``: number of those that were evaluated."""
         speed = SPEEDS[device]
         return (self.flops / speed.flops + self.written_bytes / speed.bytes_written) / samples
 

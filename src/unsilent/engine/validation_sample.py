@@ -36,23 +36,23 @@ class ValidationSamples:
 
     def __init__(self) -> None:
         self._chance = random.Random(0)  # noqa: S311 - nothing secret
-        self._kept: dict[tuple[int, bool, bool], tuple[int, ValidationSample]] = {}
+        self._witnesses: dict[tuple[int, bool, bool], tuple[int, ValidationSample]] = {}
 
     def add(self, batch: int, company: Sequence[Faults], place: int, changed: bool,
         samples: Sequence[NDArray[np.int64]] | None = None,
     ) -> None:  # fmt: skip
         """A trial that ended on the tape."""
         kind = batch, changed, len(company) > 1
-        seen, witness = self._kept.get(kind, (0, None))
+        seen, witness = self._witnesses.get(kind, (0, None))
         if witness is None or self._chance.random() * (seen + 1) < 1:
             witness = ValidationSample(batch, company, place, samples)
-        self._kept[kind] = seen + 1, witness
+        self._witnesses[kind] = seen + 1, witness
 
     def take(self) -> Iterator[ValidationSample]:
-        """One of each batch, of any kind; none is left."""
-        kept, self._kept = self._kept, {}
+        """Samples to validate, one for each batch, of any kind; none is left."""
+        witnesses, self._witnesses = self._witnesses, {}
         batches: dict[int, list[ValidationSample]] = {}
-        for (batch, _, _), (_, witness) in kept.items():
+        for (batch, _, _), (_, witness) in witnesses.items():
             batches.setdefault(batch, []).append(witness)
         for of_batch in batches.values():
             yield self._chance.choice(of_batch)

@@ -1,4 +1,4 @@
-"""One walk along a tape for one trial or several: which operations run, on what, and when it is over.
+"""One walk along a tape for one trial or several: the operations that run, on what, and when it is over.
 
 What differs from golden is held in two forms: whole values, by trial, and `Rows`, the corrupted samples of a value for all
 trials together. An operation that cannot run on rows gets the whole value. A trial whose real run may take another way
@@ -74,7 +74,7 @@ class Walk:
         heapq.heapify(self._heap)
 
     def run(self) -> list[Holders | Diverged]:
-        """For each trial: holders of the output's values that differ from golden (or may), or why it must be run plainly."""
+        """Holders of the output's values that differ from golden (or may), or why it must be run plainly, for each trial."""
         self._visit_all()
         self._enter_until(len(self._tape.nodes))  # corrupted after its last reader: seen in the output, or not at all
         for value in [v for v in self._rows if self._tape.values[v].output]:
@@ -101,9 +101,9 @@ class Walk:
         if not self._rows and len(self._starts) == 1:  # nothing to pack: the usual case, kept short
             dirty = self._full[0]
             if not self._lost and (node.index in self._forced or any(v in dirty for v in node.values)):
-                made = self._run_alone(node, 0)
+                results = self._run_alone(node, 0)
                 self._forget_spent(node.values, node.index)
-                self._take(0, made, node)
+                self._take(0, results, node)
             return
         read = node.values
         alone = {t for t, dirty in enumerate(self._full) if any(v in dirty for v in read)}
@@ -131,8 +131,8 @@ class Walk:
                 self._whole(trial, value)
         try:
             if node.index in start.corrupted and node.index not in start.operand_faults:
-                made = replayer.blockwise(node, dirty, start.offsets)
-                return replayer.step(node, dirty) if made is None else made
+                changed = replayer.blockwise(node, dirty, start.offsets)
+                return replayer.step(node, dirty) if changed is None else changed
             faults = start.operand_faults.get(node.index, ())
             for k, fault in faults:  # memory that the operation writes is corrupted itself
                 if k in node.written:
@@ -142,9 +142,9 @@ class Walk:
             self._lose(trial, why)
             return {}
 
-    def _take(self, trial: int, made: Holders, node: Node) -> None:
-        """What an operation made for one trial becomes dirty, unless it is golden."""
-        live = {v: h for v, h in made.items() if not self._spent(v, node.index)}
+    def _take(self, trial: int, results: Holders, node: Node) -> None:
+        """Make dirty what an operation made for one trial, unless it is golden."""
+        live = {v: h for v, h in results.items() if not self._spent(v, node.index)}
         if not live or trial in self._lost:
             return
         dirty = self._full[trial]
@@ -166,8 +166,8 @@ class Walk:
         self._gap = self._wait = min(2 * self._gap, LONGEST_GAP)
         return True
 
-    def _take_rows(self, made: Mapping[int, CorruptedRows], node: Node) -> None:
-        live = {v: rows for v, rows in made.items() if not self._spent(v, node.index)}
+    def _take_rows(self, results: Mapping[int, CorruptedRows], node: Node) -> None:
+        live = {v: rows for v, rows in results.items() if not self._spent(v, node.index)}
         frontier = not self._rows  # nothing else that is packed is alive
         for value, rows in live.items():
             if frontier and len(live) == 1:
@@ -210,7 +210,7 @@ class Walk:
         plan = self._plan
         assert plan is not None
         parts = {v: self._gather(v, tags) for v in node.values if plan.carries(v)}
-        made: dict[int, list[Tensor]] = {}
+        outputs: dict[int, list[Tensor]] = {}
         first = 0
         for size in calls:
             count = min(size, len(tags) - first)
@@ -218,14 +218,15 @@ class Walk:
             results = self._call_on_rows(node, mine, size)
             results.update({w.new: mine[w.old] for w in node.writes})
             for value, words in results.items():
-                made.setdefault(value, []).append(words[:count])
+                outputs.setdefault(value, []).append(words[:count])
             first += count
         return {
-            v: CorruptedRows(list(tags), parts[0] if len(parts) == 1 else torch.cat(parts)) for v, parts in made.items()
+            v: CorruptedRows(list(tags), parts[0] if len(parts) == 1 else torch.cat(parts))
+            for v, parts in outputs.items()
         }
 
     def _call_on_rows(self, node: Node, rows: Mapping[int, Tensor], size: int) -> dict[int, Tensor]:
-        """What the operation makes of ``size`` rows (words by value); what it reads besides is golden."""
+        """An operation's results for ``size`` rows (words by value); what it reads besides is golden."""
         plan, replayer = self._plan, self._replayer
         assert plan is not None
         tensors = [
@@ -253,13 +254,13 @@ class Walk:
             words[[to for to, _ in mine]] = rows.words[[i for _, i in mine]]
         return words
 
-    def _padded(self, value: int, words: Tensor, first: int, count: int, size: int, own: bool) -> Tensor:
-        """The rows of one call, free places filled with golden samples; ``own``: in memory of their own."""
+    def _padded(self, value: int, words: Tensor, first: int, count: int, size: int, is_own: bool) -> Tensor:
+        """The rows of one call, free places filled with golden samples; ``is_own``: in memory of their own."""
         assert self._plan is not None
         mine = words[first : first + count]
         if count == size:
             aligned = mine.storage_offset() * mine.element_size() % LINE == 0
-            return mine.clone() if not aligned or (own and size < words.shape[0]) else mine
+            return mine.clone() if not aligned or (is_own and size < words.shape[0]) else mine
         return torch.cat([mine, self._plan.golden_rows(self._replayer.golden(value), [0] * (size - count))])
 
     def _differing(self, value: int, rows: CorruptedRows) -> CorruptedRows:

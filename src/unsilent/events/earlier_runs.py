@@ -1,4 +1,4 @@
-"""What is kept, in bounded memory, of the runs of a rank before its last one: of the same training, and of others."""
+"""Runs of a rank before its last one, in bounded memory: of the same training, and of others."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class RunIncident:
     """The incident of a run that another one continued.
 
     Attributes:
-        step: Of the training.
+        step: Step of the training.
         fault: Kind of fault and its code; empty where it is not known.
         suspect: -1 where no rank is named.
-        folder: That it is recorded in.
+        folder: Folder in which it is recorded.
     """
 
     step: int
@@ -55,7 +55,7 @@ class EarlierRuns:
         """Take a run that is over."""
         self.runs, self.alarms = self.runs + 1, self.alarms + run.alarm_count
         if run.incident is not None:
-            known = next((one for one in run.explained if one.step == run.incident.step), None)
+            known = next((explained for explained in run.explained if explained.step == run.incident.step), None)
             fault = f"{known.fault}{f' ({known.code})' if known.code else ''}" if known else ""
             step = (run.started.first_step or 0 if run.started else 0) + run.incident.step
             new = RunIncident(step, fault, run.incident.suspect, run.incident.folder)
@@ -69,12 +69,12 @@ class EarlierRuns:
 
 
 def of_all_ranks(ranks: Iterable[EarlierRuns]) -> EarlierRuns:
-    """The same of all ranks together; what several of them report is one incident."""
+    """The earlier runs of all ranks together; what several of them report is one incident."""
     result = EarlierRuns()
     every: list[RunIncident] = []
-    for one in ranks:
-        result.runs, result.other_runs = max(result.runs, one.runs), max(result.other_runs, one.other_runs)
-        result.alarms, result.other_alarms = result.alarms + one.alarms, result.other_alarms + one.other_alarms
-        every += one.incidents
-    result.incidents = sorted(dict.fromkeys(every), key=lambda one: one.step)[-MOST_INCIDENTS:]
+    for earlier in ranks:
+        result.runs, result.other_runs = max(result.runs, earlier.runs), max(result.other_runs, earlier.other_runs)
+        result.alarms, result.other_alarms = result.alarms + earlier.alarms, result.other_alarms + earlier.other_alarms
+        every += earlier.incidents
+    result.incidents = sorted(dict.fromkeys(every), key=lambda incident: incident.step)[-MOST_INCIDENTS:]
     return result

@@ -70,7 +70,7 @@ def begins_a_run(line: bytes) -> bool:
 def may_begin_an_event(line: bytes) -> bool:
     """Whether a monitor may have written this beginning of a line."""
     beginnings = [f'{{"kind": "{kind}", "time": '.encode() for kind in EVENTS]
-    return any(line.startswith(one) or one.startswith(line) for one in beginnings)
+    return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 
 
 def find_event_files(path: Path, may_be_none: bool = False) -> list[Path]:
@@ -89,34 +89,34 @@ def find_event_files(path: Path, may_be_none: bool = False) -> list[Path]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from None
     if not files and not (may_be_none and (path.is_dir() or path.parent.is_dir())):
-        what = f"{path} is a folder without events" if path.is_dir() else f"there are no events in {path}"
+        where = f"{path} is a folder without events" if path.is_dir() else f"there are no events in {path}"
         raise UsageError(
-            f"{what}; a job writes them from its first backward pass on; give the file that its events are written to"
+            f"{where}; a job writes them from its first backward pass on; give the file that its events are written to"
         )
     if len(files) > MOST_FILES:
         raise UsageError(f"{path} has {len(files):,} files of events; at most {MOST_FILES:,} are read")
-    return sorted(files, key=lambda one: (int(found[1]) if (found := _RANK.search(one.name)) else -1, one.name))
+    return sorted(files, key=lambda file: (int(rank[1]) if (rank := _RANK.search(file.name)) else -1, file.name))
 
 
 def _files_of_job(path: Path) -> list[Path]:
     if path.is_dir():
-        files = [one for one in path.iterdir() if one.suffix == ".jsonl"]
-        names = sorted({_RANK.sub("", one.name) for one in files})
+        files = [file for file in path.iterdir() if file.suffix == ".jsonl"]
+        names = sorted({_RANK.sub("", file.name) for file in files})
         if len(names) > 1:
             raise UsageError(f"{path} has events of several jobs; give one of {', '.join(names[:8])}")
         return files
     near = path.parent.iterdir() if path.parent.is_dir() else ()
-    files = [one for one in near if _RANK.search(one.name) and _RANK.sub("", one.name) == path.name]
+    files = [file for file in near if _RANK.search(file.name) and _RANK.sub("", file.name) == path.name]
     return [path] if path.exists() and (not files or _newest([path]) >= _newest(files)) else files
 
 
 def _newest(files: list[Path]) -> float:
-    return max(one.stat().st_mtime for one in files)
+    return max(file.stat().st_mtime for file in files)
 
 
 def check_size(path: Path, files: Sequence[Path]) -> None:
     """Raise ``UsageError`` where the files that were found at a path are too large to be read."""
-    if (size := sum(one.stat().st_size for one in files)) > MOST_BYTES:
+    if (size := sum(file.stat().st_size for file in files)) > MOST_BYTES:
         raise UsageError(
             f"the events in {path} are {size >> 20} MiB; at most {MOST_BYTES >> 20} MiB are read; give the file of one rank"
         )
@@ -128,7 +128,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def iterate_events(path: Path) -> Iterator[Event]:
-    """The same one by one: a job may have more than memory should hold."""
+    """The events of a job one by one: it may have more than memory should hold."""
     files = find_event_files(path)
     check_size(path, files)
     for file in files:
@@ -232,9 +232,9 @@ def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
     if isinstance(value, (list, dict)):
         item = Any if kind is Any else inner[-1 if kind is Mapping else 0] if inner else None
         if isinstance(value, list) and kind in (tuple, Any) and depth < MOST_NESTED:
-            return tuple(_checked(item, one, name, depth + 1) for one in value)
+            return tuple(_checked(item, item_value, name, depth + 1) for item_value in value)
         if isinstance(value, dict) and kind in (Mapping, Any) and depth < MOST_NESTED:
-            return {_harmless(key): _checked(item, one, name, depth + 1) for key, one in value.items()}
+            return {_harmless(key): _checked(item, item_value, name, depth + 1) for key, item_value in value.items()}
     elif kind is float and value in _NOT_FINITE:
         return float(value)
     elif type(value) is not int or abs(value) <= LARGEST:

@@ -1,4 +1,4 @@
-"""What a monitor reports: one frozen dataclass for each kind of event, written as a line of JSON.
+"""Kinds of events that a monitor reports: one frozen dataclass for each, written as a line of JSON.
 
 All that is shown of a job comes from these.
 """
@@ -26,7 +26,7 @@ UNRECORDED = "a change that torch did not record: a memory fault, or a write thr
 ONE_RANK = "one rank"
 """Reason of a verdict where there is no other rank to compare with."""
 DONE, ERROR, STOPPED = "done", "error", "stopped"
-"""How a monitor ends."""
+"""Ways in which a monitor ends."""
 ENDS = {ERROR: " after an error or an interrupt", STOPPED: " because it stopped the job"}
 
 
@@ -36,8 +36,8 @@ class Event:
 
     Attributes:
         time: Seconds since 1970, UTC.
-        rank: That reports it.
-        step: Of the monitor, from 0: a step is all backward passes up to an optimizer step.
+        rank: Rank that reports it.
+        step: Step of the monitor, from 0: all backward passes up to an optimizer step.
     """
 
     kind: ClassVar[str] = ""
@@ -51,11 +51,11 @@ class Event:
         return False
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object, with its kind; numbers that are not finite are strings ("nan", "inf", "-inf").
+        """The event as a JSON object, with its kind; numbers that are not finite are strings ("nan", "inf", "-inf").
 
         Texts have at most `MOST_TEXT` characters.
         """
-        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {"kind": self.kind, **{name: _plain(value) for name, value in values.items()}}
 
 
@@ -65,14 +65,14 @@ class Started(Event):
 
     Attributes:
         host, device: Where the rank runs.
-        process: Its number on the host.
+        process: Number of the process on the host.
         world_size: Number of ranks.
         settings: All settings of the monitor.
-        series: How many series of each feature there are.
-        versions: Of Unsilent and of packages.
-        notes: What else is worth knowing, in sentences.
-        pid_namespace: In which the number of the process means something, on Linux.
-        first_step: Of the training, which this run continues; its own steps count from 0. None where nothing said it.
+        series: Number of series of each feature.
+        versions: Versions of Unsilent and of packages.
+        notes: Sentences on what else is worth knowing.
+        pid_namespace: Namespace in which the number of the process means something, on Linux.
+        first_step: Step of the training at which this run continues; its own steps count from 0. None where nothing said it.
     """
 
     kind: ClassVar[str] = "started"
@@ -99,11 +99,11 @@ class Started(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSummary(Event):
-    """How a step went; written about once a second (after ten hours: every ten), for a step with an alarm, and for the last one.
+    """Numbers of a step; about once a second (after ten hours: every ten), for a step with an alarm, and for the last one.
 
     Attributes:
-        loss: None where it was not seen.
-        gradient_norm: Of the tensors in the sample of this step, in this rank; None where there was none.
+        loss: Loss; None where it was not seen.
+        gradient_norm: Norm over the tensors in the sample of this step, in this rank; None where there was none.
         score: The largest score of any rule since the last summary (1: an alarm); None where no rule judged a value.
         cost: Share of the time of the steps since the last summary that the monitor took.
         health: ``ok`` or ``warning``.
@@ -124,11 +124,11 @@ class StepSummary(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingChanged(Event):
-    """Another share of the tensors is read at each step.
+    """The share of the tensors that is read at each step has changed.
 
     Attributes:
         interval: Each tensor is read every so many steps: the longest wait until every tensor was seen. 0: none is read so far.
-        reason: In words.
+        reason: Reason in words.
     """
 
     kind: ClassVar[str] = "sampling"
@@ -154,19 +154,19 @@ class Alarm(Event):
 
     Attributes:
         host, device: Where the rank runs.
-        rule: Its name.
-        feature: What the series is of; ``fingerprint`` for bits that changed between two steps, ``replicas`` for parameters that
+        rule: Name of the rule.
+        feature: Feature read; ``fingerprint`` for bits that changed between two steps, ``replicas`` for parameters that
             differ between ranks.
         tensor: Name of the parameter, layer or value; empty for the loss.
-        statistic: Which number of the tensor.
+        statistic: What was computed of the tensor, such as a norm.
         level: ``alarm`` or ``warning``.
         value: The number of this step.
-        baseline: What the rule expected; of a bound, the bound.
-        score: How unusual the value is; 1 or more is an alarm.
+        baseline: Value that the rule expected; of a bound, the bound.
+        score: Score of how unusual the value is; 1 or more is an alarm.
         series_flagged, series_judged: How many series the rule found something in, and judged, in this step; of a fingerprint,
             how many tensors changed and were compared; of replicas, how many ranks differ and were compared.
-        ranks: Of replicas, the ranks that differ; all that were compared where there is no majority.
-        since: Where the incident of the run began: ``step 90, rank 1, fingerprint of fc.weight``; empty in its first alarm.
+        ranks: Ranks that differ as replicas; all that were compared where there is no majority.
+        since: Beginning of the incident of the run: ``step 90, rank 1, fingerprint of fc.weight``; empty in its first alarm.
     """
 
     kind: ClassVar[str] = "alarm"
@@ -201,20 +201,20 @@ class Alarm(Event):
 
     @property
     def summary(self) -> str:
-        """What was found, without the place: the same on every machine."""
+        """The alarm without the place: the same on every machine."""
         if self.feature == FINGERPRINT:
             share = f" ({self._share} tensors)" if self.series_flagged > 1 else ""
             return f"step {self.step}: bits of {self.tensor} changed between two steps{share}, {UNRECORDED}"
         if self.feature == REPLICAS:
             unknown = "" if self._has_majority else "; this comparison does not tell which of them is wrong"
             return f"step {self.step}: {self.series_name}{unknown}"
-        what = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
+        subject = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
         share = f"; {self._share} series" if self.series_flagged > 1 else ""
         if not math.isfinite(self.value) and self.tensor:  # norms and largest magnitudes of finite elements are finite
-            found = f"{self.statistic} is {self.value:g}"
-            return f"step {self.step}: {what} has an element that is not finite ({found}; {self.rule}{share})"
+            value = f"{self.statistic} is {self.value:g}"
+            return f"step {self.step}: {subject} has an element that is not finite ({value}; {self.rule}{share})"
         baseline = "" if math.isnan(self.baseline) else f", baseline {self.baseline:.4g}"
-        return f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g}{baseline} ({self.rule}{share})"
+        return f"step {self.step}: {subject} ({self.statistic}) is {self.value:.4g}{baseline} ({self.rule}{share})"
 
     @property
     def _share(self) -> str:
@@ -234,22 +234,22 @@ class Alarm(Event):
 
     @property
     def _has_majority(self) -> bool:
-        """Of replicas: whether some of the ranks that were compared do not count as differing."""
+        """Whether some of the replicas that were compared do not count as differing."""
         return self.series_flagged < self.series_judged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Event):
-    """What all ranks agreed on after an alarm in any of them.
+    """Agreement of all ranks after an alarm in any of them.
 
     Attributes:
         suspect: Rank that the fault is in; -1: undetermined.
-        reason: How it was found: ``fingerprint``, ``own history``, ``vote``, ``one rank``, or why it is undetermined.
-        action: What was done: ``log``, ``skip``, ``rerun``, ``save`` or ``stop``.
-        outcome: In words.
+        reason: Evidence: ``fingerprint``, ``own history``, ``vote``, ``one rank``, or why it is undetermined.
+        action: Action that was taken: ``log``, ``skip``, ``rerun``, ``save`` or ``stop``.
+        outcome: Outcome in words.
         host, device, tensor: Of the suspect.
         ranks: Ranks that raised an alarm.
-        since: As of an alarm.
+        since: Beginning of the incident, as of an alarm.
     """
 
     kind: ClassVar[str] = "verdict"
@@ -266,10 +266,8 @@ class Verdict(Event):
     def __str__(self) -> str:
         who = f"rank {self.suspect} ({self.host}, {self.device}) is suspected"
         who = "the faulty rank is undetermined" if self.suspect < 0 else who
-        found = f"{who}{f', {self.tensor}' if self.tensor else ''} ({self.reason})"
-        return (
-            f"step {self.step}: {self.tensor if self.reason == ONE_RANK else found}; {self.outcome}{_since(self.since)}"
-        )
+        suspicion = f"{who}{f', {self.tensor}' if self.tensor else ''} ({self.reason})"
+        return f"step {self.step}: {self.tensor if self.reason == ONE_RANK else suspicion}; {self.outcome}{_since(self.since)}"
 
     @property
     def repeats_other_rank(self) -> bool:
@@ -277,7 +275,7 @@ class Verdict(Event):
 
     @property
     def repeats_alarm(self) -> bool:
-        """Whether it says nothing that the alarm has not said: there is one rank, and nothing was done."""
+        """Whether the verdict says nothing that the alarm has not said: there is one rank, and nothing was done."""
         return self.reason == ONE_RANK and self.action == "log"
 
 
@@ -286,7 +284,7 @@ class IncidentBegan(Event):
     """The first verdict of a run: an incident begins, and is recorded.
 
     Attributes:
-        folder: That it is recorded in.
+        folder: Folder in which the incident is recorded.
         suspect, tensor, reason: Of the verdict.
     """
 
@@ -302,7 +300,7 @@ class IncidentBegan(Event):
 
     @property
     def since(self) -> str:
-        """Where it began: ``step 90, rank 1, fingerprint of fc.weight``."""
+        """The place where the incident began: ``step 90, rank 1, fingerprint of fc.weight``."""
         return since_text(self.step, self.suspect, self.tensor or self.reason)
 
     def __str__(self) -> str:
@@ -311,15 +309,15 @@ class IncidentBegan(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class AlarmExplained(Event):
-    """What kind of fault an alarm was, decided on evidence.
+    """The kind of fault that an alarm was, decided on evidence.
 
     Attributes:
         fault: The kind: ``transient``, ``device``, ``checkpoint``, ``numerics``, ``benign``, ``data`` or ``undetermined``.
         suspect, host, device: Of the alarm; suspect -1 where no rank is named.
         code, level: Of the table of fault codes.
-        action: What to do, in words.
-        reason: What it rests on, in one sentence.
-        exit_code: Of a job that stops on it; 0 where it may go on.
+        action: Advice in words.
+        reason: Evidence that it rests on, in one sentence.
+        exit_code: Exit code of a job that stops on it; 0 where it may go on.
     """
 
     kind: ClassVar[str] = "fault-verdict"
@@ -356,7 +354,7 @@ class MonitorFailed(Event):
     """The monitor itself raised an error; the job goes on without it.
 
     Attributes:
-        error: Its type and first line.
+        error: Type and first line of the error.
     """
 
     kind: ClassVar[str] = "monitor-failed"
@@ -375,7 +373,7 @@ class Ended(Event):
         seconds, cost: Of the whole job, and the share of it that the monitor took.
         longest_wait: Steps until every tensor was seen, at most.
         unseen: Series that were never seen, the first `MOST_NAMES` of them; ``unseen_count``: all of them.
-        unjudged: How many series were seen, but too rarely for the rules that read them to judge a value.
+        unjudged: Number of series that were seen, but too rarely for the rules that read them to judge a value.
         how: ``done``; ``error``: the training raised an error or was interrupted; ``stopped``: by the monitor.
     """
 
@@ -399,7 +397,7 @@ class Ended(Event):
 
     @property
     def coverage(self) -> str:
-        """How much of the training was read and judged."""
+        """Share of the training that was read and judged, in words."""
         parts = [
             f"each tensor was read within {count_text(self.longest_wait, 'step')}"
             if self.longest_wait
@@ -411,12 +409,12 @@ class Ended(Event):
 
 
 EVENTS: Mapping[str, type[Event]] = {
-    one.kind: one
-    for one in (
+    kind.kind: kind
+    for kind in (
         Started, StepSummary, SamplingChanged, Alarm, Verdict, IncidentBegan, AlarmExplained, MonitorFailed, Ended,
     )
 }  # fmt: skip
-"""By kind."""
+"""Classes of events by kind."""
 
 
 def join_names(*names: str) -> str:
@@ -424,9 +422,9 @@ def join_names(*names: str) -> str:
     return " ".join(filter(None, names))
 
 
-def since_text(step: int, suspect: int, found: str) -> str:
-    """Where an incident began, in words."""
-    return ", ".join(filter(None, (f"step {step}", f"rank {suspect}" if suspect >= 0 else "no rank named", found)))
+def since_text(step: int, suspect: int, subject: str) -> str:
+    """The place where an incident began, in words."""
+    return ", ".join(filter(None, (f"step {step}", f"rank {suspect}" if suspect >= 0 else "no rank named", subject)))
 
 
 def _since(since: str) -> str:
@@ -439,5 +437,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return short(value, MOST_TEXT)
     if isinstance(value, Mapping):
-        return {short(str(key), MOST_TEXT): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {short(str(key), MOST_TEXT): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

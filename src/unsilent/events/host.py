@@ -13,7 +13,7 @@ FIRST_STEP = "UNSILENT_FIRST_STEP"
 LONGEST_STEP = 18
 """Digits of a step: such numbers have 63 bits at most."""
 CLOCK_SECONDS = 60.0
-"""By which the beginning of a process may be wrong: the clock of a host is put right now and then."""
+"""Seconds by which the beginning of a process may be wrong: the clock of a host is put right now and then."""
 
 
 def first_step() -> int | None:
@@ -23,12 +23,12 @@ def first_step() -> int | None:
 
 
 def host_name() -> str:
-    """Of this machine."""
+    """Name of this machine."""
     return platform.node() or "unknown"
 
 
 def pid_namespace() -> str:
-    """In which numbers of processes mean the same, where the system has such (containers on Linux); else empty."""
+    """Namespace in which numbers of processes mean the same, where the system has such (containers on Linux); else empty."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -35,7 +35,7 @@ BATCH_FILE, STATE_FILE = "batch.safetensors", "state.safetensors"
 FOLDER = "incidents"
 """Beside the events, with a folder for each incident."""
 MOST_BYTES = 2**22
-"""Of ``incident.json``, and of ``rank.json``."""
+"""Largest ``incident.json`` or ``rank.json``, in bytes."""
 MOST_RANKS = 4096
 """Folders of ranks that are looked for."""
 _RANK = re.compile(r"rank(\d{1,6})", re.ASCII)
@@ -47,9 +47,9 @@ class SavedCheckpoint:
     """A checkpoint that the process of rank 0 saved and verified.
 
     Attributes:
-        path: Its file or folder.
-        step: Of the training, where the program said it.
-        time: When, in seconds since 1970.
+        path: File or folder of the checkpoint.
+        step: Step of the training, where the program said it.
+        time: Time of saving, in seconds since 1970.
         manifest: Path of its manifest.
         files: ``xxh3_128`` of its files by name, as the manifest has them; of the first ones where there are many.
     """
@@ -63,22 +63,22 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """What ``incident.json`` says: the first alarm of a run, and what came of it.
+    """Content of ``incident.json``: the first alarm of a run, and what came of it.
 
     Attributes:
-        folder: In which it is.
+        folder: Folder of the record.
         run: Identifies the run; the same in all ranks.
         step, suspect: Of the first verdict; suspect -1: undetermined. Steps count from 0 in each run.
-        first_step: Of the training, which the run continued; 0 where nothing said it.
+        first_step: Step of the training at which the run continued; 0 where nothing said it.
         reason, tensor: How the suspect was found, and in which series.
         host, device: Of the suspect.
         world_size: Number of ranks.
-        time: Of the first verdict, in seconds since 1970.
+        time: Time of the first verdict, in seconds since 1970.
         settings, versions: Of the monitor, and of packages.
-        alarms: Of rank 0, up to the first verdict.
+        alarms: Alarms of rank 0, up to the first verdict.
         verdicts: All up to now, the first ones.
-        checkpoints: That the process of rank 0 saved last and verified.
-        fault_verdict: What kind of fault it was; None: not decided so far.
+        checkpoints: Checkpoints that the process of rank 0 saved last and verified.
+        fault_verdict: Verdict on the kind of fault; None: not decided so far.
     """
 
     folder: Path = Path()
@@ -102,12 +102,12 @@ class Incident:
 
     @property
     def since(self) -> str:
-        """Where it began: ``step 90, rank 1, fingerprint of fc.weight``."""
+        """The place where the incident began: ``step 90, rank 1, fingerprint of fc.weight``."""
         return since_text(self.step, self.suspect, self.tensor or self.reason)
 
     @property
     def training_step(self) -> int:
-        """Of the first verdict, counted from the beginning of the training."""
+        """Step of the first verdict, counted from the beginning of the training."""
         return self.first_step + self.step
 
     @property
@@ -118,20 +118,20 @@ class Incident:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPart:
-    """What ``rank.json`` of one rank says.
+    """Content of ``rank.json`` of one rank.
 
     Attributes:
-        folder: In which it is.
+        folder: Folder of the record.
         rank, host, device: Of the rank.
-        device_facts: What the system says of the device, by name; what could not be read is not there.
+        device_facts: Facts from the system about the device, by name; what could not be read is not there.
         generators: Digests of the states of random generators, by name, as the incident was recorded.
-        batch_indices: Of the samples of the step, where the loop knows them.
-        alarms: Of this rank, up to the first verdict.
+        batch_indices: Indices of the samples of the step, where the loop knows them.
+        alarms: Alarms of this rank, up to the first verdict.
         series_steps: Numbers of the steps in ``series.npz``.
         state_step: The step that the state in ``state.safetensors`` begins; None where there is none.
         state_since: The earlier step from which on steps were executed again to come to that state, on the same device; None: it
             is the state that the step began with the first time.
-        problems: What could not be recorded, and why.
+        problems: Things that could not be recorded, and why.
     """
 
     folder: Path = Path()
@@ -160,13 +160,15 @@ def find_incident(path: Path) -> Path:
         return path
     above = path if path.name == FOLDER else path / FOLDER
     try:
-        found = sorted(one for one in above.iterdir() if is_incident(one)) if above.is_dir() else []
+        incidents = sorted(folder for folder in above.iterdir() if is_incident(folder)) if above.is_dir() else []
     except OSError as error:
         raise UsageError(f"cannot read {above}: {error.strerror}; check the path") from None
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UsageError(f"{path} has {len(found)} incidents; give one of {listed((str(one) for one in found), 8)}")
+    if len(incidents) == 1:
+        return incidents[0]
+    if incidents:
+        raise UsageError(
+            f"{path} has {len(incidents)} incidents; give one of {listed((str(folder) for folder in incidents), 8)}"
+        )
     raise UsageError(
         f"there is no incident in {path}; expected a folder with {INCIDENT_FILE}, or one that has it in {FOLDER}/; "
         "where no alarm wrote one, unsilent triage collect does"
@@ -187,7 +189,7 @@ def read_incident(path: Path) -> Incident:
 def ranks_in(folder: Path) -> list[int]:
     """Ranks that have a part in the folder of an incident."""
     try:
-        names = [one.name for one in folder.iterdir() if _RANK.fullmatch(one.name) and _is_real_folder(one)]
+        names = [part.name for part in folder.iterdir() if _RANK.fullmatch(part.name) and _is_real_folder(part)]
     except OSError:
         return []
     return sorted(int(name[4:]) for name in names)[:MOST_RANKS]
@@ -195,12 +197,12 @@ def ranks_in(folder: Path) -> list[int]:
 
 def read_rank_part(folder: Path, rank: int) -> RankPart:
     """The part of one rank. Raises ``UsageError``."""
-    own = folder / f"rank{rank}"
-    if not _is_real_folder(own):
+    part_folder = folder / f"rank{rank}"
+    if not _is_real_folder(part_folder):
         raise UsageError(
             f"{folder} has no part of rank {rank}; it has those of ranks {listed(map(str, ranks_in(folder)), 8) or 'none'}"
         )
-    return replace(_read(RankPart, own / RANK_FILE), folder=own)
+    return replace(_read(RankPart, part_folder / RANK_FILE), folder=part_folder)
 
 
 def write_record(folder: Path, record: Incident | RankPart) -> None:
@@ -209,7 +211,7 @@ def write_record(folder: Path, record: Incident | RankPart) -> None:
     values = {name: value for name, value in vars(record).items() if name != "folder" and value is not None}
     for name in ("alarms", "verdicts"):
         if name in values:
-            values[name] = [one.to_json() for one in values[name]]
+            values[name] = [event.to_json() for event in values[name]]
     name = INCIDENT_FILE if isinstance(record, Incident) else RANK_FILE
     content = json.dumps(as_json_values(values), indent=1, ensure_ascii=False, allow_nan=False)
     replace_file(folder / name, content.encode(errors="replace") + b"\n")

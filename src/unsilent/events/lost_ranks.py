@@ -12,7 +12,7 @@ from unsilent.report.text import duration_text
 LEAST_SILENCE = 600.0
 """Seconds without an event before a rank counts as silent: an evaluation or a checkpoint may take long between two steps."""
 MOST_GAPS = 10
-"""The same, as a multiple of the longest time between two of its events so far."""
+"""Longest time without an event, as a multiple of the longest time between two events of the rank so far."""
 
 
 def gone_processes(history: RunHistory) -> set[int]:
@@ -20,7 +20,7 @@ def gone_processes(history: RunHistory) -> set[int]:
 
     Events are to be read once more after this: a process writes its last one before it ends.
     """
-    starts = [one.started for one in history.ranks if one.started and not one.ended]
+    starts = [rank.started for rank in history.ranks if rank.started and not rank.ended]
     return {
         started.rank for started in starts if _is_near(started) and not process_exists(started.process, started.time)
     }
@@ -32,30 +32,30 @@ def find_lost(
     """Why ranks are lost, as sentences by rank, and whether no other rank writes any more.
 
     Args:
-        history: Of the job.
-        written: When the file of each rank was written last, seconds since 1970.
-        gone: As `gone_processes`.
+        history: History of the job.
+        written: Time when the file of each rank was written last, seconds since 1970.
+        gone: Ranks of `gone_processes`.
         now: Seconds since 1970.
     """
-    running = [one for one in history.ranks if one.ended is None]
-    silent = {one.rank: s for one in running if (s := now - written[one.rank]) > _patience(one)}
+    running = [rank for rank in history.ranks if rank.ended is None]
+    silent = {rank.rank: s for rank in running if (s := now - written[rank.rank]) > _patience(rank)}
     lost: dict[int, str] = {}
-    for one in running:
-        last = f"; the last is of step {one.last_step:,}" if one.last_step >= 0 else ""
-        host = one.started.host if one.started else "unknown host"
-        if one.rank in gone and one.started:
-            lost[one.rank] = (
-                f"rank {one.rank}: its process {one.started.process} on {host} does not exist any more, and wrote no last "
+    for rank in running:
+        last = f"; the last is of step {rank.last_step:,}" if rank.last_step >= 0 else ""
+        host = rank.started.host if rank.started else "unknown host"
+        if rank.rank in gone and rank.started:
+            lost[rank.rank] = (
+                f"rank {rank.rank}: its process {rank.started.process} on {host} does not exist any more, and wrote no last "
                 f"event{last}"
             )
-        elif one.rank in silent and not (one.started and _is_near(one.started)):
-            lost[one.rank] = (
-                f"rank {one.rank} ({host}) has written no event for {duration_text(silent[one.rank])}, before one at least every "
-                f"{duration_text(one.longest_gap)}{last}"
+        elif rank.rank in silent and not (rank.started and _is_near(rank.started)):
+            lost[rank.rank] = (
+                f"rank {rank.rank} ({host}) has written no event for {duration_text(silent[rank.rank])}, before one at least "
+                f"every {duration_text(rank.longest_gap)}{last}"
             )
     missing = history.missing_ranks
-    stands_still = all(one.rank in lost or one.rank in silent for one in running)
-    if missing and stands_still and not any(one.ended and one.ended.how == DONE for one in history.ranks):
+    stands_still = all(rank.rank in lost or rank.rank in silent for rank in running)
+    if missing and stands_still and not any(rank.ended and rank.ended.how == DONE for rank in history.ranks):
         lost |= {
             rank: f"there are no events of rank {rank}, and the other ranks have not ended well" for rank in missing
         }

@@ -1,4 +1,4 @@
-"""What events say of one run of a job, in bounded memory: what `unsilent watch` and the report of a run show."""
+"""History of a run of a job from its events, in bounded memory: what `unsilent watch` and the report of a run show."""
 
 from __future__ import annotations
 
@@ -23,11 +23,22 @@ from unsilent.events.event_kinds import (
     StepSummary,
     Verdict,
 )
-from unsilent.events.health import OK, health_after
 from unsilent.report.text import count_text
 
+OK, WARNING = "ok", "warning"
+
+
+def health_after(health: str, event: Event) -> str:
+    """The health of the device of the event's rank: `WARNING` after an alarm, or a verdict that suspects this rank."""
+    if isinstance(event, StepSummary):
+        return event.health
+    raised = isinstance(event, Alarm) and event.level == "alarm"
+    suspected = isinstance(event, Verdict) and event.suspect == event.rank
+    return WARNING if raised or suspected else health
+
+
 MOST_SUMMARIES = 4096
-"""Of one rank; where there are more, every two become one."""
+"""Most summaries of a rank; where there are more, every two become one."""
 MOST_KEPT = 1000
 """First alarms, verdicts and changes of the sampling of one rank."""
 MOST_LATEST = 20
@@ -38,7 +49,7 @@ Agreed = TypeVar("Agreed", Verdict, AlarmExplained)
 
 @dataclass
 class RankHistory:
-    """One rank of a run.
+    """History of one rank of a run.
 
     Attributes:
         summaries: At most `MOST_SUMMARIES`; of two that became one the later one, with the larger score.
@@ -46,8 +57,8 @@ class RankHistory:
         alarm_count, warning_count: All of them.
         last: The last event.
         has_judged: Whether a rule has judged a value, except for being finite.
-        incident: That is recorded; None where none is.
-        explained: What kind of fault alarms were.
+        incident: Incident that is recorded; None where none is.
+        explained: Kinds of fault that alarms were.
         longest_gap: Seconds between two events, at most.
     """
 
@@ -106,7 +117,7 @@ class RankHistory:
 
     @property
     def steps(self) -> int:
-        """How many steps there were so far."""
+        """Number of steps so far."""
         return self.ended.steps if self.ended else self.last_step + 1
 
     @property
@@ -146,22 +157,22 @@ class RunHistory:
     def earlier(self) -> EarlierRuns:
         """Runs before the last one, in the same files, among them those of ranks that the last run does not have."""
         ranks = self.ranks
-        present, continues = {one.rank for one in ranks}, self.first_step is not None
+        present, continues = {rank.rank for rank in ranks}, self.first_step is not None
         every = []
         for number, rank in self._ranks.items():
-            kept = self._earlier.get(number, EarlierRuns())
+            earlier = self._earlier.get(number, EarlierRuns())
             if number not in present:
-                kept = replace(kept)
-                kept.add(rank)
+                earlier = replace(earlier)
+                earlier.add(rank)
                 if not continues:
-                    kept.start_anew()
-            every.append(kept)
+                    earlier.start_anew()
+            every.append(earlier)
         return of_all_ranks(every)
 
     @property
     def first_step(self) -> int | None:
-        """Of the training, which the last run continues; None where nothing said it."""
-        return next((one.started.first_step for one in self.ranks if one.started is not None), None)
+        """Step of the training at which the last run continues; None where nothing said it."""
+        return next((rank.started.first_step for rank in self.ranks if rank.started is not None), None)
 
     @property
     def has_alarm(self) -> bool:
@@ -173,58 +184,58 @@ class RunHistory:
     def ranks(self) -> list[RankHistory]:
         """Ranks of the last run; files of an earlier run with more ranks are left out."""
         ranks = [self._ranks[number] for number in sorted(self._ranks)]
-        starts = [one.started for one in ranks if one.started is not None]
-        size = max(starts, key=lambda one: one.time).world_size if starts else len(ranks)
-        return [one for one in ranks if one.rank < size or not starts]
+        starts = [rank.started for rank in ranks if rank.started is not None]
+        size = max(starts, key=lambda start: start.time).world_size if starts else len(ranks)
+        return [rank for rank in ranks if rank.rank < size or not starts]
 
     @property
     def missing_ranks(self) -> list[int]:
         """Ranks of the last run that have no events, the first `MOST_LATEST` of them."""
-        starts = [one.started for one in self.ranks if one.started is not None]
-        size, known = max((one.world_size for one in starts), default=0), {one.rank for one in self.ranks}
+        starts = [rank.started for rank in self.ranks if rank.started is not None]
+        size, known = max((start.world_size for start in starts), default=0), {rank.rank for rank in self.ranks}
         return list(itertools.islice((rank for rank in range(size) if rank not in known), MOST_LATEST))
 
     @property
     def has_ended(self) -> bool:
         """Whether every rank that has events wrote its last one; those of other hosts may be in files elsewhere."""
         ranks = self.ranks
-        return bool(ranks) and all(one.ended is not None for one in ranks)
+        return bool(ranks) and all(rank.ended is not None for rank in ranks)
 
     @property
     def steps(self) -> int:
-        """Of the rank that is furthest."""
-        return max((one.steps for one in self.ranks), default=0)
+        """Steps of the rank that is furthest."""
+        return max((rank.steps for rank in self.ranks), default=0)
 
     @property
     def alarm_count(self) -> int:
         """Alarms of all ranks, without warnings."""
-        return sum(one.alarm_count for one in self.ranks)
+        return sum(rank.alarm_count for rank in self.ranks)
 
     @property
     def verdicts(self) -> list[Verdict]:
         """The first verdicts; what several ranks report is one verdict."""
-        return _distinct(verdict for one in self.ranks for verdict in one.verdicts)
+        return _distinct(verdict for rank in self.ranks for verdict in rank.verdicts)
 
     @property
     def latest_verdicts(self) -> list[Verdict]:
         """The last verdicts, in the same way."""
-        return _distinct(verdict for one in self.ranks for verdict in one.latest_verdicts)
+        return _distinct(verdict for rank in self.ranks for verdict in rank.latest_verdicts)
 
     @property
     def incident(self) -> IncidentBegan | None:
         """The incident that is recorded, which all ranks report; None where none is."""
-        found = [one.incident for one in self.ranks if one.incident is not None]
-        return min(found, key=lambda one: (one.time, one.rank), default=None)
+        incidents = [rank.incident for rank in self.ranks if rank.incident is not None]
+        return min(incidents, key=lambda incident: (incident.time, incident.rank), default=None)
 
     @property
     def explained(self) -> list[AlarmExplained]:
-        """What kind of fault alarms were; what several ranks report is one."""
-        return _distinct(event for one in self.ranks for event in one.explained)
+        """Kinds of fault that alarms were; what several ranks report is one."""
+        return _distinct(event for rank in self.ranks for event in rank.explained)
 
     @property
     def suspects(self) -> list[int]:
         """Ranks that a verdict suspects, the one suspected most often first."""
-        return [rank for rank, _ in Counter(one.suspect for one in self.verdicts).most_common() if rank >= 0]
+        return [rank for rank, _ in Counter(verdict.suspect for verdict in self.verdicts).most_common() if rank >= 0]
 
     @property
     def headline(self) -> str:
@@ -236,38 +247,38 @@ class RunHistory:
         where = f"{self._steps_text} of {count_text(len(self.ranks), 'rank')}"
         where += f", from step {self.first_step} of the training on" if self.first_step else ""
         parts = [f"{alarms} in {where}"] if self.ranks else ["no events yet: the training has made no backward pass"]
-        parts += [who] if any(one.reason != ONE_RANK for one in self.verdicts) else []
+        parts += [who] if any(verdict.reason != ONE_RANK for verdict in self.verdicts) else []
         parts += [self.explained[-1].kind_text] if self.explained else []
         return "; ".join([*parts, *self._what_was_not_judged(), *_of_earlier(self.earlier)])
 
     @property
     def _steps_text(self) -> str:
         """Steps that each rank made: of the one that is last, and of the one that is furthest."""
-        least = min((one.steps for one in self.ranks), default=0)
+        least = min((rank.steps for rank in self.ranks), default=0)
         return (
             count_text(self.steps, "step") if least == self.steps else f"{least:,} to {count_text(self.steps, 'step')}"
         )
 
     def _what_was_not_judged(self) -> Iterator[str]:
         ranks = self.ranks
-        if ranks and all(one.ended and not one.ended.longest_wait for one in ranks):
+        if ranks and all(rank.ended and not rank.ended.longest_wait for rank in ranks):
             yield (
                 "no step was read, so that only losses that are not finite and norms of gradients that clip_grad_norm_ computes "
                 "were checked"
             )
         if unjudged := self.unjudged_text:
             yield unjudged
-        elif any(one.summaries for one in ranks) and not any(one.has_judged for one in ranks):
+        elif any(rank.summaries for rank in ranks) and not any(rank.has_judged for rank in ranks):
             yield "rules have judged no value yet"
 
     @property
     def unjudged_text(self) -> str:
-        """How many series of a rank that has ended had too few values to be judged; empty where none had."""
-        ended = [one for one in self.ranks if one.ended and one.ended.unjudged]
-        counts = {one.rank: one.ended.unjudged for one in ended if one.ended}
+        """Number of series of a rank that has ended that had too few values to be judged, in words; empty where none had."""
+        ended = [rank for rank in self.ranks if rank.ended and rank.ended.unjudged]
+        counts = {rank.rank: rank.ended.unjudged for rank in ended if rank.ended}
         if not counts:
             return ""
-        rank = max(counts, key=lambda one: counts[one])
+        rank = max(counts, key=lambda number: counts[number])
         where = f" of rank {rank}" if len(set(counts.values())) > 1 or len(counts) < len(self.ranks) else ""
         return f"{counts[rank]:,} series{where} had too few values to be judged"
 
@@ -279,18 +290,18 @@ class RunHistory:
             "first_step": self.first_step,
             "steps": self.steps,
             "alarms": self.alarm_count,
-            "warnings": sum(one.warning_count for one in self.ranks),
+            "warnings": sum(rank.warning_count for rank in self.ranks),
             "ended": self.has_ended,
             "earlier_runs": earlier.runs,
             "earlier_alarms": earlier.alarms,
             "earlier_incidents": list(map(str, earlier.incidents)),
             "other_runs": earlier.other_runs,
             "other_alarms": earlier.other_alarms,
-            "ranks": [_rank_json(one) for one in self.ranks],
-            "verdicts": [one.to_json() for one in self.verdicts],
+            "ranks": [_rank_json(rank) for rank in self.ranks],
+            "verdicts": [verdict.to_json() for verdict in self.verdicts],
             "incident": self.incident.to_json() if self.incident else None,
-            "fault_verdicts": [one.to_json() for one in self.explained],
-            "latest_alarms": [one.to_json() for rank in self.ranks for one in rank.latest_alarms],
+            "fault_verdicts": [event.to_json() for event in self.explained],
+            "latest_alarms": [alarm.to_json() for rank in self.ranks for alarm in rank.latest_alarms],
         }
 
 
@@ -302,38 +313,38 @@ def _of_earlier(earlier: EarlierRuns) -> Iterator[str]:
         yield from map(str, earlier.incidents[-MOST_NAMED:])
 
 
-def _rank_json(one: RankHistory) -> dict[str, Any]:
-    latest = one.summaries[-1].to_json() if one.summaries else {}
+def _rank_json(rank: RankHistory) -> dict[str, Any]:
+    latest = rank.summaries[-1].to_json() if rank.summaries else {}
     return {
-        "rank": one.rank,
-        "host": one.started.host if one.started else None,
-        "device": one.started.device if one.started else None,
-        "steps": one.steps,
+        "rank": rank.rank,
+        "host": rank.started.host if rank.started else None,
+        "device": rank.started.device if rank.started else None,
+        "steps": rank.steps,
         **{name: latest.get(name) for name in ("loss", "gradient_norm", "score")},
-        "health": one.health,
-        "cost": one.cost,
-        "sampling_interval": one.sampling[-1].interval if one.sampling else None,
-        "alarms": one.alarm_count,
-        "warnings": one.warning_count,
-        "ended": one.ended is not None,
-        "how_ended": one.ended.how if one.ended else None,
-        "unjudged": one.ended.unjudged if one.ended else None,
-        "failed": one.failed.error if one.failed else None,
-        "last_event_time": one.last.time if one.last else None,
+        "health": rank.health,
+        "cost": rank.cost,
+        "sampling_interval": rank.sampling[-1].interval if rank.sampling else None,
+        "alarms": rank.alarm_count,
+        "warnings": rank.warning_count,
+        "ended": rank.ended is not None,
+        "how_ended": rank.ended.how if rank.ended else None,
+        "unjudged": rank.ended.unjudged if rank.ended else None,
+        "failed": rank.failed.error if rank.failed else None,
+        "last_event_time": rank.last.time if rank.last else None,
     }
 
 
-def _larger(one: float | None, other: float | None) -> float | None:
-    known = [score for score in (one, other) if score is not None]
+def _larger(first: float | None, second: float | None) -> float | None:
+    known = [score for score in (first, second) if score is not None]
     return max(known, default=None)
 
 
-def _keep(kept: list[Any], event: Event) -> None:
-    if len(kept) < MOST_KEPT:
-        kept.append(event)
+def _keep(events: list[Any], event: Event) -> None:
+    if len(events) < MOST_KEPT:
+        events.append(event)
 
 
 def _distinct(events: Iterable[Agreed]) -> list[Agreed]:
-    """In the order of steps, without those that differ in time and reporting rank alone."""
-    every = sorted(events, key=lambda one: (one.step, one.rank))
-    return list({replace(one, time=0.0, rank=0): one for one in every}.values())
+    """The events in the order of steps, without those that differ in time and reporting rank alone."""
+    every = sorted(events, key=lambda event: (event.step, event.rank))
+    return list({replace(event, time=0.0, rank=0): event for event in every}.values())

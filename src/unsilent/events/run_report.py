@@ -11,9 +11,8 @@ from typing import Any
 
 from unsilent.events.event_files import iterate_events
 from unsilent.events.event_kinds import Alarm, Event, Started, StepSummary, Verdict
-from unsilent.events.health import OK
-from unsilent.events.run_history import RankHistory, RunHistory
-from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, columns
+from unsilent.events.run_history import OK, RankHistory, RunHistory
+from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, duration_text, listed
 from unsilent.report.theme import MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, marker_series, vertical_line
@@ -31,6 +30,10 @@ MOST_DRAWN = 1e100
 LONGEST_FACT = 400
 MOST_EXPLAINED = 5
 """Last kinds of fault among the findings."""
+RESULT_COLUMNS = (
+    Column("rank"), Column("steps"), Column("alarms", of="alarm_count"), Column("warnings", of="warning_count"), Column("health"),
+    Column("cost"),
+)  # fmt: skip
 INTRODUCTIONS = {
     "Alarms": "A rule raises an alarm for the series with the highest score: a number of one tensor in one rank. A score of 1 or "
     "more is an alarm. What a rule finds in the same series in several steps in a row is reported once. Series: in how many of "
@@ -66,19 +69,19 @@ def report(events: Iterable[Event], name: str = "", command: str = "") -> Report
     """The report of the last run in the events of a job.
 
     Args:
-        events: Of each rank in their order.
-        name: Of the job or its file.
+        events: Events of each rank in their order.
+        name: Name of the job or its file.
         command: Makes the report again.
     """
     history = RunHistory(events)
     ranks = history.ranks
-    started = next((one.started for one in ranks if one.started), None)
+    started = next((rank.started for rank in ranks if rank.started), None)
     return Report(
         schema=SCHEMA,
         report_type="Monitored training",
         title=f"Events of {name}" if name else "Events of a monitored training",
         headline=history.headline,
-        estimates=_results(ranks),
+        estimates=Table.of(ranks, RESULT_COLUMNS),
         numbers=tuple(_numbers(history)),
         findings=tuple(_findings(history)),
         sections=tuple(section for section in _sections(history) if section.parts),
@@ -91,22 +94,16 @@ def report(events: Iterable[Event], name: str = "", command: str = "") -> Report
     )
 
 
-def _results(ranks: Sequence[RankHistory]) -> Table:
-    heads = ("rank", "steps", "alarms", "warnings", "health", "cost")
-    rows = ((one.rank, one.steps, one.alarm_count, one.warning_count, one.health, one.cost) for one in ranks)
-    return Table(columns(*heads), tuple(map(TableRow, rows)))
-
-
 def _numbers(history: RunHistory) -> Iterator[tuple[str, str, str]]:
     ranks = history.ranks
-    warnings, earlier = count_text(sum(one.warning_count for one in ranks), "warning"), history.earlier.alarms
+    warnings, earlier = count_text(sum(rank.warning_count for rank in ranks), "warning"), history.earlier.alarms
     yield "Alarms", f"{history.alarm_count:,}", f"{warnings}; in earlier runs {earlier:,}" if earlier else warnings
     yield "Steps", f"{history.steps:,}", "the rank that made most" if len(ranks) > 1 else ""
-    if costs := [one.cost for one in ranks if one.cost is not None]:
+    if costs := [rank.cost for rank in ranks if rank.cost is not None]:
         yield "Monitor's share of the time", f"{100 * max(costs):.2g} %", "the rank where it is largest"
-    if waits := [one.ended.longest_wait for one in ranks if one.ended]:
+    if waits := [rank.ended.longest_wait for rank in ranks if rank.ended]:
         yield "Every tensor read within", count_text(max(waits), "step"), "the rank where it took longest"
-    if seconds := [one.ended.seconds for one in ranks if one.ended]:
+    if seconds := [rank.ended.seconds for rank in ranks if rank.ended]:
         yield "Duration", duration_text(max(seconds)), ""
 
 
@@ -117,39 +114,41 @@ def _findings(history: RunHistory) -> Iterator[str]:
         alarms = count_text(earlier.alarms, "alarm")
         yield f"the {which} that this one continues had {alarms}; {whose} steps are not shown here"
     if earlier.other_runs:
-        others = count_text(earlier.other_runs, "earlier run")
-        yield f"the files also hold {others} with {count_text(earlier.other_alarms, 'alarm')}, not shown here"
+        other_runs = count_text(earlier.other_runs, "earlier run")
+        yield f"the files also hold {other_runs} with {count_text(earlier.other_alarms, 'alarm')}, not shown here"
     yield from map(str, history.explained[-MOST_EXPLAINED:])
     if history.incident:
         yield f"{history.incident}; see unsilent incident show"
-    for one in history.ranks:
-        if one.failed:
-            yield str(one.failed)
-    if open_ranks := [f"{one.rank} (after step {one.last_step:,})" for one in history.ranks if one.ended is None]:
+    for rank in history.ranks:
+        if rank.failed:
+            yield str(rank.failed)
+    if open_ranks := [f"{rank.rank} (after step {rank.last_step:,})" for rank in history.ranks if rank.ended is None]:
         yield f"the events do not end for rank {listed(open_ranks)}: its process was killed, or still runs"
-    world = max((one.started.world_size for one in history.ranks if one.started), default=1)
+    world = max((rank.started.world_size for rank in history.ranks if rank.started), default=1)
     if missing := world - len(history.ranks):
         yield f"there are no events of {missing:,} of {count_text(world, 'rank')}"
     if unjudged := history.unjudged_text:
         yield f"{unjudged}; they were read, and only checked for being finite"
-    for one in history.ranks:
-        if one.ended and one.ended.unseen_count:
-            count = count_text(one.ended.unseen_count, "tensor")
-            yield f"{count} of rank {one.rank} never read: {listed(one.ended.unseen, 3)}"
+    for rank in history.ranks:
+        if rank.ended and rank.ended.unseen_count:
+            count = count_text(rank.ended.unseen_count, "tensor")
+            yield f"{count} of rank {rank.rank} never read: {listed(rank.ended.unseen, 3)}"
 
 
 def _sections(history: RunHistory) -> Iterator[Section]:
     ranks = history.ranks
-    shown = sorted(sorted(ranks, key=lambda one: (-one.alarm_count, one.rank))[:MOST_CURVES], key=lambda one: one.rank)
-    alarms = sorted((alarm for one in ranks for alarm in one.alarms), key=lambda one: (one.step, one.rank))
+    drawn_ranks = sorted(
+        sorted(ranks, key=lambda rank: (-rank.alarm_count, rank.rank))[:MOST_CURVES], key=lambda rank: rank.rank
+    )
+    alarms = sorted((alarm for rank in ranks for alarm in rank.alarms), key=lambda alarm: (alarm.step, alarm.rank))
     yield _section("Verdicts", verdict_table(history.verdicts))
-    yield _section("Alarms", alarm_table(alarms, sum(one.alarm_count + one.warning_count for one in ranks)))
+    yield _section("Alarms", alarm_table(alarms, sum(rank.alarm_count + rank.warning_count for rank in ranks)))
     yield _section(
         "Training",
-        _curves("loss", "Loss by step", shown, alarms, lambda one: one.loss),
-        _curves("gradient-norm", "Gradient norm by step", shown, alarms, lambda one: one.gradient_norm),
+        _curves("loss", "Loss by step", drawn_ranks, alarms, lambda summary: summary.loss),
+        _curves("gradient-norm", "Gradient norm by step", drawn_ranks, alarms, lambda summary: summary.gradient_norm),
     )
-    yield _section("Scores", _curves("score", "Largest score by step", shown, alarms, _drawn_score, limit=1.0))
+    yield _section("Scores", _curves("score", "Largest score by step", drawn_ranks, alarms, _drawn_score, limit=1.0))
     yield _section("Ranks", _rank_table(ranks))
     yield _section("Sampling", _sampling_table(ranks))
 
@@ -163,74 +162,58 @@ def _section(title: str, *parts: Table | Plot | None) -> Section:
 
 def alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
     """A row for each alarm; ``count``: how many there were in all. None where there is none."""
+
+    def feature(alarm: Alarm) -> str:
+        return f"{alarm.feature}, {alarm.statistic}" if alarm.statistic else alarm.feature
+
+    def tensor(alarm: Alarm) -> str:
+        return f"ranks {listed(map(str, alarm.ranks))}" if alarm.ranks else alarm.tensor
+
     heads = (
-        Column("step", "number"),
-        Column("rank", "number"),
-        Column("level", left_aligned=True, priority=2),
-        Column("feature", left_aligned=True),
-        Column("tensor", left_aligned=True),
-        Column("value", "number", digits=".4g"),
-        Column("baseline", "number", digits=".4g", priority=3),
-        Column("score", "number", digits=".3g"),
-        Column("rule", left_aligned=True, priority=1),
-        Column("series", left_aligned=True, priority=2),
-    )
-
-    def cells(one: Alarm) -> tuple[Cell, ...]:
-        feature = f"{one.feature}, {one.statistic}" if one.statistic else one.feature
-        tensor = f"ranks {listed(map(str, one.ranks))}" if one.ranks else one.tensor
-        where = (one.step, one.rank, one.level, feature, tensor)
-        return *where, one.value, one.baseline, one.score, one.rule, f"{one.series_flagged:,} of {one.series_judged:,}"
-
-    rows = tuple(TableRow(cells(one), one.level == "alarm", str(one)) for one in alarms)
+        Column.count("step"), Column.count("rank"), Column.text("level", priority=2), Column.text("feature", feature),
+        Column.text("tensor", tensor), Column("value", "number", digits=".4g"),
+        Column("baseline", "number", digits=".4g", priority=3), Column("score", "number", digits=".3g"),
+        Column.text("rule", priority=1),
+        Column.text("series", lambda alarm: f"{alarm.series_flagged:,} of {alarm.series_judged:,}", 2),
+    )  # fmt: skip
     title = f"the first {len(alarms):,} of {count:,}" if len(alarms) < count else "alarms"
-    return Table(heads, rows, title, terminal_rows=20, sortable=len(rows) > 20) if rows else None
+    return _table(alarms, heads, title, is_emphasised=lambda alarm: alarm.level == "alarm", tooltip=str)
+
+
+def _table(rows: Sequence[Any], columns: Sequence[Column], title: str, **more: Any) -> Table | None:
+    """The first rows for a terminal, all for a page; None where there is none."""
+    more = {"terminal_rows": 20, "sortable": len(rows) > 20, **more}
+    return Table.of(rows, columns, title, **more) if rows else None
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     """A row for each verdict; None where there is none."""
-    texts = ("suspect", "device", "tensor", "reason", "action", "outcome", "ranks with an alarm")
-    heads = (Column("step", "number"), *columns(*texts, left=texts, priority={"device": 2, "ranks with an alarm": 1}))
-
-    def cells(one: Verdict) -> tuple[Cell, ...]:
-        suspect = f"rank {one.suspect}" if one.suspect >= 0 else "undetermined"
-        device = f"{one.host} {one.device}".strip()
-        return one.step, suspect, device, one.tensor, one.reason, one.action, one.outcome, listed(map(str, one.ranks))
-
-    rows = tuple(TableRow(cells(one)) for one in verdicts)
-    return Table(heads, rows, "verdicts", terminal_rows=20, sortable=len(rows) > 20) if rows else None
-
-
-def _rank_table(ranks: Sequence[RankHistory]) -> Table:
     heads = (
-        Column("rank", "number"),
-        *columns("host", "device", left=("host", "device"), priority={"host": 1}),
-        Column("steps", "number"),
-        Column("alarms", "number"),
-        Column("warnings", "number", priority=1),
-        Column("health", left_aligned=True),
-        Column.percent("monitor", digits=".2g"),
-        Column("state", left_aligned=True, priority=2),
-    )
-    rows = []
-    for one in ranks:
-        where = (one.started.host, one.started.device) if one.started else ("", "")
-        counts = (one.steps, one.alarm_count, one.warning_count)
-        cells: tuple[Cell, ...] = (one.rank, *where, *counts, one.health, one.cost, one.state)
-        rows.append(TableRow(cells, one.health != OK))
-    return Table(heads, tuple(rows), "ranks", terminal_rows=16, sortable=len(rows) > 20)
+        Column.count("step"),
+        Column.text("suspect", lambda verdict: f"rank {verdict.suspect}" if verdict.suspect >= 0 else "undetermined"),
+        Column.text("device", lambda verdict: f"{verdict.host} {verdict.device}".strip(), 2),
+        *map(Column.text, ("tensor", "reason", "action", "outcome")),
+        Column.text("ranks with an alarm", lambda verdict: listed(map(str, verdict.ranks)), 1),
+    )  # fmt: skip
+    return _table(verdicts, heads, "verdicts")
+
+
+def _rank_table(ranks: Sequence[RankHistory]) -> Table | None:
+    heads = (
+        Column.count("rank"), Column.text("host", lambda rank: rank.started.host if rank.started else "", 1),
+        Column.text("device", lambda rank: rank.started.device if rank.started else ""), Column.count("steps"),
+        Column.count("alarms", "alarm_count"), Column.count("warnings", "warning_count", 1), Column.text("health"),
+        Column.percent("monitor", "cost", digits=".2g"), Column.text("state", priority=2),
+    )  # fmt: skip
+    return _table(ranks, heads, "ranks", is_emphasised=lambda rank: rank.health != OK, terminal_rows=16)
 
 
 def _sampling_table(ranks: Sequence[RankHistory]) -> Table | None:
     """Changes of the sampling; all ranks change together, so the first that has any is shown."""
     heads = (
-        Column("from step", "number"),
-        Column("every tensor within", "number", unit="steps"),
-        *columns("reason", left=("reason",)),
-    )
-    changes = next((one.sampling for one in ranks if one.sampling), [])
-    rows = tuple(TableRow((one.step, one.interval, one.reason)) for one in changes)
-    return Table(heads, rows, "sampling", terminal_rows=5, sortable=len(rows) > 20) if rows else None
+        Column.count("from step", "step"), Column("every tensor within", "number", "steps", of="interval"), Column.text("reason"),
+    )  # fmt: skip
+    return _table(next((rank.sampling for rank in ranks if rank.sampling), []), heads, "sampling", terminal_rows=5)
 
 
 def _facts(started: Started) -> Iterator[tuple[str, str]]:
@@ -252,8 +235,8 @@ def setting_facts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 # -- figures -------------------------------------------------------------------------------------------------------------
 
 
-def _drawn_score(one: StepSummary) -> float | None:
-    return None if one.score is None else max(one.score, LEAST_SCORE)
+def _drawn_score(summary: StepSummary) -> float | None:
+    return None if summary.score is None else max(summary.score, LEAST_SCORE)
 
 
 def _curves(
@@ -268,7 +251,7 @@ def _curves(
     traces: list[Figure] = []
     every: list[float] = []
     for number, rank in enumerate(ranks):
-        points = [(one.step, drawn) for one in rank.summaries if (drawn := value(one)) is not None]
+        points = [(summary.step, drawn) for summary in rank.summaries if (drawn := value(summary)) is not None]
         finite = [(step, y) for step, y in points if _drawable(y) is not None]
         every += [y for _, y in finite]
         colour = RANK_COLOURS[number % len(RANK_COLOURS)]
@@ -277,20 +260,24 @@ def _curves(
         ys = [_drawable(y) for _, y in points]
         traces.append(marker_series(f"rank {rank.rank}", [x for x, _ in points], ys, hover, {"color": colour}) | curve)
         gaps = [(step, y) for step, y in points if _drawable(y) is None][:MOST_LINES]
-        if gaps and finite:
+        if gaps and finite:  # no axis shows them: they are marked at the height of the last finite value
             marker = {"color": colour, "symbol": "x", "size": 8}
             places: list[float | None] = [_value_at(finite, x) for x, _ in gaps]
             text = [f"rank {rank.rank}, step {x:,}: {y:.4g}" for x, y in gaps]
             traces.append(marker_series(f"not finite in rank {rank.rank}", [x for x, _ in gaps], places, text, marker))
-        own = [one for one in rank.alarms if one.level == "alarm"][:MOST_LINES]
-        if own and finite:
+        own_alarms = [alarm for alarm in rank.alarms if alarm.level == "alarm"][:MOST_LINES]
+        if own_alarms and finite:
             marker = {"color": ALARM_COLOUR, "symbol": MARKERS[number % len(MARKERS)], "size": 9}
-            heights = [_value_at(finite, one.step) if limit is None else _drawable(one.score) for one in own]
-            text = [label(str(one), 160) for one in own]
-            traces.append(marker_series(f"alarm in rank {rank.rank}", [a.step for a in own], heights, text, marker))
+            heights = [
+                _value_at(finite, alarm.step) if limit is None else _drawable(alarm.score) for alarm in own_alarms
+            ]
+            text = [label(str(alarm), 160) for alarm in own_alarms]
+            traces.append(
+                marker_series(f"alarm in rank {rank.rank}", [a.step for a in own_alarms], heights, text, marker)
+            )
     if not every:
         return None
-    steps = sorted({one.step for one in alarms if one.level == "alarm"})[:MOST_LINES]
+    steps = sorted({alarm.step for alarm in alarms if alarm.level == "alarm"})[:MOST_LINES]
     lines = [vertical_line(step, ALARM_COLOUR, 1, dash="dot") for step in steps]
     if limit is not None:
         at = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": limit, "y1": limit}

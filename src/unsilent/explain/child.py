@@ -21,7 +21,7 @@ _NO_RANDOM_ADDRESSES = 0x0040000
 
 
 def main(folder: Path, number: int) -> None:
-    """Do one run and tell about it."""
+    """Execute one run and write its report."""
     try:
         job = json.loads((folder / f"{number}.json").read_text())
     except FileNotFoundError:  # the driver was interrupted while it started this process
@@ -67,7 +67,7 @@ def _fix_addresses() -> None:
 
 
 def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What a run reported: see `running.Run`."""
+    """Report of a run: see `running.Run`."""
     import torch
 
     from unsilent.basics.user_code import set_script_arguments
@@ -131,8 +131,8 @@ def _timed(job: dict[str, Any]) -> dict[str, Any]:
     set_script_arguments(job["ref"], job["arguments"])
     with StepTimer(job["time_rounds"], job["steps"]) as timer:
         run_loop(job["ref"], timer, job["steps"] or sys.maxsize, lambda: None)
-    found = {"rounds": timer.rounds, "unmeasured": timer.unmeasured, "refused": sorted(timer.refused)}
-    return {**found, "versions": versions(), "threads": torch.get_num_threads(), "steps": timer.done}
+    timings = {"rounds": timer.rounds, "unmeasured": timer.unmeasured, "refused": sorted(timer.refused)}
+    return {**timings, "versions": versions(), "threads": torch.get_num_threads(), "steps": timer.done}
 
 
 if __name__ == "__main__":

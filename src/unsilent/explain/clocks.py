@@ -68,7 +68,7 @@ def _replace_dates(replace: Replace, wall: Callable[[], int]) -> None:
     """``datetime.now()`` and the like; what they give is of the plain classes."""
 
     class Clocked(type):
-        """What is an instance of the class that was replaced is one of this."""
+        """Class whose instances are those of the class that was replaced."""
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, _REAL[cls.__name__]) if cls in stands else type.__instancecheck__(cls, instance)

@@ -1,4 +1,4 @@
-"""What a loop ends with: the bits of all parameters, buffers and optimizer state that it used, and of tensors that it returns."""
+"""The state at the end of a loop: the bits of all parameters, buffers and optimizer state used, and what it returns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FinalStateRecorder:
         return [(name, digest([tensor])) for name, tensor in mapping.values()]
 
     def _of_modules(self, returned: Any) -> Iterator[tuple[str, Tensor]]:
-        """Of the outermost ones, by class and number."""
+        """Tensors of the outermost modules, by class and number."""
         modules = [*self._modules.values(), *([returned] if isinstance(returned, nn.Module) else [])]
         inside = {id(part) for m in modules for part in m.modules() if part is not m}
         counts: Counter[str] = Counter()

@@ -20,7 +20,7 @@ def run_loop(ref: str, steps: OptimizerStepCounter, limit: int | None, on_loaded
 
     Raises ``UsageError`` for what is not there or cannot be called, ``UserCodeError`` for what it raises.
     """
-    result = _found(ref)
+    result = _loop_or_training(ref)
     on_loaded()
     if not _trains(result):
         if not callable(result):
@@ -32,7 +32,7 @@ def run_loop(ref: str, steps: OptimizerStepCounter, limit: int | None, on_loaded
     return _train(ref, result, steps, limit) if _trains(result) else result
 
 
-def _found(ref: str) -> Any:
+def _loop_or_training(ref: str) -> Any:
     return find_user_object(ref) if ":" in ref or ref.endswith(".py") else load_training(ref)
 
 

@@ -39,7 +39,7 @@ _FROM_OUTSIDE = "lift_fresh"
 
 
 class _Kind(NamedTuple):
-    """What is known of an operation whatever its arguments."""
+    """Facts on an operation that hold whatever its arguments."""
 
     number: int
     flags: int
@@ -57,7 +57,7 @@ class OperationLogger(DispatchMode):
         zero_uninitialised: Set memory that nobody has written to zero.
 
     Attributes:
-        names, places, origins: What the numbers in the records stand for.
+        names, places, origins: Names, places and origins that the numbers in the records stand for.
         count: Operations.
         uninitialised_allocations: Operations that gave memory which nothing has written, and the user's lines
             that called them.
@@ -106,7 +106,7 @@ class OperationLogger(DispatchMode):
         flags, origin = self._moment(known, place)
         if known.flags & DRAWS and own_generator((*args, *kwargs.values())):
             flags |= OWN
-        given = digest_given(args, kwargs)
+        arguments_hash = digest_given(args, kwargs)
         inputs = 0
         if not known.view and not known.fresh:  # neither reads anything
             read = operands_of(args, kwargs)
@@ -123,7 +123,7 @@ class OperationLogger(DispatchMode):
         first, *rest = self._outputs(known, func, args, kwargs, result)
         if self.names[known.number] == _FROM_OUTSIDE:
             inputs = first
-        record = (known.number, place, origin, self._steps.done, flags, given, inputs, first, digest_all(rest))
+        record = (known.number, place, origin, self._steps.done, flags, arguments_hash, inputs, first, digest_all(rest))
         self._held += PACKED.pack(*record)
         self.count += 1
         if len(self._held) >= _BUFFER:

@@ -27,7 +27,7 @@ FIELDS = (
     ("first", "<u8"),
     ("rest", "<u8"),
 )
-"""What it is called and where; what Python gives it; then hashes of the tensors it reads, its first output and its others."""
+"""Name and place of an operation; what Python gives it; hashes of its tensors, its first output and the others."""
 PACKED = struct.Struct("<5I4Q")
 DRAWS, BACKWARD, UPDATE, OWN = 1, 2, 4, 8
 """Flags: it draws random numbers; it is of a backward pass, of an update; its generator is one of the user's own."""
@@ -66,12 +66,12 @@ def find_divergence(folder: Path, one: Mapping[str, Any], other: Mapping[str, An
 
 
 def _parting(
-    index: int, a: Any, b: Any, one: Mapping[str, Any], other: Mapping[str, Any], to_go: tuple[int, int]
+    index: int, a: Any, b: Any, records: Mapping[str, Any], other_records: Mapping[str, Any], to_go: tuple[int, int]
 ) -> RunDivergence:
     """``a``, ``b``: the records; None for a run that is over. ``to_go``: operations that each has left."""
-    name, flags = one["names"][a["name"]], int(a["flags"])
-    place, origin = _place(one, a["place"]), one["origins"][a["origin"]]
-    also, theirs = ("", None) if b is None else (other["names"][b["name"]], _place(other, b["place"]))
+    name, flags = records["names"][a["name"]], int(a["flags"])
+    place, origin = _place(records, a["place"]), records["origins"][a["origin"]]
+    also, theirs = ("", None) if b is None else (other_records["names"][b["name"]], _place(other_records, b["place"]))
     step, generator, instead = int(a["step"]), "", ""
     if b is None:
         kind = PATH
@@ -91,8 +91,8 @@ def _parting(
         name,
         phase,
         place,
-        None if origin is None else _place(one, origin[1]),
-        "" if origin is None else one["names"][origin[0]],
+        None if origin is None else _place(records, origin[1]),
+        "" if origin is None else records["names"][origin[0]],
         kind,
         generator,
         instead,
@@ -102,10 +102,10 @@ def _parting(
 
 def _place(run: Mapping[str, Any], number: int) -> UserCodeLine | None:
     file, line, function = run["places"][number]
-    return UserCodeLine(_shown(file), line, function) if line else None
+    return UserCodeLine(_shown_path(file), line, function) if line else None
 
 
-def _shown(file: str) -> str:
+def _shown_path(file: str) -> str:
     relative = os.path.relpath(file)
     return file if relative.startswith("..") else relative
 
@@ -114,5 +114,5 @@ def source_read_locations(run: Mapping[str, Any]) -> dict[str, list[tuple[bool, 
     """Where a run read its sources: source -> (called by the user's own line?, function, line)."""
     by_name: dict[str, list[tuple[bool, str, UserCodeLine]]] = {}
     for source, call, file, line, function, direct in run["reads"]:
-        by_name.setdefault(source, []).append((direct, call, UserCodeLine(_shown(file), line, function)))
+        by_name.setdefault(source, []).append((direct, call, UserCodeLine(_shown_path(file), line, function)))
     return by_name

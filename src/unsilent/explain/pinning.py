@@ -44,13 +44,13 @@ class SourceProbe:
 
 
 class SourceInterceptor:
-    """What a run reads besides its program.
+    """Replaces the sources that a run reads besides its program, and records who reads them.
 
     Args:
         pinned: Sources to pin.
-        number: Which of several runs this is; the provocations follow from it.
+        number: Number of this run among several; the provocations follow from it.
         frames: Tells the user's lines.
-        threads: Of torch, whatever the program says; None: as it says.
+        threads: Threads of torch, whatever the program says; None: as it says.
 
     Attributes:
         reads: (source, function, line, whether the line itself called it), in the order in which they were
@@ -105,10 +105,10 @@ class SourceInterceptor:
             numpy_seed(SEED if seed is None and numpy_pinned else seed)
 
         @calls_user_code
-        def seed_random(own: random.Random, a: Any = None, version: int = 2) -> None:
+        def seed_random(generator: random.Random, a: Any = None, version: int = 2) -> None:
             if a is None:
                 self._note("random", "random.Random")
-            own_seed(own, next(fixed) if a is None and random_pinned else a, version)
+            own_seed(generator, next(fixed) if a is None and random_pinned else a, version)
 
         np.random.default_rng, np.random.seed = default_rng, seed_numpy
         random.Random.seed = seed_random  # type: ignore[assignment,method-assign]
@@ -119,7 +119,7 @@ class SourceInterceptor:
             random.seed(SEED)
 
     def _replace_system(self) -> None:
-        """What the operating system gives: random numbers, the number of the process, lists of folders."""
+        """Replace what the operating system gives: random numbers, the number of the process, lists of folders."""
         stream = _Stream() if "entropy" in self._pinned else None
         self._replace("entropy", os, "urandom", stream)
         self._replace("entropy", random, "_urandom", stream)  # of random.SystemRandom, secrets, and numpy's generators
@@ -196,7 +196,7 @@ class _Scanned(AbstractContextManager["_Scanned"]):
 
 
 class _Stands(type(torch._C.Generator)):  # type: ignore[misc]
-    """What is an instance of the class that was replaced is one of this."""
+    """Class whose instances are those of the class that was replaced."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch._C.Generator)

@@ -1,24 +1,28 @@
-"""The report of why runs of a loop differ (schema ``unsilent/noise-explain/1``, ``unsilent/noise-control/1``)."""
+"""The report of why runs of a loop differ (schema ``unsilent/noise-explain/2``, ``unsilent/noise-control/2``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
-from unsilent.explain.chance import RARE_DIFFERENCE_SHARE, probability_of_missing
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.explain.results import (
     FoundSource,
     NondeterminismResult,
     ReproducibilityResult,
     RunDivergence,
 )
+from unsilent.explain.source_search import RARE_DIFFERENCE_SHARE, probability_of_missing
 from unsilent.explain.sources import DATA, KERNEL, PATH, RANDOM, SOURCES
 from unsilent.report.model import Column, Report, Section, Table, TableRow
 from unsilent.report.text import count_text, duration_text, escape_unprintable, listed
 
-EXPLAIN_SCHEMA, CONTROL_SCHEMA = "unsilent/noise-explain/1", "unsilent/noise-control/1"
-COLUMNS = ("source", "step", "phase", "operation", "place", "kind", "pinned")
+EXPLAIN_SCHEMA, CONTROL_SCHEMA = "unsilent/noise-explain/2", "unsilent/noise-control/2"
+COLUMNS = (
+    Column("source", of=lambda one: one.source or "unknown"), Column("step", of="parting.step"),
+    Column("phase", of="parting.phase"), Column("operation", of="parting.operation"),
+    Column("place", of=lambda one: str(one.parting.forward_line or one.parting.place or "-")),
+    Column("kind", of="parting.kind"), Column("pinned", of=lambda one: _effect(one)),
+)  # fmt: skip
 _WHY = {
     KERNEL: "it returns different bits for the same inputs",
     DATA: "it receives different values from outside torch",
@@ -41,19 +45,15 @@ _UNKNOWN = (
 
 
 def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequence[str] = ()) -> Report:
-    """All that is shown of a search, or of a comparison of ends with the search that it led to."""
+    """Report on a search, or on a comparison of ends with the search that it led to."""
     machine = result.machine
     spec = {"loop": result.ref, "runs": result.runs, "threads": machine.threads, "hash_seed": machine.hash_seed}
     if isinstance(result, ReproducibilityResult):
-        schema, results, lines, sections = (
-            CONTROL_SCHEMA,
-            _controlled(result),
-            [*_control_lines(result)],
-            [*_switches(result)],
-        )
+        schema, lines, sections = CONTROL_SCHEMA, [*_control_lines(result)], [*_switches(result)]
         searched = result.explained if result.explained and not result.explained.has_no_difference else None
     else:
-        schema, results, lines, sections, searched = EXPLAIN_SCHEMA, _explained(result), [], [], result
+        schema, lines, sections, searched = EXPLAIN_SCHEMA, [], [], result
+    named = [finding.source for finding in searched.findings] if searched else []
     if searched:
         lines += _explain_lines(searched)
         sections += _findings(searched)
@@ -62,7 +62,7 @@ def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequ
         report_type="Why runs differ",
         title=f"Runs of {result.ref}",
         headline=lines[0],
-        estimates=_rows(searched.findings if searched else ()),
+        estimates=Table.of(searched.findings, COLUMNS) if searched and searched.findings else Table((), ()),
         findings=tuple(lines[1:]),
         sections=tuple(sections),
         notes=tuple(_notes(searched)) if searched else (),
@@ -74,7 +74,14 @@ def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequ
             "launched": result.runs_launched,
             "store": None,
             "versions": dict(machine.versions),
-            "results": results,
+            "results": {
+                **fields_by_name(result),
+                "has_no_difference": result.has_no_difference,
+                "would_miss": {"shows_in": RARE_DIFFERENCE_SHARE, "missed": probability_of_missing(result.runs)}
+                if result.has_no_difference
+                else None,
+                "sources": {name: SOURCES[name] for name in named if name},
+            },
         },
     )
 
@@ -111,13 +118,13 @@ def _control_lines(result: ReproducibilityResult) -> Iterator[str]:
         yield "No operation differed while operations were logged, so the cause may be a rare race; compare more runs (--runs)"
 
 
-def _compared(result: NondeterminismResult | ReproducibilityResult, what: str) -> str:
+def _compared(result: NondeterminismResult | ReproducibilityResult, pins: str) -> str:
     runs, threads = count_text(result.runs, "run"), count_text(result.machine.threads, "thread")
-    return f"{result.ref}: {runs} in fresh processes, {what}, {threads}"
+    return f"{result.ref}: {runs} in fresh processes, {pins}, {threads}"
 
 
 def _switches(result: ReproducibilityResult) -> Iterator[Section]:
-    """What makes runs agree."""
+    """Sections on the switches that make runs agree."""
     claim = (
         "With these changes runs end in the same bits"
         if result.pins_verified
@@ -182,13 +189,13 @@ def _why(parting: RunDivergence) -> str:
         return _DRAWN[parting.generator]
     if parting.kind != PATH or parting.operations_left is None:
         return _WHY[parting.kind]
-    this, other = parting.operations_left
+    this, other_left = parting.operations_left
     instead = f", next {parting.other_operation}" if parting.other_operation else ""
-    if not other:
+    if not other_left:
         return f"one run has ended; the other continues with {count_text(this, 'operation')} more"
-    if this * _OVER <= other or other * _OVER <= this:
-        few, many = sorted((this, other))
-        over = f"one run is almost over ({count_text(few, 'operation')} left{instead if few == other else ''})"
+    if this * _OVER <= other_left or other_left * _OVER <= this:
+        few, many = sorted((this, other_left))
+        over = f"one run is almost over ({count_text(few, 'operation')} left{instead if few == other_left else ''})"
         return f"{over} while the other continues ({many:,} left{instead if few == this else ''})"
     return f"{_WHY[PATH]}: the other run executes {parting.other_operation}"
 
@@ -201,7 +208,7 @@ def finding_summary_line(result: FoundSource) -> str:
 
 
 def _interrupted(result: NondeterminismResult) -> str:
-    """What a search that was not finished has shown."""
+    """Sentence on a search that was not finished."""
     so_far = "; ".join(_title(f) for f in result.findings)
     text = f"Interrupted. Runs differ because of {so_far}" if so_far else "Interrupted before a source was found"
     if result.unexplained_divergence is None:
@@ -213,7 +220,7 @@ def _interrupted(result: NondeterminismResult) -> str:
 
 
 def _tested(result: NondeterminismResult) -> str:
-    """Which sources a search that was not finished was testing."""
+    """Sentence on the sources that a search that was not finished was testing."""
     if not result.candidates:
         return ""
     together = " together" if len(result.candidates) > 1 else ""
@@ -247,87 +254,6 @@ def _notes(result: NondeterminismResult) -> Iterator[str]:
     )
 
 
-# -- for machines --------------------------------------------------------------------------------------------------------
-
-
-def _rows(findings: Sequence[FoundSource]) -> Table:
-    """One row for each source; no table where there is none."""
-    rows = []
-    for result in findings:
-        parting = result.parting
-        place = str(parting.forward_line or parting.place or "-")
-        words = (result.source or "unknown", parting.step, parting.phase, parting.operation, place, parting.kind)
-        rows.append(TableRow((*words, _effect(result).replace(" ", "-"))))
-    return Table(tuple(map(Column, COLUMNS)) if rows else (), tuple(rows))
-
-
-def _explained(result: NondeterminismResult) -> dict[str, Any]:
-    return {
-        "agreed": result.has_no_difference,
-        "interrupted": result.interrupted,
-        "unexplained": _parting(result.unexplained_divergence),
-        "candidates": list(result.candidates),
-        "would_miss": _would_miss(result),
-        "operations": result.operations,
-        "steps": result.steps,
-        "findings": [_finding(f) for f in result.findings],
-        "sensitive_to_threads": result.divergence_by_threads
-        and {"threads": result.other_thread_count, "parting": _parting(result.divergence_by_threads)},
-        "not_pinned": dict(result.pin_failures),
-    }
-
-
-def _controlled(result: ReproducibilityResult) -> dict[str, Any]:
-    return {
-        "reproducible": result.has_no_difference,
-        "tensors": result.tensors,
-        "first_different": result.first_different_tensor or None,
-        "switches": [
-            {"source": s, "pinned": SOURCES[s].pin, "advice": SOURCES[s].advice} for s in result.sources_to_pin
-        ],
-        "verified": result.pins_verified,
-        "interrupted": result.interrupted,
-        "would_miss": _would_miss(result),
-        "explained": result.explained and _explained(result.explained),
-    }
-
-
-def _would_miss(result: NondeterminismResult | ReproducibilityResult) -> dict[str, float] | None:
-    return (
-        {"shows_in": RARE_DIFFERENCE_SHARE, "missed": probability_of_missing(result.runs)}
-        if result.has_no_difference
-        else None
-    )
-
-
-def _finding(result: FoundSource) -> dict[str, Any]:
-    source = SOURCES[result.source] if result.source else None
-    return {
-        "source": result.source,
-        "title": source and source.title,
-        "pinned": source and source.pin,
-        "advice": source.advice if source else _UNKNOWN[1],
-        "parting": _parting(result.parting),
-        "with_it_pinned": _effect(result),
-        "then_parts_at": _parting(result.divergence_when_pinned if source else None),
-        "runs": result.runs,
-        "unsure": result.may_be_chance,
-        "together_with": list(result.pinned_together),
-        "read_at": [{"call": read.call, **asdict(read.place)} for read in result.reads],
-    }
-
-
 def _effect(result: FoundSource) -> str:
-    return "unknown" if result.source is None else "agree" if result.divergence_when_pinned is None else "part later"
-
-
-def _parting(result: RunDivergence | None) -> dict[str, Any] | None:
-    if result is None:
-        return None
-    return {name: getattr(result, name) for name in ("index", "step", "operation", "phase", "kind")} | {
-        "generator": result.generator or None,
-        "other_run": result.other_operation or None,
-        "operations_to_go": result.operations_left,
-        "place": result.place and asdict(result.place),
-        "origin": result.forward_line and {"operation": result.forward_operation, **asdict(result.forward_line)},
-    }
+    """The word for what pinning did."""
+    return "unknown" if result.source is None else "agree" if result.divergence_when_pinned is None else "part-later"

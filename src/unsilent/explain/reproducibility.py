@@ -1,4 +1,4 @@
-"""Does a loop end in the same bits whenever it is run here, as it is? If not: which switches make it."""
+"""Check that a loop ends in the same bits whenever it is run here, as it is; if not: which switches make it."""
 
 from __future__ import annotations
 
@@ -63,26 +63,26 @@ def _ends(launcher: Launcher, pins: Pins, runs: int) -> tuple[Run, str]:
     """The first of some runs, and the first tensor that another ends with in other bits (empty: none)."""
     # New memory can only be set to zero where operations are watched.
     watched = "memory" in pins
-    one = launcher.run(pins, 0, log_operations=watched, hash_final_state=True)
-    launcher.delete_records(one)
-    if not one["final"]:
+    first_run = launcher.run(pins, 0, log_operations=watched, hash_final_state=True)
+    launcher.delete_records(first_run)
+    if not first_run["final"]:
         raise UsageError(
             "the loop called no module, used no optimizer and returned no tensor, so there is nothing to compare; "
             "return the trained model or its tensors from the loop"
         )
     for number in range(1, runs):
-        other = launcher.run(pins, number, log_operations=watched, hash_final_state=True)
-        launcher.delete_records(other)
-        if first := _first_unequal(one["final"], other["final"]):
-            return one, first
-    return one, ""
+        later_run = launcher.run(pins, number, log_operations=watched, hash_final_state=True)
+        launcher.delete_records(later_run)
+        if first := _first_unequal(first_run["final"], later_run["final"]):
+            return first_run, first
+    return first_run, ""
 
 
-def _first_unequal(one: Sequence[Sequence[object]], other: Sequence[Sequence[object]]) -> str:
-    for a, b in zip(one, other, strict=False):
+def _first_unequal(left: Sequence[Sequence[object]], right: Sequence[Sequence[object]]) -> str:
+    for a, b in zip(left, right, strict=False):
         if list(a) != list(b):
             return str(a[0])
-    if len(one) != len(other):
-        longer = one if len(one) > len(other) else other
-        return str(longer[min(len(one), len(other))][0])
+    if len(left) != len(right):
+        longer = left if len(left) > len(right) else right
+        return str(longer[min(len(left), len(right))][0])
     return ""

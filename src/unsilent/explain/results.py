@@ -1,4 +1,4 @@
-"""What is found out about two runs: plain records, without torch."""
+"""Records of the differences between two runs, without torch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class FoundSource:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the runs ran on."""
+    """Versions and settings that the runs ran on."""
 
     versions: Mapping[str, str]
     threads: int

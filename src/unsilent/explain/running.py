@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from unsilent.basics.child_processes import kill_with_children
 from unsilent.basics.errors import InternalError, UsageError, UserCodeError
 from unsilent.explain.results import Machine
 
@@ -23,7 +24,7 @@ SECONDS_BETWEEN = 10.0
 HASH_SEED = "PYTHONHASHSEED"
 _LAST = 4294967295
 Run = dict[str, Any]
-"""What a run reported at its end: ``steps``, ``called``, ``touched``, ``reads``, ``final``, and of a watched one ``operations``,
+"""Report of a run at its end: ``steps``, ``called``, ``touched``, ``reads``, ``final``, and if watched ``operations``,
 ``own`` (of them, those that were not of its file being read) and the tables of `records`."""
 Notify = Callable[[str], None]
 
@@ -32,7 +33,7 @@ class Launcher:
     """Makes runs of one loop, one after the other, in a folder that is gone afterwards.
 
     Args:
-        ref: What to run.
+        ref: Name of the program to run.
         steps: Updates after which a run is ended (None: none).
         deadline: Seconds for one run.
         notify: Called with a line before every run, and every ten seconds while it lasts.
@@ -70,7 +71,7 @@ class Launcher:
         threads: int | None = None,
         time_rounds: int | None = None,
     ) -> Run:
-        """One run. ``number``: which of the runs that are compared; ``threads``: of torch, whatever the program says.
+        """Report of one run. ``number``: which of the compared runs; ``threads``: number for torch, whatever the program says.
 
         ``time_rounds``: instead of anything else, time steps in so many rounds (see `step_timer`).
 
@@ -78,13 +79,13 @@ class Launcher:
         """
         name = self.launched
         self.launched += 1
-        what = f"run {self.launched}" + (f", pinned: {', '.join(sorted(pinned))}" if pinned else "")
-        self.report(what)
+        run_text = f"run {self.launched}" + (f", pinned: {', '.join(sorted(pinned))}" if pinned else "")
+        self.report(run_text)
         job = {"ref": self._ref, "pinned": sorted(pinned), "number": number, "steps": self._steps, "threads": threads}
         job |= {"arguments": self._arguments, "time_rounds": time_rounds}
         job |= {"file": f"{name}.records" if log_operations else "", "final": hash_final_state, "driver": os.getpid()}
         (self.folder / f"{name}.json").write_text(json.dumps(job))
-        self._process(name, what, self._environment({*pinned, "kernels"} if time_rounds else pinned, threads))
+        self._process(name, run_text, self._environment({*pinned, "kernels"} if time_rounds else pinned, threads))
         run = _read_run(self.folder / f"{name}.done.json")
         self._plain = self._plain or run
         return run
@@ -100,11 +101,11 @@ class Launcher:
 
     @property
     def machine(self) -> Machine:
-        """What the runs ran on."""
+        """The machine that the runs ran on."""
         return Machine(self._plain["versions"], self._plain["threads"], own_hash_seed())
 
     def _environment(self, pinned: Collection[str], threads: int | None) -> dict[str, str]:
-        """That of the caller; hash seeds of two runs surely differ, unless the caller has set one."""
+        """Environment of the caller; hash seeds of two runs surely differ, unless the caller has set one."""
         result = dict(os.environ)
         if "hash" in pinned or "addresses" in pinned:
             result[HASH_SEED] = "0"
@@ -116,7 +117,7 @@ class Launcher:
             result.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         return result
 
-    def _process(self, name: int, what: str, environment: dict[str, str]) -> None:
+    def _process(self, name: int, run_text: str, environment: dict[str, str]) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "unsilent.explain.child", str(self.folder), str(name)],
             stdin=subprocess.DEVNULL,
@@ -130,14 +131,15 @@ class Launcher:
                     code = process.wait(min(left, SECONDS_BETWEEN))
                     break
                 except subprocess.TimeoutExpired:
-                    self.report(f"{what}: still running")
+                    self.report(f"{run_text}: still running")
             else:
                 raise UsageError(
                     f"{self._ref!r} did not finish within {self._deadline:g} s; "
                     "run fewer steps (--steps N) or allow more time (--deadline SECONDS)"
                 )
         finally:
-            _end(process)
+            kill_with_children(process)
+            process.wait()
         if code < 0:
             raise UsageError(
                 f"the process of {self._ref!r} was ended by {signal.Signals(-code).name}; run it without unsilent to see why"
@@ -150,15 +152,6 @@ def own_hash_seed() -> str | None:
     """The hash seed that the caller has fixed."""
     seed = os.environ.get(HASH_SEED, "")
     return seed if seed.isdecimal() else None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children; those of one that is over as well."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass  # all are gone
-    process.wait()
 
 
 def _read_run(path: Path) -> Run:

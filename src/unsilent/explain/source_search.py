@@ -12,9 +12,9 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 
 from unsilent.basics.errors import UsageError
-from unsilent.explain.chance import DIFFERING_SETS_NEEDED, agreeing_runs_needed
 from unsilent.explain.operation_records import find_divergence, source_read_locations
 from unsilent.explain.results import (
     FoundSource,
@@ -25,6 +25,42 @@ from unsilent.explain.results import (
 )
 from unsilent.explain.running import DEADLINE, Launcher, Notify, Run
 from unsilent.explain.sources import DATA, KERNEL, PATH, SOURCES, candidates
+
+# Runs are compared with the first of their set. What is said here takes the comparisons for independent of each
+# other, which those of one set are only about.
+
+RARE_DIFFERENCE_SHARE = 0.1
+"""Share of runs in which a difference must show to be reported where all runs agree."""
+DIFFERING_SETS_NEEDED = 2
+"""Times that runs have to part again before a guess is reported as found: once alone could be chance as well."""
+_CHANCE = 0.03
+
+
+def probability_of_missing(runs: int, share: float = RARE_DIFFERENCE_SHARE) -> float:
+    """How likely all runs agree though a difference shows in a share of them: in none of these runs, or in all.
+
+    >>> round(probability_of_missing(3), 2)
+    0.73
+    """
+    return float((1 - share) ** runs + share**runs)
+
+
+def probability_of_chance_agreement(plain: int, pinned: int) -> float:
+    """How likely ``pinned`` comparisons all agree by chance, where of ``plain`` ones the last and another did not.
+
+    The posterior predictive of a share of which nothing is known (uniform): a pin that does nothing leaves it as it is.
+
+    >>> round(probability_of_chance_agreement(2, 6), 3)
+    0.012
+    """
+    less, more = plain - 1, plain - 1 + pinned
+    return less * (less + 1) * (less + 2) / (more * (more + 1) * (more + 2))
+
+
+def agreeing_runs_needed(plain: int) -> int:
+    """How many comparisons have to agree until chance is unlikely (3 %): 4, 7, 9, ... for ``plain`` of 2, 3, 4, ..."""
+    return next(pinned for pinned in count() if probability_of_chance_agreement(plain, pinned) < _CHANCE)
+
 
 RUNS = 3
 """Runs that are compared where nothing was said: two of them may agree by chance where little is drawn."""
@@ -50,16 +86,16 @@ def explain_run_differences(
     notify: Notify = lambda text: None,
     on_finding: Shown = lambda finding: None,
 ) -> NondeterminismResult:
-    """Which sources make runs of ``ref`` differ.
+    """The sources that make runs of ``ref`` differ.
 
     Args:
         ref: ``file.py:loop`` or ``package.module:loop``, a function without arguments or a training workload.
-        runs: How many are compared.
+        runs: Number of runs that are compared.
         steps: Updates of optimizers after which a run is ended.
         deadline: Seconds for one run.
-        arguments: Of the user's script, its ``sys.argv[1:]``.
+        arguments: Arguments of the user's script, its ``sys.argv[1:]``.
         notify: Called with a line about every run, and now and then while it lasts.
-        on_finding: Is given every finding as it is made.
+        on_finding: Function that is given every finding as it is made.
 
     Ctrl-C after the first run ends the search: what was found by then is returned, as ``interrupted``.
 
@@ -86,7 +122,7 @@ class NondeterminismSearch:
     """The search for the sources of one loop."""
 
     def __init__(self, launcher: Launcher, runs: int, shown: Shown = lambda finding: None) -> None:
-        self._launcher, self._runs, self._shown = launcher, runs, shown
+        self._launcher, self._runs, self._on_finding = launcher, runs, shown
         self._findings: list[FoundSource] = []
         self._pins: Pins = frozenset()
         self._open: RunDivergence | None = None
@@ -135,18 +171,18 @@ class NondeterminismSearch:
         if self._open is None:
             _check_work(self._unpinned)
         while self._open is not None:
-            result = self._one(self._pins, self._open) or self._together(self._pins, self._open)
+            result = self._single_source(self._pins, self._open) or self._together(self._pins, self._open)
             for finding in result or [FoundSource(None, self._open, self._open, self._runs)]:
                 self._findings.append(finding)
-                self._shown(finding)
+                self._on_finding(finding)
             if not result:
                 return
             self._pins |= {f.source for f in result if f.source}
             self._open, self._candidates = result[-1].divergence_when_pinned, frozenset()
         # With other threads objects lie elsewhere, whatever is done to addresses.
-        other = _other_threads(self._unpinned)
-        if other != self._unpinned["threads"] and not {"threads", "addresses"} & self._pins:
-            self._sensitive = self._with_threads(self._pins, other)
+        threads = _other_threads(self._unpinned)
+        if threads != self._unpinned["threads"] and not {"threads", "addresses"} & self._pins:
+            self._sensitive = self._with_threads(self._pins, threads)
 
     def without_superfluous_pin(self, pins: Pins) -> Pins:
         """Pins that make runs agree, without what is superfluous: one thread makes most kernels deterministic."""
@@ -163,7 +199,7 @@ class NondeterminismSearch:
         return self._compared(pins, earliest)[0]
 
     def _compared(self, pins: Pins, earliest: int | None = None) -> tuple[RunDivergence | None, int]:
-        """As `_parting`, and how many runs were compared with the first."""
+        """The divergence as of `_parting`, and how many runs were compared with the first."""
         if self._first is not None:
             self._launcher.delete_records(self._first)
         first = self._first = self._launcher.run(pins, 0)
@@ -171,10 +207,10 @@ class NondeterminismSearch:
         self._touched |= set(first["touched"])
         best: RunDivergence | None = None
         for number in range(1, self._runs):
-            other = self._launcher.run(pins, number)
-            self._touched |= set(other["touched"])
-            parting = find_divergence(self._launcher.folder, first, other)
-            self._launcher.delete_records(other)
+            later_run = self._launcher.run(pins, number)
+            self._touched |= set(later_run["touched"])
+            parting = find_divergence(self._launcher.folder, first, later_run)
+            self._launcher.delete_records(later_run)
             if parting is not None and (best is None or parting.index < best.index):
                 best = parting
             if best is not None and (earliest is None or best.index <= earliest):
@@ -202,7 +238,7 @@ class NondeterminismSearch:
     def _times(parting: RunDivergence) -> int:
         return 2 if parting.kind in _GUESSED else 1
 
-    def _one(self, pins: Pins, parting: RunDivergence) -> list[FoundSource]:
+    def _single_source(self, pins: Pins, parting: RunDivergence) -> list[FoundSource]:
         """The source that helps alone."""
         assert self._first is not None
         reads = source_read_locations(self._first)
@@ -258,34 +294,34 @@ class NondeterminismSearch:
         Returns:
             How many differed, and how many comparisons it took.
         """
-        parted = made = 0
+        parted = compared_sets = 0
         for _ in range(_PLAIN_SETS):
             result, compared = self._compared(pins, latest)
-            made += compared
+            compared_sets += compared
             parted += result is not None and (latest is None or result.index <= latest)
             if parted == DIFFERING_SETS_NEEDED:
                 break
-        return parted, made
+        return parted, compared_sets
 
     def _together(self, pins: Pins, parting: RunDivergence) -> list[FoundSource]:
         """Sources that only help together: of all pinned at once, those that cannot be left out."""
-        kept = frozenset(SOURCES) - self._failed.keys()
-        self._candidates = kept - pins
-        helped, after = self._pinned_all(kept, parting)
+        pins_left = frozenset(SOURCES) - self._failed.keys()
+        self._candidates = pins_left - pins
+        helped, after = self._pinned_all(pins_left, parting)
         if not helped:
             return []
         assert self._first is not None
         reads = source_read_locations(self._first)
-        groups = self._groups(kept - pins)
+        groups = self._groups(pins_left - pins)
         while groups:
             out = groups.pop(0)
-            helps_less, then = self._pinned_all(kept - set(out), parting)
+            helps_less, then = self._pinned_all(pins_left - set(out), parting)
             if helps_less:
-                kept, after = kept - set(out), then
-                self._candidates = kept - pins
+                pins_left, after = pins_left - set(out), then
+                self._candidates = pins_left - pins
             elif len(out) > 1:
                 groups[:0] = [out[: len(out) // 2], out[len(out) // 2 :]]
-        ordered = sorted(kept - pins, key=list(SOURCES).index)
+        ordered = sorted(pins_left - pins, key=list(SOURCES).index)
         together = [
             FoundSource(s, parting, after, self._runs, _reads(reads, s), tuple(k for k in ordered if k != s))
             for s in ordered
@@ -293,7 +329,7 @@ class NondeterminismSearch:
         return self._confirmed(together, pins) if together else []
 
     def _groups(self, pins: Pins) -> list[list[str]]:
-        """What to leave out: first all that was never read, then half and half of the rest, the unlikely ones first."""
+        """Groups of pins to leave out: first all that was never read, then half and half of the rest, unlikely ones first."""
         likely = [key for key in candidates(DATA, "", self._touched) if key in pins]
         groups = [[key for key in pins if key not in likely], likely[::-1][: len(likely) // 2]]
         return [g for g in (*groups, likely[::-1][len(likely) // 2 :]) if g]
@@ -309,10 +345,10 @@ class NondeterminismSearch:
         """Where a run with another number of threads parts from one with the program's own."""
         assert self._first is not None
         try:
-            other = self._launcher.run(pins, 0, threads=threads)
+            run = self._launcher.run(pins, 0, threads=threads)
         except UsageError:
             return None
-        return find_divergence(self._launcher.folder, self._first, other)
+        return find_divergence(self._launcher.folder, self._first, run)
 
 
 def _other_threads(run: Run) -> int:

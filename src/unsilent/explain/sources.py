@@ -1,4 +1,4 @@
-"""What can make two runs of one program differ: each source by name, how it is pinned for a trial, and what to do about it.
+"""Sources that can make two runs of one program differ, by name: how each is pinned in a trial, and what to do.
 
 A source is found by intervention: it is pinned, and if runs that differed now agree (or part later), it was one. How each
 is pinned is in `pinning`; this table has no need of torch.
@@ -109,7 +109,7 @@ _READ = ("listing", "clock", "numpy", "random", "entropy", "process", "memory")
 
 
 def candidates(kind: str, generator: str, sources_read: Collection[str]) -> list[str]:
-    """Which sources to pin for a parting of that kind, the likely ones first; what the runs did not touch is left out.
+    """Sources to pin for a parting of that kind, the likely ones first; what the runs did not touch is left out.
 
     Unlikely ones that cannot be noticed are left to the search for sources that only help together. ``generator``: of random
     numbers: ``global``, ``own``, or empty.

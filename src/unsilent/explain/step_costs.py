@@ -1,4 +1,4 @@
-"""What pinning sources of nondeterminism costs in a loop: the time of its steps with each pinned, as a ratio to none pinned."""
+"""Costs of pinning sources of nondeterminism in a loop: the time of its steps with each pinned, over that with none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PINS = {
     "tf32": "no TF32",
     "all": "all of these",
 }
-"""What is done, by source."""
+"""Descriptions of the pins, by source."""
 ONE_THREAD = "the loop runs with one thread"
 NO_CUDA = "the loop uses no CUDA device"
 OVERRIDDEN = "the loop sets it itself during a step"
@@ -46,10 +46,10 @@ NEVER_MEASURED = {
 
 @dataclass(frozen=True, repr=False)
 class StepCosts(Shown):
-    """What was measured.
+    """The measured costs of pinning sources.
 
     Attributes:
-        rounds: Of each, by mode, seconds of a step: of the CPU, and of the wall.
+        rounds: Seconds of a step in each round, by mode: of the CPU, and of the wall.
         unmeasured: Why sources were not measured, by name.
         refused: Operations without a deterministic form; they ran as they are.
         steps: Updates of optimizers in all runs.
@@ -152,23 +152,27 @@ def measure_step_costs(
         raise UsageError(f"--runs is {runs}, --steps {steps}, --deadline {deadline:g} s; expected 1 or more of each")
     begun = time.perf_counter()
     with Launcher(ref, steps, deadline, notify, arguments) as launcher:
-        found = [launcher.run((), number, log_operations=False, time_rounds=ROUNDS) for number in range(runs)]
+        timed_runs = [launcher.run((), number, log_operations=False, time_rounds=ROUNDS) for number in range(runs)]
         machine = launcher.machine
-    rounds = [{name: (one[0], one[1]) for name, one in times.items()} for run in found for times in run["rounds"]]
-    made = sum(run["steps"] for run in found)
+    rounds = [
+        {name: (seconds[0], seconds[1]) for name, seconds in times.items()}
+        for run in timed_runs
+        for times in run["rounds"]
+    ]
+    steps_made = sum(run["steps"] for run in timed_runs)
     if len(rounds) < FEWEST:
         raise UsageError(
-            f"{count_text(runs, 'run')} of {ref!r} made {count_text(made, 'step')}, enough for "
+            f"{count_text(runs, 'run')} of {ref!r} made {count_text(steps_made, 'step')}, enough for "
             f"{count_text(len(rounds), 'round')}; expected {FEWEST} rounds or more: let the loop make more steps, or raise --runs"
         )
-    unmeasured = {name: why for run in found for name, why in run["unmeasured"].items()}
+    unmeasured = {name: why for run in timed_runs for name, why in run["unmeasured"].items()}
     if FREE in unmeasured or not rounds[0].keys() - {FREE} - unmeasured.keys():
         raise UsageError(
             f"{ref!r} sets deterministic algorithms, threads or cuDNN's switches in every step; set none of them in the loop"
         )
-    rounds = [{name: own for name, own in times.items() if name not in unmeasured} for times in rounds]
-    refused = sorted({name for run in found for name in run["refused"]})
+    rounds = [{name: seconds for name, seconds in times.items() if name not in unmeasured} for times in rounds]
+    refused = sorted({name for run in timed_runs for name in run["refused"]})
     return StepCosts(
-        ref, runs, tuple(rounds), unmeasured, tuple(refused), made, machine,
+        ref, runs, tuple(rounds), unmeasured, tuple(refused), steps_made, machine,
         time.perf_counter() - begun, tuple(arguments),
     )  # fmt: skip

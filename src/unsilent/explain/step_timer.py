@@ -28,7 +28,7 @@ NO_DETERMINISTIC_FORM = "does not have a deterministic implementation"
 
 
 def modes_of(threads: int, cuda: bool) -> tuple[dict[str, Mode], dict[str, str]]:
-    """By source the mode that pins it, the one that pins nothing first; and why other sources cannot be measured."""
+    """Modes by the source that they pin, the one that pins nothing first; and why other sources cannot be measured."""
     free = Mode(tune=cuda, tf32=True if cuda else None)
     modes = {
         FREE: free,
@@ -53,13 +53,13 @@ class StepTimer(OptimizerStepCounter):
     """Times steps while it is active, and ends the loop after so many rounds.
 
     Args:
-        rounds: After which `StepLimitReached` is raised.
+        rounds: Number of rounds after which `StepLimitReached` is raised.
         limit: Updates after which it is raised (None: none).
 
     Attributes:
-        rounds: Of each, by mode, seconds of a step: of the CPU, and of the wall.
+        rounds: Seconds of a step in each round, by mode: of the CPU, and of the wall.
         unmeasured: Why sources were not measured, by name.
-        refused: What torch warned of: operations that have no deterministic form.
+        refused: Operations that torch warned of: they have no deterministic form.
     """
 
     def __init__(self, rounds: int, limit: int | None = None) -> None:
@@ -91,8 +91,8 @@ class StepTimer(OptimizerStepCounter):
             self._mode.set(warn_only=True)
 
     def _note(self, message: Any, *args: Any, **more: Any) -> None:
-        name, found, _ = str(message).partition(NO_DETERMINISTIC_FORM)
-        if found:
+        name, separator, _ = str(message).partition(NO_DETERMINISTIC_FORM)
+        if separator:
             self.refused.add(name.strip())
         else:
             self._show(message, *args, **more)
@@ -113,7 +113,7 @@ class StepTimer(OptimizerStepCounter):
             seconds = {}
             for name in map(str, mix.permutation(list(modes))):
                 self._mode = mode = modes[name]
-                with switched(mode, warn_only=True):
+                with switched(mode):
                     for _ in range(UNTIMED):
                         yield
                     begun = _clocks()

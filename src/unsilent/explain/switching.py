@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from unsilent.replicas.tf32 import PRECISIONS, parts_with_precision
+from unsilent.replicas.runner import PRECISIONS, parts_with_precision
 
 
 class Mode(NamedTuple):
-    """How steps run.
+    """Switches with which steps run.
 
     Attributes:
         deterministic: Torch's deterministic algorithms, and cuDNN's.
-        fill: With them, write NaN (or the largest integer) into memory that ``torch.empty`` gives.
+        fill: Whether, with them, NaN (or the largest integer) is written into memory that ``torch.empty`` gives.
         tune: cuDNN measures several kernels and takes the fastest.
-        threads: Of the CPU; None leaves them.
+        threads: Threads of the CPU; None leaves them.
         tf32: Whether CUDA's matrix products and convolutions may use TF32; None leaves it.
         seeds: Seed all global generators at the start of every step.
     """
@@ -42,8 +42,8 @@ class Mode(NamedTuple):
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.tf32 is not None:
-            for one in parts_with_precision():
-                one.fp32_precision = PRECISIONS[self.tf32]
+            for part in parts_with_precision():
+                part.fp32_precision = PRECISIONS[self.tf32]
 
     @property
     def is_set(self) -> bool:
@@ -56,28 +56,32 @@ class Mode(NamedTuple):
             and (cudnn.deterministic, cudnn.benchmark) == (self.deterministic, self.tune)
             and self.threads in (None, torch.get_num_threads())
             and (
-                self.tf32 is None or all(one.fp32_precision == PRECISIONS[self.tf32] for one in parts_with_precision())
+                self.tf32 is None
+                or all(part.fp32_precision == PRECISIONS[self.tf32] for part in parts_with_precision())
             )
         )
 
 
 @contextmanager
-def switched(mode: Mode, *, warn_only: bool = False) -> Iterator[None]:
-    """The mode inside, all switches as they were afterwards; ``warn_only``: operations without a deterministic form run."""
+def switched(mode: Mode) -> Iterator[None]:
+    """The mode inside, in which operations without a deterministic form run; all switches as they were afterwards."""
     memory: Any = torch.utils.deterministic
     cudnn: Any = torch.backends.cudnn
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    kept, threads = (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark), torch.get_num_threads()
-    precisions = [(one, one.fp32_precision) for one in parts_with_precision()] if mode.tf32 is not None else []
+    switches, threads = (
+        (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark),
+        torch.get_num_threads(),
+    )
+    precisions = [(part, part.fp32_precision) for part in parts_with_precision()] if mode.tf32 is not None else []
     try:
-        mode.set(warn_only)
+        mode.set(warn_only=True)
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark = kept
+        memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark = switches
         torch.set_num_threads(threads)
-        for one, precision in precisions:
-            one.fp32_precision = precision
+        for part, precision in precisions:
+            part.fp32_precision = precision
 
 
 def seed_generators(seed: int) -> None:

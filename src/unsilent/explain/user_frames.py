@@ -1,4 +1,4 @@
-"""Which line of the user's own code is running."""
+"""The line of the user's own code that is running."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class UserFrameFinder:
     """
 
     def __init__(self, own: str | None = None) -> None:
-        self._own = own
+        self._own_file = own
         self._known: dict[str, bool] = {}
 
     def current_user_line(self, frame: FrameType | None = None, imports: bool = True) -> Line:
@@ -72,7 +72,7 @@ class UserFrameFinder:
         return known
 
     def _users(self, file: str) -> bool:
-        if file == self._own:
+        if file == self._own_file:
             return True
         return not file.startswith("<") and not _ours(file) and not os.path.realpath(file).startswith(_LIBRARIES)
 

@@ -30,7 +30,7 @@ class ValueModel(ABC):
 
     @property
     def region_requirement(self) -> str:
-        """What a region must have to be corrupted, for messages."""
+        """Requirement on a region to be corrupted, for messages."""
         return "a tensor with elements"
 
     def ways(self, region: Region) -> int:

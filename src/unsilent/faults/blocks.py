@@ -89,11 +89,7 @@ class Tile(Aligned):
         return f"tile={self.rows}x{self.columns}"
 
     def count_placements(self, region: Region) -> int:
-        if region.elements is not None:
-            raise UsageError(
-                f"{self.text} needs a whole tensor, but only some elements of {region.site!r} are selected; leave out the "
-                "selection"
-            )
+        self.check_whole(region)
         return -(-region.eligible_count // (max(region.fastest_axis_length, 1) * self.rows)) * -(
             -region.fastest_axis_length // self.columns
         )

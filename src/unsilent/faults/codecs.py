@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Codec:
-    """One dtype: field widths, and the way between words and numbers.
+    """Field widths of one dtype, and the conversion between words and numbers.
 
     ``exponent_bits`` and ``mantissa_bits`` are field widths in bits. An integer has no exponent; its value bits count
     as mantissa and, if signed, its top bit as sign. ``numpy_dtype`` is numpy's own dtype of this layout, if it has
@@ -48,7 +48,7 @@ class Codec:
     has_inf: bool = True
 
     def field_of_bit(self, position: int) -> str:
-        """Which field bit ``position`` belongs to: ``"sign"``, ``"exponent"`` or ``"mantissa"``."""
+        """The field that bit ``position`` belongs to: ``"sign"``, ``"exponent"`` or ``"mantissa"``."""
         if not 0 <= position < self.bits:
             raise UsageError(f"bit {position} is outside {self.name}; give one of 0-{self.bits - 1}")
         if position < self.mantissa_bits:
@@ -181,8 +181,8 @@ class Codec:
 
 def _float(name: str, exponent: int, mantissa: int, native: str | None, has_inf: bool = True) -> Codec:
     bits = 1 + exponent + mantissa
-    kept = np.dtype(native) if native else None
-    return Codec(name, bits, np.dtype(f"u{bits // 8}"), "float", exponent, mantissa, True, kept, has_inf)
+    native_dtype = np.dtype(native) if native else None
+    return Codec(name, bits, np.dtype(f"u{bits // 8}"), "float", exponent, mantissa, True, native_dtype, has_inf)
 
 
 def _int(name: str, bits: int, signed: bool) -> Codec:

@@ -25,7 +25,7 @@ def corrupted_log_lines(
     """Lines on what was corrupted: worker, layer, shape of the tensor; in its order, place, golden and new value of each victim.
 
     Args:
-        receipt: Of the step; its hits in order.
+        receipt: Receipt of the step; its hits in order.
         shape, positions: Of the tensor as the log's reader knows it, and indices int64[n, d] into it, one for
             each corrupted element of the receipt.
         values: New values as asked for (None: as they were read back).

@@ -1,4 +1,4 @@
-"""What the text of an option ``--fault`` names: weighted parts of a mixture, and the file of functions of the user.
+"""Parsing of an option ``--fault``: weighted parts of a mixture, and the file of functions of the user.
 
 0.7*bitflip + 0.3*burst:length=3      a mixture: a fault is one of them, by their weights
 my_faults.py:stuck-row:count=4        a function of the old bits in a Python file, see `value_functions`
@@ -6,6 +6,7 @@ my_faults.py:stuck-row:count=4        a function of the old bits in a Python fil
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -13,7 +14,7 @@ from pathlib import PurePath
 from unsilent.basics.errors import UsageError
 
 FILE_AND_NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^:]+)(?::(?P<parameters>.*))?", re.DOTALL)
-_LASTS = re.compile(r"(?P<before>[:,])lasts=(?P<value>[^,]*)(?P<after>,|$)")
+_MOMENT = re.compile(r"(?P<first>0|[1-9]\d{0,8})(\.\.(?P<last>0|[1-9]\d{0,8}))?", re.ASCII)
 _BETWEEN = re.compile(r"\s+\+\s+")
 _WEIGHTED = re.compile(r"(?P<weight>-?[0-9]+(?:\.[0-9]+)?)\*(?P<rest>.+)", re.DOTALL)
 
@@ -29,20 +30,62 @@ def split_weight(text: str) -> tuple[float, str]:
 
 def split_lasts(text: str) -> tuple[str, int | None]:
     """``zero:run=3,lasts=5`` as ``("zero:run=3", 5)``; None for ``lasts=end``, 1 where it is not said. Raises ``UsageError``."""
-    match = _LASTS.search(text)
-    if match is None:
+    text, value = _without(text, "lasts")
+    if value is None:
         return text, 1
-    value = match["value"]
     if value != "end" and not re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII):
         raise UsageError(f"lasts={value[:40]}; expected a number of batches or steps, 1 or more, or end")
+    return text, None if value == "end" else int(value)
+
+
+def split_from(text: str) -> tuple[str, tuple[int, int] | None]:
+    """``zero:run=3,from=2..5`` as ``("zero:run=3", (2, 5))``; None where no moment is said. Raises ``UsageError``."""
+    text, value = _without(text, "from")
+    if value is None:
+        return text, None
+    match = _MOMENT.fullmatch(value)
+    first, last = (int(match["first"]), int(match["last"] or match["first"])) if match else (1, 0)
+    if first > last:
+        raise UsageError(f"from={value[:40]}; expected the number of a batch or step, 0 or more, or a range like 2..5")
+    return text, (first, last)
+
+
+def from_text(begins: tuple[int, int] | None) -> str:
+    """``from=2..5``; empty where no moment is said."""
+    if begins is None:
+        return ""
+    first, last = begins
+    return f"from={first}" if first == last else f"from={first}..{last}"
+
+
+def _without(text: str, name: str) -> tuple[str, str | None]:
+    """A fault model without one of its parameters, and the value of that; None where it has no such parameter."""
+    match = re.search(rf"(?P<before>[:,]){name}=(?P<value>[^,]*)(?P<after>,|$)", text)
+    if match is None:
+        return text, None
     between = match["before"] if match["after"] else ""
-    return text[: match.start()] + between + text[match.end() :], None if value == "end" else int(value)
+    return text[: match.start()] + between + text[match.end() :], match["value"]
 
 
 def weighted_parts(text: str) -> list[tuple[float, str]]:
     """The fault models of a text with their weights; one where it is no mixture."""
     parts = _BETWEEN.split(text.strip())
     return [split_weight(part) for part in parts] if len(parts) > 1 else [(1.0, parts[0])]
+
+
+def check_paths(text: str) -> None:
+    """Raise ``UsageError`` where the path of a file that exists would be split as a mixture."""
+    between = list(_BETWEEN.finditer(text))
+    for start in (0, *(separator.end() for separator in between)):
+        weighted = _WEIGHTED.fullmatch(text, start)
+        first = start if weighted is None else weighted.start("rest")
+        for end in (*(separator.start() for separator in between), len(text)):
+            named = FILE_AND_NAME.fullmatch(text, first, end)
+            if named and _BETWEEN.search(named["file"]) and os.path.isfile(os.path.expanduser(named["file"])):
+                raise UsageError(
+                    f"--fault names {named['file']}, but ' + ' in a path separates the parts of a mixture; rename the folder or "
+                    f"file, or run the command in its folder and give {os.path.basename(named['file'])}:{named['name']}"
+                )
 
 
 def mixture_text(parts: Iterator[tuple[float, str]] | list[tuple[float, str]]) -> str:

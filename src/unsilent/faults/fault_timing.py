@@ -1,4 +1,4 @@
-"""When a fault acts: in one step, from a first to a last one, or always (a permanent fault)."""
+"""Times at which a fault acts: in one step, from a first to a last one, or always (a permanent fault)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 
 class Timed(Protocol):
-    """What says when it acts; a `Fault` and a `UnresolvedFault` do."""
+    """Anything that says when it acts, such as a `Fault` and an `UnresolvedFault`."""
 
     @property
     def step(self) -> int | None: ...
@@ -21,7 +21,7 @@ T = TypeVar("T", bound=Timed)
 
 
 def faults_in_step(faults: Iterable[T], step: int) -> list[T]:
-    """Those that act in a step: ``step`` names it, or it lies from ``first_step`` to ``last_step`` (None: open).
+    """The faults that act in a step: ``step`` names it, or it lies from ``first_step`` to ``last_step`` (None: open).
 
     A fault that says nothing of the kind always acts.
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsilent.faults.fault_texts import function_file, mixture_text, split_lasts, weighted_parts
+from unsilent.faults.fault_texts import (
+    check_paths,
+    function_file,
+    mixture_text,
+    split_from,
+    split_lasts,
+    weighted_parts,
+)
 from unsilent.faults.models import FaultModel, fault_model
 from unsilent.faults.population import Region
 from unsilent.faults.value_functions import function_fault_model
@@ -18,8 +25,8 @@ class Mixture:
     """Several fault models, one of which is drawn for each fault.
 
     Attributes:
-        parts: At least two.
-        weights: Of each, more than 0; shares are weights divided by their sum.
+        parts: Fault models, at least two.
+        weights: Weight of each part, more than 0; shares are weights divided by their sum.
     """
 
     parts: tuple[FaultModel, ...]
@@ -41,19 +48,21 @@ class Mixture:
 
 
 def asked_fault_model(text: str) -> FaultModel | Mixture:
-    """What a text that the user has written means: also a mixture, and a function in a file of theirs, which is run.
+    """The fault model of a text of the user's: also a mixture, and a function in a file of theirs, which is run.
 
     Never for a text that a file names (see `unsilent.campaigns.confirmed_files`). Raises ``UsageError``.
     """
     if not isinstance(text, str):
         return fault_model(text)
+    check_paths(text)
     function_file(text)  # of one file
     parts = weighted_parts(text)
     models = tuple(lasting_fault_model(part, function_fault_model) for _, part in parts)
     return models[0] if len(models) == 1 else Mixture(models, tuple(weight for weight, _ in parts))
 
 
-def lasting_fault_model(text: str, other: Callable[[str], FaultModel | None] = lambda text: None) -> FaultModel:
-    """The fault model of a text that may say ``lasts=5``; ``other`` knows further texts. Raises ``UsageError``."""
+def lasting_fault_model(text: str, read_other: Callable[[str], FaultModel | None] = lambda text: None) -> FaultModel:
+    """The fault model of a text that may say ``from=2,lasts=5``; ``read_other`` knows further texts. Raises ``UsageError``."""
     without, lasts = split_lasts(text)
-    return replace(other(without) or fault_model(without), lasts=lasts)
+    without, begins = split_from(without)
+    return replace(read_other(without) or fault_model(without), lasts=lasts, begins=begins)

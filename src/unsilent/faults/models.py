@@ -25,11 +25,62 @@ import numpy as np
 from unsilent.basics import name_and_parameters
 from unsilent.basics.errors import UsageError
 from unsilent.faults.bitwise import ValueModel
-from unsilent.faults.pattern_parameters import pattern_from_parameters
-from unsilent.faults.patterns import One, Pattern
+from unsilent.faults.blocks import Block
+from unsilent.faults.blocks import parse_tile as _tile
+from unsilent.faults.fault_texts import from_text
+from unsilent.faults.patterns import Count, One, Pattern, Rate, Run, Strided
 from unsilent.faults.population import LocatedSlots, Population, Region, Slots, as_population, check_law
 from unsilent.faults.record import Fault
+from unsilent.faults.slices import Head, Whole
 from unsilent.faults.values import VALUES
+
+_TOGETHER = ({"count", "stride"}, {"block", "cycles"})  # the only ones that go together
+
+
+def pattern_from_parameters(
+    count: int | None = None,
+    rate: float | None = None,
+    run: int | None = None,
+    stride: int | None = None,
+    block: int | None = None,
+    cycles: int | str | None = None,
+    tile: str | None = None,
+    whole: str | None = None,
+    heads: int | None = None,
+) -> Pattern:
+    """The pattern that these parameters ask for; raises ``UsageError`` where they contradict."""
+    parameters = {k: v for k, v in locals().items() if v is not None}
+    if set(parameters) == {"stride"}:
+        raise UsageError(
+            f"stride={stride} also needs count, the number of elements to corrupt at this distance; add count="
+        )
+    if set(parameters) == {"cycles"}:
+        raise UsageError(f"cycles={cycles} needs block, the number of elements of one cycle; add block=")
+    if len(parameters) > 1 and set(parameters) not in _TOGETHER:
+        choices = "count, rate, run, block, tile, whole, heads, stride with count, or cycles with block"
+        raise UsageError(f"{' and '.join(parameters)} exclude each other; give one of {choices}")
+    if count is not None:
+        return Count(count) if stride is None else Strided(count, stride)
+    if rate is not None:
+        return Rate(rate)
+    if block is not None:
+        return Block(block, _cycles(cycles))
+    if tile is not None:
+        return _tile(tile)
+    if whole is not None:
+        return Whole(whole)
+    if heads is not None:
+        return Head(heads=heads)
+    return One() if run is None else Run(run)
+
+
+def _cycles(value: int | str | None) -> int | None:
+    if value is None or isinstance(value, int):
+        return 1 if value is None else value
+    if value != "any":
+        raise UsageError(f"cycles={value[:40]!r}; expected a number of blocks, or any")
+    return None
+
 
 Regions = Sequence[Region] | Population
 _NO_CHANCE = np.random.default_rng(0)
@@ -37,28 +88,31 @@ _NO_CHANCE = np.random.default_rng(0)
 
 @dataclass(frozen=True)
 class FaultModel:
-    """How values go wrong, before it is decided where; ``fault_model(model.text)`` re-creates it."""
+    """A way in which values go wrong, before it is decided where; ``fault_model(model.text)`` re-creates it."""
 
     name: str
     value: ValueModel
     pattern: Pattern = field(default_factory=One)
     lasts: int | None = 1
-    """For how many batches (of values of a run) or steps (of a training) the same elements are corrupted; None: to the end."""
+    """Batches (of values of a run) or steps (of a training) in which the same elements are corrupted; None: to the end."""
+    begins: tuple[int, int] | None = None
+    """The first and the last batch or step, counted from 0, in which a fault may begin; None: any of them."""
 
     @property
     def text(self) -> str:
         """The shortest text that re-creates this model and says what it does (``stuck`` always names its value)."""
-        own = [
+        parameters = [
             f"{f.name}={getattr(self.value, f.name)}"
             for f in fields(self.value)  # type: ignore[arg-type]
             if f.repr and (getattr(self.value, f.name) != f.default or f.name in self.value.always_in_text)
         ]
         lasts = "" if self.lasts == 1 else f"lasts={self.lasts or 'end'}"
-        return ":".join(filter(None, (self.name, ",".join(filter(None, (*own, self.pattern.text, lasts))))))
+        parts = (*parameters, self.pattern.text, from_text(self.begins), lasts)
+        return ":".join(filter(None, (self.name, ",".join(filter(None, parts)))))
 
     @property
     def count(self) -> int | None:
-        """How many are corrupted: flips for ``bitflip``, else elements; ``None`` where a rate draws it."""
+        """Number of corruptions: flips for ``bitflip``, else elements; ``None`` where a rate draws it."""
         return self.pattern.count
 
     @property
@@ -67,7 +121,7 @@ class FaultModel:
         return not isinstance(self.pattern, One)
 
     def with_count(self, k: int) -> FaultModel:
-        """The same with ``k`` corrupted (a run of ``k``); raises ``UsageError`` for ``k < 1`` and a rate."""
+        """The model with ``k`` corrupted (a run of ``k``); raises ``UsageError`` for ``k < 1`` and a rate."""
         return replace(self, pattern=self.pattern.with_count(k))
 
     def choose(self, rng: np.random.Generator) -> FaultModel:
@@ -84,7 +138,7 @@ class FaultModel:
         return self.value.ways(region) > 0
 
     def capacity(self, regions: Regions) -> int:
-        """How many distinct slots ``regions`` have for this model, whatever its pattern.
+        """Number of distinct slots that ``regions`` have for this model, whatever its pattern.
 
         (element, bit) pairs for ``bitflip``, elements for the others; 0 where nothing can be corrupted.
         """
@@ -158,13 +212,13 @@ class FaultModel:
             return UsageError(f"{self.pattern.text} needs {self.pattern.region_requirement}; found {shapes}")
         largest = max(usable, key=lambda r: r.eligible_count)
         if self.pattern.single_event:
-            asked = f"{self.pattern.text} spans {self.pattern.span} elements of one tensor"
+            requirement = f"{self.pattern.text} spans {self.pattern.span} elements of one tensor"
             return UsageError(
-                f"{asked}, but the largest tensor, {largest.site!r}, has {largest.eligible_count}; ask for fewer"
+                f"{requirement}, but the largest tensor, {largest.site!r}, has {largest.eligible_count}; ask for fewer"
             )
         where = f"{largest.site!r} has" if len(usable) == 1 else f"the {len(usable)} tensors have"
-        asked = f"asked for {self.pattern.count} distinct {self.value.counted_noun}"
-        return UsageError(f"{asked}, but {where} {self.capacity(population)} for {self.name}; ask for fewer")
+        requirement = f"asked for {self.pattern.count} distinct {self.value.counted_noun}"
+        return UsageError(f"{requirement}, but {where} {self.capacity(population)} for {self.name}; ask for fewer")
 
 
 class Factory:
@@ -175,11 +229,11 @@ class Factory:
         self.value = value
         self.__doc__ = value.__doc__
         # Signature and annotations are what `name_and_parameters.build` reads to convert the parameters of a text.
-        own, shared = inspect.signature(value), inspect.signature(pattern_from_parameters)
-        self.__signature__ = own.replace(
+        value_signature, pattern_signature = inspect.signature(value), inspect.signature(pattern_from_parameters)
+        self.__signature__ = value_signature.replace(
             parameters=[
                 p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-                for p in (*own.parameters.values(), *shared.parameters.values())
+                for p in (*value_signature.parameters.values(), *pattern_signature.parameters.values())
             ],
             return_annotation=FaultModel,
         )

@@ -47,7 +47,7 @@ class SiteName(NamedTuple):
 
     @property
     def layer(self) -> str:
-        """What it belongs to: the module of a parameter or operation, an input, a layer of the cache."""
+        """The layer that the site belongs to: the module of a parameter or operation, an input, a layer of the cache."""
         if self.kind == "param":
             return self.name.rpartition(".")[0] or ROOT
         return self.name.partition("#")[0] if self.kind in ("op", "saved") else f"{self.kind}:{self.name}"

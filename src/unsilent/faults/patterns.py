@@ -26,7 +26,7 @@ class Pattern(ABC):
 
     @property
     def count(self) -> int | None:
-        """How many slots are corrupted; ``None`` if that is drawn."""
+        """Number of slots that are corrupted; ``None`` if that is drawn."""
         return None
 
     @property
@@ -36,22 +36,30 @@ class Pattern(ABC):
 
     @property
     def region_requirement(self) -> str:
-        """What a tensor must have for one placement, besides elements; empty: nothing."""
+        """Requirement on a tensor for one placement, besides elements; empty: nothing."""
         return ""
 
     @property
     def placement_cache_key(self) -> Hashable:
-        """What ``places`` depends on besides the region."""
+        """Everything that ``places`` depends on besides the region."""
         return self.span
 
     @property
     def slots_needed(self) -> int:
-        """How many distinct slots of the table it takes at least."""
+        """Least number of distinct slots of the table that the pattern takes."""
         return 1
 
     def count_placements(self, region: Region) -> int:
-        """How many placements there are in a region."""
+        """Number of placements in a region."""
         return max(0, region.eligible_count - (self.span - 1))
+
+    def check_whole(self, region: Region) -> None:
+        """Raise ``UsageError`` where only some elements of a tensor are selected."""
+        if region.elements is not None:
+            raise UsageError(
+                f"{self.text} needs a whole tensor, but only some elements of {region.site!r} are selected; leave out the "
+                "selection"
+            )
 
     @property
     @abstractmethod
@@ -64,7 +72,7 @@ class Pattern(ABC):
 
     @abstractmethod
     def with_count(self, k: int) -> Pattern:
-        """The same kind of pattern with ``k`` corrupted; raises ``UsageError`` for one that draws its number."""
+        """The pattern with ``k`` corrupted; raises ``UsageError`` for one that draws its number."""
 
 
 @dataclass(frozen=True)

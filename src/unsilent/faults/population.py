@@ -1,4 +1,4 @@
-"""Where elements may be corrupted: regions, and the slots that a kind of fault finds in them.
+"""Regions where elements may be corrupted, and the slots that a kind of fault finds in them.
 
 A *slot* is one distinct way to corrupt: an (element, bit) for flips, an element for everything else, a (start,
 bit) for runs, a (block, bit) for blocks. Slots are numbered through all regions in order, so that a draw is a
@@ -121,7 +121,7 @@ class Region:
 
     @property
     def codec(self) -> Codec:
-        """How the dtype lays out its bits."""
+        """The layout of the bits of the dtype."""
         return codec(self.dtype)
 
 

@@ -19,7 +19,7 @@ MAX_ITEMS_SHOWN = 4
 
 @dataclass(frozen=True, eq=False)
 class AppliedFault:
-    """One fault as it landed: the words (unsigned[n]) at ``fault.elements`` before and after."""
+    """A fault that was applied: the words (unsigned[n]) at ``fault.elements`` before and after."""
 
     fault: Fault
     before: Words
@@ -27,7 +27,7 @@ class AppliedFault:
 
     @property
     def changed_bits(self) -> int:
-        """How many bits differ (a stuck-at fault on a bit that has that value already changes none)."""
+        """Number of bits that differ (a stuck-at fault on a bit that has that value already changes none)."""
         return int(np.bitwise_count(self.before ^ self.after).sum())
 
     @property
@@ -41,17 +41,17 @@ class AppliedFault:
             yield tuple(place), before, after
 
     def __str__(self) -> str:
-        shown = [
+        lines = [
             f"[{','.join(map(str, p))}] {b:g} -> {a:g}"
             for p, b, a in itertools.islice(self.element_changes, MAX_ITEMS_SHOWN)
         ]
         more = f", and {len(self.fault) - MAX_ITEMS_SHOWN} more" if len(self.fault) > MAX_ITEMS_SHOWN else ""
-        return f"{self.fault.describe()}: {', '.join(shown)}{more}"
+        return f"{self.fault.describe()}: {', '.join(lines)}{more}"
 
 
 @dataclass(frozen=True, eq=False)
 class Receipt:
-    """What an injection did.
+    """The faults that an injection applied.
 
     ``requested_elements`` elements were to be written, ``verified_elements`` were read back as intended.
     """
@@ -74,7 +74,7 @@ class Receipt:
         return sum(hit.changed_bits for hit in self.applied_faults)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One JSON object a fault: the fault, and its words before and after in hex."""
+        """A JSON object for each fault: the fault, and its words before and after in hex."""
         return [
             {
                 "fault": hit.fault.to_json(),

@@ -37,7 +37,7 @@ LAYOUTS = ("strided", "stuffed")
 
 @dataclass(frozen=True, eq=False)
 class Fault:
-    """One resolved corruption of one tensor.
+    """A resolved corruption of one tensor.
 
     The constructor trusts its arguments and makes the two arrays read-only; `from_json` is the checked way
     in. ``elements`` int64[n]: flat C-order indices into ``shape``. ``operands`` [n]: see the module. ``affected_outputs``
@@ -77,12 +77,12 @@ class Fault:
 
     @property
     def codec(self) -> Codec:
-        """How the dtype lays out its bits."""
+        """The layout of the bits of the dtype."""
         return codec(self.dtype)
 
     @property
     def corrupted_codec(self) -> Codec:
-        """How the bits that are corrupted are laid out: those of ``held``, else of the tensor."""
+        """The layout of the bits that are corrupted: of ``held``, else of the tensor."""
         return codec(self.held or self.dtype)
 
     def apply(self, words: Array, source: Array | None = None) -> Array:
@@ -93,10 +93,12 @@ class Fault:
         """
         self._check(words, "words")
         if self.held is not None:
-            own, kept = self.codec, self.corrupted_codec
-            sources = None if source is None else kept.encode(own.decode(source))
+            tensor_codec, register_codec = self.codec, self.corrupted_codec
+            sources = None if source is None else register_codec.encode(tensor_codec.decode(source))
             inner = replace(self, dtype=self.held, held=None)
-            return own.encode(kept.decode(inner.apply(kept.encode(own.decode(words)), sources)))
+            return tensor_codec.encode(
+                register_codec.decode(inner.apply(register_codec.encode(tensor_codec.decode(words)), sources))
+            )
         if self.operation == "xor":
             return np.asarray(words ^ self.operands)
         if self.operation == "or":
@@ -116,11 +118,11 @@ class Fault:
         assert source is not None
         return source.copy()
 
-    def _check(self, words: Array | None, what: str) -> None:
+    def _check(self, words: Array | None, name: str) -> None:
         if words is None or words.shape != self.elements.shape or words.dtype != self.codec.word_dtype:
             result = "nothing" if words is None else f"{words.dtype} of shape {words.shape}"
             raise UsageError(
-                f"{what} is {result}; {self.operation} needs {self.codec.word_dtype} of shape ({len(self)},)"
+                f"{name} is {result}; {self.operation} needs {self.codec.word_dtype} of shape ({len(self)},)"
             )
 
     def bit_positions(self) -> list[tuple[int, int]]:
@@ -136,7 +138,7 @@ class Fault:
         return list(zip(self.elements[row].tolist(), bit.tolist(), strict=True))
 
     def describe(self) -> str:
-        """One short line, such as ``param:fc.weight[3,5] xor 0x40000000 (bit 30, exponent)``."""
+        """The fault in one short line, such as ``param:fc.weight[3,5] xor 0x40000000 (bit 30, exponent)``."""
         if len(self) == 1:
             index = np.unravel_index(int(self.elements[0]), self.shape) if self.shape else ()
             where = f"[{','.join(str(int(i)) for i in index)}]" if index else ""
@@ -145,8 +147,8 @@ class Fault:
             text = f"{self.site} {self.operation} on {len(self)} elements"
             if self.operation in MASKS:
                 text += f" ({len(self.bit_positions())} bits)"
-        asked = {k: getattr(self, k) for k in (*TIMING_FIELDS, *LABELS)}
-        at = [f"{k} {v}" for k, v in asked.items() if v is not None and (k, v) != ("rank", 0)]
+        labels = {k: getattr(self, k) for k in (*TIMING_FIELDS, *LABELS)}
+        at = [f"{k} {v}" for k, v in labels.items() if v is not None and (k, v) != ("rank", 0)]
         text += f" held as {self.held}" if self.held else ""
         text += f", seen by {self.reach.size} outputs" if self.reach is not None else ""
         return text + (f" at {', '.join(at)}" if at else "")

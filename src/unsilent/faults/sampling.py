@@ -27,9 +27,9 @@ def draw_distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
     if k == 1:
         return rng.integers(total, size=1)
     if 2 * k > total:  # draw what is left out instead: redrawing collisions would get slow
-        kept = np.ones(total, dtype=np.bool_)
-        kept[draw_distinct(rng, total, total - k)] = False
-        return np.flatnonzero(kept)
+        is_drawn = np.ones(total, dtype=np.bool_)
+        is_drawn[draw_distinct(rng, total, total - k)] = False
+        return np.flatnonzero(is_drawn)
     result = np.unique(rng.integers(total, size=k))
     while result.size < k:
         result = np.unique(np.concatenate([result, rng.integers(total, size=k - result.size)]))
@@ -37,7 +37,7 @@ def draw_distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
 
 
 def successive_sample_counts(rng: np.random.Generator, slots: Ints, weight: npt.NDArray[np.float64], k: int) -> Ints:
-    """How many of ``k`` distinct slots fall into each group, drawn one by one with the given weights.
+    """Numbers of distinct slots that fall into each group, when ``k`` are drawn one by one with the given weights.
 
     ``slots`` int64[R]: slots per group; ``weight`` float64[R], positive: the weight of each single slot of
     that group; ``k <= slots.sum()``. Returns int64[R], at most ``slots``, with sum ``k``.

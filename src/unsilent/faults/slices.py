@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import unknown_name_error
 from unsilent.faults.blocks import Aligned
 from unsilent.faults.naming import kind_of, parse_site
 from unsilent.faults.patterns import check_at_least_one
@@ -33,7 +33,7 @@ _LEAST_AXES = {"row": 2, "column": 2, "expert": 3}
 
 @dataclass(frozen=True)
 class Whole(Aligned):
-    """One whole slice of a tensor, by its name."""
+    """A pattern of one whole slice of a tensor, by its name."""
 
     slice: str
 
@@ -54,11 +54,7 @@ class Whole(Aligned):
         return f"a tensor of {_LEAST_AXES.get(self.slice, 1)} or more axes"
 
     def count_placements(self, region: Region) -> int:
-        if region.elements is not None:
-            raise UsageError(
-                f"{self.text} needs a whole tensor, but only some elements of {region.site!r} are selected; leave out the "
-                "selection"
-            )
+        self.check_whole(region)
         if not region.eligible_count or len(region.shape) < _LEAST_AXES.get(self.slice, 1):
             return 0
         return region.eligible_count // self._slice_size(region)
@@ -90,7 +86,7 @@ class Whole(Aligned):
 
 @dataclass(frozen=True)
 class Head(Whole):
-    """One of ``heads`` equal parts of a tensor's channels."""
+    """A pattern of one of ``heads`` equal parts of a tensor's channels."""
 
     slice: str = "channel"
     heads: int = 1

@@ -24,7 +24,7 @@ _REACH = int.from_bytes(b"reach")
 
 @dataclass(frozen=True)
 class UnresolvedFault:
-    """What is corrupted (the text of one site), how, and when; ``seed`` fixes the elements and values.
+    """A fault whose elements are not drawn yet: the text of one site, how and when; ``seed`` fixes the elements and values.
 
     ``model`` may be given as its text. ``index``: which elements may be corrupted, as in an address (``3,5``; None: all).
     ``micro_step``, ``occurrence``, ``rank``, ``first_step`` and ``last_step`` mean what they mean in a `Fault`.
@@ -76,8 +76,8 @@ class UnresolvedFault:
         hold what is asked.
         """
         if self.fastest == "positions" and shape:
-            *others, channels = range(len(shape)) if axes is None else axes
-            axes = channels, *others
+            *other_axes, channels = range(len(shape)) if axes is None else axes
+            axes = channels, *other_axes
         held = None if self.held == dtype else self.held
         order = None if axes is None else tuple(axes)
         region = Region(self.site, held or dtype, shape, elements, self.step, self.occurrence, order)

@@ -30,8 +30,7 @@ from unsilent.basics.user_code import MOST_BYTES, file_module, user_module_name
 from unsilent.faults.bitwise import Corruption, ValueModel
 from unsilent.faults.codecs import Array
 from unsilent.faults.fault_texts import FILE_AND_NAME
-from unsilent.faults.models import FaultModel
-from unsilent.faults.pattern_parameters import pattern_from_parameters
+from unsilent.faults.models import FaultModel, pattern_from_parameters
 from unsilent.faults.population import Region
 from unsilent.faults.sampling import Ints
 
@@ -58,7 +57,8 @@ def value_model(name: str) -> Callable[[Callable[..., Any]], ValueFunction]:
     The function is called as ``function(words)``, ``function(words, random)`` or ``function(words, random, dtype)``, by the
     number of its arguments: ``words`` are the bits of the corrupted elements as unsigned integers of their width, ``random`` has
     64 random bits for each of them (uint64[n], fixed by the fault) and ``dtype`` is a name like ``bfloat16``. It returns the new
-    words, an array of the same dtype and shape, and should depend on nothing else, so that a fault can be repeated.
+    words, an array of the same dtype and shape, and must depend on nothing else, so that a fault can be repeated: it is called
+    twice, and a second result that differs is an error.
 
     Raises:
         UsageError: the name is not made of letters, digits, ``-`` and ``_``, or the function takes other arguments.
@@ -78,7 +78,7 @@ class FunctionValue(ValueModel):
     """Replace by what a Python function of the user makes of the old bits.
 
     Attributes:
-        function: As a `Fault` names it: name and hash of the file.
+        function: Name of the function and hash of its file, as a `Fault` has them.
     """
 
     function: str = field(repr=False)
@@ -130,15 +130,22 @@ def function_hash(file: str) -> str:
 
 
 def apply_function(key: str, words: Array, random: Array, dtype: str) -> Array:
-    """The new words of a fault; raises ``ValueModelError`` where the function is not loaded, raises, or returns another thing."""
+    """The new words of a fault.
+
+    The function is called twice: a fault can only be repeated, and judged by any engine, if the function is pure.
+
+    Raises:
+        ValueModelError: the function is not loaded, raises, returns another thing, or other words the second time.
+    """
     name = escape_unprintable(key.rpartition("@")[0])
     if key not in _LOADED:
         raise ValueModelError(
             f"the fault needs the value model {name}, which this process has not loaded; name its file: --fault FILE.py:{name}"
         )
     function = _LOADED[key].function
+    count = _argument_count(name, function)
     try:
-        result = function(*(words.copy(), random, dtype)[: _argument_count(name, function)])
+        result, again = (function(*(words.copy(), random.copy(), dtype)[:count]) for _ in range(2))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit as well: it is no outcome of a trial
@@ -146,11 +153,16 @@ def apply_function(key: str, words: Array, random: Array, dtype: str) -> Array:
     if not isinstance(result, np.ndarray) or (result.dtype, result.shape) != (words.dtype, words.shape):
         got = f"{result.dtype} of shape {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
         raise ValueModelError(f"value model {name} returned {got}; expected {words.dtype} of shape {words.shape}")
+    if not np.array_equal(result, again):
+        raise ValueModelError(
+            f"value model {name} returned different values for the same bits; it must be a pure function of its arguments, "
+            "without state and without random numbers of its own: use the argument random"
+        )
     return result
 
 
 def _argument_count(name: str, function: Callable[..., Any]) -> int:
-    """How many of words, random and dtype a function takes; raises ``UsageError``."""
+    """Number of arguments (of words, random and dtype) that a function takes; raises ``UsageError``."""
     parameters = inspect.signature(function).parameters.values()
     count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     if count != len(parameters) or not 1 <= count <= MOST_ARGUMENTS:

@@ -1,4 +1,4 @@
-"""What a guard reports besides alarms: recoveries that are not exact, the stop where nothing helps, and what it cost."""
+"""Warnings and errors of a guard: recoveries that are not exact, the stop where nothing helps, and its cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RepeatabilityWarning(UserWarning):
 
 
 class NotRepeatable(UnsilentError):
-    """The same as an error, for a guard with ``strict=True``. The oldest state kept was put back."""
+    """A recovery may not be exact: the error of a guard with ``strict=True``. The oldest state kept was put back."""
 
     exit_code = 17
 
@@ -36,16 +36,16 @@ class GuardStop(UnsilentError):
     exit_code = 17
 
     def __init__(self, alarm: Alarm, first: Alarm, steps: int = 0) -> None:
-        what = "; the loop was left, so its last steps cannot be executed again"
+        reason = "; the loop was left, so its last steps cannot be executed again"
         if steps:
-            what = (
+            reason = (
                 f", although the last {steps} iteration{'s' if steps > 1 else ''} ran again (first alarm at {first.summary}); "
                 "the fault is not transient, the fault is older than these iterations, or the bound is too tight: check this "
                 "device, or give Guard a larger "
                 "factor or snapshot_count"
             )
         super().__init__(
-            f"{alarm.summary}{what}. The oldest kept state was restored; it is sound unless the fault is older"
+            f"{alarm.summary}{reason}. The oldest kept state was restored; it is sound unless the fault is older"
         )
         self.alarm, self.first = alarm, first
 

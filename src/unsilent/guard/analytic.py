@@ -36,7 +36,7 @@ class AnalyticBounds:
     """Ask a guard for analytic bounds, measured in its first step.
 
     Args:
-        loss_terms: That the loss of one step is the mean of. None: the samples, which is right where a loss
+        loss_terms: Number of terms that the loss of one step is the mean of. None: the samples, which is right where a loss
             is averaged over samples, and too loose by the root of the length where it is averaged over tokens
             (then give batch times length).
     """
@@ -69,8 +69,8 @@ class GradientTermCounter:
         for hook in self._hooks:
             hook.remove()
 
-    def _batch(self, model: nn.Module, args: Any, given: Any) -> None:
-        inputs = [x for x in (*args, *given.values()) if isinstance(x, Tensor) and x.ndim]
+    def _batch(self, model: nn.Module, args: Any, keyword_arguments: Any) -> None:
+        inputs = [x for x in (*args, *keyword_arguments.values()) if isinstance(x, Tensor) and x.ndim]
         if model.training and inputs:
             self.samples += len(inputs[0])
 
@@ -82,19 +82,19 @@ class GradientTermCounter:
             self.sums[id(parameter)] = self.sums.get(id(parameter), 0) + count
 
 
-def _positions(layer: nn.Module, given: Any, output: Tensor) -> int:
-    """How many terms a weight's gradient sums up; 0: not known."""
+def _positions(layer: nn.Module, layer_input: Any, output: Tensor) -> int:
+    """Number of terms that a weight's gradient sums up; 0: not known."""
     weight = getattr(layer, "weight", None)
     if not (isinstance(weight, Tensor) and weight.numel()):
         return 0
     if isinstance(layer, _ConvTransposeNd):
-        return int(max(output.numel() // layer.out_channels, given.numel() // layer.in_channels))
+        return int(max(output.numel() // layer.out_channels, layer_input.numel() // layer.in_channels))
     if isinstance(layer, _ConvNd):
         return output.numel() // layer.out_channels
     if isinstance(layer, nn.Linear):
         return output.numel() // layer.out_features
     if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
-        return int(given.numel())
+        return int(layer_input.numel())
     return output.numel() // weight.numel() if "Norm" in type(layer).__name__ else 0
 
 

@@ -33,12 +33,12 @@ class ExceededBound(NamedTuple):
 
 
 class Bounds:
-    """What is remembered now, and the bounds of it.
+    """Tensors that are remembered now, and their bounds.
 
     Args:
-        factor: Of the calibrated ones.
-        fixed: By name; they hold from the first step on.
-        rule: What alarms call the fixed ones.
+        factor: Factor of the calibrated bounds.
+        fixed: Bounds by name that hold from the first step on.
+        rule: Name of the fixed bounds in alarms.
     """
 
     def __init__(self, factor: float = FACTOR, fixed: Mapping[str, float] | None = None, rule: str = FIXED) -> None:
@@ -55,7 +55,7 @@ class Bounds:
         self._place_fixed()
 
     def update_tensors(self, parts: Sequence[WatchedTensor]) -> bool:
-        """These are remembered now; what was learnt of one of this name stays. Whether they are others than before."""
+        """Remember these tensors; what was learnt of one of this name stays. Whether they are others than before."""
         names = [part.name for part in parts]
         if names == self._names:
             return False

@@ -1,4 +1,4 @@
-"""What one execution of steps depended on, recorded so that a second execution can be compared with the first.
+"""Record of what an execution of steps depended on, so that a second execution can be compared with the first.
 
 Recorded are the inputs of the model (a fingerprint, computed on their device), the numbers in ``param_groups`` at each step of an
 optimizer, and, when the step is over, the states of random generators. Nothing waits for a device before two executions are
@@ -33,7 +33,7 @@ SAMPLE = 16384
 
 
 class IterationStart(NamedTuple):
-    """What an iteration began with."""
+    """Fingerprints and settings that an iteration began with."""
 
     batch: Tensor
     settings: list[dict[str, Any]]
@@ -43,13 +43,13 @@ class IterationStart(NamedTuple):
 
 @dataclass(eq=False)
 class ExecutionRecord:
-    """One execution of some steps.
+    """Record of one execution of some steps.
 
     Attributes:
-        iteration_starts: Of each iteration a fingerprint of its batch, the settings of all parameter groups,
+        iteration_starts: Start of each iteration: a fingerprint of its batch, the settings of all parameter groups,
             how many parameters have a gradient, and numbers of schedulers.
-        inputs: Of each forward pass of the model a fingerprint, int64 tensors.
-        settings: At each optimizer step the optimizer's number and, of each parameter group, its settings.
+        inputs: Fingerprint of each forward pass of the model, int64 tensors.
+        settings: Number of the optimizer and settings of each parameter group, at each optimizer step.
         generators: States at the end, by name.
     """
 
@@ -67,7 +67,7 @@ class ExecutionRecord:
 
 
 class ReplayableIteration(NamedTuple):
-    """What an iteration began with, what puts the generators of then back, and what returns the variables that it can reach."""
+    """Start of an iteration, what puts the generators of then back, and what returns the variables that it can reach."""
 
     item: Any
     restore_generators: Callable[[], None]
@@ -93,12 +93,12 @@ class SnapshotSegment:
     """The iterations from one state that is kept to the next.
 
     Attributes:
-        execution: What it depended on.
-        variables: What the variables of the loop led to when the state was kept.
+        execution: Record of what it depended on.
+        variables: Values that the variables of the loop led to when the state was kept.
         updates: The count of updates when the last iteration began; it goes up with every step of an
             optimizer.
-        iterations: Since the state was kept.
-        steps: That had ended when the last iteration began.
+        iterations: Iterations since the state was kept.
+        steps: Number of steps that had ended when the last iteration began.
     """
 
     execution: ExecutionRecord
@@ -112,13 +112,13 @@ class SnapshotSegment:
         return self.steps + (updates != self.updates or len(self.iterations) >= LONGEST_STEP)
 
     def begin_iteration(self, iteration: ReplayableIteration, updates: int) -> None:
-        """One more iteration begins, at this count of updates."""
+        """Begin one more iteration, at this count of updates."""
         self.steps, self.updates = self.steps_ended(updates), updates
         self.iterations.append(iteration)
 
 
 def input_differences(first: ExecutionRecord, again: ExecutionRecord) -> Iterator[str]:
-    """How what two executions were given differs, in words: what does not follow from the state they started from.
+    """Differences of what two executions were given, in words: what does not follow from the state they started from.
 
     A fault in the first execution does not change these, so that they can be compared even with a faulty execution.
     """
@@ -138,38 +138,38 @@ def input_differences(first: ExecutionRecord, again: ExecutionRecord) -> Iterato
         for (_, groups), (_, groups_again) in zip(first.settings, again.settings, strict=True):
             for text in settings_differ(groups, groups_again):
                 yield f"{text} (give Guard the scheduler, or take the number that sets it from the batch)"
-    for one, other in zip(first.iteration_starts, again.iteration_starts, strict=False):
-        yield from _begun_differently(one, other)
+    for start, start_again in zip(first.iteration_starts, again.iteration_starts, strict=False):
+        yield from _begun_differently(start, start_again)
 
 
 BETWEEN = "work between steps is not executed again: make it part of the step"
 
 
-def _begun_differently(one: IterationStart, other: IterationStart) -> Iterator[str]:
-    """How what an iteration began with differs, in words."""
-    if int(one.batch) != int(other.batch):
+def _begun_differently(start: IterationStart, start_again: IterationStart) -> Iterator[str]:
+    """Differences of two starts of an iteration, in words."""
+    if int(start.batch) != int(start_again.batch):
         yield "a batch was changed in place (change a copy of the batch instead)"
-    for text in settings_differ(one.settings, other.settings):
+    for text in settings_differ(start.settings, start_again.settings):
         yield f"before a step {text} ({BETWEEN})"
-    if one.gradients != other.gradients:
+    if start.gradients != start_again.gradients:
         yield (
-            f"before a step {other.gradients} parameters had gradients instead of {one.gradients} (zero_grad() outside of the "
-            "step is not executed again: call it in the step)"
+            f"before a step {start_again.gradients} parameters had gradients instead of {start.gradients} (zero_grad() outside "
+            "of the step is not executed again: call it in the step)"
         )
-    for name, number in one.schedules.items():
-        if not _same(number, now := other.schedules.get(name, number)):
+    for name, number in start.schedules.items():
+        if not _same(number, now := start_again.schedules.get(name, number)):
             yield f"before a step {name} was {now!r} instead of {number!r} ({BETWEEN})"
 
 
 def settings_differ(groups: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """How the settings of parameter groups differ, in words."""
+    """Differences of the settings of parameter groups, in words."""
     if len(groups) != len(again):
         yield f"there were {len(again)} parameter groups instead of {len(groups)}"
         return
-    for number, (one, other) in enumerate(zip(groups, again, strict=True)):
-        for key in one:
-            if not _same(one[key], other.get(key)):
-                yield f"parameter group {number} had {key}={_text(other.get(key))} instead of {_text(one[key])}"
+    for number, (settings, settings_again) in enumerate(zip(groups, again, strict=True)):
+        for key in settings:
+            if not _same(settings[key], settings_again.get(key)):
+                yield f"parameter group {number} had {key}={_text(settings_again.get(key))} instead of {_text(settings[key])}"
 
 
 def generators_that_differ(first: ExecutionRecord, again: ExecutionRecord) -> list[str]:
@@ -190,13 +190,13 @@ def repetition_differences(
     before its last segment. ``same_end``: the second and the third ended with the same bits.
     """
     causes: list[str] = []
-    for one, other in zip(first, second, strict=True):
-        causes += input_differences(one.execution, other.execution)
-    for one, other in zip(first[:-1], second, strict=False):
-        causes += generators_that_differ(one.execution, other.execution)
-    for one, other in zip(second, third, strict=True):
-        causes += input_differences(one.execution, other.execution)
-        causes += generators_that_differ(one.execution, other.execution)
+    for segment, segment_again in zip(first, second, strict=True):
+        causes += input_differences(segment.execution, segment_again.execution)
+    for segment, segment_again in zip(first[:-1], second, strict=False):
+        causes += generators_that_differ(segment.execution, segment_again.execution)
+    for segment, segment_again in zip(second, third, strict=True):
+        causes += input_differences(segment.execution, segment_again.execution)
+        causes += generators_that_differ(segment.execution, segment_again.execution)
     if not causes and not same_end:
         causes.append(
             "repeating the steps from the same state gave other bits (they use an object that Guard was not given, a random "
@@ -225,8 +225,8 @@ class ExecutionRecorder:
         for number, optimizer in enumerate(optimizers):
             self._hooks.append(optimizer.register_step_pre_hook(self._settings_of(number)))
 
-    def record_iteration_start(self, item: Any, others: Sequence[Any]) -> None:
-        """An iteration begins, with this batch; ``others``: schedulers and the like."""
+    def record_iteration_start(self, item: Any, stateful_objects: Sequence[Any]) -> None:
+        """An iteration begins, with this batch; ``stateful_objects``: schedulers and the like."""
         settings = [settings_of_group(group) for optimizer in self._optimizers for group in optimizer.param_groups]
         gradients = sum(
             p.grad is not None and self._gradients
@@ -235,10 +235,10 @@ class ExecutionRecorder:
             for p in g["params"]
         )
         schedules = {
-            f"{type(other).__name__} {key}": value
-            for other in others
-            if isinstance(other, (LRScheduler, GradScaler))
-            for key, value in other.state_dict().items()
+            f"{type(stateful).__name__} {key}": value
+            for stateful in stateful_objects
+            if isinstance(stateful, (LRScheduler, GradScaler))
+            for key, value in stateful.state_dict().items()
             if type(value) in (int, float)
         }
         self.current_execution.iteration_starts.append(
@@ -294,16 +294,16 @@ def settings_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and (one == other if len(one) > 100 else all(map(_same, one, other)))
-    return bool(one == other) or (one != one and other != other)
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return np.array_equal(first, second)
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(_same(first[key], second[key]) for key in first)
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return len(first) == len(second) and (first == second if len(first) > 100 else all(map(_same, first, second)))
+    return bool(first == second) or (first != first and second != second)
 
 
 def _text(value: Any) -> str:

@@ -53,7 +53,7 @@ from unsilent.guard.execution_record import (
     SnapshotSegment,
     repetition_differences,
 )
-from unsilent.guard.guard_plan import announce, make_plan
+from unsilent.guard.guard_plan import make_plan
 from unsilent.guard.live_steps import LiveSteps
 from unsilent.guard.loop_state import (
     LoopVariables,
@@ -89,14 +89,15 @@ class Guard:
     """Watches and recovers one training; a context manager that checks the last step and closes itself.
 
     Args:
-        model: What is trained; its parameters, buffers and moving statistics.
-        optimizers: One, or several. stateful_objects: schedulers, loss scalers and the like, with
+        model: Model that is trained; its parameters, buffers and moving statistics.
+        optimizers: One, or several.
+        stateful_objects: Schedulers, loss scalers and the like, with
             ``state_dict`` and ``load_state_dict``, and random generators that the loop uses. Schedulers,
             scalers and generators that variables of the loop lead to are found without being given.
-        factor: Of the calibrated bounds.
+        factor: Factor of the calibrated bounds.
         bounds: Largest magnitudes by name of the tensor (see `names`), or `AnalyticBounds`; what these do not
             cover is calibrated.
-        snapshot_location: Where states are kept: ``device``, ``host`` or ``file``.
+        snapshot_location: Place of kept states: ``device``, ``host`` or ``file``.
         snapshot_gradients: Keep those, too; False where every step begins by setting them to zero.
         snapshot_interval: Steps from one kept state to the next; after an alarm, at most ``snapshot_interval *
             snapshot_count`` steps are executed again, whose batches stay in memory. None: 4, or 16 on CUDA.
@@ -104,20 +105,20 @@ class Guard:
         spread: Steps in which every watched tensor is checked once: each step checks one of so many parts.
             None: 1, or 8 on CUDA.
         delayed_check: Read the magnitudes of a step after the next one; None: where they are on CUDA.
-        ranks: Whose magnitudes count, so that all go back together: ``all`` of torch.distributed where it is
+        ranks: Ranks whose magnitudes count, so that all go back together: ``all`` of torch.distributed where it is
             in use, ``alone``, or a process group.
         strict: A recovery that may not be exact is an error, not a warning.
-        on_alarm: Is called with every alarm.
-        check: What finds alarms; None: the magnitudes of parameters, moments and moving statistics.
+        on_alarm: Called with every alarm.
+        check: Check that finds alarms; None: the magnitudes of parameters, moments and moving statistics.
         replay: Executes steps again only to compare them; None: they are executed again to go on from there.
 
     Raises:
         UsageError: the model or an optimizer is guarded already, an optimizer remembers no gradients, a part cannot be put back.
 
     Attributes:
-        alarms: All there were.
-        recoveries: How often steps were executed again.
-        overhead: What it cost.
+        alarms: Alarms so far.
+        recoveries: Number of times that steps were executed again.
+        overhead: Time that the guard took.
         plan: How soon it notices a fault, and what it keeps for that (`GuardPlan`); logged before the first state is kept.
     """
 
@@ -141,8 +142,8 @@ class Guard:
         replay: Replay | None = None,
     ) -> None:
         self._model = model
-        further = [other for other in stateful_objects if isinstance(other, Optimizer)]
-        stateful_objects = tuple(other for other in stateful_objects if not isinstance(other, Optimizer))
+        further = [value for value in stateful_objects if isinstance(value, Optimizer)]
+        stateful_objects = tuple(value for value in stateful_objects if not isinstance(value, Optimizer))
         self._optimizers = _with_bases(
             [*checked_optimizers("Guard", model, optimizers, _guarded.__contains__), *further]
         )
@@ -183,6 +184,7 @@ class Guard:
         self._check_steps: StepCheck = check or MagnitudeCheck(
             model, self._optimizers, factor, bounds, ranks, self.overhead, self.plan.spread
         )
+        # Last: what could not be guarded can be given to another Guard.
         _guarded.update((model, *self._optimizers))
 
     def close(self) -> None:
@@ -207,11 +209,11 @@ class Guard:
 
     @property
     def nbytes(self) -> int:
-        """Memory that all states take, but for what ``others`` hold."""
+        """Memory that all states take, but for what ``stateful_objects`` hold."""
         return self._ring.nbytes
 
     def names(self) -> list[str]:
-        """Of tensors that are watched now: ``fc.weight/exp_avg``, ``bn1.running_var``, ``fc.weight``; moments after a step."""
+        """Names of tensors that are watched now, such as ``fc.weight/exp_avg`` and ``bn1.running_var``; moments after a step."""
         return [part.name for part in find_watched_tensors(self._model, self._optimizers)]
 
     def magnitudes(self) -> Floats:
@@ -222,7 +224,7 @@ class Guard:
         """Begin with the bounds of a guard that has seen these clean steps: for a run that starts in the middle.
 
         Args:
-            names: As of `names`; what is not remembered yet is learnt for later.
+            names: Names as of `names`; what is not remembered yet is learnt for later.
             largest: `magnitudes` after each step, float64[steps, n]; NaN where there was no such tensor
                 yet.
 
@@ -234,7 +236,7 @@ class Guard:
         self._check_steps.bounds.learn(names, largest)
 
     def lengthen(self, steps: int) -> None:
-        """From now on keep states so far apart that at least so many steps can be executed again."""
+        """Keep states from now on so far apart that at least so many steps can be executed again."""
         self.plan = replace(self.plan, interval=max(self.plan.interval, steps))
 
     # -- what a loop calls -------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ class Guard:
             self._in_loop = False
 
     def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
-        """One step, ``run(*arguments)``, that can be run again with the same arguments; returns what it returned last."""
+        """Run a step, ``run(*arguments)``, that can be run again with the same arguments; returns what it returned last."""
         again = RepeatableStep(run, arguments, self._results)
         self.begin(again, variables=run)
         again()
@@ -337,7 +339,7 @@ class Guard:
         return self._watch.changed_since(self._segments[0].variables, self._variables()) if self._segments else []
 
     def batches(self) -> Sequence[Any]:
-        """Those of the iterations since the oldest state, as far as they are known."""
+        """Batches of the iterations since the oldest state, as far as they are known."""
         return self._live_steps().batches()
 
     def discard_snapshots(self) -> None:
@@ -377,16 +379,16 @@ class Guard:
             fresh = not self._segments or self._segments[-1].steps_ended(updates) >= self.plan.interval
         if fresh:
             if not self._ring.nbytes:
-                announce(self.plan, self._ring.live_tensors(), self._where, log)
-            kept = self._watch.keep(self._variables())
+                log.info("guard: %s", self.plan.sentence(self._ring.live_tensors(), self._where))
+            variables = self._watch.keep(self._variables())
             put_back = save_generator_states(self._ring.generators)
             self._recorder.current_execution = ExecutionRecord()
-            segment = SnapshotSegment(self._recorder.current_execution, updates, kept)
+            segment = SnapshotSegment(self._recorder.current_execution, updates, variables)
             self._segments = [*self._segments, segment][-self.plan.states :]
         else:
             put_back = save_generator_states(self._ring.generators)
         self._segments[-1].begin_iteration(ReplayableIteration(item, put_back, self._variables), updates)
-        self._recorder.record_iteration_start(item, self._ring.others)
+        self._recorder.record_iteration_start(item, self._ring.stateful_objects)
         self.overhead.snapshot += time.perf_counter() - begun
 
     def _end(self, whole: bool = False) -> Alarm | None:
@@ -401,19 +403,19 @@ class Guard:
         return self._check(whole)
 
     def _updates(self) -> int:
-        """Goes up with every update of parameters, by a step of an optimizer that calls its hooks or by any write."""
+        """A number that goes up with every update of parameters, by an optimizer that calls its hooks or by any write."""
         return self._recorder.updates + sum(p._version for p in self._model.parameters())
 
     def _search(self) -> None:
         """Find the random generators, schedulers and scalers that the loop can reach, so that they are put back with the rest."""
-        known = {id(one) for one in (*self._generators.values(), *self._ring.others)}
+        known = {id(value) for value in (*self._generators.values(), *self._ring.stateful_objects)}
         for name, used in find_objects(
             self._variables().reachable, lambda value: is_put_back(value, self._optimizers)
         ).items():
             if id(used) in known:
                 continue
             if not isinstance(used, GENERATORS):
-                self._ring.others.append(used)
+                self._ring.stateful_objects.append(used)
                 continue
             try:
                 generator_state(used)
@@ -451,7 +453,7 @@ class Guard:
         return LiveSteps(self._model, self._optimizers, self._ring, self._segments, self._check_steps)
 
     def _recover(self, first: Alarm) -> Iterator[Any]:
-        """Goes back to the oldest state and yields what the iterations since then began with, to be executed again, twice.
+        """Go back to the oldest state and yield what the iterations since then began with, to be executed again, twice.
 
         The first execution may be faulty; what it was given is compared with what the second one is given. The second and the
         third are compared in all that they leave: neither has the fault.
@@ -471,7 +473,7 @@ class Guard:
             second_end = self._watch.contents(self._variables())
             second = self._go_back()
             yield from self._again(second, first, count)
-        except GeneratorExit:
+        except GeneratorExit:  # the loop was left in a repetition, which is reported after it
             self._alarm_when_left = first
             raise
         finally:
@@ -500,11 +502,11 @@ class Guard:
             warnings.warn(
                 text + "take it from the batch: guard.iterate(enumerate(loader))", RepeatabilityWarning, stacklevel=2
             )
-        what = f"{count} iterations and executed them" if count > 1 else "1 iteration and executed it"
+        work = f"{count} iterations and executed them" if count > 1 else "1 iteration and executed it"
         log.warning(
             "%s: went back %s again%s",
             first.summary,
-            what,
+            work,
             "".join(
                 [
                     "; the repeated steps differed, see the warning" if causes else "",
@@ -517,9 +519,9 @@ class Guard:
 
     def _found_late(self) -> list[str]:
         """Schedulers and scalers that are not in the states, because they are newer than the loop."""
-        known = {id(other) for other in self._ring.others}
+        known = {id(value) for value in self._ring.stateful_objects}
         self._search()
-        names = [type(other).__name__ for other in self._ring.others if id(other) not in known]
+        names = [type(value).__name__ for value in self._ring.stateful_objects if id(value) not in known]
         return [f"{', '.join(names)} was created after the loop began (give it to Guard)"] if names else []
 
     def _go_back(self) -> list[SnapshotSegment]:
@@ -587,4 +589,4 @@ def cannot_be_put_back(names: Sequence[str]) -> str:
 def _with_bases(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
     """Optimizers, and those inside of them, whose steps they make (sharpness-aware ones), each once."""
     bases = [v for o in optimizers for v in vars(o).values() if isinstance(v, Optimizer) and v.state is not o.state]
-    return list({id(one): one for one in (*optimizers, *bases)}.values())
+    return list({id(optimizer): optimizer for optimizer in (*optimizers, *bases)}.values())

@@ -1,8 +1,7 @@
-"""What a guard will do and take: how soon a fault is noticed, and the states and batches that are kept to undo it."""
+"""Plan of a guard: how soon a fault is noticed, and the states and batches that are kept to undo it."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,13 +21,13 @@ SPREAD, SPREAD_ON_CUDA = 1, 8
 
 @dataclass(frozen=True)
 class GuardPlan:
-    """How often a guard checks and keeps states.
+    """Intervals at which a guard checks and keeps states.
 
     Attributes:
         interval: Steps from one kept state to the next.
         spread: Steps in which every watched tensor is checked once.
         late: Whether a check is read one step later.
-        states: That are kept.
+        states: Number of states that are kept.
     """
 
     interval: int
@@ -47,7 +46,7 @@ class GuardPlan:
         return self.interval * self.states
 
     def sentence(self, live: Iterable[Tensor], where: str) -> str:
-        """What is said before the first state is kept; ``live``: the tensors of a state as far as they exist."""
+        """The plan as a sentence, before the first state is kept; ``live``: the tensors of a state as far as they exist."""
         tensors = list(live)
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         is_staged = where == "host" and any(tensor.is_cuda for tensor in tensors)
@@ -82,7 +81,7 @@ def make_plan(
 
 
 def states_needed(interval: int, spread: int, late: bool) -> int:
-    """How many states must be kept so that one from before a fault is there when its large value is noticed.
+    """Number of states that must be kept so that one from before a fault is there when its large value is noticed.
 
     In the worst case a fault happens after the check of step s. The tensor is checked again in one of the steps s + 1 to
     s + spread, and with a late check the verdict is known at the end of step s + spread + 1. Let m = spread + late. States are
@@ -91,8 +90,3 @@ def states_needed(interval: int, spread: int, late: bool) -> int:
     steps after s (if s + m is a multiple), so (states - 1) * interval >= m is needed, and is enough.
     """
     return 1 + math.ceil((spread + int(late)) / interval)
-
-
-def announce(plan: GuardPlan, live: Iterable[Tensor], where: str, logger: logging.Logger) -> None:
-    """Log what a guard will do and take."""
-    logger.info("guard: %s", plan.sentence(live, where))

@@ -12,7 +12,7 @@ class HostCopy:
     """Begins to copy a tensor to the host.
 
     Attributes:
-        on_device: It comes from a CUDA device.
+        on_device: Whether it comes from a CUDA device.
         seconds_waited: Seconds that `read` waited for the device.
     """
 

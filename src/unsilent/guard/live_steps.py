@@ -42,7 +42,7 @@ class LiveSteps:
         check: StepCheck,
     ) -> None:
         self.model, self.problem = model, ""
-        iterations = [one for segment in segments for one in segment.iterations]
+        iterations = [iteration for segment in segments for iteration in segment.iterations]
         self._begun = [start.settings for segment in segments for start in segment.execution.iteration_starts]
         self._optimizers, self._ring, self._iterations, self._check = optimizers, ring, iterations, check
 
@@ -52,15 +52,15 @@ class LiveSteps:
         self._check.drop_pending()
 
     def starts(self) -> Sequence[IterationStart]:
-        """What the iterations began with."""
+        """The starts of the iterations."""
 
-        def begin(number: int, one: ReplayableIteration) -> None:
-            self._begin(number, one.restore_generators)
-            self._check.before_again(one.item)
+        def begin(number: int, iteration: ReplayableIteration) -> None:
+            self._begin(number, iteration.restore_generators)
+            self._check.before_again(iteration.item)
 
         return [
-            IterationStart(one.item, functools.partial(begin, number, one))
-            for number, one in enumerate(self._iterations)
+            IterationStart(iteration.item, functools.partial(begin, number, iteration))
+            for number, iteration in enumerate(self._iterations)
         ]
 
     def _begin(self, number: int, restore_generators: Callable[[], object]) -> None:
@@ -78,18 +78,21 @@ class LiveSteps:
         return state_tensors(self.model, self._optimizers)
 
     def batches(self) -> Sequence[Any]:
-        """What the iterations take: batches, or arguments of a step; nothing where a step is a function alone."""
-        return [_batch_of(one.item) for one in self._iterations]
+        """Batches of the iterations, or arguments of a step; nothing where a step is a function alone."""
+        return [_batch_of(iteration.item) for iteration in self._iterations]
 
     def portable(self) -> Any:
         """Batches, and states of random generators, for another rank."""
-        if any(callable(one.item) and not isinstance(one.item, RepeatableStep) for one in self._iterations):
+        if any(
+            callable(iteration.item) and not isinstance(iteration.item, RepeatableStep)
+            for iteration in self._iterations
+        ):
             raise UsageError("a step is a function without arguments, so that its batch is not known")
         put_back = save_generator_states(self._ring.generators)
         try:
             states = []
-            for one in self._iterations:
-                one.restore_generators()
+            for iteration in self._iterations:
+                iteration.restore_generators()
                 states.append([generator_state(generator) for generator in self._generators])
         finally:
             put_back()
@@ -98,18 +101,18 @@ class LiveSteps:
     def starts_of(self, portable: Any) -> Sequence[IterationStart]:
         """Iterations with the batches of another rank, and what its generators drew."""
 
-        def start(number: int, own: Any, batch: Any, states: Sequence[Any]) -> IterationStart:
+        def start(number: int, own_item: Any, batch: Any, states: Sequence[Any]) -> IterationStart:
             def restore() -> None:
                 for generator, state in zip(self._generators, states, strict=False):
                     set_generator_state(generator, state)
 
-            is_step = isinstance(own, RepeatableStep)
-            item = RepeatableStep(own.run, batch, own.results) if is_step else batch
+            is_step = isinstance(own_item, RepeatableStep)
+            item = RepeatableStep(own_item.run, batch, own_item.results) if is_step else batch
             return IterationStart(item, functools.partial(self._begin, number, restore))
 
         return [
-            start(number, one.item, *theirs)
-            for number, (one, theirs) in enumerate(zip(self._iterations, portable, strict=True))
+            start(number, iteration.item, *other_rank)
+            for number, (iteration, other_rank) in enumerate(zip(self._iterations, portable, strict=True))
         ]
 
     @property

@@ -1,4 +1,4 @@
-"""What the code of a loop says about it: variables whose values an iteration takes over, and how the loop gets its batches.
+"""Analysis of the code of a loop: variables whose values an iteration takes over, and how the loop gets its batches.
 
 Read from bytecode, so that it holds for scripts, notebooks and functions alike. What is not understood counts as taken over.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 _ENDS = ("RETURN_", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD", "JUMP_BACKWARD")
 """Beginnings of the names of instructions that are not followed by the next one."""
 _KINDS = ("FAST", "NAME", "GLOBAL", "DEREF")
-"""Of variables."""
+"""Kinds of variables."""
 _GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"})
 """Instructions that name a global variable; what a class body stores by name is an attribute of the class."""
 _QUIET = (
@@ -94,18 +94,20 @@ def _number_at(code: CodeType, offset: int) -> int:
 @lru_cache(maxsize=256)
 def global_names(code: CodeType) -> frozenset[str]:
     """Global variables that the code names, at any depth of functions in it; attributes are not among them."""
-    own = {one.argval for one in dis.get_instructions(code) if one.opname in _GLOBAL}
-    return frozenset(own) | _globals_of_functions(code)
+    named_here = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _GLOBAL}
+    return frozenset(named_here) | _globals_of_functions(code)
 
 
 def _globals_of_functions(code: CodeType) -> frozenset[str]:
-    return frozenset[str]().union(*(global_names(one) for one in code.co_consts if isinstance(one, CodeType)))
+    return frozenset[str]().union(
+        *(global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    )
 
 
 @lru_cache(maxsize=256)
 def _steps(code: CodeType) -> list[_Step]:
     instructions = list(dis.get_instructions(code))
-    number_at = {one.offset: n for n, one in enumerate(instructions)}
+    number_at = {instruction.offset: n for n, instruction in enumerate(instructions)}
     handlers = [
         (entry.start, entry.end, number_at.get(entry.target))
         for entry in getattr(dis.Bytecode(code), "exception_entries", ())
@@ -114,25 +116,25 @@ def _steps(code: CodeType) -> list[_Step]:
     shared = global_names(code) if is_function else _globals_of_functions(code)
     shared |= {*code.co_cellvars, *code.co_freevars}
     result = []
-    for n, one in enumerate(instructions):
-        following = set() if one.opname.startswith(_ENDS) else {n + 1}
-        target = one.argval if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs else None
+    for n, instruction in enumerate(instructions):
+        following = set() if instruction.opname.startswith(_ENDS) else {n + 1}
+        target = instruction.argval if instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs else None
         if target in number_at:
             following.add(number_at[target])
-        following |= {to for start, end, to in handlers if to is not None and start <= one.offset < end}
-        reads, writes = _accesses(one)
-        if not one.opname.startswith(_QUIET) or one.opname.startswith(_LOUD):
+        following |= {to for start, end, to in handlers if to is not None and start <= instruction.offset < end}
+        reads, writes = _accesses(instruction)
+        if not instruction.opname.startswith(_QUIET) or instruction.opname.startswith(_LOUD):
             reads |= shared
         valid = tuple(m for m in following if m < len(instructions))
-        result.append(_Step(one.opname, one.offset, reads, writes, valid))
+        result.append(_Step(instruction.opname, instruction.offset, reads, writes, valid))
     return result
 
 
-def _accesses(one: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
+def _accesses(instruction: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
     """The variables that an instruction reads and writes by name; several accesses in one (Python 3.13) are in order."""
-    names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
     reads, writes = set[str](), set[str]()
-    for access, name in zip(_access_kinds(one.opname), names, strict=False):
+    for access, name in zip(_access_kinds(instruction.opname), names, strict=False):
         if access == "LOAD" and name not in writes:
             reads.add(name)
         elif access in ("STORE", "DELETE"):

@@ -1,4 +1,4 @@
-"""What the variables of a loop lead to, recorded at one moment: numbers, texts, lengths, and which tensors there are.
+"""Record of what the variables of a loop lead to at one moment: numbers, texts, lengths, and which tensors there are.
 
 A record does not put anything back. Two of them tell what has changed in between, by name: ``losses`` (a list that has grown),
 ``ema['fc.weight']`` (another tensor), ``trainer.step`` (a number). Objects are searched as by `find_objects`, nearest first; of
@@ -38,7 +38,7 @@ MOST_OBJECTS = 1000
 MOST_ELEMENTS = 1000
 """Elements of a container that are looked at."""
 MOST_BYTES = 1 << 16
-"""Of an array whose content is recorded."""
+"""Largest array whose content is recorded, in bytes."""
 LENGTH = None
 """The key of how many elements a container has."""
 _PLAIN = (int, float, bool, str, bytes, complex, type(None))
@@ -67,11 +67,11 @@ Path = tuple[str, Any]
 
 @dataclass(frozen=True)
 class LoopRecord:
-    """What variables lead to.
+    """Values and tensors that variables lead to.
 
     Attributes:
         values: Plain values, references to tensors, lengths, kinds of objects; by path.
-        tensors: With memory of their own to be kept, each once, with its name.
+        tensors: Tensors with memory of their own to be kept, each once, with its name.
     """
 
     values: dict[Path, Any]
@@ -86,13 +86,13 @@ class LoopRecord:
         return [path for name, path in by_name.items() if not by_name.keys() & _wholes(name)]
 
     def tensors_at(self, paths: Collection[Path]) -> list[Path]:
-        """Those of some paths where there are tensors, or objects with tensors in them."""
+        """The paths among these where there are tensors, or objects with tensors in them."""
         names = {name_of(path) for path, value in self.values.items() if isinstance(value, weakref.ref)}
         names |= {whole for name in names for whole in _wholes(name)}
         return [path for path in paths if name_of(path) in names]
 
     def contents(self) -> LoopRecord:
-        """The same with fingerprints of tensors in the place of references."""
+        """The record with fingerprints of tensors in the place of references."""
         values = {
             path: Content(int(fingerprint([t])))
             if isinstance(value, weakref.ref) and (t := value()) is not None
@@ -104,7 +104,7 @@ class LoopRecord:
 
 
 def name_of(path: Path) -> str:
-    """As a program would write it."""
+    """The name as a program would write it."""
     holder, key = path
     if key is LENGTH:
         return holder
@@ -119,7 +119,7 @@ def _wholes(name: str) -> set[str]:
 def record_loop(
     variables: Variables, left_out: Collection[int] = (), known: Variables = MappingProxyType({})
 ) -> LoopRecord:
-    """What variables lead to now.
+    """The record of what variables lead to now.
 
     Args:
         left_out: Identities of objects that are not looked at.
@@ -141,7 +141,7 @@ class _Walk:
 
     Attributes:
         values, tensors: Of the record.
-        parts: What is still to be looked at: the name of an object, its parts with their keys, how far it is from a variable.
+        parts: Parts still to be looked at: the name of an object, its parts with their keys, how far it is from a variable.
     """
 
     def __init__(self, left_out: Collection[int], known: Variables) -> None:

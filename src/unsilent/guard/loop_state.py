@@ -1,4 +1,4 @@
-"""What a training loop uses besides model and optimizer: random generators, schedulers, and numbers that it counts with.
+"""State that a loop uses besides model and optimizer: random generators, schedulers, and numbers that it counts with.
 
 Both are looked for where a step can reach them: local variables of the frame that runs the loop, arguments, closures and
 ``self`` of functions, and the globals that their code names. Objects are searched a few attributes deep, nearest first.
@@ -7,6 +7,7 @@ Both are looked for where a step can reach them: local variables of the frame th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import random
 import sys
@@ -68,8 +69,8 @@ def variables_of_loop(frame: FrameType | None) -> LoopVariables:
     here = here or frame
     if here is None:
         return LoopVariables()
-    code, own = here.f_code, here.f_locals
-    result = {**_globals_named(code, here.f_globals), **own}
+    code, local_variables = here.f_code, here.f_locals
+    result = {**_globals_named(code, here.f_globals), **local_variables}
     taken = names_taken_over(code, here.f_lasti)
     taken_over = {name: value for name, value in result.items() if name in taken}
     if here.f_code.co_flags & CO_OPTIMIZED and sys.version_info < (3, 13):
@@ -91,26 +92,22 @@ def variables_of_function(function: Callable[..., Any]) -> Variables:
     result.update(_numbered(function.__defaults__ or ()))
     result.update(function.__kwdefaults__ or {})
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
             result[name] = cell.cell_contents
-        except ValueError:
-            pass  # a variable that has no value yet
     return result
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
     """Attributes that an object itself has, by name: those in its ``__dict__``, and those in ``__slots__`` of its classes."""
-    own = getattr(value, "__dict__", None)
-    result = dict(own) if isinstance(own, Mapping) else {}
+    attributes = getattr(value, "__dict__", None)
+    result = dict(attributes) if isinstance(attributes, Mapping) else {}
     for kind in type(value).__mro__:
         if "__slots__" not in vars(kind):
             continue
         for name, slot in list(vars(kind).items()):
             if isinstance(slot, MemberDescriptorType):
-                try:
+                with contextlib.suppress(AttributeError):  # it has no value yet
                     result.setdefault(name, slot.__get__(value))
-                except AttributeError:
-                    pass  # it has no value yet
     return result
 
 
@@ -141,7 +138,7 @@ def find_objects(variables: Variables, wanted: Callable[[Any], bool]) -> dict[st
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object consists of, each part with its name."""
+    """Parts of an object, each with its name."""
     if isinstance(value, (FunctionType, MethodType, functools.partial)):
         yield from ((f"{name}: {key}", part) for key, part in variables_of_function(value).items())
     elif isinstance(value, GeneratorType):

@@ -1,4 +1,4 @@
-"""Which tensors that a loop leads to, besides those of model and optimizers, are put back with them: averages of weights.
+"""Choice of tensors of a loop, besides those of model and optimizers, that are put back with them: averages of weights.
 
 A tensor that is new is kept with one state. If it has changed until the next one it is kept with all of them; if not, its version
 (which torch raises with every write but those through ``.data``) tells when that begins.
@@ -20,7 +20,7 @@ NEW, CHANGING, STILL = "new", "changing", "still"
 
 
 class _Known(NamedTuple):
-    """What is known of a tensor, and the version that it had then."""
+    """Kind of a tensor as far as it is known, and the version that it had then."""
 
     kind: str
     version: int
@@ -38,7 +38,7 @@ class LoopTensors:
         self._known = WeakIdKeyDictionary()
 
     def choose(self, tensors: Sequence[Tensor], newest: HeldTraining | None) -> list[Tensor]:
-        """Those that are to be kept now; ``newest``: the state kept before."""
+        """The tensors that are to be kept now; ``newest``: the state kept before."""
         chosen, used = [], 0
         for tensor in tensors:
             known = self._known.get(tensor)
@@ -58,7 +58,7 @@ class LoopTensors:
         return chosen
 
 
-def versions_of(tensors: Sequence[tuple[str, Tensor]], kept: Sequence[Tensor]) -> Mapping[str, tuple[Tensor, int]]:
+def versions_of(tensors: Sequence[tuple[str, Tensor]], restored: Sequence[Tensor]) -> Mapping[str, tuple[Tensor, int]]:
     """Name -> tensor and version, of those that are not kept."""
-    own = {id(tensor) for tensor in kept}
-    return {name: (tensor, tensor._version) for name, tensor in tensors if id(tensor) not in own}
+    restored_ids = {id(tensor) for tensor in restored}
+    return {name: (tensor, tensor._version) for name, tensor in tensors if id(tensor) not in restored_ids}

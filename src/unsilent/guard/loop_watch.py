@@ -2,25 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.guard.loop_hooks import hooks_changed, hooks_of
 from unsilent.guard.loop_record import Content, Length, LoopRecord, Opaque, Path, name_of, record_loop
 from unsilent.guard.loop_state import LoopVariables, Variables, find_objects
 from unsilent.guard.loop_tensors import LoopTensors, versions_of
 from unsilent.recovery.ring import SnapshotRing
 from unsilent.report.text import count_text
 
+_OF_MODULES = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
+_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_OWN = f"{__name__.partition('.')[0]}."
+
+
+def hooks_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, tuple[Any, ...]]:
+    """Keys of hooks, which torch gives once only, by the place of the hooks in words; but for those of this package."""
+    result = {}
+    for kind, owner, hooks in _tables(model, optimizers):
+        if hooks and (keys := tuple(key for key, hook in hooks.items() if not _is_own(hook))):
+            result[f"{kind.strip('_')} of {owner}"] = keys
+    return result
+
+
+def hooks_changed(then: Mapping[str, tuple[Any, ...]], now: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    """Places where hooks are others than then."""
+    return [place for place in dict.fromkeys((*then, *now)) if then.get(place) != now.get(place)]
+
+
+def _tables(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, str, Mapping[Any, Any] | None]]:
+    """The kind of some hooks, whose they are, and the hooks by key."""
+    for name, module in model.named_modules():
+        for kind in _OF_MODULES:
+            yield kind, name or "the model", vars(module).get(kind)
+    for name, parameter in model.named_parameters():
+        for kind in _OF_PARAMETERS:
+            yield kind, name, getattr(parameter, kind)
+    owners = [(f"optimizer {number}", vars(optimizer)) for number, optimizer in enumerate(optimizers)]
+    shared = [(f"every {kind.__name__}", vars(sys.modules[kind.__module__])) for kind in (nn.Module, Optimizer)]
+    for owner, parts in (*owners, *shared):
+        for kind, hooks in parts.items():
+            if kind.endswith("_hooks") and isinstance(hooks, Mapping):
+                yield kind, owner, hooks
+
+
+def _is_own(hook: Any) -> bool:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", "")).startswith(_OWN)
+
+
 MOST_NAMES = 5
 """Names that one sentence has."""
 
 
 class KeptVariables(NamedTuple):
-    """What variables led to when a state was kept.
+    """Record of what variables led to when a state was kept.
 
     ``versions``: of tensors that are not part of the state. ``hooks``: of the model and its optimizers.
     """
@@ -68,11 +110,11 @@ class LoopWatch:
         return [*dict.fromkeys((*changed, *_written(then), *self.hooks_changed(then)))]
 
     def hooks_changed(self, then: KeptVariables) -> list[str]:
-        """Where the model and its optimizers have other hooks than when a state was kept."""
+        """Places where the model and its optimizers have other hooks than when a state was kept."""
         return hooks_changed(then.hooks, hooks_of(self._model, self._optimizers))
 
     def not_restored(self, then: KeptVariables, variables: LoopVariables) -> tuple[list[str], list[Path]]:
-        """What has changed since a state was kept, or is new or gone, and is not put back: tensors by name, other values by path.
+        """Changes since a state was kept that are not put back: tensors by name, other values by path.
 
         A container that has grown is one of the values, also where it has tensors.
         """
@@ -92,16 +134,16 @@ class LoopWatch:
         return record_loop(variables.reachable, self._left_out()).contents()
 
     def _now(self, then: KeptVariables, variables: LoopVariables) -> LoopRecord:
-        """What the variables of then lead to now; the record of then where each step is a function with variables of its own."""
+        """The record of what the variables of then lead to now; that of then where each step is a function with its own."""
         if variables.owner is not then.owner:
             return then.record
         return self._record(variables.taken_over, variables.reachable)
 
     def _record(self, variables: Variables, known: Variables) -> LoopRecord:
-        return record_loop(variables, self._left_out() | {id(one) for one in self._fetching}, known)
+        return record_loop(variables, self._left_out() | {id(value) for value in self._fetching}, known)
 
     def _left_out(self) -> set[int]:
-        return {id(one) for one in (*self._restored, *self._ring.others, *self._ring.generators)}
+        return {id(value) for value in (*self._restored, *self._ring.stateful_objects, *self._ring.generators)}
 
 
 def differing_values(
@@ -110,7 +152,7 @@ def differing_values(
     """Tensors, then other values, that two repetitions of the same steps left otherwise, in words.
 
     Args:
-        first: Before the repetitions.
+        first: Record before the repetitions.
         also: Paths of values that are known to have changed.
     """
     paths = second.changed(third)

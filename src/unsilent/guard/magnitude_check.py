@@ -33,7 +33,7 @@ from unsilent.guard.watched_tensors import (
 
 
 class StepCheck(Protocol):
-    """What a guard asks after each step."""
+    """A check that a guard makes after each step."""
 
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
         """An alarm in the step before this one if it was not checked yet, or in this one unless ``late``.
@@ -60,7 +60,7 @@ class StepCheck(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """End, as nothing more is asked."""
         ...
 
 
@@ -73,7 +73,7 @@ class MagnitudeCheck:
         overhead: Steps are counted and times are added there.
 
     Attributes:
-        bounds: Of every tensor.
+        bounds: Bounds of every tensor.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class MagnitudeCheck:
             self._positions.close()
 
     def before_again(self, item: Any) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def drop_pending(self) -> None:
         """Forget the step that is not read yet."""
@@ -211,8 +211,8 @@ class MagnitudeCheck:
             and stepped()
         ):
             raise UsageError(no_gradient_history_message(self._optimizers[0]))
-        others = self.bounds.update_tensors(parts)
-        if others and (group := process_group_for(self._ranks)) is not None:
+        changed = self.bounds.update_tensors(parts)
+        if changed and (group := process_group_for(self._ranks)) is not None:
             check_alike(parts, group)
         if self._analytic and self._positions and any(o.state for o in self._optimizers):
             self.bounds.set_fixed_bounds(

@@ -20,7 +20,7 @@ class MagnitudePass:
     """Finds the largest magnitudes of some tensors each time it is called.
 
     Args:
-        parts: The tensors.
+        parts: Tensors of this pass.
 
     The first call on tensors at their places finds them directly, the second captures that as a CUDA graph, and later ones
     launch the graph. Where a tensor has moved, it begins anew.

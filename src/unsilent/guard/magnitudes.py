@@ -66,8 +66,8 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
         places = [place for place, tensor in enumerate(tensors) if (tensor.dtype in narrow) is is_narrow]
         if places:
             wider: dict[str, Any] = {"dtype": torch.float32 if is_cpu else torch.float64} if is_narrow else {}
-            found = torch._foreach_norm([tensors[place] for place in places], 2, **wider)
-            for place, norm in zip(places, found, strict=True):
+            norms_found = torch._foreach_norm([tensors[place] for place in places], 2, **wider)
+            for place, norm in zip(places, norms_found, strict=True):
                 norms[place] = norm
     if len({(norm.dtype, norm.device) for norm in norms}) > 1:
         norms = [norm.to(device, torch.float64) for norm in norms]
@@ -75,7 +75,7 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _small_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """The same of small tensors in float32 on the CPU: one call for all."""
+    """Norms of small tensors in float32 on the CPU: one call for all."""
     flat = _flatten_dense_tensors(list(tensors)).numpy()
     starts = np.cumsum([0, *(tensor.numel() for tensor in tensors[:-1])])
     return torch.from_numpy(np.sqrt(np.add.reduceat(np.square(flat, dtype=np.float64), starts)))
@@ -91,7 +91,7 @@ class ReusedSum:
     def take(self, parts: Sequence[Tensor]) -> Tensor:
         """The sum of the parts; it is good until the next one is taken."""
         first = parts[0]
-        kinds = {(type(one), one.shape, one.dtype, one.device, one.layout) for one in parts}
+        kinds = {(type(part), part.shape, part.dtype, part.device, part.layout) for part in parts}
         if (
             len(parts) == 1
             or len(kinds) > 1
@@ -103,8 +103,8 @@ class ReusedSum:
         if self._memory.dtype != first.dtype or self._memory.numel() < first.numel():
             self._memory = first.new_empty(first.numel())
         result = torch.add(parts[0], parts[1], out=self._memory[: first.numel()].view(first.shape))
-        for one in parts[2:]:
-            result += one
+        for part in parts[2:]:
+            result += part
         return result
 
 
@@ -127,7 +127,7 @@ def largest_magnitudes(tensors: Sequence[Tensor], squares: Sequence[bool] = ()) 
 
 
 def _largest_on_cpu(tensors: Sequence[Tensor], squares: NDArray[np.bool_]) -> Tensor:
-    """The same on the CPU, where a norm would take fifteen times as long."""
+    """Largest magnitudes on the CPU, where a norm would take fifteen times as long."""
     least, most = np.zeros(len(tensors)), np.zeros(len(tensors))
     small, sizes, rest, ends = [], [], [], list[Tensor]()
     for number, tensor in enumerate(tensors):

@@ -1,4 +1,4 @@
-"""Which models and optimizers have a monitor, and whether one can be made for some."""
+"""Models and optimizers that have a monitor, and whether one can be made for some."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.sites.modules import unwrapped
 
 MONITORED: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
-"""Those of monitors that are not closed."""
+"""Models and optimizers of monitors that are not closed."""
 
 
 def is_monitored(part: nn.Module | Optimizer) -> bool:
@@ -30,31 +30,35 @@ def checked_optimizers(
     """The optimizers, which train something of the model; raises ``UsageError``.
 
     Args:
-        kind: What they are for: ``Monitor`` or ``Guard``.
+        kind: Class that they are for: ``Monitor`` or ``Guard``.
         is_taken: Whether a part has one already.
     """
-    found = (
+    chosen = (
         [optimizers]
         if isinstance(optimizers, Optimizer)
         else list(optimizers)
         if isinstance(optimizers, Sequence)
         else []
     )
-    if not isinstance(model, nn.Module) or not found or not all(isinstance(one, Optimizer) for one in found):
-        given = f"{type(model).__name__}, {type(optimizers).__name__}"
+    if (
+        not isinstance(model, nn.Module)
+        or not chosen
+        or not all(isinstance(optimizer, Optimizer) for optimizer in chosen)
+    ):
+        arguments = f"{type(model).__name__}, {type(optimizers).__name__}"
         raise UsageError(
-            f"{kind}({given}) was given; expected a module and a torch optimizer, or a list: {kind}(model, optimizer)"
+            f"{kind}({arguments}) was given; expected a module and a torch optimizer, or a list: {kind}(model, optimizer)"
         )
-    parts: list[nn.Module | Optimizer] = [model, *found]
+    parts: list[nn.Module | Optimizer] = [model, *chosen]
     for part in parts:
         if is_taken(part):
             raise UsageError(
                 f"this {type(part).__name__} has a {kind.lower()} already; make one {kind} per training, or close() the first"
             )
-    own = {id(parameter) for parameter in nn.Module.parameters(model)}
-    trained = {id(p) for one in found for group in one.param_groups for p in group["params"]}
-    if own and trained and not own & trained:
+    of_model = {id(parameter) for parameter in nn.Module.parameters(model)}
+    trained = {id(p) for optimizer in chosen for group in optimizer.param_groups for p in group["params"]}
+    if of_model and trained and not of_model & trained:
         raise UsageError(
-            f"no parameter of {type(found[0]).__name__} belongs to this {type(model).__name__}; give the optimizer of this model"
+            f"no parameter of {type(chosen[0]).__name__} belongs to this {type(model).__name__}; give the optimizer of this model"
         )
-    return found
+    return chosen

@@ -66,7 +66,7 @@ class PendingMagnitudes:
     """Begins to find the largest magnitudes of what is remembered now; the program need not wait for it.
 
     Attributes:
-        numbers: Of the tensors among all that are watched.
+        numbers: Numbers of the tensors among all that are watched.
         seconds_waited: Seconds that other ranks and the device were waited for.
     """
 

@@ -1,4 +1,4 @@
-"""What a guard watches, as named tensors: moments of optimizers, moving statistics and parameters; their largest magnitudes."""
+"""Tensors that a guard watches, and their largest magnitudes: moments, moving statistics and parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 class WatchedTensor(NamedTuple):
-    """One tensor: its name (``fc.weight/exp_avg``, ``bn1.running_var``), its kind, the parameter or buffer it belongs to.
+    """A watched tensor: its name (``fc.weight/exp_avg``), its kind, the parameter or buffer it belongs to.
 
     ``table[key]`` is where it was found; of a moment ``states[parameter]`` is that table.
     """

@@ -12,7 +12,7 @@ _COUNTERS = ("step", "epoch", "cursor")
 
 
 class Counters:
-    """Where a training is, as something with ``state_dict`` and ``load_state_dict``."""
+    """Position of a training, as something with ``state_dict`` and ``load_state_dict``."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
@@ -22,7 +22,7 @@ class Counters:
         return {name: getattr(self._state, name) for name in _COUNTERS}
 
     def load_state_dict(self, kept: Mapping[str, int]) -> None:
-        """Go there."""
+        """Go to a position of the training."""
         for name in _COUNTERS:
             setattr(self._state, name, kept[name])
         self._state.cached_values.clear()
@@ -34,5 +34,5 @@ def guard_training(state: TrainingState, **options: Any) -> Guard:
     Gradients are not kept unless asked for: a step of a workload begins by setting them to zero.
     """
     scaler = [] if state.scaler is None else [state.scaler]
-    others = [*state.schedulers, *scaler, Counters(state)]
-    return Guard(state.model, state.optimizers, *others, **{"snapshot_gradients": False, **options})
+    stateful_objects = [*state.schedulers, *scaler, Counters(state)]
+    return Guard(state.model, state.optimizers, *stateful_objects, **{"snapshot_gradients": False, **options})

@@ -26,7 +26,7 @@ VARIETIES: dict[FaultKind, tuple[str, ...]] = {
     "numerics": ("overflow", "loss scale"),
     "benign": ("large weights", "learning rate"),
 }
-"""What an incident of each kind can be:
+"""Varieties of an incident of each kind:
 
 - a *transient* fault, or one of a *device*: what the device computes of one product is wrong, in one element or in every 8th;
 - *checkpoint*: one bit of a parameter is flipped in the state that is loaded before the step;
@@ -44,14 +44,14 @@ class PlantedIncident:
     """An anomaly of one training, fully determined.
 
     Attributes:
-        kind: That a verdict should name.
-        variety: Of `VARIETIES`.
-        probability: Of a fault in one step on a faulty device; 1 for other kinds.
+        kind: Kind that a verdict should name.
+        variety: One of `VARIETIES`.
+        probability: Probability of a fault in one step on a faulty device; 1 for other kinds.
         world_size: Number of ranks.
-        seed: Of the training and of the anomaly.
-        workload: Of `WORKLOADS`.
-        rank: Whose device or batch it is; of a checkpoint or a learning rate, that of all ranks.
-        step: In which it begins.
+        seed: Seed of the training and of the anomaly.
+        workload: One of `WORKLOADS`.
+        rank: Rank of the device or batch; of a checkpoint or a learning rate, that of all ranks.
+        step: Step in which it begins.
         draws: Numbers from 0 to 1 that choose the operation or tensor, the element and the bit.
         seen_in_float64: A faulty device computes wrongly in float64 as well.
     """
@@ -74,17 +74,19 @@ def plant(
     """A planted incident of this kind, the same for the same values.
 
     Args:
-        kind: Of fault; an incident is planted for each but ``undetermined``.
-        probability: Of a fault in one step on a faulty device; below 1 only of ``device``.
+        kind: Kind of fault; an incident is planted for each but ``undetermined``.
+        probability: Probability of a fault in one step on a faulty device; below 1 only of ``device``.
         world_size: Number of ranks.
-        seed: Of the training and of the anomaly.
+        seed: Seed of the training and of the anomaly.
         workload: ``convolution`` or ``transformer``, with steps of milliseconds.
 
     Raises:
         UsageError: a name that does not exist, a number out of range.
     """
     if kind not in VARIETIES:
-        raise unknown_name_error("kind of incident", kind, [one for one in get_args(FaultKind) if one in VARIETIES])
+        raise unknown_name_error(
+            "kind of incident", kind, [known_kind for known_kind in get_args(FaultKind) if known_kind in VARIETIES]
+        )
     if workload not in WORKLOADS:
         raise unknown_name_error("workload of planted incidents", workload, WORKLOADS)
     if not 0 < probability <= 1 or (probability < 1 and kind != "device"):

@@ -23,7 +23,7 @@ from unsilent.sites import corrupt
 from unsilent.sites.faulty_device import FaultyDevice, element_fault, resolved_fault
 
 MOST_STEPS, SOON = 400, 20
-"""After the first step with the anomaly, in a training that has no alarm: of a device that fails now and then; of others."""
+"""Steps after the first one with the anomaly, without an alarm: of a device that fails now and then; of others."""
 CHECKPOINT_INTERVAL = 10
 RATE = 2e-3
 RULE = "robust-z:early=20"
@@ -31,15 +31,15 @@ RULE = "robust-z:early=20"
 NEVER = 2**31
 """A step that no training reaches."""
 TOP_EXPONENT_BIT = 1
-"""Counted from the sign."""
+"""Number of the highest bit of an exponent, counted from the sign."""
 
 
 @dataclass(frozen=True)
 class PlantedOutcome:
-    """How a training with a planted anomaly ended.
+    """Outcome of a training with a planted anomaly.
 
     Attributes:
-        alarm_step: Of the first alarm; None where there was none.
+        alarm_step: Step of the first alarm; None where there was none.
         suspect: The rank that the monitor suspected; -1: undetermined.
         kind, code, reason: Of the verdict on it; empty where there was no alarm.
     """
@@ -65,7 +65,7 @@ class PlantedJob:
         self.device.is_on = False
 
     def step(self, batch: Batch, rate: float) -> None:
-        """One training step."""
+        """Train one step."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
@@ -86,7 +86,7 @@ class PlantedJob:
         return batch
 
     def _turn_on_fault(self) -> None:
-        """From now on the device computes one product wrongly, each time or once."""
+        """Let the device compute one product wrongly from now on, each time or once."""
         seen = sorted(self.device.seen.items())
         (self.device.only, times) = seen[int(self._incident.draws[0] * len(seen))]
         per_step = max(round(times / self._incident.step), 1)
@@ -140,12 +140,12 @@ def changed_batch(batch: Batch, incident: PlantedIncident) -> Batch:
 def run_planted(
     incident: PlantedIncident, rank: int = 0, has_anomaly: bool = True, noticed: int | None = None, **options: Any
 ) -> PlantedOutcome:
-    """How a training with this anomaly ends; called in every rank of ``world_size``.
+    """The outcome of a training with this anomaly; called in every rank of ``world_size``.
 
     Args:
         has_anomaly: False: the same training without it.
         noticed: A step that is recorded as an incident where there was no alarm before.
-        options: Of the monitor.
+        options: Options of the monitor.
     """
     job = PlantedJob(incident if has_anomaly else replace(incident, step=NEVER), rank)
     explained: list[AlarmExplained] = []

@@ -13,7 +13,7 @@ BATCH, CLASSES, SIDE = 16, 10, 8
 
 
 class Batch(NamedTuple):
-    """What a step gets.
+    """Input of a step.
 
     Attributes:
         images: float32[n, 8, 8].
@@ -60,7 +60,7 @@ class Convolution(nn.Module):
 
 
 class Transformer(nn.Module):
-    """One block with two heads over the rows of an image."""
+    """A block with two heads over the rows of an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Recurrent(nn.Module):
 BODIES: dict[str, type[Convolution | Transformer | Perceptron | Recurrent]] = {
     "convolution": Convolution, "transformer": Transformer, "mlp": Perceptron, "recurrent": Recurrent,
 }  # fmt: skip
-"""By the name of the workload."""
+"""Classes of models by the name of the workload."""
 
 
 class Classifier(nn.Module):
@@ -126,7 +126,7 @@ class Classifier(nn.Module):
 
 
 def scaled_gradient(value: Tensor, scale: Tensor) -> Tensor:
-    """The same value, whose gradient is multiplied by a number."""
+    """The value, whose gradient is multiplied by a number."""
     result: Tensor = Scaled.apply(value, scale)  # type: ignore[no-untyped-call]
     return result
 

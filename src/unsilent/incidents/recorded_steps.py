@@ -37,9 +37,9 @@ class RecordedSteps:
 
     Args:
         step: Model and optimizer, whose state is replaced, and what is called with each batch.
-        state: That the first iteration begins with, as it was recorded.
-        batches: Of the iterations.
-        path: Of the state, in errors.
+        state: State with which the first iteration begins, as it was recorded.
+        batches: Batches of the iterations.
+        path: File of the state, in errors.
     """
 
     def __init__(self, step: OwnStep, state: Any, batches: Any, path: Path) -> None:
@@ -70,7 +70,7 @@ class RecordedSteps:
         self._step.run()
 
     def end_iteration(self) -> None:
-        """Nothing is judged."""
+        """Do nothing, as nothing is judged."""
 
     def tensors(self) -> dict[str, Tensor]:
         """All that the step came to, by name."""
@@ -81,22 +81,22 @@ class RecordedSteps:
         return self._batches
 
     def portable(self) -> Any:
-        """There is no other rank."""
+        """Raise ``UsageError``: there is no other rank."""
         raise UsageError("a recorded step is executed by one rank alone")
 
     def starts_of(self, portable: Any) -> Sequence[IterationStart]:
-        """There is no other rank."""
+        """Raise ``UsageError``: there is no other rank."""
         raise UsageError("a recorded step is executed by one rank alone")
 
 
 def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | None = None) -> Evidence:
-    """How a recorded step goes when it is executed again; its executions are compared with a first one.
+    """Evidence from a recorded step that is executed again; its executions are compared with a first one.
 
     Args:
-        folder: Of an incident, or of a job with one incident.
+        folder: Folder of an incident, or of a job with one incident.
         code: ``file.py:name`` of a function that returns step, model and optimizer.
-        device: Where it is executed.
-        rank: Whose part is taken; None: of the suspect, of the only one if none is suspected.
+        device: Device that executes it.
+        rank: Rank whose part is taken; None: the suspect, or the only one if none is suspected.
 
     Raises:
         UsageError: no such folder, a part of it is missing or is of another model, or the code is not found or raises.
@@ -108,8 +108,8 @@ def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | N
     state, batches = read_tensors(path), read_tensors(path.with_name(BATCH_FILE))
     with isolated_randomness():
         function, model, optimizer = own_code(code)
-        own = OwnStep(function, model.to(device), optimizer, None, code)
-        steps = RecordedSteps(own, state, place(batches, device, None), path)
+        own_step = OwnStep(function, model.to(device), optimizer, None, code)
+        steps = RecordedSteps(own_step, state, place(batches, device, None), path)
         for batch in execute(steps):
             steps.run(batch)
         replay = StepReplay(steps, lambda: _findings(steps), RankLink(), 0)
@@ -122,7 +122,7 @@ def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | N
 
 
 def _findings(steps: RecordedSteps) -> Findings:
-    """Of the only rank: whether a tensor has an element that is not finite."""
+    """Findings of the only rank: whether a tensor has an element that is not finite."""
     numbers: Iterator[Tensor] = (tensor for tensor in steps.tensors().values() if tensor.is_floating_point())
     is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in numbers)
     return Findings(frozenset(() if is_finite else (0,)), True, 0, np.zeros((0, 0)), np.zeros((0, 0)))
@@ -130,12 +130,12 @@ def _findings(steps: RecordedSteps) -> Findings:
 
 def _check_recorded(incident: Incident, rank: int) -> None:
     """Raise ``UsageError``, with the reason where one is recorded, if a rank has no state or no batch."""
-    own = incident.folder / f"rank{rank}"
-    missing = [name for name in (STATE_FILE, BATCH_FILE) if not (own / name).exists()]
+    part_folder = incident.folder / f"rank{rank}"
+    missing = [name for name in (STATE_FILE, BATCH_FILE) if not (part_folder / name).exists()]
     if not missing:
         return
     verdict = incident.fault_verdict
-    reasons = read_rank_part(incident.folder, rank).problems if (own / RANK_FILE).exists() else ()
+    reasons = read_rank_part(incident.folder, rank).problems if (part_folder / RANK_FILE).exists() else ()
     if not reasons and verdict is not None and verdict.code == NOT_EXECUTED.code:
         reasons = (verdict.reason,)
     if not reasons and incident.settings.get("incident") == "small":
@@ -154,5 +154,5 @@ def _chosen_rank(incident: Incident, rank: int) -> int:
         return rank
     if rank < 0 and len(known) == 1:
         return known[0]
-    what = "no rank is suspected" if rank < 0 else f"{incident.folder} has no part of rank {rank}"
-    raise UsageError(f"{what}; it has those of ranks {listed(map(str, known), 8) or 'none'}: choose one with --rank")
+    reason = "no rank is suspected" if rank < 0 else f"{incident.folder} has no part of rank {rank}"
+    raise UsageError(f"{reason}; it has those of ranks {listed(map(str, known), 8) or 'none'}: choose one with --rank")

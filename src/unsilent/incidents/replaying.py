@@ -28,7 +28,7 @@ this was found.
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Which incident, and how its step is executed."""
+    """Options of the execution of an incident's step."""
 
     folder: Annotated[Path, Option("Folder of an incident.", "", metavar="DIR", missing_error=NO_FOLDER)]
     code: Annotated[
@@ -46,7 +46,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, repr=False)
 class IncidentReplay(Shown):
-    """How the recorded step of an incident went."""
+    """Executions of the recorded step of an incident."""
 
     folder: Path
     evidence: Evidence
@@ -59,13 +59,16 @@ class IncidentReplay(Shown):
     def report(self) -> Report:
         """A row for each result that executions came to."""
         columns = (
-            Column.text("execution", lambda one: "with each operation checked" if one.dtype else "as it was recorded"),
-            Column.text("same as the first", lambda one: _yes_or_no(one.is_equal)),
-            Column.text("finite", lambda one: _yes_or_no(not one.has_alarm or bool(one.overflowed))),
-            Column.text("digest", lambda one: one.digest or "-"),
+            Column.text(
+                "execution",
+                lambda execution: "with each operation checked" if execution.dtype else "as it was recorded",
+            ),
+            Column.text("same as the first", lambda execution: _yes_or_no(execution.is_equal)),
+            Column.text("finite", lambda execution: _yes_or_no(not execution.has_alarm or bool(execution.overflowed))),
+            Column.text("digest", lambda execution: execution.digest or "-"),
         )
         counts = Counter(self.evidence.executions)
-        times = Column.count("times", lambda one: counts[one])
+        times = Column.count("times", lambda execution: counts[execution])
         table = Table.of(list(counts), (*columns, times))
         findings = self._findings()
         evidence = self.evidence
@@ -79,28 +82,28 @@ class IncidentReplay(Shown):
 
     @property
     def _repeats(self) -> list[Execution]:
-        return [one for one in self.evidence.executions if not one.dtype]
+        return [execution for execution in self.evidence.executions if not execution.dtype]
 
     def _findings(self) -> list[str]:
         evidence, repeats = self.evidence, self._repeats
-        checked = [one for one in evidence.executions if one.dtype]
+        checked = [execution for execution in evidence.executions if execution.dtype]
         result = [f"The step was not executed again: {evidence.problem}"] if evidence.problem else []
-        if differing := sum(one.is_equal is False for one in repeats):
+        if differing := sum(execution.is_equal is False for execution in repeats):
             result.append(
                 f"{differing} of {len(repeats)} executions on {evidence.device} came to other bits than the first one"
             )
-        if any(one.is_equal is False for one in checked):
+        if any(execution.is_equal is False for execution in checked):
             result.append(
                 f"An operation that was computed twice from the same inputs on {evidence.device} had two results"
             )
         result += [
-            f"{one.overflowed} is the first operation with finite inputs whose result is finite in float64 alone"
-            for one in checked
-            if one.overflowed
+            f"{execution.overflowed} is the first operation with finite inputs whose result is finite in float64 alone"
+            for execution in checked
+            if execution.overflowed
         ]
         if evidence.batch_problem:
             result.append(evidence.batch_problem[0].upper() + evidence.batch_problem[1:])
-        if alarms := sum(one.has_alarm for one in repeats):
+        if alarms := sum(execution.has_alarm for execution in repeats):
             result.append(f"{alarms} of {len(repeats)} executions came to elements that are not finite")
         return result
 

@@ -22,18 +22,18 @@ or those that --series selects.
 """
 
 
-def step_range(given: Any) -> tuple[int, int]:
+def step_range(text: Any) -> tuple[int, int]:
     """The first and the last step of ``A..B``. Raises ``UsageError``."""
-    first, dots, last = str(given).partition("..")
+    first, dots, last = str(text).partition("..")
     ends = parse_whole_number(first), parse_whole_number(last)
     if not dots or ends[0] is None or ends[1] is None or ends[0] > ends[1]:
-        raise UsageError(f"--steps is {given!r}; expected the first and the last step, such as 80..95")
+        raise UsageError(f"--steps is {text!r}; expected the first and the last step, such as 80..95")
     return ends[0], ends[1]
 
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Which incident, and what of its series."""
+    """Options that select an incident and some of its series."""
 
     folder: Annotated[Path, Option(
         "Folder of an incident, or of the events of a job with one incident.", "", metavar="DIR",

@@ -1,4 +1,4 @@
-"""What is shown of an incident: verdicts, alarms, ranks, checkpoints, and series around the alarm."""
+"""Report of an incident: verdicts, alarms, ranks, checkpoints, and series around the alarm."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from unsilent.basics.errors import UsageError
 from unsilent.basics.printable import escape_unprintable
 from unsilent.basics.sizes import human_bytes
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.detectors.series import LOSS, Series, load_recording
 from unsilent.events.event_kinds import Alarm, join_names
 from unsilent.events.incident_folder import (
@@ -50,7 +51,7 @@ SERIES_COLUMNS = (
 
 @dataclass(frozen=True)
 class ShownSeries:
-    """One series of a rank.
+    """A series of a rank.
 
     Attributes:
         points: Step and value of each step in which it was read.
@@ -72,12 +73,13 @@ class ShownIncident(Shown):
     steps: tuple[int, int] | None = None
 
     def report(self) -> Report:
-        """All of it; the table for machines has the series."""
-        own = self.incident
+        """The report of the incident; the table for machines has the series."""
+        incident = self.incident
+        settings = setting_facts({**incident.settings, **incident.versions})
         return Report(
-            "unsilent/incident/1", "incident show", f"Incident of step {own.step:,}", self.headline,
+            "unsilent/incident/1", "incident show", f"Incident of step {incident.step:,}", self.headline,
             Table.of(self.rows, SERIES_COLUMNS), findings=tuple(self._findings()), sections=tuple(self._sections()),
-            facts=(("recorded", _time(own.time)), ("run", own.run), *setting_facts({**own.settings, **own.versions})),
+            facts=(("recorded", _time(incident.time)), ("run", incident.run), *settings),
             further_json=self._json(),
         )  # fmt: skip
 
@@ -85,20 +87,20 @@ class ShownIncident(Shown):
     def rows(self) -> list[dict[str, Any]]:
         """A row for each value of each series."""
         return [
-            {"series": one.name, "rank": one.rank, "step": step, "value": value}
-            for one in self.series
-            for step, value in one.points
+            {"series": line.name, "rank": line.rank, "step": step, "value": value}
+            for line in self.series
+            for step, value in line.points
         ]
 
     @property
     def headline(self) -> str:
-        """Where it began, and what kind of fault it was."""
-        own, verdict = self.incident, self.incident.fault_verdict
-        where = f" ({', '.join(filter(None, (own.host, own.device, own.reason)))})"
+        """The place where the incident began, and its kind of fault."""
+        incident, verdict = self.incident, self.incident.fault_verdict
+        where = f" ({', '.join(filter(None, (incident.host, incident.device, incident.reason)))})"
         code = f" ({verdict.code})" if verdict and verdict.code else ""
         kind = f"kind of fault: {verdict.kind}{code}" if verdict else "what kind of fault it was is not decided"
-        training = f", which is step {own.training_step} of the training" if own.first_step else ""
-        return f"{own.since[:1].upper()}{own.since[1:]}{training}{where}; {kind}"
+        training = f", which is step {incident.training_step} of the training" if incident.first_step else ""
+        return f"{incident.since[:1].upper()}{incident.since[1:]}{training}{where}; {kind}"
 
     def _findings(self) -> Iterator[str]:
         verdict = self.incident.fault_verdict
@@ -112,45 +114,44 @@ class ShownIncident(Shown):
     def _sections(self) -> Iterator[Section]:
         if verdicts := verdict_table(self.incident.verdicts):
             yield Section("Verdicts", INTRODUCTIONS["Verdicts"], (verdicts,))
-        of_parts = [one for part in self.parts for one in part.alarms]
+        of_parts = [alarm for part in self.parts for alarm in part.alarms]
         known = {part.rank for part in self.parts}
-        alarms = sorted([*of_parts, *(one for one in self.incident.alarms if one.rank not in known)], key=_place)
+        alarms = sorted([*of_parts, *(alarm for alarm in self.incident.alarms if alarm.rank not in known)], key=_place)
         if table := alarm_table(alarms, len(alarms)):
             yield Section("Alarms", "Those of each rank up to the first verdict.", (table,))
         if self.series:
-            near = [one for one in self.rows if self.steps or abs(one["step"] - self.incident.step) <= NEAR]
+            near = [row for row in self.rows if self.steps or abs(row["step"] - self.incident.step) <= NEAR]
             table = Table.of(near, SERIES_COLUMNS, terminal_rows=60, on_page=False)
             text = (
                 "A line marks the alarm. A gap is a value that is not finite. Steps executed again have several values."
             )
             yield Section("Series", text, (table, *self._plots()))
         ranks = (
-            Column.count("rank", lambda one: one.rank), Column.text("host", lambda one: one.host),
-            Column.text("device", lambda one: one.device), Column.text("of the device", _facts_text),
-            Column.text("state", lambda one: _size_text(one, STATE_FILE), 1),
-            Column.text("batch", lambda one: _size_text(one, BATCH_FILE), 1),
+            Column.count("rank"), Column.text("host"), Column.text("device"), Column.text("of the device", _facts_text),
+            Column.text("state", lambda part: _size_text(part, STATE_FILE), 1),
+            Column.text("batch", lambda part: _size_text(part, BATCH_FILE), 1),
         )  # fmt: skip
         if self.parts:
             text = (
                 "What was recorded of each rank. Of the device: what the system says; what it does not say is left out."
             )
             yield Section("Ranks", text, (Table.of(self.parts, ranks),))
-        saved = (
-            Column.text("checkpoint", lambda one: one.path), Column.count("step", lambda one: one.step),
-            Column.text("saved", lambda one: _time(one.time)), Column.text("manifest", lambda one: one.manifest, 1),
+        columns = (
+            Column.text("checkpoint", "path"), Column.count("step"), Column.text("saved", lambda saved: _time(saved.time)),
+            Column.text("manifest", priority=1),
         )  # fmt: skip
         if checkpoints := self.incident.checkpoints:
-            yield Section("Checkpoints", "That rank 0 saved and verified before.", (Table.of(checkpoints, saved),))
+            yield Section("Checkpoints", "That rank 0 saved and verified before.", (Table.of(checkpoints, columns),))
 
     def _plots(self) -> Iterator[Heading | Plot]:
-        for number, name in enumerate(dict.fromkeys(one.name for one in self.series)):
-            own = [one for one in self.series if one.name == name]
+        for number, name in enumerate(dict.fromkeys(line.name for line in self.series)):
+            of_name = [line for line in self.series if line.name == name]
             lines = [
                 line_series(
-                    f"rank {one.rank}", [(step, value if abs(value) < MOST_DRAWN else None) for step, value in one.points],
-                    line_style(place), [f"rank {one.rank}, step {step:,}: {value:.6g}" for step, value in one.points],
+                    f"rank {line.rank}", [(step, value if abs(value) < MOST_DRAWN else None) for step, value in line.points],
+                    line_style(place), [f"rank {line.rank}, step {step:,}: {value:.6g}" for step, value in line.points],
                 )
-                for place, one in enumerate(own)
+                for place, line in enumerate(of_name)
             ]  # fmt: skip
             shapes = [vertical_line(self.incident.step, ALARM_COLOUR, 1, dash="dot")]
             drawn = figure(lines, 260, xaxis={"title": {"text": "step, counted from 0"}}, shapes=shapes)
@@ -158,21 +159,15 @@ class ShownIncident(Shown):
             yield Plot(f"series-{number}", name, drawn)
 
     def _json(self) -> dict[str, Any]:
-        own = self.incident
-        shown = {
-            name: value for name, value in vars(own).items() if name not in ("folder", "schema", "alarms", "verdicts")
-        }
+        incident = self.incident
         parts = [
-            {
-                **{name: value for name, value in vars(part).items() if name != "folder"},
-                "alarms": [one.to_json() for one in part.alarms],
-            }
+            {**fields_by_name(part, "folder"), "alarms": [alarm.to_json() for alarm in part.alarms]}
             for part in self.parts
         ]
         return {
-            "folder": str(own.folder), **shown, "since": own.since, "training_step": own.training_step,
-            "ranks": parts, "problems": self.problems,
-            "alarms": [one.to_json() for one in own.alarms], "verdicts": [one.to_json() for one in own.verdicts],
+            **fields_by_name(incident, "schema"), "since": incident.since, "training_step": incident.training_step,
+            "ranks": parts, "problems": self.problems, "alarms": [alarm.to_json() for alarm in incident.alarms],
+            "verdicts": [verdict.to_json() for verdict in incident.verdicts],
         }  # fmt: skip
 
 
@@ -182,9 +177,9 @@ def read_shown(
     """The incident in a folder, with the series that a pattern selects. Raises ``UsageError``.
 
     Args:
-        folder: Of the incident, or of the job.
+        folder: Folder of the incident, or of the job.
         glob: Pattern of the names of series; None: those of the tensors that alarms name.
-        rank: Whose series; None: those of all ranks, or of the first ones.
+        rank: Rank of the series; None: those of all ranks, or of the first ones.
         steps: The first and the last one.
     """
     incident = read_incident(folder)
@@ -215,18 +210,20 @@ def _series_of(
         raise UsageError(
             f"{file} has {len(recording.seconds)} steps, and rank.json {len(part.series_steps)}; one of them is of another record"
         )
-    chosen = [n for n, one in enumerate(recording.series) if glob is not None and fnmatch.fnmatchcase(_name(one), glob)]
+    chosen = [
+        n for n, entry in enumerate(recording.series) if glob is not None and fnmatch.fnmatchcase(_name(entry), glob)
+    ]
     if glob is None:
-        tensors = {one.tensor for one in (*part.alarms, *incident.alarms)}
-        chosen = [n for n, one in enumerate(recording.series) if one.tensor in tensors or one.feature == LOSS][
+        tensors = {alarm.tensor for alarm in (*part.alarms, *incident.alarms)}
+        chosen = [n for n, entry in enumerate(recording.series) if entry.tensor in tensors or entry.feature == LOSS][
             :MOST_SHOWN
         ]
     first, last = steps or (0, 2**62)
     for number in chosen:
         columns = recording.values[:, number].tolist(), recording.seen[:, number].tolist()
         points = zip(part.series_steps, *columns, strict=True)
-        own = tuple((step, value) for step, value, seen in points if seen and first <= step <= last)
-        yield ShownSeries(part.rank, _name(recording.series[number]), own)
+        selected = tuple((step, value) for step, value, seen in points if seen and first <= step <= last)
+        yield ShownSeries(part.rank, _name(recording.series[number]), selected)
 
 
 def _name(series: Series) -> str:
@@ -236,7 +233,7 @@ def _name(series: Series) -> str:
 
 def _some_names(parts: Sequence[RankPart]) -> str:
     files = (file for part in parts if (file := part.file(SERIES_FILE)))
-    names = [_name(one) for file in files for one in load_recording(file).series]
+    names = [_name(entry) for file in files for entry in load_recording(file).series]
     return listed(dict.fromkeys(names), 5) or "none, as there are no series"
 
 

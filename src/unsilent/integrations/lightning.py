@@ -43,7 +43,7 @@ class MonitorCallback(Callback):
         options: as of `Monitor` (``preset``, ``on_alarm``, ``events`` …).
 
     Attributes:
-        monitor: Made when training begins; None before.
+        monitor: Monitor, made when training begins; None before.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -60,7 +60,7 @@ class MonitorCallback(Callback):
             self.monitor.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The same."""
+        """Detach the monitor, as at the end of the training."""
         self.on_train_end(trainer, pl_module)
 
 
@@ -75,7 +75,7 @@ class GuardCallback(Callback):
             by step that needs a metric.
 
     Attributes:
-        guard: Made when training begins; None before.
+        guard: Guard, made when training begins; None before.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -96,14 +96,14 @@ class GuardCallback(Callback):
         plain = loop.automatic_optimization.run
 
         @functools.wraps(plain)
-        def run(*given: Any) -> Any:
-            self._now.run = given
-            return plain(*given)
+        def run(*arguments: Any) -> Any:
+            self._now.run = arguments
+            return plain(*arguments)
 
         loop.automatic_optimization.run, self._plain = run, plain
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """What stands between two epochs is not done again."""
+        """Discard snapshots, as what stands between two epochs is not done again."""
         assert self.guard is not None
         self.guard.discard_snapshots()
 
@@ -128,7 +128,7 @@ class GuardCallback(Callback):
         self._leave(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The same."""
+        """Detach the guard, as at the end of the training."""
         self._leave(trainer)
 
     def _leave(self, trainer: Any) -> None:
@@ -136,7 +136,7 @@ class GuardCallback(Callback):
             self.guard.close()
 
     def _again(self, trainer: Any, module: Any, done: _Batch) -> Callable[[], None]:
-        """Does a batch as the loop does."""
+        """Execute a batch again, as the loop does."""
         loop = trainer.fit_loop.epoch_loop
 
         def again() -> None:

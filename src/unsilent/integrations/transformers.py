@@ -41,7 +41,7 @@ class MonitorCallback(TrainerCallback):
         options: as of `Monitor` (``preset``, ``on_alarm``, ``events`` …).
 
     Attributes:
-        monitor: Made when training begins; None before.
+        monitor: Monitor, made when training begins; None before.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -72,7 +72,7 @@ class GuardCallback(TrainerCallback):
         trainer: The one it is added to. options: as of `Guard` (``factor``, ``snapshot_location``, ``on_alarm`` …).
 
     Attributes:
-        guard: Made when training begins; None before.
+        guard: Guard, made when training begins; None before.
     """
 
     def __init__(self, trainer: Trainer, **options: Any) -> None:
@@ -117,7 +117,7 @@ class GuardCallback(TrainerCallback):
             self.guard.check_pending_steps()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Nothing is left to be read."""
+        """Check the pending steps, as nothing of the epoch is left to be read."""
         assert self.guard is not None
         self.guard.check_pending_steps()
 
@@ -132,7 +132,7 @@ class GuardCallback(TrainerCallback):
             self.guard.close()
 
     def _again(self, update: Done) -> Callable[[], None]:
-        """Does an update as the Trainer does."""
+        """Execute an update again, as the Trainer does."""
         trainer = self._trainer
 
         def again() -> None:
@@ -208,10 +208,10 @@ class VerifiedResumeCallback(TrainerCallback):
         @functools.wraps(plain)
         def train(resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
             if resume_from_checkpoint is True:
-                found = last_good_checkpoint(wrapped.args.output_dir)
-                if found.good is None:
-                    raise CheckpointDamaged(found.headline())
-                resume_from_checkpoint = str(found.good.path)
+                result = last_good_checkpoint(wrapped.args.output_dir)
+                if result.good is None:
+                    raise CheckpointDamaged(result.headline())
+                resume_from_checkpoint = str(result.good.path)
             elif resume_from_checkpoint:
                 verified_load(resume_from_checkpoint)  # of a folder, which is compared and not loaded
             return plain(resume_from_checkpoint, *args, **kwargs)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import signal
 import subprocess
 import threading
 from dataclasses import asdict
 from typing import cast
 
+from unsilent.basics.child_processes import kill_with_children
 from unsilent.basics.errors import kind_and_line
 from unsilent.basics.printable import escape_unprintable
 from unsilent.events.event_kinds import AlarmExplained, Event, Verdict
@@ -20,7 +18,7 @@ from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE, FaultKind
 from unsilent.recovery.fault_verdict import FaultVerdict
 
 LIMIT_SECONDS = 30.0
-"""That the command may take; then it is killed."""
+"""Seconds that the command may take; then it is killed."""
 _log = logging.getLogger("unsilent.monitor")
 
 
@@ -28,7 +26,7 @@ class AlarmCommand:
     """A sink that runs a command once, in rank 0, with the first verdict as JSON on stdin. Nothing that it does ends the job.
 
     Args:
-        command: For the shell.
+        command: Command for the shell.
         is_explained: Whether the verdict follows that says what kind of fault it was; else the one that names the rank is taken.
     """
 
@@ -44,7 +42,7 @@ class AlarmCommand:
     def close(self) -> None: ...
 
     def wait(self) -> None:
-        """Until the command has ended."""
+        """Wait until the command has ended."""
         if self._thread is not None:
             self._thread.join()
 
@@ -65,12 +63,12 @@ class AlarmCommand:
 
     def _run(self, verdict: str) -> None:
         try:
-            self._report(*run_in_shell(self._command, verdict, LIMIT_SECONDS))
+            self._report(*run_in_shell(self._command, verdict))
         except Exception as error:
             _log.error("--on-alarm-exec: %s; the job goes on", kind_and_line(error))
 
-    def _report(self, code: int | None, said: str) -> None:
-        last = escape_unprintable(said.strip().rpartition("\n")[2])[:300]
+    def _report(self, code: int | None, output: str) -> None:
+        last = escape_unprintable(output.strip().rpartition("\n")[2])[:300]
         if code is None:
             _log.error("--on-alarm-exec: killed after %g seconds; the job goes on", LIMIT_SECONDS)
         elif code:
@@ -82,17 +80,16 @@ def _as_json(verdict: FaultVerdict) -> str:
     return json.dumps({**asdict(verdict), "training_step": (first_step() or 0) + verdict.step})
 
 
-def run_in_shell(command: str, text: str, seconds: float) -> tuple[int | None, str]:
+def run_in_shell(command: str, text: str) -> tuple[int | None, str]:
     """Run a command of the user's with a text on stdin: its exit code, None where it was killed, and what it wrote on stderr."""
     process = subprocess.Popen(
         ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True, errors="replace", start_new_session=True,
     )  # fmt: skip
     try:
-        _, said = process.communicate(text, timeout=seconds)
+        _, output = process.communicate(text, timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what the shell has started as well
+        kill_with_children(process)  # what the shell has started as well
         process.communicate()
         return None, ""
-    return process.returncode, said
+    return process.returncode, output

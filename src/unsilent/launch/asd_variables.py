@@ -41,7 +41,7 @@ CONFIGURATION_DEFAULTS = {
     "strikes_num": 3,
     "strikes_window": 480,
 }
-"""Of the keys of a configuration, which are parameters of asd-combined as well."""
+"""Defaults of the keys of a configuration, which are parameters of asd-combined as well."""
 SAMPLE_INTERVAL = "grad_sample_interval"
 CHECKSUM_KEYS = ("with_checksum", "checksum_cooldown")
 """Keys without effect here."""
@@ -49,11 +49,11 @@ CHECKSUM_KEYS = ("with_checksum", "checksum_cooldown")
 
 @dataclass
 class AsdRequest:
-    """What the variables ask for.
+    """Settings that the variables ask for, and notes on them.
 
     Attributes:
         settings: Values by field of `MonitorSettings`.
-        sources: By field, the variable that asks for the value.
+        sources: Variable that asks for the value, by field.
         switched_off_by: The variable, with its value, that switches the detection off; empty where none does.
         notes: A sentence on each variable that is malformed or ignored.
     """
@@ -69,16 +69,16 @@ class AsdRequest:
 
 
 def read_asd_variables(environment: Mapping[str, str], preset: str | None) -> AsdRequest:
-    """What the variables ask for.
+    """The settings that the variables ask for.
 
     Args:
-        environment: Such as `os.environ`. An empty variable counts as not set.
-        preset: None: nobody named one.
+        environment: Variables, such as `os.environ`. An empty one counts as not set.
+        preset: Name of a preset; None: nobody named one.
     """
     request = AsdRequest()
     variables = {name: environment[name] for name in VARIABLES if environment.get(name)}
     configuration = next((name for name in CONFIGURATIONS if name in variables), "")
-    enabled = bool(configuration) and _is_enabled(variables[configuration])
+    enabled = bool(configuration) and dict(_items(variables[configuration])).get("enable") == "true"
     generation = COMBINED if preset is None and enabled else preset
     reads_level = generation is None or generation in PAIR_PARAMETERS
     level = _read_level(variables.get(ENABLE, ""), generation, request.notes) if reads_level else ""
@@ -168,10 +168,6 @@ def _items(text: str) -> list[tuple[str, str]]:
     return [(key.strip(), value.strip()) for key, value in pairs]
 
 
-def _is_enabled(text: str) -> bool:
-    return dict(_items(text)).get("enable") == "true"
-
-
 def _read_configuration(variable: str, text: str, request: AsdRequest) -> None:
     """``NPU_ASD_CONFIG`` or ``MS_NPU_ASD_CONFIG``: a rule where its values are not the defaults."""
     defaults = CONFIGURATION_DEFAULTS | {SAMPLE_INTERVAL: CONFIGURATIONS[variable]}
@@ -186,21 +182,21 @@ def _read_configuration(variable: str, text: str, request: AsdRequest) -> None:
             unknown.append(f"{key}:{value}" if value else key)
         elif key != "enable" or value not in ("true", "false"):
             problems.append(f"{key}:{value}" if value else key)
-    said = [f"cannot use {', '.join(problems)}, so the defaults are used instead"] if problems else []
+    notes = [f"cannot use {', '.join(problems)}, so the defaults are used instead"] if problems else []
     first, second = values["upper_thresh1"], values["upper_thresh2"]
     if first <= second:
-        said.append(
+        notes.append(
             f"upper_thresh1:{first} is not greater than upper_thresh2:{second}, so the defaults of both are used"
         )
         values |= {key: defaults[key] for key in ("upper_thresh1", "upper_thresh2")}
-    said += (
+    notes += (
         [f"there is no key {', '.join(unknown)}; known: enable, {', '.join([*values, *CHECKSUM_KEYS])}"]
         if unknown
         else []
     )
-    said += [f"{', '.join(without_effect)} has no effect, because there is no checksum here"] if without_effect else []
-    if said:
-        request.notes.append(f"{variable}: {'; '.join(said)}")
+    notes += [f"{', '.join(without_effect)} has no effect, because there is no checksum here"] if without_effect else []
+    if notes:
+        request.notes.append(f"{variable}: {'; '.join(notes)}")
     changed = {key: value for key, value in values.items() if value != CONFIGURATION_DEFAULTS[key]}
     _ask_for_rule(COMBINED, variable, changed, request)
 

@@ -42,14 +42,14 @@ class AutomaticMonitor:
     """Makes a monitor of what a program trains, and makes it anew for new optimizers.
 
     Args:
-        settings: Of the monitor.
+        settings: Settings of the monitor.
         notes: Sentences that it logs.
-        compatibility: Of the monitor.
-        sinks: Of the monitor.
+        compatibility: Setting of the monitor.
+        sinks: Sinks of the monitor.
 
     Attributes:
-        backward_passes: Seen so far.
-        monitors: Made so far.
+        backward_passes: Number of backward passes seen so far.
+        monitors: Monitors made so far.
         failed: Whether an internal error ended the monitoring.
         is_program_monitored: Whether the program has a monitor of its own.
         refused: The error in what the user asked for, with which the program was stopped.
@@ -172,12 +172,12 @@ class AutomaticMonitor:
         except Exception as error:
             self._fail("cannot end the monitor", error)
 
-    def _fail(self, what: str, error: Exception) -> None:
+    def _fail(self, problem: str, error: Exception) -> None:
         """Log an internal error; the program goes on, without a monitor."""
         self._gave_up = self.failed = True
         if self._settings.strict:
             raise error
-        _log.error("%s: %s; the program goes on without it", what, kind_and_line(error), exc_info=error)
+        _log.error("%s: %s; the program goes on without it", problem, kind_and_line(error), exc_info=error)
 
 
 def trained_model(optimizers: Sequence[Optimizer]) -> nn.Module:
@@ -204,13 +204,13 @@ def _outermost_modules(trained: set[int]) -> list[nn.Module]:
     children = {id(child) for module in modules for child in module._modules.values()}
     outermost = [(module, _identities(module)) for module in modules if id(module) not in children]
     roots = []
-    for module, own in sorted(outermost, key=lambda pair: -len(pair[1] & trained)):
-        if own & trained:
+    for module, parameters in sorted(outermost, key=lambda pair: -len(pair[1] & trained)):
+        if parameters & trained:
             roots.append(module)
-            trained = trained - own
+            trained = trained - parameters
     return roots
 
 
 def _identities(module: nn.Module) -> set[int]:
-    """Of all parameters, also where a class has a ``parameters`` of its own."""
+    """Identities of all parameters, also where a class has a ``parameters`` of its own."""
     return {id(parameter) for parameter in nn.Module.parameters(module)}

@@ -20,7 +20,7 @@ ENDS_OF_TORCHRUN = ("ChildFailedError", "SignalException")
 
 
 def enter_rank() -> None:
-    """In a rank of an isolated job: end with torchrun, and say which slot this is. Elsewhere nothing is done."""
+    """End with torchrun, in a rank of an isolated job, and say which slot this is. Elsewhere nothing is done."""
     parent = os.environ.pop(PARENT, "")  # not for what the script starts
     if parent.isdecimal():
         exit_with_parent(int(parent))

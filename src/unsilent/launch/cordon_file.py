@@ -31,10 +31,10 @@ class Cordon:
 
     Attributes:
         slot, host, device: Which one; ``device`` as the monitor named it.
-        reason: Of the verdict.
+        reason: Reason of the verdict.
         step, time: Of the last incident; the step counts from the beginning of the training.
         incident: Name of its folder.
-        incidents: How many named this device.
+        incidents: Number of incidents that named this device.
         status: ``suspected``: not tested so far; ``confirmed`` by a self-test; ``lifted``, as a self-test found nothing;
             ``kept``, although it found nothing, for it is not the first incident of this device.
     """
@@ -55,10 +55,10 @@ class HandledIncident:
     """An incident that was answered.
 
     Attributes:
-        folder: Its name.
-        kind: Of its verdict.
-        step: From the beginning of the training.
-        slot: That is suspected; -1: none.
+        folder: Name of the folder.
+        kind: Kind of its verdict.
+        step: Step from the beginning of the training.
+        slot: Slot that is suspected; -1: none.
     """
 
     folder: str
@@ -72,9 +72,9 @@ class AvoidedCheckpoint:
     """A checkpoint that may hold a fault; one that is written in its place later is another one.
 
     Attributes:
-        path: Its file or folder, for readers.
-        step: Of the checkpoint.
-        written: When it was changed last, in seconds since 1970.
+        path: File or folder, for readers.
+        step: Step of the checkpoint.
+        written: Time of its last change, in seconds since 1970.
     """
 
     path: str
@@ -84,14 +84,14 @@ class AvoidedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class IsolationRecord:
-    """What the file says.
+    """Content of the file: devices in cordon, incidents, and checkpoints that are avoided.
 
     Attributes:
         cordons: One for each device that was ever in cordon.
         handled: Incidents that were answered.
         avoided: Checkpoints that nothing is started from.
-        slots: Of the ranks of the last start, in their order.
-        first_step: Of the checkpoint that the last start began with; 0 where there was none.
+        slots: Slots of the ranks of the last start, in their order.
+        first_step: Step of the checkpoint that the last start began with; 0 where there was none.
     """
 
     schema: int = SCHEMA
@@ -103,21 +103,25 @@ class IsolationRecord:
 
     def active(self, host: str) -> dict[int, Cordon]:
         """Devices of a host that are in cordon, by slot."""
-        return {one.slot: one for one in self.cordons if one.host == host and one.status != "lifted"}
+        return {cordon.slot: cordon for cordon in self.cordons if cordon.host == host and cordon.status != "lifted"}
 
     def with_cordon(self, new: Cordon) -> IsolationRecord:
-        """With one more incident of a device."""
-        same = [one for one in self.cordons if (one.slot, one.host) == (new.slot, new.host)]
-        others = tuple(one for one in self.cordons if one not in same)
-        return replace(self, cordons=(*others, replace(new, incidents=1 + sum(one.incidents for one in same))))
+        """The record with one more incident of a device."""
+        same = [cordon for cordon in self.cordons if (cordon.slot, cordon.host) == (new.slot, new.host)]
+        other_devices = tuple(cordon for cordon in self.cordons if cordon not in same)
+        return replace(
+            self, cordons=(*other_devices, replace(new, incidents=1 + sum(cordon.incidents for cordon in same)))
+        )
 
     def tested(self, slot: int, host: str, exit_code: int) -> IsolationRecord:
-        """After a self-test of a device; what it could not decide stays as it was."""
+        """The record after a self-test of a device; what it could not decide stays as it was."""
         return replace(
             self,
             cordons=tuple(
-                replace(one, status=_status_after(one, exit_code)) if (one.slot, one.host) == (slot, host) else one
-                for one in self.cordons
+                replace(cordon, status=_status_after(cordon, exit_code))
+                if (cordon.slot, cordon.host) == (slot, host)
+                else cordon
+                for cordon in self.cordons
             ),
         )
 
@@ -131,7 +135,7 @@ def _status_after(cordon: Cordon, exit_code: int) -> Status:
 
 
 def read_record(path: Path) -> IsolationRecord:
-    """What the file says; nothing where there is none. Raises ``UsageError``."""
+    """The record in a file; an empty one where there is none. Raises ``UsageError``."""
     if not path.exists() and not path.is_symlink():
         return IsolationRecord()
     try:
@@ -151,9 +155,9 @@ def _check_numbers(record: IsolationRecord) -> None:
     """Raise ``ValueError`` for steps and slots that cannot be."""
     check_range("first_step", record.first_step, 0, LARGEST)
     for entries in (record.cordons, record.handled, record.avoided):
-        for one in entries:
-            check_range("step", one.step, 0, LARGEST)
-    for slot in (*record.slots, *(one.slot for one in record.cordons)):
+        for entry in entries:
+            check_range("step", entry.step, 0, LARGEST)
+    for slot in (*record.slots, *(cordon.slot for cordon in record.cordons)):
         check_range("slot", slot, 0, MOST_RANKS)
     for handled in record.handled:
         check_range("slot", handled.slot, -1, MOST_RANKS)

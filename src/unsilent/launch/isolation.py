@@ -43,21 +43,21 @@ STOPPED = ("data", "numerics", "benign")
 """Kinds of faults that every device would have again: the job is not started again."""
 EARLIER, NONE = "earlier", "none"
 LEFT = (EARLIER, NONE)
-"""What incidents are called that are of an earlier job, and that did not stop the job."""
+"""Kinds of incidents that are of an earlier job, or that did not stop the job."""
 _INCIDENT = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IsolatedJob:
-    """What is started.
+    """Settings of a job that is started.
 
     Attributes:
-        words: After ``unsilent``, in each rank.
+        words: Words after ``unsilent``, in each rank.
         events: The file of events; incidents and the cordon file are beside it.
         checkpoints: The folder that the script saves to.
         ranks, spares: Numbers of devices: that are used, and that take the place of others.
-        restarts: How often the job is started again at most.
-        test_minutes: Of the self-test of a suspected device; 0: there is none.
+        restarts: Most times that the job is started again.
+        test_minutes: Minutes of the self-test of a suspected device; 0: there is none.
     """
 
     words: Sequence[str]
@@ -91,8 +91,10 @@ class Isolation:
                 self._leave_earlier_incidents()
             code = self._run()
             self._wait_for_tests()
-            if incidents := [one for one in self._record.handled if one.kind not in LEFT]:
-                every = listed((f"step {one.step}: {one.kind}{_in_slot(one.slot)}" for one in incidents), 8)
+            if incidents := [incident for incident in self._record.handled if incident.kind not in LEFT]:
+                every = listed(
+                    (f"step {incident.step}: {incident.kind}{_in_slot(incident.slot)}" for incident in incidents), 8
+                )
                 self._say(f"the job ended with {code}; incidents so far: {every}; see {self._incidents}")
             return code
         finally:
@@ -116,11 +118,15 @@ class Isolation:
     # -- incidents -------------------------------------------------------------------------------------------------------
 
     def _new_incidents(self) -> Iterator[Incident]:
-        """Those that were not looked at so far, in the order of time."""
-        known = {one.folder for one in self._record.handled}
+        """Incidents that were not looked at so far, in the order of time."""
+        known = {incident.folder for incident in self._record.handled}
         folders = self._incidents.iterdir() if self._incidents.is_dir() else ()
-        new = [one for one in folders if _INCIDENT.fullmatch(one.name) and one.name not in known and is_incident(one)]
-        yield from sorted(map(read_incident, new), key=lambda one: one.time)
+        new = [
+            folder
+            for folder in folders
+            if _INCIDENT.fullmatch(folder.name) and folder.name not in known and is_incident(folder)
+        ]
+        yield from sorted(map(read_incident, new), key=lambda incident: incident.time)
 
     def _leave_earlier_incidents(self) -> None:
         """Incidents of a job that was not isolated: which rank was on which device is not known, nor what was done since."""
@@ -147,7 +153,7 @@ class Isolation:
         is_of_device = kind in SUSPECTED and 0 <= verdict.rank < len(record.slots)
         slot = record.slots[verdict.rank] if is_of_device else -1
         step = record.first_step + verdict.step
-        is_repeated = any((one.step, one.slot) == (step, slot) for one in record.handled)
+        is_repeated = any((incident.step, incident.slot) == (step, slot) for incident in record.handled)
         self._handled(incident, kind, step, slot)
         is_of_load = kind == "checkpoint" or verdict.code == NO_OTHER_CHECKPOINT.code
         self._avoid(record.first_step if is_of_load else step)
@@ -184,7 +190,10 @@ class Isolation:
     def _has_spare(self, slot: int) -> bool:
         """Whether as many devices as there are ranks are free without this one."""
         left_out = {slot, *self._record.active(self._host)}
-        return sum(one not in left_out for one in range(self._job.ranks + self._job.spares)) >= self._job.ranks
+        return (
+            sum(slot_number not in left_out for slot_number in range(self._job.ranks + self._job.spares))
+            >= self._job.ranks
+        )
 
     def _handled(self, incident: Incident, kind: str, step: int, slot: int) -> None:
         new = HandledIncident(folder=incident.folder.name, kind=kind, step=step, slot=slot)
@@ -201,16 +210,20 @@ class Isolation:
     def _avoid(self, step: int) -> None:
         """Start from no checkpoint that is there now and is of this step or a later one."""
         new = (
-            AvoidedCheckpoint(path=str(one.path), step=one.step or 0, written=one.written)
-            for one in self._checkpoints()
-            if (one.step or 0) >= step
+            AvoidedCheckpoint(path=str(checkpoint.path), step=checkpoint.step or 0, written=checkpoint.written)
+            for checkpoint in self._checkpoints()
+            if (checkpoint.step or 0) >= step
         )
         self._record = replace(self._record, avoided=tuple(dict.fromkeys((*self._record.avoided, *new))))
 
     def _last_good(self) -> LastGood:
         """The newest checkpoint that verifies, and is not avoided."""
-        avoided = {(one.step, one.written) for one in self._record.avoided}
-        allowed = [one.step or 0 for one in self._checkpoints() if (one.step, one.written) not in avoided]
+        avoided = {(checkpoint.step, checkpoint.written) for checkpoint in self._record.avoided}
+        allowed = [
+            checkpoint.step or 0
+            for checkpoint in self._checkpoints()
+            if (checkpoint.step, checkpoint.written) not in avoided
+        ]
         before = max(allowed, default=-1) + 1  # none of later steps needs to be verified
         while True:
             result = last_good_checkpoint(self._job.checkpoints, before_step=before)
@@ -223,11 +236,11 @@ class Isolation:
     def _run_ranks(self, is_again: bool) -> int:
         """Start the ranks on free devices from the last good checkpoint; what torchrun ended with."""
         slots = self._free_slots()[: self._job.ranks]
-        found = self._last_good() if self._job.checkpoints.is_dir() else None
-        good = found.good if found else None
+        search = self._last_good() if self._job.checkpoints.is_dir() else None
+        good = search.good if search else None
         if is_again and good is None:
-            what = found.headline() if found else f"there is no folder {self._job.checkpoints}"
-            raise UsageError(f"{what}; run the command again to train from the beginning on what is not in cordon")
+            headline = search.headline() if search else f"there is no folder {self._job.checkpoints}"
+            raise UsageError(f"{headline}; run the command again to train from the beginning on what is not in cordon")
         self._record = replace(self._record, slots=tuple(slots), first_step=(good and good.step) or 0)
         write_record(self._path, self._record)
         start = f"from {good.shown_name}, step {good.step}" if good else "without a checkpoint"
@@ -247,7 +260,7 @@ class Isolation:
         count = self._job.ranks + self._job.spares
         self._start_tests()
         for _ in range(2):
-            if free := [one for one in range(count) if one not in self._record.active(self._host)]:
+            if free := [slot for slot in range(count) if slot not in self._record.active(self._host)]:
                 return free
             self._wait_for_tests()
         raise UsageError(
@@ -268,7 +281,7 @@ class Isolation:
             del self._tests[slot]
             self._record = self._record.tested(slot, self._host, code)
             write_record(self._path, self._record)
-            status = next(one.status for one in self._record.cordons if (one.slot, one.host) == (slot, self._host))
+            status = next(c.status for c in self._record.cordons if (c.slot, c.host) == (slot, self._host))
             self._say(f"the self-test of slot {slot} ended with {code}: its cordon is {status}")
 
     def _wait_for_tests(self) -> None:

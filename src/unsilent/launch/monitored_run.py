@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from unsilent.basics.errors import kind_and_line
 from unsilent.basics.printable import escape_unprintable
 from unsilent.events.sinks import Sink
 from unsilent.launch.alarm_command import LIMIT_SECONDS, AlarmCommand
-from unsilent.launch.meeting_ranks import wait_for_stopped_ranks
 from unsilent.launch.program import InterruptAtExit, Program, exit_code
 from unsilent.launch.run_summary import RunSummary, StderrHandler
 from unsilent.launch.standard_error import StandardError
@@ -20,15 +21,36 @@ from unsilent.launch.torch_import import AfterTorchImport
 if TYPE_CHECKING:
     from unsilent.launch.attach import AutomaticMonitor
 
+
+POLL_SECONDS = 0.02
 OTHERS_SECONDS = LIMIT_SECONDS + 30
-"""That a stopped rank waits for the others, of which rank 0 may run a command."""
+"""Seconds that a stopped rank waits for the others, of which rank 0 may run a command."""
+_KEY = "unsilent/stopped"
+
+
+def wait_for_stopped_ranks() -> None:
+    """Under torchrun: wait until all ranks have come here, for at most `OTHERS_SECONDS`.
+
+    So each of them writes its part of an incident to the end, and rank 0 runs ``--on-alarm-exec``.
+    """
+    import torch.distributed as dist
+
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not (dist.is_available() and dist.is_initialized()):
+        return
+    deadline = time.monotonic() + OTHERS_SECONDS
+    with contextlib.suppress(RuntimeError):  # the store of a rank that has ended
+        store = dist.distributed_c10d._get_default_store()
+        came = store.add(_KEY, 1)
+        while came < dist.get_world_size() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            came = store.add(_KEY, 0)
 
 
 class MonitoredRun:
-    """One run of a program under a monitor; without one where there are no settings.
+    """A run of a program under a monitor; without one where there are no settings.
 
     Args:
-        alarm_command: What is run once after an alarm.
+        alarm_command: Command that is run once after an alarm.
     """
 
     def __init__(self, program: Program, resolved: ResolvedSettings, alarm_command: AlarmCommand | None = None) -> None:
@@ -123,7 +145,7 @@ class MonitoredRun:
                 raise refused
             if isinstance(error, MonitorStop):
                 self._print(str(error))
-                wait_for_stopped_ranks(OTHERS_SECONDS)
+                wait_for_stopped_ranks()
                 return error.exit_code
         return exit_code(error)
 

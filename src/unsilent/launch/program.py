@@ -23,7 +23,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 class ProgramNotFound(UsageError):
-    """There is no such file or module."""
+    """A file or module of a program does not exist."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Program:
     """A script or a module.
 
     Attributes:
-        name: Of the file or the module.
+        name: Name of the file or the module.
         arguments: ``sys.argv[1:]``.
         is_module: Whether it is run as by ``python -m``.
     """
@@ -86,7 +86,7 @@ class Program:
 
 
 def exit_code(error: BaseException | None) -> Any:
-    """What `sys.exit` takes after a program ended with this error, which is shown where nobody caught it.
+    """Argument of `sys.exit` after a program ended with this error, which is shown where nobody caught it.
 
     Raises:
         ProgramNotFound: there was no program.
@@ -100,10 +100,10 @@ def exit_code(error: BaseException | None) -> Any:
 
 def show_uncaught(error: BaseException) -> int:
     """Show an error as Python shows one that nobody caught, without our frames; returns the exit code."""
-    shown: list[BaseException | None] = [error]
-    while (last := shown[-1]) is not None and last not in shown[:-1]:
+    chain: list[BaseException | None] = [error]
+    while (last := chain[-1]) is not None and last not in chain[:-1]:
         last.__traceback__ = _without_our_frames(last.__traceback__)
-        shown.append(last.__context__ if last.__cause__ is None else last.__cause__)
+        chain.append(last.__context__ if last.__cause__ is None else last.__cause__)
     sys.excepthook(type(error), error, error.__traceback__)
     return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
@@ -118,9 +118,9 @@ def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackTyp
         while _is_ours(frames[0]):
             del frames[0]
         return frames[0]
-    kept = [frame for frame in frames if not _is_ours(frame)]
+    user_frames = [frame for frame in frames if not _is_ours(frame)]
     following = None
-    for frame in reversed(kept):
+    for frame in reversed(user_frames):
         frame.tb_next, following = following, frame
     return following
 

@@ -16,15 +16,15 @@ from unsilent.launch.child import RESUME_FROM, SLOTS
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 END_SECONDS = 10.0
-"""That a process has to end by itself."""
+"""Seconds that a process has to end by itself."""
 
 
 def check_slots(count: int, environment: Mapping[str, str]) -> None:
     """Raise ``UsageError`` where a list of visible GPUs has fewer than there are slots."""
     visible = environment.get(GPUS, "")
-    if visible and (found := len(visible.split(","))) < count:
+    if visible and (visible_count := len(visible.split(","))) < count:
         raise UsageError(
-            f"{GPUS} lists {found}, but --nproc and --spare ask for {count} devices; list as many, or ask for fewer"
+            f"{GPUS} lists {visible_count}, but --nproc and --spare ask for {count} devices; list as many, or ask for fewer"
         )
 
 

@@ -32,7 +32,7 @@ class RerunLoops:
         self._plain: Any = None
 
     def start(self) -> None:
-        """From now on."""
+        """Watch loops from now on."""
         plain = self._plain = DataLoader.__iter__
 
         def begin(loader: DataLoader[Any]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What ``unsilent run`` says on stderr of a training that it monitored."""
+"""Summary that ``unsilent run`` writes on stderr of a training that it monitored."""
 
 from __future__ import annotations
 
@@ -51,27 +51,28 @@ class RunSummary:
         if self._alarms:
             first = self._alarms[0]
             where = f" of rank {first.rank}" if first.rank else ""
-            found = f"{count_text(len(self._alarms), 'alarm')} in {steps}{where}; first in step {first.step}: {first.series_name}"
+            alarms = f"{count_text(len(self._alarms), 'alarm')} in {steps}{where}"
+            summary = f"{alarms}; first in step {first.step}: {first.series_name}"
         elif self._first_verdict is not None:
-            found = f"no alarm in {steps} of rank {whole.rank}; verdict in {self._first_verdict}"
+            summary = f"no alarm in {steps} of rank {whole.rank}; verdict in {self._first_verdict}"
         else:
-            found = f"no alarm in {steps}"
+            summary = f"no alarm in {steps}"
         more = f"; see unsilent watch {self._events}" if self._events and (self._alarms or self._first_verdict) else ""
         more += f" and unsilent incident show {self._incident}" if more and self._incident else ""
-        return f"{found}; {whole.coverage}; the monitor took {100 * whole.cost:.2g} % of the time{more}"
+        return f"{summary}; {whole.coverage}; the monitor took {100 * whole.cost:.2g} % of the time{more}"
 
 
 def _together(ended: Sequence[Ended]) -> Ended:
     """The ends of several monitors of one rank, one after the other, as that of one."""
-    seconds = sum(one.seconds for one in ended)
+    seconds = sum(end.seconds for end in ended)
     return replace(
         ended[-1],
-        steps=sum(one.steps for one in ended),
+        steps=sum(end.steps for end in ended),
         seconds=seconds,
-        cost=sum(one.cost * one.seconds for one in ended) / seconds if seconds else ended[-1].cost,
-        longest_wait=max(one.longest_wait for one in ended),
-        unseen_count=sum(one.unseen_count for one in ended),
-        unjudged=sum(one.unjudged for one in ended),
+        cost=sum(end.cost * end.seconds for end in ended) / seconds if seconds else ended[-1].cost,
+        longest_wait=max(end.longest_wait for end in ended),
+        unseen_count=sum(end.unseen_count for end in ended),
+        unjudged=sum(end.unjudged for end in ended),
     )
 
 
@@ -83,7 +84,7 @@ class StderrHandler(logging.Handler):
         self._stderr = stderr
 
     def install(self) -> None:
-        """From now on, with lines of level INFO."""
+        """Print from now on, with lines of level INFO."""
         log = logging.getLogger(LOGGER)
         if log.level == logging.NOTSET:
             log.setLevel(logging.INFO)

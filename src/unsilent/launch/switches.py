@@ -17,7 +17,7 @@ class ResolvedSettings:
     """Settings of a monitor, and what a user should know of how they came about.
 
     Attributes:
-        settings: None: a variable switches the detection off, and nobody asked for a preset or a rule.
+        settings: Settings; None: a variable switches the detection off, and nobody asked for a preset or a rule.
         notes: A sentence on each value that was overruled, malformed or ignored.
         uses_asd_variables: Whether a variable of ASD set or switched off anything.
     """
@@ -35,7 +35,7 @@ def resolve_settings(
     Args:
         arguments: Values that were given, by field of `MonitorSettings`.
         config: A TOML file whose keys are names of options.
-        environment: Such as `os.environ`.
+        environment: Variables, such as `os.environ`.
 
     Raises:
         UsageError: an argument or a key of the file is not possible. A variable never raises it.
@@ -47,13 +47,15 @@ def resolve_settings(
         notes.append(f"{request.switched_off_by} switches the detection off; give a preset to monitor the training")
         return ResolvedSettings(None, tuple(notes), True)
     if request.switched_off_by:
-        given = "preset" if values.get("preset") else "rule"
-        notes.append(f"{request.switched_off_by} switches the detection off, but a {given} was given, and is used")
+        chosen = "preset" if values.get("preset") else "rule"
+        notes.append(f"{request.switched_off_by} switches the detection off, but a {chosen} was given, and is used")
     options = options_of(MonitorSettings)
     for name, value in request.settings.items():
         if values.setdefault(name, value) != value:
-            option, asked, given = options[name].option_name, _shown(value), _shown(values[name])
-            notes.append(f"{request.sources[name]} asks for {option} {asked}; {given} was given instead, and is used")
+            option, asked_text, value_text = options[name].option_name, _value_text(value), _value_text(values[name])
+            notes.append(
+                f"{request.sources[name]} asks for {option} {asked_text}; {value_text} was given instead, and is used"
+            )
     return ResolvedSettings(MonitorSettings(**values), tuple(notes), bool(request.settings))
 
 
@@ -63,5 +65,5 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values.given_values
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)

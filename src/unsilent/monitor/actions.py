@@ -1,4 +1,4 @@
-"""What is done on an alarm: leave an optimizer step out, save the state, stop the job."""
+"""Actions on an alarm: leave an optimizer step out, save the state, stop the job."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class AlarmAction:
         self._skipped.clear()
 
     def end_step(self, optimizer: Optimizer) -> None:
-        """It has made its step."""
+        """End the step that an optimizer has made."""
         if (skipped := self._skipped.pop(id(optimizer), None)) is not None:
             skipped.end()
 

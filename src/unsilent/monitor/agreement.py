@@ -1,4 +1,4 @@
-"""When a rank sends its row of a step, and how long it waits for those of the others.
+"""Exchange of rows among ranks: when a rank sends its row of a step, and how long it waits for those of the others.
 
 Where all ranks must act alike on an alarm, each waits for the rows of all before it goes on. Where an alarm is only logged,
 nothing needs to be alike: a rank waits no longer than its budget allows, goes on, and takes the rows when they come.
@@ -17,7 +17,7 @@ ACTING_SECONDS = 300.0
 LOGGING_SECONDS = 1.0
 """All waiting together where nothing must be alike; or the share of the time that the budget allows, where that is more."""
 LONGEST_WAIT = 10.0
-"""One wait where nothing must be alike, in seconds."""
+"""Longest wait where nothing must be alike, in seconds."""
 MOST_AHEAD = 1000
 """Steps that a rank may be ahead of another one."""
 
@@ -28,7 +28,7 @@ class Agreement:
     Attributes:
         must_act_alike: Whether the verdict on a step must be known in all ranks before the next one.
         is_behind: Rows of other ranks were missing before the last step.
-        seconds_waited: So far, for other ranks.
+        seconds_waited: Time waited for other ranks so far.
     """
 
     def __init__(self, exchange: Exchange, settings: MonitorSettings) -> None:
@@ -54,7 +54,7 @@ class Agreement:
 
         Args:
             seconds: Longest wait at the end of a training; None: as long as is usual before a step.
-            step: That this rank is at.
+            step: Step that this rank is at.
 
         Raises:
             RanksApart: the ranks do not make the same steps, so that they cannot agree.
@@ -80,8 +80,8 @@ class Agreement:
         if len(set(steps)) <= 1:
             return rows
         if self.must_act_alike:
-            told = ", ".join(f"rank {rank} at {row.step}" for rank, row in enumerate(rows))
-            raise RanksApart(f"the ranks are at different steps: {told}")
+            steps_text = ", ".join(f"rank {rank} at {row.step}" for rank, row in enumerate(rows))
+            raise RanksApart(f"the ranks are at different steps: {steps_text}")
         return [row._replace(replicas=NOT_COMPARED) for row in rows]
 
     def drop(self) -> None:

@@ -1,4 +1,4 @@
-"""What a monitor does with ``on_alarm="replay"``: the step is executed again, and a verdict says what kind of fault it was."""
+"""Replay of an alarm: the step is executed again, and a verdict says what kind of fault it was."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _log = logging.getLogger(LOGGER)
 
 
 class AlarmReplay:
-    """One alarm, from its verdict to what kind of fault it was; the same in all ranks.
+    """Replay of one alarm, from its verdict to the kind of fault; the same in all ranks.
 
     Args:
-        verdict: Which rank is suspected.
-        steps_since_load: As of `Evidence`.
+        verdict: Verdict with the rank that is suspected.
+        steps_since_load: Steps as of `Evidence`.
         link: The other ranks.
-        series: That signals are of.
+        series: Series of the signals.
         original: The last signals of this rank, up to the alarm.
-        load_earlier: As of `StepReplay`.
+        load_earlier: Function as of `StepReplay`.
 
     Attributes:
         is_running: Whether steps are being executed again.
-        recorder: Of the signals of this rank in steps that are executed again.
+        recorder: Recorder of the signals of this rank in steps that are executed again.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class AlarmReplay:
         self.is_running = False
 
     def add(self, rows: Sequence[RankRow]) -> None:
-        """What the ranks say of a step that was executed again."""
+        """Add the rows of all ranks for a step that was executed again."""
         self._rows.append(rows)
 
     def run(self, steps: ReplayedSteps) -> Iterator[object]:
@@ -91,7 +91,7 @@ class AlarmReplay:
             _log.warning("step %d: the result of %s is far from that in float64", self._verdict.step, self._engine.far)
 
     def evidence(self, problem: str = "") -> Evidence:
-        """What is known of the alarm; ``problem``: why its steps were not executed again, or not to their end."""
+        """The evidence on the alarm; ``problem``: why its steps were not executed again, or not to their end."""
         verdict, prefix = self._verdict, f"{FINGERPRINT} of "
         has_changed = verdict.tensor.startswith(prefix)
         known = Evidence(
@@ -113,7 +113,7 @@ class AlarmReplay:
         )  # fmt: skip
 
     def not_executed(self, problem: str, batches: Sequence[Any]) -> Evidence:
-        """What is known where steps are not executed again: why, and what is wrong with the last batches by themselves.
+        """The evidence where steps are not executed again: why, and what is wrong with the last batches by themselves.
 
         All ranks call this together.
         """
@@ -121,27 +121,29 @@ class AlarmReplay:
         return replace(self.evidence(problem), batch_problem=text_of_suspect(texts, self._verdict.suspect))
 
     def _take_findings(self) -> Findings:
-        """Of the first iteration with a finding: from there ranks give each other what is wrong."""
+        """Findings of the first iteration that has one: from there ranks give each other what is wrong."""
         iterations, self._rows = self._rows, []
         steps, signals = self.recorder.steps, self._local(self.recorder)
         self.recorder.clear()
         unknown = np.full(signals.shape[1], np.nan)
-        known = [self._original.get(one, unknown) if one < self._verdict.step else unknown for one in steps]
+        known = [self._original.get(step, unknown) if step < self._verdict.step else unknown for step in steps]
         original = np.array(known).reshape(signals.shape)
         if iterations:
             self._first_step = iterations[0][0].step
         for number, rows in enumerate(iterations):
-            found = [(rank, row) for rank, row in enumerate(rows) if row.level > NORMAL or row.changed]
-            if found:
-                own = frozenset(rank for rank, row in found if row.changed or not row.is_shared)
-                are_own = bool(own) and not any(row.has_shared for row in rows)
-                return Findings(own or frozenset(rank for rank, _ in found), are_own, number, signals, original)
+            with_finding = [(rank, row) for rank, row in enumerate(rows) if row.level > NORMAL or row.changed]
+            if with_finding:
+                not_shared = frozenset(rank for rank, row in with_finding if row.changed or not row.is_shared)
+                are_own = bool(not_shared) and not any(row.has_shared for row in rows)
+                return Findings(
+                    not_shared or frozenset(rank for rank, _ in with_finding), are_own, number, signals, original
+                )
         return Findings(frozenset(), True, len(iterations), signals, original)
 
     def _local(self, recorder: Recorder) -> Signals:
-        """What this rank computed before any reduction, in each step."""
+        """Signals that this rank computed before any reduction, in each step."""
         recording = recorder.recording(self._series)
-        are_local = [one.feature in (GRADIENT, LOSS) for one in self._series]
+        are_local = [entry.feature in (GRADIENT, LOSS) for entry in self._series]
         return np.where(recording.seen, recording.values, np.nan)[:, are_local]
 
 
@@ -150,7 +152,7 @@ class FaultJudge:
 
     Args:
         link: The other ranks, to which rank 0 says at the start what it has read.
-        path: Of the file of earlier incidents, read and written by rank 0; None: only incidents of this run count.
+        path: File of earlier incidents, read and written by rank 0; None: only incidents of this run count.
     """
 
     def __init__(self, link: RankLink, path: Path | None) -> None:
@@ -164,15 +166,15 @@ class FaultJudge:
         self._first_step = first_step() or 0
 
     def training_step_text(self, step: int) -> str:
-        """Which step of the training a step of this run is; empty where that is the same."""
+        """The step of the training that a step of this run is, as text; empty where that is the same."""
         return f" (step {self._first_step + step} of the training)" if self._first_step else ""
 
     def judge(self, evidence: Evidence) -> FaultVerdict:
-        """What kind of fault it was; it counts as an earlier incident from then on."""
+        """The verdict on the kind of fault; it counts as an earlier incident from then on."""
         of_training = replace(evidence, step=self._first_step + evidence.step)
-        found = judge(with_earlier_incidents(of_training, self._earlier))
-        verdict = replace(found, step=evidence.step)
-        if (incident := incident_of(found)) is None:
+        verdict_in_training = judge(with_earlier_incidents(of_training, self._earlier))
+        verdict = replace(verdict_in_training, step=evidence.step)
+        if (incident := incident_of(verdict_in_training)) is None:
             return verdict
         self._earlier.append(incident)
         try:

@@ -1,4 +1,4 @@
-"""Which rank a fault is in, from what all ranks say of one step. Pure: the same answer in every rank."""
+"""Attribution of a fault to a rank, from what all ranks say of one step. Pure: the same answer in every rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unsilent.monitor.exchange import RankRow
 
 UNDETERMINED = -1
 CLEAR = 3.0
-"""How many times the largest score must exceed the second, where several ranks raise an alarm."""
+"""Least ratio of the largest score to the second, where several ranks raise an alarm."""
 
 
 class Suspect(NamedTuple):
@@ -27,7 +27,7 @@ def divergent_replicas(sums: Sequence[int]) -> list[int]:
     if len(set(sums)) <= 1:
         return []
     most, count = Counter(sums).most_common(1)[0]
-    return [rank for rank, one in enumerate(sums) if count * 2 <= len(sums) or one != most]
+    return [rank for rank, checksum in enumerate(sums) if count * 2 <= len(sums) or checksum != most]
 
 
 def suspect_of(rows: Sequence[RankRow], replicas_count: bool = True) -> Suspect | None:
@@ -38,7 +38,7 @@ def suspect_of(rows: Sequence[RankRow], replicas_count: bool = True) -> Suspect 
     Updates follow from the gradients of all ranks, and count where no rank found anything else.
 
     Args:
-        rows: Of every rank.
+        rows: Rows of every rank.
         replicas_count: Whether all ranks should have the same parameters.
     """
     changed = [rank for rank, row in enumerate(rows) if row.changed]

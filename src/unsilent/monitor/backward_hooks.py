@@ -15,28 +15,67 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.autograd.graph import GradientEdge
 from torch.compiler import is_dynamo_compiling
 from torch.nn.utils import clip_grad
 
 from unsilent.basics.nested import tensors_in
-from unsilent.monitor.torchscript import script_without_hooks
+
+
+class HiddenFromScript:
+    """Base class of hooks that `torch.jit.script` does not see."""
+
+
+def script_without_hooks(plain: Any) -> Any:
+    """`torch.jit.script`, with such hooks taken out of a module while it is compiled."""
+
+    def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **named: Any) -> Any:
+        if not isinstance(obj, nn.Module):
+            return plain(
+                obj, optimize, _frames_up + 1, *args, **named
+            )  # names are looked up in the frame of the caller
+        with _without_hooks(obj):
+            return plain(obj, optimize, _frames_up + 1, *args, **named)
+
+    return script
+
+
+@contextmanager
+def _without_hooks(model: nn.Module) -> Iterator[None]:
+    """Put the hooks back afterwards, in their order."""
+    tables = [table for module in model.modules() for table in (module._forward_hooks, module._forward_pre_hooks)]
+    before = [(table, dict(table)) for table in tables if any(map(_is_hidden, table.values()))]
+    for table, hooks in before:
+        for key, hook in hooks.items():
+            if _is_hidden(hook):
+                del table[key]
+    try:
+        yield
+    finally:
+        for table, hooks in before:
+            table.clear()
+            table.update(hooks)
+
+
+def _is_hidden(hook: object) -> bool:
+    return isinstance(hook, HiddenFromScript)
 
 
 class BackwardListener(Protocol):
-    """Is called around each backward pass."""
+    """A listener that is called around each backward pass."""
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
         """A backward pass of these tensors begins, which a loss scaler has multiplied by ``scale``."""
         ...
 
     def after_backward(self) -> None:
-        """It has ended; it raised no error."""
+        """Called when a backward pass has ended and raised no error."""
         ...
 
     def after_scaler_update(self) -> None:
@@ -56,7 +95,7 @@ class _Registration:
 
 
 CLIP = "_clip_grads_with_norm_"
-"""What `clip_grad_norm_` calls, by whatever name a program has imported that; `torch.nn.utils` has it without the underscore."""
+"""Function that `clip_grad_norm_` calls, however a program imported that; `torch.nn.utils` has it without the underscore."""
 _SCALE = "unsilent-loss-scale"
 _MOST_NODES = 8
 """Operations between a scaled loss and what is differentiated, such as a division by the number of micro-batches."""
@@ -86,16 +125,16 @@ def add_listener(listener: BackwardListener, thread: int | None = None) -> None:
 
 
 def bind_to_this_thread(listener: BackwardListener) -> None:
-    """From now on the listener hears of the passes of the calling thread alone."""
-    for one in _listeners:
-        if one.listener() is listener:
-            one.thread = threading.get_ident()
+    """Call the listener from now on for passes of the calling thread alone."""
+    for registration in _listeners:
+        if registration.listener() is listener:
+            registration.thread = threading.get_ident()
 
 
 def remove_listener(listener: BackwardListener) -> None:
     """Call it no more; the last one leaves torch as it was."""
-    for one in [one for one in _listeners if one.listener() is listener]:
-        _remove(one)
+    for registered in [registration for registration in _listeners if registration.listener() is listener]:
+        _remove(registered)
 
 
 def _remove(registration: _Registration) -> None:
@@ -103,8 +142,8 @@ def _remove(registration: _Registration) -> None:
     if registration in _listeners:
         _listeners.remove(registration)
     if not _listeners:
-        for owner, name, plain, ours in _replaced:
-            if vars(owner)[name] is ours:  # somebody else may have replaced it since
+        for owner, name, plain, replacement in _replaced:
+            if vars(owner)[name] is replacement:  # somebody else may have replaced it since
                 setattr(owner, name, plain)
         _replaced.clear()
         _is_scaling = False
@@ -112,8 +151,8 @@ def _remove(registration: _Registration) -> None:
 
 def _heard() -> Iterator[BackwardListener]:
     """The listeners that hear of this thread, also those that are added meanwhile."""
-    for one in _listeners:
-        if one.thread in (None, threading.get_ident()) and (listener := one.listener()) is not None:
+    for registration in _listeners:
+        if registration.thread in (None, threading.get_ident()) and (listener := registration.listener()) is not None:
             yield listener
 
 
@@ -124,15 +163,15 @@ def _report_failure(error: Exception) -> None:
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     plain = vars(owner)[name]
-    ours = functools.wraps(plain)(make(plain))
-    setattr(owner, name, ours)
-    _replaced.append((owner, name, plain, ours))
+    replacement = functools.wraps(plain)(make(plain))
+    setattr(owner, name, replacement)
+    _replaced.append((owner, name, plain, replacement))
 
 
 def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
     yield kind
-    for one in kind.__subclasses__():
-        yield from _with_subclasses(one)
+    for subclass in kind.__subclasses__():
+        yield from _with_subclasses(subclass)
 
 
 def _noted_backward(plain: Any) -> Any:
@@ -141,11 +180,14 @@ def _noted_backward(plain: Any) -> Any:
             return plain(tensors, *args, **named)
         if not isinstance(tensors, (Tensor, GradientEdge)):
             tensors = tuple(tensors)  # as torch does: it may be an iterator
-        roots = [tensors] if isinstance(tensors, Tensor) else [one for one in tensors if isinstance(one, Tensor)]
+        roots = [tensors] if isinstance(tensors, Tensor) else [root for root in tensors if isinstance(root, Tensor)]
         scale = _scale_or_failure(roots) if _is_scaling else None
         listeners = []
-        for one in _listeners:  # as `_heard`, without a call of Python; it may grow meanwhile
-            if one.thread in (None, threading.get_ident()) and (listener := one.listener()) is not None:
+        for registration in _listeners:  # as `_heard`, without a call of Python; it may grow meanwhile
+            if (
+                registration.thread in (None, threading.get_ident())
+                and (listener := registration.listener()) is not None
+            ):
                 listeners.append(listener)
                 listener.before_backward(roots, scale)
         _passes.depth = 1
@@ -167,8 +209,11 @@ def _noted_clipping(plain: Any) -> Any:
         )  # as torch: it may be an iterator
         plain(parameters, max_norm, total_norm, *args, **named)
         if not is_dynamo_compiling():
-            for one in _listeners:
-                if one.thread not in (None, threading.get_ident()) or (listener := one.listener()) is None:
+            for registration in _listeners:
+                if (
+                    registration.thread not in (None, threading.get_ident())
+                    or (listener := registration.listener()) is None
+                ):
                     continue
                 if (after_clipping := getattr(listener, "after_clipping", None)) is not None:
                     try:
@@ -216,7 +261,7 @@ def _note_scale(scaler: GradScaler, scaled: Any) -> None:
 
 
 def _scale_or_failure(tensors: Sequence[Tensor]) -> Tensor | None:
-    """As `_scale_of`; an error is that of the listeners."""
+    """The scale of `_scale_of`; an error is that of the listeners."""
     try:
         return _scale_of(tensors)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What ranks tell each other in each step: one row of whole numbers, gathered by all, on processors and beside the training."""
+"""Exchange of the ranks in each step: one row of whole numbers, gathered by all, on processors and beside the training."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from unsilent.events.host import SLOT
 from unsilent.recovery.rank_link import RankLink
 
 TIMEOUT = datetime.timedelta(minutes=30)
-"""Until a rank that tells nothing is an error; as long as torch waits by default."""
+"""Time until a rank that sends nothing is an error; as long as torch waits by default."""
+RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "save_to"})
+"""Settings that may differ from rank to rank."""
 LEAVING_SECONDS = 2.0
-"""That a rank waits at its end for the row of the others."""
+"""Seconds that a rank waits at its end for the row of the others."""
 MEETING_SECONDS = 30.0
-"""That a rank waits at its beginning for the others."""
+"""Seconds that a rank waits at its beginning for the others."""
 NOT_COMPARED = -1
 """Instead of a fingerprint of replicas, where a rank has none that others may compare."""
 _log = logging.getLogger("unsilent.monitor")
@@ -41,17 +43,17 @@ class RanksApart(Exception):
 
 
 class RankRow(NamedTuple):
-    """What one rank says of one step.
+    """Row of numbers that a rank sends on one step.
 
     Attributes:
-        step: Of the monitor.
+        step: Step of the monitor.
         level: The highest of any rule: of `unsilent.detectors.rule`.
         score: The largest of any rule.
         series: Number of the series that it is of; -1: none.
         is_shared: Whether that series is of what ranks share (updates, which follow from gradients of all ranks).
         is_new: Whether a rule found something in a series in which it found nothing before, or less.
-        changed: How many tensors have other bits than after the step before.
-        replicas: Of the fingerprints of tensors that all ranks should have alike after the step before, one number; or
+        changed: Number of tensors that have other bits than after the step before.
+        replicas: Hash of the fingerprints of tensors that all ranks should have alike after the step before, one number; or
             `NOT_COMPARED`.
         gradients, values, state, rows: The intervals of sampling that the rank needs.
         failed: Whether its monitor has failed.
@@ -76,7 +78,7 @@ class RankRow(NamedTuple):
     has_shared: int = 0
 
     def to_words(self) -> list[int]:
-        """As whole numbers."""
+        """The row as whole numbers."""
         return [*self[:2], struct.unpack("q", struct.pack("d", self.score))[0], *self[3:]]
 
     @classmethod
@@ -86,7 +88,7 @@ class RankRow(NamedTuple):
 
 
 class RankInfo(NamedTuple):
-    """Who a rank is, and what it monitors; ``run``: by what it would identify the run, for which that of rank 0 is taken."""
+    """Identity of a rank, and what it monitors; ``run``: its name for the run, of which that of rank 0 is taken."""
 
     rank: int
     host: str
@@ -113,25 +115,25 @@ class Exchange:
         self.world_size = 1 if self._group is None else dist.get_world_size(self._group)
         self.sent: deque[_Sent] = deque()
 
-    def introduce(self, info: RankInfo, ignored: frozenset[str]) -> list[RankInfo]:
-        """Who all ranks are. Raises ``UsageError`` in every rank where settings differ, but for those that are ignored."""
+    def introduce(self, info: RankInfo) -> list[RankInfo]:
+        """Identities of all ranks. Raises ``UsageError`` in every rank where settings differ, but for `RANK_SETTINGS`."""
         if self._group is None:
             return [info]
         everybody: list[Any] = [None] * self.world_size
         dist.all_gather_object(everybody, tuple(info), group=self._group)
-        result = [RankInfo(*one) for one in everybody]
+        result = [RankInfo(*fields) for fields in everybody]
         for name in info.settings:
-            values = [str(one.settings.get(name)) for one in result]
-            if name not in ignored and len(set(values)) > 1:
-                told = ", ".join(f"{value} in rank {number}" for number, value in enumerate(values))
+            values = [str(rank_info.settings.get(name)) for rank_info in result]
+            if name not in RANK_SETTINGS and len(set(values)) > 1:
+                values_text = ", ".join(f"{value} in rank {number}" for number, value in enumerate(values))
                 raise UsageError(
-                    f"the ranks have different settings of the monitor: {name} is {told}; give all ranks the same"
+                    f"the ranks have different settings of the monitor: {name} is {values_text}; give all ranks the same"
                 )
         return result
 
     @property
     def link(self) -> RankLink:
-        """The same ranks, for what they give each other in other places."""
+        """A link of the same ranks, for what they give each other in other places."""
         return RankLink(self._group)
 
     @property
@@ -141,12 +143,12 @@ class Exchange:
 
     def begin(self, row: RankRow) -> None:
         """Send the row of a step; nobody waits."""
-        own = torch.tensor(row.to_words(), dtype=torch.int64)
+        words = torch.tensor(row.to_words(), dtype=torch.int64)
         if self._group is None:
-            self.sent.append(_Sent(None, [own]))
+            self.sent.append(_Sent(None, [words]))
             return
-        rows = [torch.empty_like(own) for _ in range(self.world_size)]
-        self.sent.append(_Sent(dist.all_gather(rows, own, group=self._group, async_op=True), rows))
+        rows = [torch.empty_like(words) for _ in range(self.world_size)]
+        self.sent.append(_Sent(dist.all_gather(rows, words, group=self._group, async_op=True), rows))
 
     def end(self, seconds: float = 0.0) -> list[RankRow] | None:
         """The rows of all ranks in the oldest step that `begin` was called for and this was not.
@@ -176,15 +178,12 @@ class Exchange:
         """
         if last is not None:
             self.begin(last)
-        is_done = _wait(self._is_answered, LEAVING_SECONDS)
+        is_done = _wait(lambda: all(sent.is_complete() for sent in self.sent), LEAVING_SECONDS)
         # A group that is waited for in another thread cannot be left: the process would hang until all ranks have answered.
         if self._group is not None and is_done and self.is_open():
             dist.destroy_process_group(self._group)
             self._group = None
             self.sent.clear()
-
-    def _is_answered(self) -> bool:
-        return all(sent.is_complete() for sent in self.sent)
 
 
 class _Sent(NamedTuple):
@@ -258,7 +257,7 @@ def settings_by_name(settings: Any) -> dict[str, Any]:
 
 def _json_value(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(one if isinstance(one, (int, float, str)) else recorded_text(one) for one in value)
+        return tuple(item if isinstance(item, (int, float, str)) else recorded_text(item) for item in value)
     return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import random
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,9 +26,8 @@ from unsilent.basics.errors import UsageError, kind_and_line
 from unsilent.basics.nested import leaves_in, tensors_in
 from unsilent.basics.plainfiles import replace_file
 from unsilent.basics.sizes import human_bytes
-from unsilent.checkpoints.recent_saves import RecentSave, recent_saves
+from unsilent.checkpoints.recent_loads import RecentSave, recent_saves
 from unsilent.detectors.series import Series
-from unsilent.events.device_facts import gpu_facts
 from unsilent.events.event_kinds import Alarm, Started, Verdict
 from unsilent.events.incident_folder import (
     BATCH_FILE,
@@ -46,14 +46,66 @@ from unsilent.recovery.tensor_files import host_copy, write_tensors
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.trainings.snapshots import model_tensors
 
+QUERIED = {
+    "uuid": "uuid",
+    "pci": "pci.bus_id",
+    "serial": "serial",
+    "driver": "driver_version",
+    "ecc mode": "ecc.mode.current",
+    "ecc corrected": "ecc.errors.corrected.volatile.total",
+    "ecc uncorrected": "ecc.errors.uncorrected.volatile.total",
+    "ecc corrected, all time": "ecc.errors.corrected.aggregate.total",
+    "ecc uncorrected, all time": "ecc.errors.uncorrected.aggregate.total",
+    "retired pages": "retired_pages.double_bit.count",
+}
+"""Names of facts, and of nvidia-smi."""
+QUERY_SECONDS = 10.0
+MOST_XIDS = 10
+XID = "NVRM: Xid ("
+
+
+def gpu_facts(uuid: str) -> dict[str, str]:
+    """Facts on a GPU by name; ``xid``: the last errors of its driver in the log of the kernel, where that may be read.
+
+    Args:
+        uuid: Identity as nvidia-smi has it: ``GPU-…``.
+    """
+    query = f"--query-gpu={','.join(QUERIED.values())}"
+    line = _output(["nvidia-smi", f"--id={uuid}", query, "--format=csv,noheader,nounits"]).strip()
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(QUERIED):
+        return {"uuid": uuid}
+    facts = {name: cell for name, cell in zip(QUERIED, cells, strict=True) if cell and not cell.startswith("[")}
+    return facts | _xids(_output(["dmesg"]).splitlines(), facts.get("pci", ""))
+
+
+def _xids(lines: Sequence[str], pci: str) -> dict[str, str]:
+    """The last errors of a device; nvidia-smi writes its address as 00000000:3B:00.0, the kernel as 0000:3b:00."""
+    place = pci.lower().rpartition(".")[0][-len("0000:3b:00") :]
+    wanted = f"{XID}PCI:{place}".lower()
+    messages = [line[line.lower().index(wanted) :].strip() for line in lines if place and wanted in line.lower()]
+    return {"xid": "; ".join(messages[-MOST_XIDS:])} if messages else {}
+
+
+def _output(command: Sequence[str]) -> str:
+    """Output of a program; empty where it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=QUERY_SECONDS, errors="replace", check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
 STEPS_BEFORE, STEPS_AFTER = 64, 16
 """Steps that were read, up to the verdict and after it, whose series are written."""
 MOST_EVENTS = 100
 """First alarms of a rank, verdicts and files of a checkpoint that are recorded."""
 MOST_TENSOR_BYTES = 4 * 2**30
-"""Of the batch, and of the state, of a rank."""
+"""Most bytes of the batch, and of the state, of a rank."""
 CLOSING_SECONDS = 60.0
-"""That the end of a monitor waits for a disk."""
+"""Seconds that the end of a monitor waits for a disk."""
 _log = logging.getLogger(LOGGER)
 
 
@@ -61,9 +113,9 @@ class IncidentWriter:
     """The part of one rank.
 
     Args:
-        folder: With a folder for each incident.
+        folder: Folder that gets a folder for each incident.
         run: Identifies the run; the same in all ranks.
-        device: That this rank computes on.
+        device: Device that this rank computes on.
         has_tensors: Whether batch and state are written.
 
     Attributes:
@@ -99,9 +151,9 @@ class IncidentWriter:
         """The first verdict of the run; the folder, which is written after this.
 
         Args:
-            verdict: Of all ranks.
-            alarms: Of this rank, so far.
-            started: What this rank said at its start.
+            verdict: Verdict of all ranks.
+            alarms: Alarms of this rank, so far.
+            started: Event of this rank at its start.
         """
         self.path = self._above / f"{(started.first_step or 0) + verdict.step}-{self._run}"
         self._step, first = verdict.step, tuple(alarms[:MOST_EVENTS])
@@ -135,9 +187,9 @@ class IncidentWriter:
         """An iteration begins that a loop executes again; those of the step of the alarm are recorded, when they come first.
 
         Args:
-            step: Of the monitor.
+            step: Step of the monitor.
             state: Returns the state as it is now: tensors and plain values, nested.
-            batch: Of the iteration, in the same way.
+            batch: Batch of the iteration, in the same way.
         """
         if self._again_from is None:
             self._again_from = step
@@ -162,7 +214,7 @@ class IncidentWriter:
             self._later(self._write_incident)
 
     def add_fault_verdict(self, verdict: FaultVerdict) -> None:
-        """What kind of fault it was."""
+        """Record the verdict on the kind of fault."""
         if self._incident is not None:
             self._incident = replace(self._incident, fault_verdict=verdict)
             self._later(self._write_incident)
@@ -242,11 +294,17 @@ def training_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[st
     names = {id(parameter): name for name, parameter in named_parameters(model)}
 
     def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-        trained = [one for group in optimizer.param_groups for one in group["params"]]
-        stepped = {names.get(id(one), f"parameter {number}"): one for number, one in enumerate(trained)}
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        stepped = {
+            names.get(id(parameter), f"parameter {number}"): parameter for number, parameter in enumerate(trained)
+        }
         return {
             "kind": type(optimizer).__name__,
-            "state": {name: dict(optimizer.state[one]) for name, one in stepped.items() if one in optimizer.state},
+            "state": {
+                name: dict(optimizer.state[parameter])
+                for name, parameter in stepped.items()
+                if parameter in optimizer.state
+            },
             "groups": [
                 {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
             ],
@@ -254,7 +312,7 @@ def training_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[st
 
     return {
         "model": model_tensors(model),
-        "optimizers": [of_optimizer(one) for one in optimizers],
+        "optimizers": [of_optimizer(optimizer) for optimizer in optimizers],
         "generators": generator_states(),
     }
 
@@ -291,10 +349,10 @@ def _copied(name: str, value: Any) -> Any:
     return host_copy(value)
 
 
-def _saved(one: RecentSave) -> SavedCheckpoint:
+def _saved(save: RecentSave) -> SavedCheckpoint:
     files = {
-        name or one.path.name: one.manifest.files[name].xxh3_128 for name in list(one.manifest.files)[:MOST_EVENTS]
+        name or save.path.name: save.manifest.files[name].xxh3_128 for name in list(save.manifest.files)[:MOST_EVENTS]
     }
     return SavedCheckpoint(
-        path=str(one.path), step=one.manifest.step, time=one.time, manifest=str(one.manifest_path), files=files
+        path=str(save.path), step=save.manifest.step, time=save.time, manifest=str(save.manifest_path), files=files
     )

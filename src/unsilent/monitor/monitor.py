@@ -76,14 +76,12 @@ from unsilent.recovery.rank_link import RankLink
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
-RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "save_to"})
-"""Settings that may differ from rank to rank."""
 NOT_PLAIN = (
     "monitor.iterate(…) is not looped over directly, so that a counter would go on; write `for batch in monitor.iterate(…)`, "
     "with enumerate or zip inside"
 )
 NEVER = 2**62
-"""No step."""
+"""Number of a step that is never reached."""
 FIRST_READ = 1
 """Step after which several ranks read their first one, unless all steps are read."""
 LOOP_IS_KNOWN = 2
@@ -96,11 +94,11 @@ class Monitor:
     """Watches one training; a context manager that removes its hooks.
 
     Args:
-        model: What is trained, wrapped or not.
+        model: Model that is trained, wrapped or not.
         optimizers: One, or several.
         settings: All settings; None: from ``options``, which are fields of `MonitorSettings`.
-        sinks: Are called with every event, besides those that the settings name.
-        ranks: Who agrees: ``all`` of torch.distributed where it is in use, ``alone``, or a process group.
+        sinks: Sinks that get every event, besides those that the settings name.
+        ranks: Ranks that agree: ``all`` of torch.distributed where it is in use, ``alone``, or a process group.
         notes: Sentences that the log gets at the start.
         compatibility: Alarms in the log carry the codes of MindSpore's accuracy-sensitive detection.
 
@@ -130,14 +128,10 @@ class Monitor:
         self.settings = settings = settings_of(settings, options)
         _check_sinks(sinks)
         self._optimizers = checked_optimizers("Monitor", model, optimizers)
-        rules = [make_rule(one) for one in settings.rule] or rules_of_preset(settings.preset)
+        rules = [make_rule(rule) for rule in settings.rule] or rules_of_preset(settings.preset)
         self._streams, self._checks = RuleStreams(rules), StepChecks(rules)
-        self._closed, self._failed, self._is_off, self._has_stopped = (
-            True,
-            False,
-            False,
-            False,
-        )  # closed until it is made
+        self._closed = True  # until it is made
+        self._failed = self._is_off = self._has_stopped = False
         self.stops: list[MonitorStop] = []
         self._collector = SignalCollector(
             model,
@@ -166,7 +160,7 @@ class Monitor:
         self._loads = loads_so_far()
         self._loaded_at = 0 if take_loads() else None
         self._costs = CostMeter(self._collector.seconds)
-        parameters = sum(one.feature == GRADIENT for one in self._collector.series)
+        parameters = sum(entry.feature == GRADIENT for entry in self._collector.series)
         self._sampling = SamplingControl(settings, self._costs, parameters)
         if not self._sampling.reads_all:
             self._collector.reads_all, self._collector.next_read = False, NEVER
@@ -174,15 +168,15 @@ class Monitor:
         try:
             self._ranks = ranks
             self._exchange = Exchange(ranks)
-            own = RankInfo(
+            info = RankInfo(
                 self._exchange.rank,
                 host_name(),
                 device_name(device),
                 settings_by_name(settings),
-                tuple(full_name(one) for one in self._collector.series),
+                tuple(full_name(entry) for entry in self._collector.series),
                 secrets.token_hex(4),
             )
-            everybody = self._exchange.introduce(own, RANK_SETTINGS)
+            everybody = self._exchange.introduce(info)
             rank, world_size = self._exchange.rank, self._exchange.world_size
             if world_size > 1:
                 self._sampling.most_rows = MOST_ROWS_OF_RANKS
@@ -194,10 +188,10 @@ class Monitor:
             self._collector.close()
             raise
         self._agreement = Agreement(self._exchange, settings)
-        alike = len({one.series for one in everybody}) == 1
+        alike = len({rank_info.series for rank_info in everybody}) == 1
         lowest = ALARM if settings.act_on == "alarm" else WARNING
         self._suspicion = Suspicion(alike, lowest, begins_alike=begins_alike(model))
-        given = sinks if settings.strict else [isolated(sink) for sink in sinks]
+        program_sinks = sinks if settings.strict else [isolated(sink) for sink in sinks]
         incident: IncidentWriter | None = None
         if settings.events is not None and settings.incident != "off":
             incident = IncidentWriter(
@@ -205,7 +199,7 @@ class Monitor:
             )
         earlier = settings.events.parent / INCIDENTS_FOLDER / DEVICES_FILE if settings.events and incident else None
         self._faults = FaultJudge(self._exchange.link if settings.on_alarm == "replay" else RankLink(), earlier)
-        self._reporter = Reporter(own, everybody, [*given, *own_sinks], incident)
+        self._reporter = Reporter(info, everybody, [*program_sinks, *own_sinks], incident)
         self._judge = StepJudge(self._collector, self._streams, self._costs, self._reporter, recorder)
         self._action = AlarmAction(settings, self._model, self._optimizers, self._exchange.rank)
         MONITORED.update((self._model, *self._optimizers))
@@ -213,7 +207,7 @@ class Monitor:
         _open.add(self)
         try:
             with self._safely():
-                self._reporter.start(own.settings, self._collector.series, notes)
+                self._reporter.start(info.settings, self._collector.series, notes)
                 self._reporter.sampling(0, *self._sampling.at_start)
         except BaseException:
             self._closed = True
@@ -264,12 +258,12 @@ class Monitor:
             self.stops.append(stop)
 
     def _leave_to_parent(self) -> None:
-        """In a child that the program has forked: do nothing any more; files and servers are those of the parent."""
+        """Do nothing any more, in a child that the program has forked: files and servers are those of the parent."""
         self._closed = self._is_off = self._collector.is_off = True
 
     def _judge_rest(self, wait: bool) -> None:
-        """What is not judged yet; ``wait`` for the verdict of all ranks on it."""
-        if self._checks.found:
+        """Judge what is not judged yet; ``wait`` for the verdict of all ranks on it."""
+        if self._checks.findings:
             self._report_checks()
         if self._collector.is_over and not self._collector.is_reading:
             self._collector.skip_row()
@@ -313,7 +307,7 @@ class Monitor:
 
     @property
     def model(self) -> nn.Module:
-        """What is trained, without wrappers."""
+        """The model that is trained, without wrappers."""
         return self._model
 
     @property
@@ -323,17 +317,17 @@ class Monitor:
 
     @property
     def series(self) -> list[Series]:
-        """What is read."""
+        """Series that are read."""
         return self._collector.series
 
     @property
     def alarms(self) -> list[Alarm]:
-        """What the rules found in this rank, so far."""
+        """Alarms of the rules in this rank, so far."""
         return self._reporter.alarms
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """What all ranks agreed on, so far."""
+        """Verdicts that all ranks agreed on, so far."""
         return self._reporter.verdicts
 
     @property
@@ -351,12 +345,12 @@ class Monitor:
         return guard.iterate(batches)
 
     def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
-        """One step, as `Guard.step`: it is run again after an alarm. For ``rerun`` and ``replay`` of ``on_alarm``."""
+        """Run a step as `Guard.step`: it is run again after an alarm. For ``rerun`` and ``replay`` of ``on_alarm``."""
         self._loop_problem = ""
         return self._rerunning().step(run, *arguments)
 
     def _rerunning(self) -> Guard:
-        """What keeps states and executes steps again; made at first use."""
+        """The guard that keeps states and executes steps again; made at first use."""
         if self.settings.on_alarm not in EXECUTE_AGAIN:
             raise UsageError(
                 f"on_alarm is {self.settings.on_alarm!r}; expected 'rerun' or 'replay' for steps that are executed again"
@@ -404,12 +398,12 @@ class Monitor:
     def _warn_of_loop(self, why: str) -> None:
         """Say before any alarm that steps cannot be executed again, and what that means."""
         self._has_judged_loop = True
-        what = "an alarm is only logged"
+        consequence = "an alarm is only logged"
         if self.settings.mode == "strict":
-            what = "the step of an alarm is left out"
+            consequence = "the step of an alarm is left out"
         elif self.settings.on_alarm == "replay":
-            what = "an alarm ends the job without executing its step again"
-        log.warning("%s%s %s", NO_RERUN, why, what)
+            consequence = "an alarm ends the job without executing its step again"
+        log.warning("%s%s %s", NO_RERUN, why, consequence)
 
     def _judge_loop(self, guard: Guard) -> None:
         """Warn early, once, of a loop that has changed what cannot be put back; each rank by itself, for nothing is agreed on."""
@@ -444,7 +438,7 @@ class Monitor:
         return NO_LOOP if self._guard is None else self._loop_problem or self._guard.why_not_repeatable()
 
     def _last_batches(self) -> Sequence[Any]:
-        """Of the iterations since the oldest state that is kept; none where no loop is known."""
+        """Batches of the iterations since the oldest state that is kept; none where no loop is known."""
         return [] if self._guard is None else self._guard.batches()
 
     def drop_pending(self) -> None:
@@ -467,9 +461,9 @@ class Monitor:
         """Record a step as an incident although there was no alarm; called after it, in every rank. Not after another incident.
 
         Args:
-            step: That was made last.
-            state: That it began with, as `incident_writer.training_state` has it.
-            batch: Of the step.
+            step: Step that was made last.
+            state: State that it began with, as `incident_writer.training_state` has it.
+            batch: Batch of the step.
         """
         with self._safely():
             self._reporter.notice(step)
@@ -477,17 +471,17 @@ class Monitor:
                 self._reporter.incident.add_iteration(step, lambda: state, batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes back with the training when steps are executed again."""
-        own = self._collector.steps_of_optimizers
+        """State that goes back with the training when steps are executed again."""
+        steps_of_optimizers = self._collector.steps_of_optimizers
         return {
             "step": self._collector.step,
-            "steps of optimizers": own,
+            "steps of optimizers": steps_of_optimizers,
             "rules": self._streams.state,
             "checks": self._checks.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back."""
+        """Go back to a state of `state_dict`."""
         self._collector.start_at(state["step"], state["steps of optimizers"])
         self._streams.state, self._checks.state = state["rules"], state["checks"]
 
@@ -495,10 +489,10 @@ class Monitor:
 
     def _before_step(self, optimizer: Optimizer) -> None:
         collector = self._collector
-        if self._is_off or not (collector.step >= collector.next_read or self._exchange.sent or self._checks.found):
+        if self._is_off or not (collector.step >= collector.next_read or self._exchange.sent or self._checks.findings):
             return
         with self._safely():
-            if self._checks.found:
+            if self._checks.findings:
                 self._report_checks()
             if self._collector.has_pass:  # the first optimizer after a backward pass
                 self._action.begin_backward()
@@ -539,10 +533,10 @@ class Monitor:
 
     def _report_checks(self) -> None:
         """Report what was found in a step at once; a rank alone acts on it, several with the next step that is read."""
-        found = self._checks.take()
-        row = self._judge.report_checks(found)
+        findings = self._checks.take()
+        row = self._judge.report_checks(findings)
         if self._exchange.world_size > 1 or self._sampling.reads_all:
-            self._judge.keep_for_next_row(found)
+            self._judge.keep_for_next_row(findings)
         else:
             self._conclude([row])
 

@@ -15,15 +15,15 @@ from unsilent.monitor.signals.fingerprints import COUNTERS
 FIRST_COMPARISONS = 5
 """A tensor that changes in one of its first comparisons is one that the program writes to."""
 FIRST_STEPS = 20
-"""After so many steps the first comparison alone counts, for rotating fingerprints come back to a tensor late."""
+"""Number of steps after which the first comparison alone counts, for rotating fingerprints come back to a tensor late."""
 LEAST_AT_ONCE = 3
-"""So many parameters, or tensors of optimizers, that change at once are a write by the program if they are more than half of
+"""Least parameters, or tensors of optimizers, whose change at once is a write by the program if they are more than half of
 those compared."""
 log = logging.getLogger(LOGGER)
 
 
 class ProgramWrites:
-    """What is known of the writes of one program."""
+    """Writes of one program, as far as they are known."""
 
     def __init__(self) -> None:
         self._comparisons: Counter[str] = Counter()
@@ -45,16 +45,18 @@ class ProgramWrites:
         return tuple(name for name in changed if name not in self._written)
 
     def _without_many_at_once(self, step: int, changed: Sequence[str], compared: Sequence[str]) -> Sequence[str]:
-        """What is left without parameters, and without tensors of optimizers, where most of these changed."""
+        """The changed tensors without parameters, and without tensors of optimizers, where most of these changed."""
         for is_state in (False, True):
-            own = {name for name in changed if _is_state(name) is is_state}
-            if len(own) >= LEAST_AT_ONCE and 2 * len(own) > sum(_is_state(name) is is_state for name in compared):
-                changed = [name for name in changed if name not in own]
+            of_kind = {name for name in changed if _is_state(name) is is_state}
+            if len(of_kind) >= LEAST_AT_ONCE and 2 * len(of_kind) > sum(
+                _is_state(name) is is_state for name in compared
+            ):
+                changed = [name for name in changed if name not in of_kind]
                 if not self._has_written_many:
                     self._has_written_many = True
                     log.warning(
                         "step %d: bits of %d tensors, more than half of those compared, changed at once between two steps; taken "
-                        "as a write of the program through .data, also when it comes again", step, len(own),
+                        "as a write of the program through .data, also when it comes again", step, len(of_kind),
                     )  # fmt: skip
         return changed
 

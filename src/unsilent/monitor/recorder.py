@@ -18,7 +18,7 @@ class Recorder:
     """Collects steps; `save` writes a recording that `load_recording` reads. One that is there already is renamed.
 
     Args:
-        path: Of the file.
+        path: File of the recording.
         most: Steps that are kept, the last ones; None: all.
 
     Raises:
@@ -40,7 +40,7 @@ class Recorder:
         self._rows: deque[tuple[int, SignalValues, float]] = deque(maxlen=most)
 
     def add(self, step: int, signals: SignalValues, seconds: float) -> None:
-        """One more step."""
+        """Add a step."""
         self._rows.append((step, signals, seconds))
 
     def clear(self) -> None:
@@ -53,7 +53,7 @@ class Recorder:
         return tuple(step for step, _, _ in self._rows)
 
     def recording(self, series: Sequence[Series]) -> Recording:
-        """Of all steps so far; series that came later are not seen before."""
+        """The recording of all steps so far; series that came later are not seen before."""
         values = np.full((len(self._rows), len(series)), np.nan)
         seen = np.zeros((len(self._rows), len(series)), np.bool_)
         for row, (_, signals, _) in enumerate(self._rows):

@@ -32,8 +32,8 @@ from unsilent.events.event_kinds import (
     Verdict,
     since_text,
 )
-from unsilent.events.health import OK, health_after
 from unsilent.events.host import first_step, pid_namespace
+from unsilent.events.run_history import OK, health_after
 from unsilent.events.sinks import LOGGER
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.exchange import RankInfo, RankRow
@@ -62,15 +62,15 @@ class Reporter:
 
     Attributes:
         alarms, verdicts: All there were.
-        ranks: Who all ranks are.
-        health: Of the device of this rank.
+        ranks: Identities of all ranks.
+        health: Health of the device of this rank.
         incident: Records the first verdict; None: nobody does.
     """
 
     def __init__(
         self, own: RankInfo, ranks: Sequence[RankInfo], sinks: Sequence[Sink], incident: IncidentWriter | None = None
     ) -> None:
-        self._own, self.ranks, self._sinks, self.incident = own, list(ranks), list(sinks), incident
+        self._info, self.ranks, self._sinks, self.incident = own, list(ranks), list(sinks), incident
         self._since = ""
         self.alarms: list[Alarm] = []
         self.verdicts: list[Verdict] = []
@@ -80,29 +80,30 @@ class Reporter:
         self.health = OK
 
     def silent(self) -> Reporter:
-        """One that reports to nobody, for steps that are executed again to be compared."""
-        return Reporter(self._own, self.ranks, [])
+        """A reporter that reports to nobody, for steps that are executed again to be compared."""
+        return Reporter(self._info, self.ranks, [])
 
     def start(self, settings: Mapping[str, Any], series: Sequence[Series], notes: Sequence[str]) -> None:
         """The monitor begins."""
         self._started = self._emit(
-            Started, 0, host=self._own.host, device=self._own.device, process=os.getpid(), world_size=len(self.ranks),
-            settings=dict(settings), series=dict(Counter(one.feature for one in series)),
+            Started, 0, host=self._info.host, device=self._info.device, process=os.getpid(), world_size=len(self.ranks),
+            settings=dict(settings), series=dict(Counter(entry.feature for entry in series)),
             versions={"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()},
             notes=tuple(notes), pid_namespace=pid_namespace(), first_step=first_step(),
         )  # fmt: skip
 
     def findings(self, step: int, findings: Sequence[Finding]) -> bool:
-        """What rules found in a step; whether any of it is new: what a rule goes on finding in a series is reported once."""
+        """Report findings in a step; whether any is new: what a rule goes on finding in a series is reported once."""
         known = len(self.alarms)
-        for one in findings:
-            if one.is_new:
+        for finding in findings:
+            if finding.is_new:
+                series = finding.series
                 self.alarms.append(
                     self._emit(
-                        Alarm, step, host=self._own.host, device=self._own.device, rule=one.rule, feature=one.series.feature,
-                        tensor=one.series.tensor, statistic=one.series.statistic, level=LEVELS.get(one.level, "warning"),
-                        value=one.value, baseline=one.baseline, score=one.score, series_flagged=one.flagged,
-                        series_judged=one.judged, since=self._since,
+                        Alarm, step, host=self._info.host, device=self._info.device, rule=finding.rule, feature=series.feature,
+                        tensor=series.tensor, statistic=series.statistic, level=LEVELS.get(finding.level, "warning"),
+                        value=finding.value, baseline=finding.baseline, score=finding.score, series_flagged=finding.flagged,
+                        series_judged=finding.judged, since=self._since,
                     )
                 )  # fmt: skip
         return len(self.alarms) > known
@@ -117,10 +118,10 @@ class Reporter:
         now = time.perf_counter()
         is_due = is_new or now >= self._repeat_at
         self._repeat_at = now + REPEAT_SECONDS if is_due else min(self._repeat_at, now + REPEAT_SECONDS)
-        if is_due and self._own.rank in differing:
+        if is_due and self._info.rank in differing:
             self.alarms.append(
                 self._emit(
-                    Alarm, step, host=self._own.host, device=self._own.device, rule=REPLICAS, feature=REPLICAS, tensor="",
+                    Alarm, step, host=self._info.host, device=self._info.device, rule=REPLICAS, feature=REPLICAS, tensor="",
                     statistic="bits", level=LEVELS[ALARM], value=float(versions), baseline=1.0, score=float("inf"),
                     series_flagged=len(differing), series_judged=len(self.ranks), ranks=tuple(differing),
                     since=self._since,
@@ -136,7 +137,7 @@ class Reporter:
         cost: float,
         is_wanted: bool,
     ) -> None:
-        """How a step went: about once a second (after ten hours: every ten), where that ``is_wanted``, and for the last step."""
+        """Report a step: about once a second (after ten hours: every ten), where that ``is_wanted``, and the last step."""
         now = time.perf_counter()
         between = min(max(SUMMARY_SECONDS, (now - self._begun) / LATER), LATER_SECONDS)
         if now - self._summed < between and not is_wanted:
@@ -146,10 +147,10 @@ class Reporter:
         series = series[: len(signals.values)]  # others came later
         norms = [
             value
-            for one, value, seen in zip(series, signals.values.tolist(), signals.seen.tolist(), strict=True)
-            if seen and one.feature == GRADIENT and one.statistic == L2
+            for entry, value, seen in zip(series, signals.values.tolist(), signals.seen.tolist(), strict=True)
+            if seen and entry.feature == GRADIENT and entry.statistic == L2
         ]
-        loss = next((n for n, one in enumerate(series) if one.feature == LOSS and signals.seen[n]), None)
+        loss = next((n for n, entry in enumerate(series) if entry.feature == LOSS and signals.seen[n]), None)
         self._emit(
             StepSummary, step, loss=None if loss is None else float(signals.values[loss]),
             gradient_norm=math.hypot(*norms) if norms else None, score=score(), cost=cost,
@@ -157,7 +158,7 @@ class Reporter:
         )  # fmt: skip
 
     def sampling(self, step: int, interval: int, reason: str) -> None:
-        """Another share of the tensors is read."""
+        """Report that another share of the tensors is read."""
         self._emit(SamplingChanged, step, interval=interval, reason=reason)
 
     def verdict(
@@ -170,26 +171,30 @@ class Reporter:
         action: str,
         outcome: str,
     ) -> Verdict:
-        """What all ranks agreed on.
+        """Report the verdict that all ranks agreed on.
 
         Args:
-            step: That it is about.
-            rows: Of all ranks.
+            step: Step that it is about.
+            rows: Rows of all ranks.
             differing: Ranks whose parameters differ.
-            suspect: The verdict.
-            names: Of the tensors whose bits are compared.
-            action: What was asked for.
-            outcome: What was done.
+            suspect: Suspect of the verdict.
+            names: Names of the tensors whose bits are compared.
+            action: Action that was asked for.
+            outcome: Outcome of the action.
         """
         known = suspect.rank != UNDETERMINED
         who = self.ranks[suspect.rank] if known else None
-        row = rows[suspect.rank] if known else max(rows, key=lambda one: (one.level, one.score))
-        series = names if row.changed else (who or self._own).series
-        own = next(
-            (one.series_name for one in reversed(self.alarms) if one.step == step), ""
+        row = rows[suspect.rank] if known else max(rows, key=lambda rank_row: (rank_row.level, rank_row.score))
+        series = names if row.changed else (who or self._info).series
+        own_tensor = next(
+            (alarm.series_name for alarm in reversed(self.alarms) if alarm.step == step), ""
         )  # found in a step that is not read
-        tensor = series[row.series] if 0 <= row.series < len(series) else own if who in (None, self._own) else ""
-        ranks = tuple(n for n, one in enumerate(rows) if one.level > NORMAL or one.changed or n in differing)
+        tensor = (
+            series[row.series] if 0 <= row.series < len(series) else own_tensor if who in (None, self._info) else ""
+        )
+        ranks = tuple(
+            n for n, rank_row in enumerate(rows) if rank_row.level > NORMAL or rank_row.changed or n in differing
+        )
         result = self._emit(
             Verdict, step, suspect=suspect.rank, reason=suspect.reason, action=action, outcome=outcome,
             host=who.host if who else "", device=who.device if who else "",
@@ -201,7 +206,7 @@ class Reporter:
         return result
 
     def fault_verdict(self, verdict: FaultVerdict) -> None:
-        """What kind of fault an alarm was; all ranks report the same."""
+        """Report the kind of fault that an alarm was; all ranks report the same."""
         self._emit(
             AlarmExplained, verdict.step, fault=verdict.kind, suspect=verdict.rank, host=verdict.host,
             device=verdict.device, code=verdict.code, level=verdict.level, action=verdict.action, reason=verdict.reason,
@@ -214,7 +219,7 @@ class Reporter:
         """Record a step without an alarm, unless an incident has begun before."""
         if not self._since:
             self._record(Verdict(
-                time=time.time(), rank=self._own.rank, step=step, suspect=UNDETERMINED, reason=NO_ALARM, action="log",
+                time=time.time(), rank=self._info.rank, step=step, suspect=UNDETERMINED, reason=NO_ALARM, action="log",
                 outcome="recorded", host="", device="", tensor="", ranks=(),
             ))  # fmt: skip
 
@@ -252,7 +257,7 @@ class Reporter:
                 close()
 
     def _emit(self, kind: type[E], step: int, **values: Any) -> E:
-        event = kind(time=time.time(), rank=self._own.rank, step=step, **values)
+        event = kind(time=time.time(), rank=self._info.rank, step=step, **values)
         self.health = health_after(self.health, event)
         for sink in self._sinks:
             sink(event)

@@ -47,9 +47,9 @@ def alarm_of(verdict: Verdict, rows: Sequence[RankRow], alarms: Sequence[Alarm])
     """The alarm that all ranks execute steps again for: that of this rank which the verdict names, or one made of the verdict.
 
     Args:
-        verdict: Of all ranks.
-        rows: Of all ranks, in the step of the verdict.
-        alarms: Of this rank.
+        verdict: Verdict of all ranks.
+        rows: Rows of all ranks, in the step of the verdict.
+        alarms: Alarms of this rank.
     """
     for alarm in reversed(alarms):
         if alarm.step != verdict.step:

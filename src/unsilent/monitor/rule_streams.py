@@ -18,11 +18,11 @@ Levels = NDArray[np.int8]
 
 
 class Finding(NamedTuple):
-    """What a rule found in one step, of the series with the highest level and score; of those that are new, where some are.
+    """Finding of a rule in one step, of the series with the highest level and score; of those that are new, where some are.
 
     Attributes:
-        rule: Its name.
-        number: Of the series; of a fingerprint, of the tensor.
+        rule: Name of the rule.
+        number: Number of the series; of a fingerprint, of the tensor.
         level, score, value, baseline: Of the judgement.
         flagged, judged: How many series the rule found something in, and judged, in this step.
         is_new: Whether the level of the series is higher than when it was judged last.
@@ -52,7 +52,7 @@ class RuleStreams:
         self._largest_score: float | None = None
 
     def judge(self, series: Sequence[Series], signals: SignalValues, seconds: float) -> list[Finding]:
-        """What the rules find in a step, at most one finding of each rule; the worst first."""
+        """Findings of the rules in a step, at most one of each rule; the worst first."""
         self._add(series)
         worst: dict[str, Finding] = {}
         counts = {rule.name: np.zeros(2, np.int64) for rule in self._rules}
@@ -74,16 +74,17 @@ class RuleStreams:
             place = int(np.lexsort((scores, judgement.levels, is_new))[-1])
             number = start + int(stream.columns[place])
             name = stream.rule.name
-            found = Finding(
+            finding = Finding(
                 name, number, series[number], int(judgement.levels[place]), float(scores[place]),
                 float(signals.values[number]), float(judgement.baselines[place]), is_new=bool(is_new[place]),
             )  # fmt: skip
-            if name not in worst or _rank(found) > _rank(worst[name]):
-                worst[name] = found
+            if name not in worst or _rank(finding) > _rank(worst[name]):
+                worst[name] = finding
         counted = (
-            one._replace(flagged=int(counts[name][0]), judged=int(counts[name][1])) for name, one in worst.items()
+            finding._replace(flagged=int(counts[name][0]), judged=int(counts[name][1]))
+            for name, finding in worst.items()
         )
-        return sorted(counted, key=lambda one: (one.level, one.score), reverse=True)
+        return sorted(counted, key=lambda finding: (finding.level, finding.score), reverse=True)
 
     def take_largest_score(self) -> float | None:
         """The largest score since this was asked last; None where no value was judged, except for being finite."""
@@ -91,7 +92,7 @@ class RuleStreams:
         return result
 
     def unjudged(self, seen: Bools) -> int:
-        """How many of the series that were seen have a rule that reads them, but that has judged no value so far.
+        """Number of the series that were seen and have a rule that reads them, but that has judged no value so far.
 
         Args:
             seen: bool[n], of all series that `judge` knows.
@@ -107,18 +108,18 @@ class RuleStreams:
         streams = [stream for rule in self._rules if len((stream := RuleStream(rule, new)).columns)]
         self._streams += [(known, stream) for stream in streams]
         self._levels += [np.full(len(stream.columns), NORMAL, np.int8) for stream in streams]
-        self._is_read, self._was_judged = (np.pad(one, (0, len(new))) for one in (self._is_read, self._was_judged))
+        self._is_read, self._was_judged = (np.pad(mask, (0, len(new))) for mask in (self._is_read, self._was_judged))
         for stream in streams:
             if self._learns(stream.rule):
                 self._is_read[known + stream.columns] = True
 
     def _learns(self, rule: Rule) -> bool:
         """Whether a rule does more than to find numbers that are not finite, or there is no rule that does."""
-        return rule.name != Nonfinite.name or all(one.name == Nonfinite.name for one in self._rules)
+        return rule.name != Nonfinite.name or all(other_rule.name == Nonfinite.name for other_rule in self._rules)
 
     @property
     def state(self) -> list[Any]:
-        """Of all rules; may be put back."""
+        """State of all rules; may be put back."""
         return [(stream.state, levels.copy()) for (_, stream), levels in zip(self._streams, self._levels, strict=True)]
 
     @state.setter
@@ -131,17 +132,17 @@ class RuleStreams:
 
 
 def _rank(finding: Finding) -> tuple[bool, int, float]:
-    """What the worst finding of a rule has most of."""
+    """The key by which the worst finding of a rule is chosen."""
     return finding.is_new, finding.level, finding.score
 
 
 def fingerprint_finding(changed: Sequence[str], names: Sequence[str], compared: int) -> list[Finding]:
-    """What a comparison of bits found.
+    """The finding of a comparison of bits, in a list.
 
     Args:
         changed: Names of the tensors that changed, at least one.
-        names: Of all tensors that may be compared.
-        compared: How many were, in this step.
+        names: Names of all tensors that may be compared.
+        compared: Number of tensors that were compared in this step.
     """
     number = names.index(changed[0]) if changed[0] in names else -1
     series = Series(FINGERPRINT, changed[0], "bits")

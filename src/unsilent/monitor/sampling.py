@@ -1,4 +1,4 @@
-"""How much of a training is read in each step, so that the monitor stays within its budget."""
+"""Sampling of a training: how much is read in each step, so that the monitor stays within its budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOKS = (4, 10, 20, 40)
 """Steps after which the costs are looked at first; later every 50 steps."""
 FURTHER_LOOKS = 50
 GRADIENT_SHARE, VALUE_SHARE = 0.7, 0.5
-"""Of what the budget leaves, the part of gradients, and then of values: a fault in one can be seen in its own step alone."""
+"""Shares of gradients, and then of values, in what the budget leaves: a fault in one can be seen in its own step alone."""
 AIM = 0.9
 """Share of the budget that intervals are chosen for: costs vary between two looks."""
 LONGEST = 16
@@ -30,15 +30,15 @@ LEARNT = 20
 MOST_ROWS, MOST_ROWS_OF_RANKS = 999, 33
 """Steps of which one is read, at most; of several ranks fewer, as their parameters are compared in these steps alone."""
 FIRST_STEPS, FIRST_BUDGET = 100, 2.0
-"""In so many steps at the start the budget is this many percent at least, so that what reading costs is soon known."""
+"""Steps at the start in which the budget is this many percent at least, so that what reading costs is soon known."""
 FIRST_COST, FIRST_COST_EACH = 1e-2, 1e-4
 """Seconds that the first step that is read is thought to take: in any case, and for each parameter."""
 READING_SHARE = 0.25
-"""Of the budget, what reading may take however much of it is taken by what is checked in every step."""
+"""Share of the budget that reading may take however much of it is taken by what is checked in every step."""
 KEPT = 0.8
-"""Of the budget, what reading every step may take where now not every step is read: so that this does not change all the time."""
+"""Share of the budget for reading every step where now not every step is read: so that this does not change all the time."""
 READING_UNSEEN = 1.15
-"""What a step that is read costs a training, in multiples of the time that the monitor's functions measure. The rest is how torch
+"""Cost of reading a step, in multiples of the time that the monitor's functions measure. The rest is how torch
 comes to these functions, and that the training finds less of its own in the caches of the processor afterwards. By
 ``benchmarks.monitor_cost`` for short steps, which compares whole steps with and without a monitor: checks in other steps cost no
 more than their functions measure."""
@@ -50,14 +50,14 @@ class Costs(NamedTuple):
     """Seconds since the last look.
 
     Attributes:
-        steps: How many steps.
-        rows: How many of them were read.
-        step: Of all steps, with the monitor.
-        gradients: Of reading gradients of parameters, and the loss.
-        values: Of reading gradients of norm layers' inputs, and values that the user named.
-        state: Of reading updates and fingerprints.
-        fixed: Of all else that the monitor does.
-        checks: Of what is done in steps that are not read.
+        steps: Number of steps.
+        rows: Number of them that were read.
+        step: Seconds of all steps, with the monitor.
+        gradients: Seconds of reading gradients of parameters, and the loss.
+        values: Seconds of reading gradients of norm layers' inputs, and values that the user named.
+        state: Seconds of reading updates and fingerprints.
+        fixed: Seconds of all else that the monitor does.
+        checks: Seconds of what is done in steps that are not read.
     """
 
     steps: int
@@ -70,25 +70,25 @@ class Costs(NamedTuple):
     checks: float = 0.0
 
     @property
-    def own(self) -> float:
+    def monitor_seconds(self) -> float:
         """Seconds that the monitor took."""
         return self.gradients + self.values + self.state + self.fixed + self.checks
 
     @property
     def bare(self) -> float:
         """Seconds of a step without the monitor."""
-        return max(0.0, self.step - self.own) / self.steps
+        return max(0.0, self.step - self.monitor_seconds) / self.steps
 
     @property
     def of_read_steps(self) -> Costs:
         """The costs as if there had been no steps but those that were read."""
-        read = self.own - self.checks
+        read = self.monitor_seconds - self.checks
         return self._replace(steps=self.rows, step=self.rows * self.bare + read, checks=0.0)
 
     @property
     def share(self) -> float:
         """Share of the time that the monitor took."""
-        return self.own / self.step if self.step else 0.0
+        return self.monitor_seconds / self.step if self.step else 0.0
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class CostMeter:
     """Adds up what a monitor costs: the time of its functions, and what that does not show (`READING_UNSEEN`).
 
     Attributes:
-        begun: When it was made; later by what was no part of the training.
+        begun: Time when it was made; later by what was no part of the training.
         fixed: Seconds of all but reading signals, so far.
     """
 
@@ -134,32 +134,27 @@ class CostMeter:
     def since_last_look(self, steps: int, rows: int) -> Costs:
         """The costs since this was asked last; ``steps`` so far, of which ``rows`` were read."""
         now, totals = time.perf_counter(), (steps, rows, *self._parts())
-        count, read_count, *parts = (one - before for one, before in zip(totals, self._before, strict=True))
+        count, read_count, *parts = (total - before for total, before in zip(totals, self._before, strict=True))
         result = Costs(int(count), int(read_count), now - self._looked, *parts)
         self._looked, self._before = now, totals
         return result
 
-    def leave_out(self, seconds: float) -> None:
-        """So much of the time just now was no part of the training."""
-        self.begun += seconds
-        self._looked += seconds
-
     def _parts(self) -> list[float]:
         """Seconds so far, in the order of `Costs`."""
         read = [self._read["gradients"], self._read["values"], self._read["state"], self.fixed]
-        return [*(READING_UNSEEN * one for one in read), self._read["checks"]]
+        return [*(READING_UNSEEN * seconds for seconds in read), self._read["checks"]]
 
     def seconds(self) -> float:
-        """That the monitor has cost so far."""
+        """Seconds that the monitor has cost so far."""
         return sum(self._parts())
 
     def share(self) -> float:
-        """Of the time so far."""
+        """Share of the time so far."""
         return self.seconds() / max(1e-9, time.perf_counter() - self.begun)
 
 
 def fitting_rows(now: SampleIntervals, costs: Costs, budget: float) -> int:
-    """One step in how many may be read as a whole, so that the budget (percent of a step without the monitor) is kept.
+    """Number of steps of which one may be read as a whole within the budget, percent of a step without the monitor.
 
     What is checked in every step comes first, but reading has `READING_SHARE` of the budget in any case.
     """
@@ -181,7 +176,7 @@ def fitting_intervals(now: SampleIntervals, costs: Costs, budget: float) -> Samp
 
     Gradients come first, then values. Intervals stay as they are where they fit and could not be much shorter.
     """
-    room = (costs.step - costs.own) * AIM * budget / 100 - costs.fixed
+    room = (costs.step - costs.monitor_seconds) * AIM * budget / 100 - costs.fixed
     if room <= 0:
         return SampleIntervals(LONGEST, LONGEST, LONGEST)
     least_values, least_state = costs.values * now.values / LONGEST, costs.state * now.state / LONGEST
@@ -204,24 +199,24 @@ def _shortest(now: int, cost: float, room: float) -> int:
     return min(LONGEST, max(1, math.ceil(wanted)))
 
 
-def share_at(longest: int, now: SampleIntervals, costs: Costs) -> float:
-    """Share of a step that the monitor would take if every interval were as long, given what the present ones cost."""
+def share_at_longest(now: SampleIntervals, costs: Costs) -> float:
+    """Share of a step that the monitor would take if every interval were `LONGEST`, given what the present ones cost."""
     read = costs.gradients * now.gradients + costs.values * now.values + costs.state * now.state
-    own = costs.fixed + read / longest
-    return own / (costs.step - costs.own + own)
+    monitor_seconds = costs.fixed + read / LONGEST
+    return monitor_seconds / (costs.step - costs.monitor_seconds + monitor_seconds)
 
 
 class SamplingControl:
     """The intervals of one rank: what it needs to stay within its budget, and what all ranks have agreed on.
 
     Args:
-        settings: Of the monitor.
-        costs: Of this rank.
-        parameters: How many are trained.
+        settings: Settings of the monitor.
+        costs: Costs of this rank.
+        parameters: Number of parameters that are trained.
 
     Attributes:
-        intervals: In use, the same in all ranks.
-        wanted: What this rank needs.
+        intervals: Intervals in use, the same in all ranks.
+        wanted: Intervals that this rank needs.
         most_rows: Steps of which one is read, at most.
         longest_wait: Steps until every tensor was read, the longest so far.
         reads_all: Whether every step is read in any case: intervals are given, all bits are to be compared, or something is done
@@ -259,7 +254,7 @@ class SamplingControl:
         return elapsed * FIRST_BUDGET / 100 >= self._first_cost
 
     def look(self, step: int) -> None:
-        """After a step that was read: find what this rank needs, now and then; a warning where nothing fits."""
+        """Find what this rank needs, now and then, after a step that was read; a warning where nothing fits."""
         self._rows += 1
         if self._is_fixed or (self.intervals.rows == 1 and not is_look(step)):
             return
@@ -268,7 +263,7 @@ class SamplingControl:
             return
         budget = max(self._budget, FIRST_BUDGET) if step < FIRST_STEPS and not self.reads_all else self._budget
         now, read = self.intervals, costs.of_read_steps
-        share = 100 * share_at(LONGEST, now, read)
+        share = 100 * share_at_longest(now, read)
         if self.reads_all or share <= (budget if now.rows == 1 else KEPT * budget):
             self.wanted = fitting_intervals(now, read, budget)
         else:
@@ -279,7 +274,7 @@ class SamplingControl:
             self._warn(costs, share)
 
     def _of_rows(self, costs: Costs, budget: float) -> SampleIntervals:
-        """One step in as many is read as now, unless that is too many of them or far too few."""
+        """The intervals at which as many steps are read as now, unless that is too many of them or far too few."""
         now, rows = self.intervals.rows, min(fitting_rows(self.intervals, costs, budget), self.most_rows)
         return SampleIntervals.of_rows(now if rows <= now <= rows * (1 + TOLERANCE) else rows)
 

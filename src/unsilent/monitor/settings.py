@@ -1,4 +1,4 @@
-"""What may be set of a monitor: options of ``unsilent run``, arguments of `Monitor` and keys of a TOML file alike."""
+"""Settings of a monitor: options of ``unsilent run``, arguments of `Monitor` and keys of a TOML file alike."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from unsilent.detectors.rules import PRESETS, check_rule
 
 DETECTION_PANEL, ALARM_PANEL, COST_PANEL = "Detection", "Alarms", "Cost"
 ACTIONS = ("log", "skip", "rerun", "replay", "save", "stop")
-"""What is done on an alarm."""
+"""Actions on an alarm."""
 EXECUTE_AGAIN = ("rerun", "replay")
-"""What executes the last steps again."""
+"""Actions that execute the last steps again."""
 MODES = ("lagged", "strict")
 FINGERPRINTS = ("rotating", "full", "off")
 INCIDENTS = ("full", "small", "off")
-"""What the first alarm of a run writes."""
+"""Amounts of what the first alarm of a run writes."""
 LARGEST_BUDGET = 2.0
 """Percent of a step that no budget may exceed."""
 MOST_INTERVAL = 4096
 
 
-def rules_given(given: Any) -> tuple[Any, ...]:
+def rules_given(value: Any) -> tuple[Any, ...]:
     """Rules with parameters as texts, from texts or a table: ``{"robust-z": {"threshold": 12}}``; `Rule` objects stay."""
-    if isinstance(given, Mapping) and all(isinstance(table, Mapping) for table in given.values()):
-        return tuple(_rule_text(rule, table) for rule, table in given.items())
-    rules = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
+    if isinstance(value, Mapping) and all(isinstance(table, Mapping) for table in value.values()):
+        return tuple(_rule_text(rule, table) for rule, table in value.items())
+    rules = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
     return tuple(rule if isinstance(rule, str) else check_rule(rule, "--rule") for rule in rules)
 
 
@@ -42,13 +42,13 @@ def _rule_text(rule: str, parameters: Mapping[str, Any]) -> str:
     return f"{rule}:{','.join(pairs)}".rstrip(":")
 
 
-def sampling_text(given: Any) -> str:
+def sampling_text(value: Any) -> str:
     """A sampling as text; a whole number R stands for ``fixed:R``."""
-    if isinstance(given, Integral) and not isinstance(given, bool):
-        return f"fixed:{given}"
-    if isinstance(given, str):
-        return given
-    raise UsageError(f"--sampling is {given!r}; expected auto, or fixed:R with a whole number, such as fixed:4")
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return f"fixed:{value}"
+    if isinstance(value, str):
+        return value
+    raise UsageError(f"--sampling is {value!r}; expected auto, or fixed:R with a whole number, such as fixed:4")
 
 
 @dataclass(frozen=True)
@@ -192,12 +192,12 @@ class MonitorSettings:
     def rule_names(self) -> tuple[str, ...]:
         """Names of the rules that are applied."""
         rules = self.rule or PRESETS.get(self.preset, ())
-        return tuple(parse_named(one)[0] if isinstance(one, str) else one.name for one in rules)
+        return tuple(parse_named(rule)[0] if isinstance(rule, str) else rule.name for rule in rules)
 
 
 def settings_of(settings: MonitorSettings | None, options: Mapping[str, Any]) -> MonitorSettings:
     """Settings from arguments of a function: all of them, or options by name. Raises ``UsageError``."""
-    known = [one.field for one in options_of(MonitorSettings).values()]
+    known = [option.field for option in options_of(MonitorSettings).values()]
     for name in options:
         if name not in known:
             raise unknown_name_error("option of a monitor", name, known)

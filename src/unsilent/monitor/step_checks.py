@@ -1,4 +1,4 @@
-"""What is checked in every step at once, whatever the sampling: the loss, and the norm that `clip_grad_norm_` computes.
+"""Checks in every step at once, whatever the sampling: of the loss, and the norm that `clip_grad_norm_` computes.
 
 Both are numbers that the training computes itself, so that a check costs some microseconds. The loss is checked for being finite.
 The norm is compared with those of the last steps, as `RobustZ` compares a series, upwards alone: it is read after the backward
@@ -23,7 +23,7 @@ from unsilent.guard.host_copy import HostCopy
 from unsilent.monitor.rule_streams import Finding
 
 Checked = tuple[int, ...]
-"""What a number is of: `LOSSES`, or parameters clipped together (the first with a gradient by ``id``, their number)."""
+"""Subject of a number: `LOSSES`, or parameters clipped together (the first with a gradient by ``id``, their number)."""
 LOSSES: Checked = ()
 REFRESH = 10
 """Norms after which median, spread and limit are computed anew."""
@@ -36,10 +36,10 @@ class StepChecks:
     as usual goes through few of them.
 
     Args:
-        rules: Of the monitor: without `Nonfinite` or `RobustZ` among them, their check is not made.
+        rules: Rules of the monitor: without `Nonfinite` or `RobustZ` among them, their check is not made.
 
     Attributes:
-        found: What was found, and in which steps.
+        findings: Findings, each with its step.
         checks_norms: Whether norms are of use.
     """
 
@@ -50,7 +50,7 @@ class StepChecks:
         self._on_the_way: deque[tuple[int, Checked, bool, HostCopy]] = deque()
         self._last_bad: dict[Checked, int] = {}
         self.checks_norms = self._finds_infinite or self._robust is not None
-        self.found: list[tuple[int, Finding]] = []
+        self.findings: list[tuple[int, Finding]] = []
 
     def add_loss(self, step: int, loss: Tensor, is_scaled: bool) -> None:
         """The loss of a step; one that a loss scaler has multiplied may be infinite by that alone."""
@@ -74,18 +74,18 @@ class StepChecks:
 
     @property
     def state(self) -> Any:
-        """What was learnt so far; may be put back."""
+        """State that was learnt so far; may be put back."""
         return self._norms, self._last_bad
 
     @state.setter
     def state(self, state: Any) -> None:
         self._norms, self._last_bad = state
         self._on_the_way.clear()
-        self.found = []
+        self.findings = []
 
     def take(self) -> list[tuple[int, Finding]]:
-        """What was found since the last time."""
-        result, self.found = self.found, []
+        """The findings since the last time."""
+        result, self.findings = self.findings, []
         return result
 
     def _add_later(self, step: int, of: Checked, tensor: Tensor, is_scaled: bool) -> None:
@@ -115,7 +115,7 @@ class StepChecks:
 
     def _find(self, step: int, rule: str, of: Checked, value: float, baseline: float, score: float) -> None:
         series = Series(LOSS if of == LOSSES else CLIPPED_NORM, "", NUMBER)
-        self.found.append((step, Finding(rule, -1, series, ALARM, score, value, baseline)))
+        self.findings.append((step, Finding(rule, -1, series, ALARM, score, value, baseline)))
 
 
 class NormSeries:
@@ -156,7 +156,7 @@ class NormSeries:
         return result
 
     def score(self, norm: float) -> float:
-        """How unusual a norm is, 1: an alarm."""
+        """Score of how unusual a norm is, 1: an alarm."""
         return (math.log(norm) - self._median) / self._limit
 
     def _learn(self) -> None:
@@ -175,7 +175,7 @@ class NormSeries:
             return
         ordered = sorted(self._logs)
         self._median = ordered[len(ordered) // 2]
-        deviations = sorted(abs(one - self._median) for one in ordered)
+        deviations = sorted(abs(log - self._median) for log in ordered)
         spread = max(NORMAL_MAD * deviations[len(deviations) // 2], rule.floor)
         limit = max(min(rule.threshold * spread, math.log(rule.largest_factor)), rule.headroom * self._reach)
         early = min(max(2 - self._count / rule.early, 0.0), 1.0)

@@ -3,37 +3,96 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Sequence
 
 import numpy as np
 import xxhash
 
-from unsilent.detectors.series import CLIPPED_NORM, UPDATE, Bools, Series
+from unsilent.detectors.series import CLIPPED_NORM, UPDATE, VALUE, Bools, Series
 from unsilent.events.event_kinds import join_names
+from unsilent.events.sinks import LOGGER
 from unsilent.monitor.exchange import RankRow
-from unsilent.monitor.infinite_values import InfiniteValues
 from unsilent.monitor.program_writes import ProgramWrites
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter
 from unsilent.monitor.rule_streams import Finding, RuleStreams, fingerprint_finding
 from unsilent.monitor.sampling import CostMeter
 from unsilent.monitor.signals.collector import SignalCollector
-from unsilent.monitor.signals.row import SignalRow
-from unsilent.monitor.waits import Waits
+from unsilent.monitor.signals.row import Ints, SignalRow, SignalValues
+
+
+class Waits:
+    """Waits of all series, and of all tensors whose bits are compared.
+
+    Attributes:
+        longest: Steps from one reading to the next, at most.
+    """
+
+    def __init__(self) -> None:
+        self.longest = 0
+        self._read: Ints = np.zeros(0, np.int64)
+        self._compared: dict[str, int] = {}
+
+    def add(self, step: int, signals: SignalValues) -> None:
+        """Add a step. What was never read before counts from the step in which it was first known."""
+        new = len(signals.seen) - len(self._read)
+        self._read = np.pad(self._read, (0, new), constant_values=step - 1 if len(self._read) else -1)
+        steps = [int((step - self._read[signals.seen]).max(initial=0))]
+        self._read[signals.seen] = step
+        steps += [step - self._compared.get(name, step) for name in signals.compared]
+        self._compared.update(dict.fromkeys(signals.compared, step))
+        self.longest = max(self.longest, *steps)
+
+
+FIRST_VALUES = 5
+"""A value that is not finite in one of its first readings is one that need not be."""
+
+
+class InfiniteValues:
+    """Finds them, so that a rule is not given numbers that would hide whatever it finds in other series."""
+
+    def __init__(self) -> None:
+        self._is_value: Bools = np.zeros(0, np.bool_)
+        self._is_infinite: Bools = np.zeros(0, np.bool_)
+        self._readings: Ints = np.zeros(0, np.int64)
+
+    def leave_out(self, step: int, series: Sequence[Series], signals: SignalValues) -> SignalValues:
+        """The signals of a step, without numbers that are not finite in these series. Their finite numbers stay."""
+        further = series[len(self._is_value) :]
+        if further:
+            self._is_value = np.append(self._is_value, [entry.feature == VALUE for entry in further])
+            self._is_infinite = np.pad(self._is_infinite, (0, len(further)))
+            self._readings = np.pad(self._readings, (0, len(further)))
+        if not self._is_value.any():
+            return signals
+        self._readings += signals.seen
+        bad = self._is_value & signals.seen & ~np.isfinite(signals.values)
+        new = bad & ~self._is_infinite & (self._readings <= FIRST_VALUES)
+        if new.any():
+            self._is_infinite |= new
+            names = dict.fromkeys(series[number].tensor for number in np.flatnonzero(new).tolist())
+            logging.getLogger(LOGGER).warning(
+                "step %d: %s has an element that is not finite in one of the first steps; from now on it is judged only where "
+                "all of its elements are finite",
+                step, ", ".join(names),
+            )  # fmt: skip
+        return signals._replace(seen=signals.seen & ~(bad & self._is_infinite))
+
 
 SHARED = (UPDATE, CLIPPED_NORM)
-"""What follows from the gradients of all ranks."""
+"""Features that follow from the gradients of all ranks."""
 
 
 class StepJudge:
     """Applies rules to rows of signals, and reports findings.
 
     Args:
-        collector: That the rows come from.
-        streams: The rules.
-        costs: Of the monitor.
-        reporter: Of this rank.
+        collector: Collector that the rows come from.
+        streams: Rules that judge the series.
+        costs: Costs of the monitor.
+        reporter: Reporter of this rank.
 
     Attributes:
         recorder: Keeps all rows; None: nobody does.
@@ -57,13 +116,13 @@ class StepJudge:
         self.waits = Waits()
 
     def apart(self, reporter: Reporter, recorder: Recorder) -> StepJudge:
-        """Another one that judges as this one does now, but reports and learns apart from it; the rules are the same."""
-        other = StepJudge(self._collector, self._streams, self._costs, reporter, recorder)
-        other._writes, other._infinite = copy.deepcopy((self._writes, self._infinite))
-        return other
+        """A judge that judges as this one does now, but reports and learns apart from it; the rules are the same."""
+        judge = StepJudge(self._collector, self._streams, self._costs, reporter, recorder)
+        judge._writes, judge._infinite = copy.deepcopy((self._writes, self._infinite))
+        return judge
 
     def judge(self, row: SignalRow) -> RankRow:
-        """What this rank says of a step."""
+        """The row of this rank for a step, with what rules found in it."""
         series = self._collector.series
         signals = row.read(len(series))
         seconds = time.perf_counter() - self._costs.begun
@@ -83,24 +142,24 @@ class StepJudge:
         replicas = xxhash.xxh3_64_intdigest(signals.replica_sums.tobytes()) >> 1
         return _row(row.step, findings)._replace(changed=len(changed), replicas=replicas)
 
-    def report_checks(self, found: Sequence[tuple[int, Finding]]) -> RankRow:
+    def report_checks(self, findings: Sequence[tuple[int, Finding]]) -> RankRow:
         """Report what `StepChecks` found; what this rank says of the last of these steps."""
-        for step, finding in found:
+        for step, finding in findings:
             self._reporter.findings(step, [finding])
-        return _row(found[-1][0], [finding for _, finding in found])
+        return _row(findings[-1][0], [finding for _, finding in findings])
 
-    def keep_for_next_row(self, found: Sequence[tuple[int, Finding]]) -> None:
-        """Other ranks are told of it with the next step that is read."""
-        self._waiting += [finding for _, finding in found]
+    def keep_for_next_row(self, findings: Sequence[tuple[int, Finding]]) -> None:
+        """Keep findings for the next row that is read, with which other ranks are told of them."""
+        self._waiting += [finding for _, finding in findings]
 
     def unseen(self) -> list[str]:
         """Series that were in no row so far."""
         series = self._collector.series
         seen = [*self._seen.tolist(), *[False] * (len(series) - len(self._seen))]
-        return [full_name(one) for one, was_seen in zip(series, seen, strict=True) if not was_seen]
+        return [full_name(entry) for entry, was_seen in zip(series, seen, strict=True) if not was_seen]
 
     def unjudged(self) -> int:
-        """How many series were in a row, but never judged."""
+        """Number of series that were in a row, but never judged."""
         return self._streams.unjudged(self._seen)
 
     def close(self) -> None:
@@ -110,13 +169,15 @@ class StepJudge:
 
 
 def _row(step: int, findings: Sequence[Finding]) -> RankRow:
-    """What a rank says of a step in which rules found this."""
-    worst = max(findings, key=lambda one: (one.level, one.series.feature not in SHARED, one.score), default=None)
+    """The row of a rank for a step in which rules found this."""
+    worst = max(
+        findings, key=lambda finding: (finding.level, finding.series.feature not in SHARED, finding.score), default=None
+    )
     if worst is None:
         return RankRow(step)
     is_shared = worst.series.feature in SHARED
     row = RankRow(step, worst.level, worst.score, worst.number, int(is_shared), int(worst.is_new))
-    return row._replace(has_shared=int(any(one.series.feature in SHARED for one in findings)))
+    return row._replace(has_shared=int(any(finding.series.feature in SHARED for finding in findings)))
 
 
 def full_name(series: Series) -> str:

@@ -12,7 +12,7 @@ from unsilent.monitor.exchange import NOT_COMPARED, RankRow
 
 
 class Suspicion:
-    """The same in every rank, for it depends on what all of them know alone.
+    """Suspicion of a rank; the same in every rank, for it depends on what all of them know alone.
 
     Args:
         has_replicas: Whether all ranks train tensors of the same names, so that their bits may be compared.
@@ -21,7 +21,7 @@ class Suspicion:
             from the first steps on are taken as meant, and are not compared.
 
     Attributes:
-        suspect: Of the last step; None where no rank reported anything.
+        suspect: Suspect of the last step; None where no rank reported anything.
         differing: Ranks whose parameters differ from those of the majority in the last step, of all ranks where there is none.
             Where bits are known to have changed in some of them: these.
         is_difference_new: Whether one of them was like the others in the steps before.
@@ -43,7 +43,7 @@ class Suspicion:
         """Find the suspect of a step; whether it is another one than that of the step before, or for something else.
 
         Args:
-            rows: That are relevant, of every rank.
+            rows: Rows that are relevant, of every rank.
             interval: Steps until every parameter was compared among ranks.
         """
         is_comparable = self._has_replicas and all(row.replicas != NOT_COMPARED for row in rows)

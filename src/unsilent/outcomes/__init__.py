@@ -1,4 +1,4 @@
-"""How a trial ended: judges (what an incorrect output is) and the classes a sample falls into."""
+"""Outcomes of trials: judges (what an incorrect output is) and the classes a sample falls into."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ def judge_text(what: Judge) -> str:
 
     from unsilent.outcomes.judges import JUDGES
 
-    for name, made in JUDGES.items():
-        if type(what) is made and is_dataclass(what):
-            given = [f"{f.name}={getattr(what, f.name)}" for f in fields(what) if getattr(what, f.name) != f.default]
-            return f"{name}{':' if given else ''}{','.join(given)}"
+    for name, judge_class in JUDGES.items():
+        if type(what) is judge_class and is_dataclass(what):
+            parameters = [
+                f"{f.name}={getattr(what, f.name)}" for f in fields(what) if getattr(what, f.name) != f.default
+            ]
+            return f"{name}{':' if parameters else ''}{','.join(parameters)}"
     return repr(what)
 
 
-def judge_for_output(output: Any, of_text: bool = False) -> str:
-    """The text of a judge that fits an output by its form; ``of_text``: it has scores [n, t, vocabulary] for a text [n, t]."""
+def judge_for_output(output: Any) -> str:
+    """The text of a judge that fits an output by its form."""
     from unsilent.outcomes.decision_judges import decision_tensor
     from unsilent.outcomes.detections import is_detections
 
@@ -56,8 +58,6 @@ def judge_for_output(output: Any, of_text: bool = False) -> str:
     result = decision_tensor(output, judge(NUMERIC), 0)
     if result.ndim == 2 and result.shape[1] > 1:
         return "top1" if result.is_floating_point() else "exact-sequence"
-    if of_text:
-        return "next-token"
     return "segmentation" if result.ndim == 3 and not result.is_floating_point() else NUMERIC
 
 

@@ -1,4 +1,4 @@
-"""What a judge is, and how a sample can end.
+"""Interfaces of judges, and the outcomes of a sample.
 
 A judge compares the output of a faulty run with the golden output of the same batch, never with a label: PVF asks whether
 the fault changed the answer, not whether the answer was right. Judges are small frozen dataclasses whose ``repr``
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+LOG_LIKELIHOOD = "log-likelihood per token"
+"""The name of a score in nats of which reports show the ratio of perplexities as well."""
+
+
 class Outcome(IntEnum):
-    """How one sample of one trial ended; the numbers are the codes in the store."""
+    """Outcome of a sample of a trial; the numbers are the codes in the store."""
 
     MASKED = 0
     """Output bit-identical to the golden output."""
@@ -48,12 +52,12 @@ class Outcome(IntEnum):
 
 
 def incorrect(codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which outcome codes count as an incorrect output; same shape."""
+    """Whether each outcome code counts as an incorrect output; same shape."""
     return np.asarray((codes >= Outcome.SDC) & (codes <= Outcome.HANG))
 
 
 class JudgeVerdict(NamedTuple):
-    """What a judge says of one batch: ``incorrect`` bool[n], ``severity`` float64[n] (the judge's own unit, 0 = same)."""
+    """Verdict of a judge on a batch: ``incorrect`` bool[n], ``severity`` float64[n] (the judge's own unit, 0 = same)."""
 
     incorrect: NDArray[np.bool_]
     severity: NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""From two outputs and a judge to one outcome per sample (see `Outcome`).
+"""Classification of two outputs by a judge: one outcome per sample (see `Outcome`).
 
 Order of precedence: bit-identical -> masked; a non-finite value in that sample where golden has none -> due, whatever the
 decision; judged incorrect -> sdc; else benign.
@@ -22,25 +22,24 @@ from unsilent.outcomes.tensors import leaves, samples_that_differ, samples_with_
 
 
 class BatchOutcome(NamedTuple):
-    """``codes``: uint8[n], one `Outcome` a sample; ``severity``: float64[n], 0 where masked."""
+    """``codes``: uint8[n], one `Outcome` a sample; ``severity``: float64[n], 0 where masked.
+
+    ``scores``: of a workload with a score, those of the faulty output, float64[n]; NaN or None where they do not matter.
+    """
 
     codes: NDArray[np.uint8]
     severity: NDArray[np.float64]
-
-    @property
-    def is_spared(self) -> bool:
-        """Whether no sample was evaluated."""
-        return bool((self.codes == Outcome.SPARED).all())
+    scores: NDArray[np.float64] | None = None
 
     def only(self, samples: NDArray[np.int64]) -> BatchOutcome:
-        """With all samples but these as not evaluated."""
+        """The outcomes with all samples but these as not evaluated."""
         rest = same_outcome_for_all(Outcome.SPARED, len(self.codes))
         rest.codes[samples], rest.severity[samples] = self.codes[samples], self.severity[samples]
-        return rest
+        return rest._replace(scores=self.scores)
 
 
 def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
-    """How many samples a judge sees in a batch; raises ``UsageError`` when judging golden against itself is not all correct."""
+    """Number of samples a judge sees in a batch; raises ``UsageError`` unless golden against itself is all correct."""
     verdict = _judged(judge, golden, golden, batch)
     if not len(verdict.incorrect):
         raise UsageError("a batch has no samples; leave empty batches out")
@@ -53,7 +52,7 @@ def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
 
 
 def _judged(judge: Judge, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-    """What the judge says; one of the user's own may return anything that `to_verdict` takes."""
+    """The verdict of a judge; one of the user's own may return anything that `to_verdict` takes."""
     return to_verdict(judge, judge(golden, faulty, batch))
 
 
@@ -72,7 +71,7 @@ def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -
     judged = changed & ~nonfinite
     if not judged.any():  # nothing left to judge, and a judge need not cope with NaN
         return outcome_of_samples(changed, nonfinite, None)
-    same_shapes = _same_shapes(golden, faulty)
+    same_shapes = [t.shape for t in leaves(golden)] == [t.shape for t in leaves(faulty)]
     try:
         if isinstance(judge, DecisionJudge) and same_shapes:
             verdict = judge.compare(*(host_rows(judge.decision_rows(x)) for x in (golden, faulty)))
@@ -103,10 +102,6 @@ def outcome_of_samples(
     return BatchOutcome(codes, severity)
 
 
-def _same_shapes(golden: Any, faulty: Any) -> bool:
-    return [t.shape for t in leaves(golden)] == [t.shape for t in leaves(faulty)]
-
-
 def has_one_result_a_sample(output: Any, samples: int) -> bool:
     """A list of dicts, one a sample, as detection models return: its tensors have no sample dimension."""
     return isinstance(output, list) and len(output) == samples and all(isinstance(o, Mapping) for o in output)
@@ -120,7 +115,7 @@ def has_nonfinite_values(output: Any) -> bool:
 def changed_and_nonfinite(
     golden_output: Any, faulty_output: Any, samples: int, wait: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Which samples changed, and which of these hold NaN or infinity, bool[samples] both.
+    """Masks of samples that changed, and of those among them with NaN or infinity, bool[samples] both.
 
     ``wait=False``: everything stays on the device of the outputs, which must be one, and nothing waits for it.
     """

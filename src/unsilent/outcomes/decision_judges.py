@@ -73,10 +73,10 @@ class DecisionJudge:
     """A judge of decision rows. A subclass says which numbers these are, and compares them."""
 
     DIMENSIONS: ClassVar[int] = 1
-    """Of an output, at least."""
+    """Least number of dimensions of an output."""
 
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        """As of `Judge`."""
+        """The verdict, as of `Judge`."""
         g, f = (self.rows(x) for x in same_shaped(golden, faulty, self, self.DIMENSIONS))
         return self.compare(host_rows(g), host_rows(f))
 
@@ -93,7 +93,7 @@ class DecisionJudge:
         raise NotImplementedError
 
     def is_right(self, rows: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Which answers are those that labels say, bool[n]; None where a label, int64[n], is not an answer of this judge."""
+        """Mask of the answers that labels say, bool[n]; None where a label, int64[n], is not an answer of this judge."""
         return None
 
 
@@ -153,8 +153,8 @@ class TopK(DecisionJudge):
         return float8_as_float32(scores).sort(dim=-1, descending=True, stable=True).indices[:, : self.k]
 
     def compare(self, golden: NDArray[Any], faulty: NDArray[Any]) -> JudgeVerdict:
-        kept = (golden[:, :, None] == faulty[:, None, :]).any(2).mean(1)
-        return make_verdict(kept < 1, 1 - kept)
+        share_kept = (golden[:, :, None] == faulty[:, None, :]).any(2).mean(1)
+        return make_verdict(share_kept < 1, 1 - share_kept)
 
     def is_right(self, rows: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.asarray((rows == labels[:, None]).any(1))
@@ -211,7 +211,7 @@ class NextToken(DecisionJudge):
 
 @dataclass(frozen=True)
 class ExactSequence(DecisionJudge):
-    """Any token differs; severity: share of differing positions. Output: token ids [n, time], or logits [n, time, vocabulary].
+    """Judge: any token differs; severity: share of positions. Output: token ids [n, time], or logits [n, time, vocabulary].
 
     Lengths may differ (generation that stops early): the missing part counts as different.
     """

@@ -33,7 +33,7 @@ from unsilent.outcomes.tensors import array_of, rows_of
 
 
 def to_verdict(judge: Judge, answer: Any) -> JudgeVerdict:
-    """What a judge returned, as arrays; an answer without severity has 1 where incorrect.
+    """The answer of a judge as arrays; an answer without severity has 1 where incorrect.
 
     Args:
         answer: ``incorrect`` or the pair ``(incorrect, severity)``: tensors of any dtype and device, arrays,
@@ -59,7 +59,7 @@ def to_verdict(judge: Judge, answer: Any) -> JudgeVerdict:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Any value moved by more than ``atol + rtol * |golden|``; severity: largest relative move. Output [n, ...]."""
+    """Judge: any value moved by more than ``atol + rtol * |golden|``; severity: largest relative move. Output [n, ...]."""
 
     rtol: float = 1e-3
     atol: float = 1e-5
@@ -98,7 +98,7 @@ JUDGES: dict[str, Callable[..., Judge]] = {
     "detections": DetectionSet,
 }
 ALL_JUDGES = WithInstalled("judge", GROUP, JUDGES)
-"""With those that other packages register as entry points of the group ``unsilent.judges``: a class, by its name."""
+"""Classes of judges by name, with those that other packages register as entry points of ``unsilent.judges``."""
 
 
 def decision_judge_function(decision: Callable[[Any], Any]) -> Callable[[Any, Any, Any], Any]:

@@ -1,19 +1,19 @@
-"""What may be asked of stored outcomes: options of whoever reads them."""
+"""Options of whoever reads stored outcomes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated
 
-from unsilent.basics.errors import UsageError, unknown_name_error
-from unsilent.basics.options import CONFIDENCE, OUTPUT_PANEL, PRECISION_PANEL, Option
+from unsilent.basics.errors import unknown_name_error
+from unsilent.basics.options import CONFIDENCE, OUTPUT_PANEL, PRECISION_PANEL, Option, check_confidence
 
 UNITS = ("sample", "batch")
 
 
 @dataclass(frozen=True)
 class PvfAnalysisOptions:
-    """How stored trials are read; the same store answers any of them.
+    """Options for reading stored trials; the same store answers any of them.
 
     Attributes:
         unit: None: what is usual for the campaign.
@@ -27,13 +27,12 @@ class PvfAnalysisOptions:
     def __post_init__(self) -> None:
         if self.unit not in (None, *UNITS):
             raise unknown_name_error("--unit", str(self.unit), UNITS)
-        if not 0.5 <= self.confidence < 1:
-            raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
+        check_confidence(self.confidence)
 
 
 @dataclass(frozen=True)
 class PvfReportOptions:
-    """How a result is shown."""
+    """Options for showing a result."""
 
     fit_per_bit: Annotated[
         float | None, Option("Raw FIT (failures per 1e9 hours) of one bit of memory.", OUTPUT_PANEL)

@@ -1,4 +1,4 @@
-"""Which answers of a model are right, by the labels of a workload and the decision of its judge."""
+"""Right answers of a model, by the labels of a workload and the decision of its judge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unsilent.outcomes.tensors import array_of
 
 
 def right_answers(judge: Judge, output: Any, labels: Any, samples: int) -> NDArray[np.bool_] | None:
-    """Which answers in an output are those that labels say, bool[samples].
+    """Mask of the answers in an output that labels say, bool[samples].
 
     None where there are no labels, or the judge decides nothing that a label could say. Raises ``UsageError`` for labels that are
     not one whole number a sample.
@@ -29,10 +29,10 @@ def right_answers(judge: Judge, output: Any, labels: Any, samples: int) -> NDArr
 
 def label_array(labels: Any, samples: int) -> NDArray[np.int64]:
     """The labels of a batch as int64[samples]; raises ``UsageError``."""
-    given = array_of(labels)
-    if given.shape != (samples,) or given.dtype.kind not in "biuf" or not np.array_equal(given, np.round(given)):
+    array = array_of(labels)
+    if array.shape != (samples,) or array.dtype.kind not in "biuf" or not np.array_equal(array, np.round(array)):
         raise UsageError(
-            f"the labels of a batch are {given.dtype}{list(given.shape)}; expected a whole number for each of its "
+            f"the labels of a batch are {array.dtype}{list(array.shape)}; expected a whole number for each of its "
             f"{samples} inputs"
         )
-    return given.astype(np.int64)
+    return array.astype(np.int64)

@@ -1,4 +1,4 @@
-"""How the outcomes of trials are read: the question asked of them, and outcomes counted in its unit."""
+"""Counts of the outcomes of trials: the question asked of them, and outcomes counted in its unit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_ONCE = 2**24
 
 @dataclass(frozen=True)
 class PvfEstimator(PvfAnalysisOptions):
-    """How stored trials are read, and estimates made of them."""
+    """The question put to stored trials, and the estimates that answer it."""
 
     def with_default_unit(self, transient: bool) -> PvfEstimator:
         """The question put to a campaign: samples are counted where parameters are corrupted, else the one batch that is."""
@@ -47,7 +47,7 @@ class PvfEstimator(PvfAnalysisOptions):
         return stratified(parts, self.confidence)
 
     def with_joint_confidence(self, rows: int) -> PvfEstimator:
-        """The same at the confidence that makes ``rows`` intervals hold together (Bonferroni)."""
+        """The estimator at the confidence that makes ``rows`` intervals hold together (Bonferroni)."""
         return replace(self, confidence=1 - (1 - self.confidence) / max(rows, 1))
 
 
@@ -142,6 +142,21 @@ class Tally:
     def joined(cls, parts: Iterable[Tally]) -> Tally:
         """Several tallies as one."""
         return cls(np.concatenate([p.outcome_counts for p in parts]))
+
+
+@dataclass(frozen=True)
+class ScoreTally(Tally):
+    """Trials of which not the share of incorrect units is averaged, but what they lost of a score, as a share of the range.
+
+    ``shares``: float64[m], of the trials that evaluated a sample.
+    """
+
+    shares: NDArray[np.float64]
+
+    @property
+    def incorrect_share_per_trial(self) -> NDArray[np.float64]:
+        """``shares``."""
+        return self.shares
 
 
 def _without_uncounted(codes: bytes, counted: str) -> bytes:

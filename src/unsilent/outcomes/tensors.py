@@ -66,7 +66,7 @@ def words_of(tensor: Tensor) -> Tensor:
 
 
 def samples_that_differ(golden: Tensor, faulty: Tensor, samples: int) -> Tensor:
-    """Which samples differ in any bit, bool[samples]; a tensor without a sample dimension stands for all of them.
+    """Mask of the samples that differ in any bit, bool[samples]; a tensor without a sample dimension stands for all of them.
 
     The result is on the device of the tensors, and nothing waits for it.
     """
@@ -76,7 +76,7 @@ def samples_that_differ(golden: Tensor, faulty: Tensor, samples: int) -> Tensor:
 
 
 def samples_with_nonfinite(tensor: Tensor, samples: int, wait: bool = True) -> Tensor:
-    """Which samples hold NaN or infinity, bool[samples], on the device of the tensor.
+    """Mask of the samples with NaN or infinity, bool[samples], on the device of the tensor.
 
     ``wait``: look at one number first, which says it of nearly all; on a GPU this waits for it.
     """

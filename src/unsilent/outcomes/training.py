@@ -1,4 +1,4 @@
-"""How a faulty training run ended, compared with its fault-free twin: one class of nine, by thresholds that are settings.
+"""Outcome of a faulty training run compared with its fault-free twin: one class of nine, by thresholds that are settings.
 
 | class | what it is |
 |---|---|
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class TrainingOutcome(StrEnum):
-    """How a faulty training run ended."""
+    """Outcome of a faulty training run."""
 
     MASKED_BITWISE = "masked-bitwise"
     MASKED_BENIGN = "masked-benign"
@@ -84,10 +84,10 @@ class Thresholds:
         sharp_within: Steps after that of the fault in which a drop is sharp, and drop: the share of golden's
             metric that it takes (ours; the artifact's slow sample loses 18 % in the first step after the
             fault, 44 % by the second, 67 % by the fourth).
-        gap: Of the training metric, averaged over the last ``end`` steps, that is low (the artifact's README:
+        gap: Gap of the training metric, averaged over the last ``end`` steps, that is low (the artifact's README:
             masked is within about 2 %).
         end: Steps (ours).
-        test_gap: Of held-out accuracy that is low (ours, as ``gap``).
+        test_gap: Gap of held-out accuracy that is low (ours, as ``gap``).
     """
 
     short_term: int = 10
@@ -114,7 +114,7 @@ class TrainingCurves:
             shorter than the golden one where the run ended early.
         losses: float64[n].
         test_accuracy: Held-out accuracy at the end.
-        same_bits: As the golden twin's final state.
+        same_bits: Whether the final state has the bits of the golden twin's.
     """
 
     metric: Curve
@@ -171,7 +171,7 @@ def classify_training(
 
 
 def _degrade(below: Curve, golden: Curve, t: Thresholds) -> TrainingOutcome:
-    """Which kind of decline: whether it loses the share ``drop`` of golden's metric at once, and as much again later."""
+    """The kind of a decline: whether it loses the share ``drop`` of golden's metric at once, and as much again later."""
     share = below / np.where(golden > 0, golden, np.inf)
     at_once = float(share[1 : t.sharp_within + 1].max(initial=0.0))
     if not at_once > t.drop:

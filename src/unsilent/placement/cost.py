@@ -35,7 +35,7 @@ class StepCost:
     """Predicted time of one collective, run by all its groups at once.
 
     Attributes:
-        seconds: From the start of the first to the end of the last group.
+        seconds: Seconds from the start of the first to the end of the last group.
         level: Number of the level whose link takes longest.
         flows: Groups that share one link there.
         algorithm: How the collective is done.
@@ -49,18 +49,18 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the groups of a step put on the links of a machine.
+    """Traffic of the groups of a step on the links of a machine.
 
     Attributes:
         size: Devices of one group.
         members: Components per level that a group has in each component of the level outside.
         ring: Flows over the most loaded link of each level, of closed rings.
-        ring_load: Its load, as a multiple of the largest payload.
+        ring_load: Load of the ring, as a multiple of the largest payload.
         chain: Flows of chains.
         chain_load: Their load.
         trees: Most load of one link of each level by double trees, as a multiple of the largest payload.
         ring_latency: Mean latency of the hops of a ring, seconds.
-        chain_latency: The same of a chain.
+        chain_latency: Mean latency of the hops of a chain, seconds.
         tree_latency: Latency from the leaves of a tree to its root, seconds.
     """
 
@@ -81,7 +81,7 @@ class CostModel(Protocol):
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """Name for reports."""
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
         """Time of a collective whose whole result or input is ``payload`` bytes of the group that has most."""
@@ -106,8 +106,8 @@ def traffic(system: System, groups: npt.NDArray[np.int64], shares: npt.NDArray[n
             hops = crosses[at][:, :width]
             volumes = np.broadcast_to(shares[:, None], hops.shape)[hops]
             sides = (_most_loaded(side[:, :width][hops] // system.sharing(at), volumes) for side in (groups, after))
-            counted[-1].append(max(sides, key=lambda one: one[1]))
-    (ring, ring_load), (chain, chain_load) = (zip(*one, strict=True) for one in counted)
+            counted[-1].append(max(sides, key=lambda side: side[1]))
+    (ring, ring_load), (chain, chain_load) = (zip(*pairs, strict=True) for pairs in counted)
     latencies = np.array([level.latency for level in system.levels])[crosses.argmax(axis=0)]
     members = _members(system, groups[0])
     return Traffic(
@@ -152,7 +152,9 @@ def _tree_loads(
 def _tree_latency(system: System, members: Sequence[int]) -> float:
     """A chain over the innermost components, binary trees over the others."""
     *outer, (inner, level) = zip(members, system.levels, strict=True)
-    return (inner - 1) * level.latency + sum(math.ceil(math.log2(count)) * one.latency for count, one in outer)
+    return (inner - 1) * level.latency + sum(
+        math.ceil(math.log2(count)) * outer_level.latency for count, outer_level in outer
+    )
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class AlphaBeta:
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """Name for reports."""
         return f"alpha-beta, {self.algorithm}"
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:

@@ -11,7 +11,7 @@ from unsilent.placement.system import Level, System
 from unsilent.report.theme import GREY, INK, SERIES_COLOURS, SOFT, Figure, figure, label
 
 MOST_DEVICES = 64
-"""That are drawn; of a larger machine the first components of each level."""
+"""Most devices that are drawn; of a larger machine the first components of each level."""
 _ROW = 8
 """Most components side by side."""
 _GAP, _HEAD = 0.18, 0.42
@@ -52,8 +52,8 @@ def hierarchy_figure(system: System, placement: Placement, reduction: Reduction)
     grid = placement.grid()
     places[grid.ravel()] = np.array(np.unravel_index(np.arange(system.devices), grid.shape)).T
     captions = ["".join(f"{name[:1]}{at}" for name, at in zip(placement.axes, place, strict=True)) for place in places]
-    canvas, shown = _Canvas(), shown_counts(system.counts)
-    width, height = _draw(canvas, system, shown, captions, groups.tolist(), (0.0, 0.0), 0, 0)
+    canvas, counts = _Canvas(), shown_counts(system.counts)
+    width, height = _draw(canvas, system, counts, captions, groups.tolist(), (0.0, 0.0), 0, 0)
     axis = {"visible": False, "showgrid": False}
     return figure(
         [{"type": "scatter", "x": [0], "y": [0], "mode": "markers", "marker": {"opacity": 0}, "hoverinfo": "skip"}],
@@ -64,14 +64,14 @@ def hierarchy_figure(system: System, placement: Placement, reduction: Reduction)
 
 
 def _draw(
-    canvas: _Canvas, system: System, shown: tuple[int, ...], captions: list[str], groups: list[int],
+    canvas: _Canvas, system: System, counts: tuple[int, ...], captions: list[str], groups: list[int],
     corner: tuple[float, float], depth: int, first: int,
 ) -> tuple[float, float]:  # fmt: skip
     """The components of a level from a corner on; returns their width and height."""
     level, inside = system.levels[depth], system.inside(depth)
     x, y = corner
     width = row_height = 0.0
-    for number in range(shown[depth]):
+    for number in range(counts[depth]):
         if number % _ROW == 0 and number:
             x, y, row_height = corner[0], y + row_height + _GAP, 0.0
         device = first + number * inside
@@ -81,17 +81,17 @@ def _draw(
             canvas.shapes.append(_box(x, y, w, h, GREY, colour, 0.35))
             canvas.texts.append(_text(x + w / 2, y + h / 2, captions[device], INK, "center"))
         else:
-            w, h = _draw(canvas, system, shown, captions, groups, (x + _GAP, y + _HEAD), depth + 1, device)
+            w, h = _draw(canvas, system, counts, captions, groups, (x + _GAP, y + _HEAD), depth + 1, device)
             w, h = w + 2 * _GAP, h + _HEAD + _GAP
             canvas.shapes.append(_box(x, y, w, h, SOFT, "rgba(0,0,0,0)", 1))
-            canvas.texts.append(_text(x + 0.1, y + _HEAD / 2, _caption(level, number, shown[depth]), SOFT, "left"))
+            canvas.texts.append(_text(x + 0.1, y + _HEAD / 2, _caption(level, number, counts[depth]), SOFT, "left"))
         x, row_height = x + w + _GAP, max(row_height, h)
         width = max(width, x - _GAP - corner[0])
     return width, y + row_height - corner[1]
 
 
-def _caption(level: Level, number: int, shown: int) -> str:
-    more = f" (of {level.count})" if shown < level.count and number == shown - 1 else ""
+def _caption(level: Level, number: int, count: int) -> str:
+    more = f" (of {level.count})" if count < level.count and number == count - 1 else ""
     return f"{label(level.name, 16)} {number}{more}, {bandwidth_text(level.bandwidth)}"
 
 

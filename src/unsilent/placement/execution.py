@@ -53,7 +53,7 @@ class Call:
     Attributes:
         collective: One of `unsilent.placement.programs.COLLECTIVES`.
         group: The process group.
-        size: Its number of ranks.
+        size: Number of its ranks.
         root: The rank that is the root of a reduce or broadcast.
         chunks_in: Chunks that go in, in the order torch has the ranks of the group.
         chunks_out: Chunks that come out, in the same order.
@@ -71,7 +71,7 @@ class ProgramRunner:
     """Runs a program in this rank; every rank of the job makes the same runner and calls it equally often.
 
     Args:
-        program: What to run.
+        program: Program to run.
         goal: One of `unsilent.placement.programs.GOALS`.
         members: The ranks that play the program's devices, once per independent reduction: ``[[0, 2], [1, 3]]`` runs a
             program of two devices twice at the same time. By default all ranks of the job, in order.
@@ -114,8 +114,8 @@ class ProgramRunner:
 
     @staticmethod
     def _call(step: Step, before: State, after: State, ranks: Sequence[int], groups: ProcessGroups) -> Call | None:
-        """What this rank does in a step; creates the groups of all ranks."""
-        own, k = None, len(before)
+        """The collective of this rank in a step; creates the groups of all ranks."""
+        call, k = None, len(before)
         for devices in step.groups:
             group = groups.of([ranks[device] for device in devices])
             if distributed.get_rank() not in [ranks[device] for device in devices]:
@@ -127,13 +127,13 @@ class ProgramRunner:
                 held[device] = held[devices[0]]
             chunks_in = chunks_out = held[device]
             if step.collective == "reduce-scatter":
-                kept = dict(zip(devices, shares(held[device], len(devices)), strict=True))
-                chunks_in = tuple(chunk for device in torch_order for chunk in kept[device])
-                chunks_out = kept[device]
+                chunks_by_device = dict(zip(devices, shares(held[device], len(devices)), strict=True))
+                chunks_in = tuple(chunk for device in torch_order for chunk in chunks_by_device[device])
+                chunks_out = chunks_by_device[device]
             elif step.collective == "all-gather":
                 chunks_out = tuple(chunk for device in torch_order for chunk in held[device])
-            own = Call(step.collective, group, len(devices), ranks[devices[0]], chunks_in, chunks_out)
-        return own
+            call = Call(step.collective, group, len(devices), ranks[devices[0]], chunks_in, chunks_out)
+        return call
 
     def run(self, payload: Tensor, verify: bool = False) -> Tensor:
         """Runs the program in place and returns the payload.
@@ -142,7 +142,7 @@ class ProgramRunner:
         payload that the number of devices does not divide is padded with zeros for the duration of the run.
 
         Args:
-            payload: What is reduced, of the same shape and dtype on all ranks.
+            payload: Tensor to reduce, of the same shape and dtype on all ranks.
             verify: Compares the result with that of `torch.distributed.all_reduce`, which costs that much more.
 
         Raises:
@@ -177,17 +177,17 @@ class ProgramRunner:
         return torch.cat([payload.detach().reshape(-1), payload.new_zeros(padding)])
 
     def _reference(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """What all_reduce makes of the payload, and the sum of absolute values that bounds its rounding."""
+        """The result of all_reduce for the payload, and the sum of absolute values that bounds its rounding."""
         chunk = -(-payload.numel() // self._devices)
-        own = torch.zeros_like(payload, memory_format=torch.contiguous_format).view(-1)
+        total = torch.zeros_like(payload, memory_format=torch.contiguous_format).view(-1)
         for number in self._chunks_at_start:
             part = slice(number * chunk, (number + 1) * chunk)
-            own[part] = payload.detach().reshape(-1)[part]
-        size = own.abs()
-        distributed.all_reduce(own, group=self._everyone)
+            total[part] = payload.detach().reshape(-1)[part]
+        size = total.abs()
+        distributed.all_reduce(total, group=self._everyone)
         if payload.is_floating_point():
             distributed.all_reduce(size, group=self._everyone)
-        return own, size
+        return total, size
 
     def _compare(self, payload: Tensor, expected: Tensor, size: Tensor) -> None:
         """Raises where a chunk differs; numbers whose absolute values overflow have no sum to compare with."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SIZES = (2**14, 2**17, 2**20, 2**22)
 """Bytes of the payload of one group."""
 MOST_BYTES = 2**24
-"""Of a sweep that is read."""
+"""Most bytes of a sweep that is read."""
 MOST_LOCAL = 64
 """Processes started on one computer."""
 _FIELDS = itemgetter("collective", "groups", "payload", "seconds")
@@ -165,7 +165,7 @@ def measure_here(
     None. Without torchrun as many processes as there are devices are started on this computer and meet over gloo.
 
     Raises:
-        UsageError: As `measure`.
+        UsageError: Raised as by `measure`.
     """
     from torch import cuda, distributed
 
@@ -220,10 +220,10 @@ def _time(collective: str, groups: tuple[tuple[int, ...], ...], payload: int, po
     for group in groups:
         handle = pool.of(group)
         if rank in group:
-            whole, own = tuple(range(len(group))), (group.index(rank),)
-            given = own if collective == "all-gather" else whole
-            kept = own if collective == "reduce-scatter" else whole
-            mine = Call(collective, handle, len(group), group[0], given, kept)
+            whole, own_place = tuple(range(len(group))), (group.index(rank),)
+            chunks_in = own_place if collective == "all-gather" else whole
+            chunks_out = own_place if collective == "reduce-scatter" else whole
+            mine = Call(collective, handle, len(group), group[0], chunks_in, chunks_out)
     rows = torch.zeros(len(groups[0]), max(1, payload // 4 // len(groups[0])), device=device)
     elapsed = torch.zeros(1, dtype=torch.float64, device=device)
     distributed.barrier()
@@ -237,7 +237,7 @@ def _time(collective: str, groups: tuple[tuple[int, ...], ...], payload: int, po
     return float(elapsed)
 
 
-def fitted_system(sweep: Sweep, name: str = "measured", shared_by: Sequence[int] = ()) -> System:
+def fitted_system(sweep: Sweep, name: str = "measured") -> System:
     """The machine whose latencies and bandwidths fit the rings of a sweep best.
 
     Each level is fitted to the all-reduces, reduce-scatters and all-gathers of the groups that extend over that level
@@ -251,10 +251,7 @@ def fitted_system(sweep: Sweep, name: str = "measured", shared_by: Sequence[int]
     Raises:
         UsageError: A level has no measurement.
     """
-    levels = tuple(
-        Level(level, count, 1.0, 0.0, shared_by[number] if shared_by else 0)
-        for number, (level, count) in enumerate(zip(sweep.levels, sweep.counts, strict=True))
-    )
+    levels = tuple(Level(level, count, 1.0, 0.0) for level, count in zip(sweep.levels, sweep.counts, strict=True))
     unknown = System(name, levels, f"fitted to a sweep of {len(sweep.rows)} measurements over {sweep.backend}")
     fits = tuple(_fit(unknown, at, sweep) for at in range(len(levels)))
     bounds = [level.name for level, bounded in fits if bounded]
@@ -307,7 +304,7 @@ class MeasuredTable:
     name: str = "measured table"
 
     def measured(self, collective: str, traffic: Traffic) -> list[Measurement]:
-        """What the sweep holds of a collective over a grouping; empty: it was not measured."""
+        """Measurements of a collective over a grouping in the sweep; empty: it was not measured."""
         return self._rows.get(_key(collective, traffic), [])
 
     @cached_property
@@ -323,8 +320,8 @@ class MeasuredTable:
         from scipy.optimize import nnls
 
         lines = {}
-        for key, found in self._rows.items():
-            terms = np.array([(1 / row.seconds, 1e-9 * row.payload / row.seconds) for row in found])
+        for key, rows in self._rows.items():
+            terms = np.array([(1 / row.seconds, 1e-9 * row.payload / row.seconds) for row in rows])
             seconds, per_gigabyte = map(float, nnls(terms, np.ones(len(terms)))[0])
             lines[key] = (seconds, per_gigabyte * 1e-9)
         return lines

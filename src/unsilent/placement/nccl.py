@@ -25,18 +25,18 @@ class Constants:
     """Constants of one version; by protocol in the order of `PROTOCOLS`. Times in µs, bandwidths in GB/s.
 
     Attributes:
-        commit: Of the repository.
+        commit: Commit of the repository.
         base: Base latency by algorithm.
         hops: Latency of a hop by kind of link and algorithm.
         tree_factor: Share of the bus bandwidth that trees reach.
         tree_limits: Most bandwidth of trees up to two nodes and with more; 0: none.
-        a100_tree_limits: The same of LL128 on A100.
+        a100_tree_limits: Limits of LL128 for trees on A100.
         ll_limits: Most bandwidth of LL in one node and in several; 0: none.
         a100_limit: Most bandwidth on A100; 0: none.
         slow_ll: Factor on latencies inside nodes for LL with several nodes.
         extra_inter_steps: Whether an all-reduce over several nodes has two steps more between them.
         plateau: Factor on the latency of large all-reduces of rings over several nodes, before A100 and from it on.
-        corrections: Of trees, by protocol, for powers of two from 64 bytes on.
+        corrections: Corrections of trees, by protocol, for powers of two from 64 bytes on.
     """
 
     commit: str
@@ -110,7 +110,7 @@ class Nccl:
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """Name for reports."""
         return self._name
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:

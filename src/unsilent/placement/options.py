@@ -1,4 +1,4 @@
-"""What may be asked of ``unsilent placement``, and how its arguments are read."""
+"""Options of ``unsilent placement``, and how its arguments are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_SYSTEM = "no system was given; expected unsilent placement SYSTEM, such as a1
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """What is placed on which machine."""
+    """Options for what is placed on which machine."""
 
     system: Annotated[str, Option(
         "The machine: a100, v100 or h100-nvl with the number of nodes (a100:4), here, a .toml file, a .json file of unsilent "
@@ -61,7 +61,7 @@ class PlacementOptions:
         return _named_sizes(self.axes, "--axes", "data=8")
 
     def reductions(self) -> tuple[Reduction, ...]:
-        """What is reduced; raises ``UsageError``."""
+        """Reductions to place; raises ``UsageError``."""
         if not self.reduce:
             raise UsageError("nothing is reduced; add --reduce with the names of one or more axes, like --reduce data")
         return tuple(self._reduction(text) for text in self.reduce)
@@ -99,7 +99,7 @@ class PlacementOptions:
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """What is measured on which job."""
+    """Options for what is measured on which job."""
 
     levels: Annotated[str, Option(
         "Levels of the job's machine with their counts, outermost first, like node=2,gpu=4; ranks are numbered in this order.",
@@ -129,10 +129,10 @@ class MeasureOptions:
         return sizes
 
 
-def _named_sizes(given: str, option: str, example: str) -> dict[str, int]:
-    """What ``name=size,name=size`` says; raises ``UsageError``."""
+def _named_sizes(text: str, option: str, example: str) -> dict[str, int]:
+    """Sizes by name from a text ``name=size,name=size``; raises ``UsageError``."""
     sizes: dict[str, int] = {}
-    for part in given.split(","):
+    for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
         if not _AXIS.fullmatch(name) or not size.isascii() or not size.isdigit() or len(size) > 9:
             raise UsageError(f"{option} has {part!r}; expected a name and a size, like {example}")

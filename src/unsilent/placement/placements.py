@@ -63,15 +63,15 @@ class Placement:
     def mesh_code(self, device_type: str = "cuda") -> str:
         """Python that makes the mesh with torch, to be pasted into a training script."""
         shape, order = self._order()
-        kept = [at for at in order if shape[at] > 1]
+        long_axes = [at for at in order if shape[at] > 1]
         names = f"mesh_dim_names={self.axes!r}"
-        if kept == sorted(kept):
+        if long_axes == sorted(long_axes):
             return (
                 "from torch.distributed.device_mesh import init_device_mesh\n\n"
                 f'mesh = init_device_mesh("{device_type}", {self.sizes!r}, {names})'
             )
-        rank = {at: number for number, at in enumerate(sorted(kept))}
-        small, permuted = tuple(shape[at] for at in sorted(kept)), tuple(rank[at] for at in kept)
+        rank = {at: number for number, at in enumerate(sorted(long_axes))}
+        small, permuted = tuple(shape[at] for at in sorted(long_axes)), tuple(rank[at] for at in long_axes)
         return (
             "import torch\nfrom torch.distributed.device_mesh import DeviceMesh\n\n"
             f"ranks = torch.arange({prod(shape)}).reshape{small}.permute{permuted}.reshape{self._reshape()}\n"

@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unsilent.basics.errors import UsageError, unknown_name_error
-from unsilent.basics.lazy_numpy import np, npt
 
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "reduce", "broadcast")
 GOALS = ("all-reduce", "reduce-scatter", "all-gather")
 
 State = tuple[int, ...]
 """One integer per device: bit ``chunk * k + contribution`` is set where the device's copy of the chunk contains that
-contribution. `as_array` shows it as bool[devices, chunks, contributions]."""
+contribution."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Program:
     """A sequence of steps over ``devices`` reducing devices; ``str`` is text, ``repr`` is the Python that makes it.
 
     Raises:
-        UsageError: There is no device, or a step names a rank outside ``0 .. devices - 1``.
+        UsageError: Raised where there is no device, or a step names a rank outside ``0 .. devices - 1``.
     """
 
     devices: int
@@ -88,7 +87,7 @@ class Program:
 
 
 def initial_state(k: int, goal: str = "all-reduce") -> State:
-    """What ``k`` devices hold at the start: every chunk with one's own contribution; for all-gather one finished chunk.
+    """Chunks that ``k`` devices hold at the start: every chunk with one's own contribution; one finished for all-gather.
 
     Raises:
         UsageError: The goal is unknown.
@@ -105,8 +104,8 @@ def apply(step: Step, state: State, idle_broadcast: bool = False) -> State:
     """The state after a step.
 
     Args:
-        step: What is done.
-        state: What every device holds before.
+        step: Step to apply.
+        state: State before the step, of every device.
         idle_broadcast: Accepts a broadcast that changes nothing in some group.
 
     Raises:
@@ -119,7 +118,7 @@ def apply(step: Step, state: State, idle_broadcast: bool = False) -> State:
 
 
 def try_apply(step: Step, state: State, idle_broadcast: bool = False) -> State | str:
-    """As `apply`, but returns the reason where it raises: most steps a synthesis tries are invalid."""
+    """State as of `apply`, or the reason where that raises: most steps a synthesis tries are invalid."""
     after = list(state)
     for group in step.groups:
         held = [state[rank] for rank in group]
@@ -135,7 +134,7 @@ def states(program: Program, goal: str = "all-reduce") -> Iterator[State]:
     """The state before the first step and after each step.
 
     Raises:
-        UsageError: As `apply`.
+        UsageError: Raised as by `apply`.
     """
     state = initial_state(program.devices, goal)
     yield state
@@ -172,7 +171,7 @@ def reached(state: State, goal: str = "all-reduce") -> bool:
 
 
 def shortfall(state: State, goal: str = "all-reduce") -> str | None:
-    """What a state lacks of the goal, in words; None where it is the goal."""
+    """The shortfall of a state from the goal, in words; None where it is the goal."""
     if reached(state, goal):
         return None
     k = len(state)
@@ -181,7 +180,7 @@ def shortfall(state: State, goal: str = "all-reduce") -> str | None:
         if not held:
             return f"data is lost: device {device} ends with nothing"
         for chunk in held if goal == "reduce-scatter" else range(k):
-            missing = [other for other in range(k) if not value >> (chunk * k + other) & 1]
+            missing = [contributor for contributor in range(k) if not value >> (chunk * k + contributor) & 1]
             if missing:
                 return f"data is lost: chunk {chunk} of device {device} lacks the contribution of device {missing[0]}"
     return "the devices do not end with one chunk each, all different"
@@ -192,13 +191,6 @@ def held_chunks(value: int, k: int) -> tuple[int, ...]:
     """The chunks of which a device with this state holds a copy."""
     row = (1 << k) - 1
     return tuple(chunk for chunk in range(k) if value >> (chunk * k) & row)
-
-
-def as_array(state: State) -> npt.NDArray[np.bool_]:
-    """The state as bool[devices, chunks, contributions]."""
-    k = len(state)
-    bits = [[[value >> (chunk * k + other) & 1 for other in range(k)] for chunk in range(k)] for value in state]
-    return np.array(bits, dtype=bool)
 
 
 def _objection(
@@ -213,7 +205,7 @@ def _objection(
     if collective == "all-gather":
         if len(set(map(len, chunks))) > 1:
             return f"the devices of group {group} hold different numbers of chunks, {', '.join(map(str, map(len, chunks)))}"
-        if len({chunk for own in chunks for chunk in own}) < sum(map(len, chunks)):
+        if len({chunk for chunks_of_device in chunks for chunk in chunks_of_device}) < sum(map(len, chunks)):
             return f"two devices of group {group} hold the same chunk, so that one copy would be lost data"
         return None
     if len(set(chunks)) > 1:
@@ -242,7 +234,7 @@ def _broadcast_objection(group: tuple[int, ...], held: Sequence[int], idle_broad
 
 
 def _effect(collective: str, held: Sequence[int], k: int) -> list[int]:
-    """What the devices of one group hold after a valid collective."""
+    """Chunks that the devices of one group hold after a valid collective."""
     if collective == "broadcast":
         return [held[0]] * len(held)
     union = 0

@@ -15,7 +15,6 @@ from unsilent.placement.placements import Placement, placements
 from unsilent.placement.programs import Program
 from unsilent.placement.synthesis import MOST_STEPS, Grouping, Statement, Statements, statements
 from unsilent.placement.system import System
-from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 
 Divisors = tuple[int, ...]
@@ -24,7 +23,7 @@ Divisors = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Reduction:
-    """What is reduced.
+    """A reduction to place: its axes, payload and weight.
 
     Attributes:
         axes: Names of the axes over which devices reduce together.
@@ -54,9 +53,9 @@ class RankedProgram:
 
     Attributes:
         levels: Numbers of the machine's levels that the hierarchy of the reduction has.
-        hierarchy: Its factors.
+        hierarchy: Factors of the hierarchy.
         seconds: Predicted time.
-        flat_seconds: That of one collective over all devices of the reduction.
+        flat_seconds: Seconds of one collective over all devices of the reduction.
         steps: The program's steps; empty where there is nothing to reduce.
     """
 
@@ -108,6 +107,7 @@ class Ranking(Shown):
         search_seconds: Time of the search.
     """
 
+    REPORT = "unsilent.placement.report:report"
     system: System
     axes: Mapping[str, int]
     reductions: tuple[Reduction, ...]
@@ -116,12 +116,6 @@ class Ranking(Shown):
     placements: tuple[RankedPlacement, ...]
     candidates: int
     search_seconds: float
-
-    def report(self, top: int = 10) -> Report:
-        """What is shown of the ranking; ``top``: placements in tables."""
-        from unsilent.placement.report import report
-
-        return report(self, top=top)
 
 
 def rank_placements(
@@ -138,7 +132,7 @@ def rank_placements(
     Args:
         system: The machine.
         axes: Sizes of the axes of parallelism by name; they multiply to the number of devices.
-        reductions: What is reduced; times are added up with their weights.
+        reductions: Reductions; times are added up with their weights.
         model: Predicts times; None: `AlphaBeta` with rings.
         limit: Most steps of a program.
         top: Programs that are kept of each placement and reduction.
@@ -155,14 +149,14 @@ def rank_placements(
     ranked, candidates = [], 0
     for placement in placements(system.counts, axes):
         sets = [_ProgramSet(system, placement, reduction, costs, limit) for reduction in reductions]
-        candidates += sum(len(one.seconds) for one in sets)
-        best = tuple(one.best(top) for one in sets)
+        candidates += sum(len(program_set.seconds) for program_set in sets)
+        best = tuple(program_set.best(top) for program_set in sets)
         total, flat = (
             sum(r.weight * value for r, value in zip(reductions, values, strict=True))
             for values in ([p[0].seconds for p in best], [p[0].flat_seconds for p in best])
         )
         ranked.append(RankedPlacement(placement, total, flat, best))
-    ranked.sort(key=lambda one: one.seconds)
+    ranked.sort(key=lambda placement: placement.seconds)
     return Ranking(
         system, dict(axes), tuple(reductions), costs.name, limit, tuple(ranked), candidates,
         time.perf_counter() - start,
@@ -211,17 +205,17 @@ class _ProgramSet:
         return result
 
     def _step(self, statement: Statement, divisors: tuple[Divisors, ...]) -> RankedStep:
-        small = [1 / prod(f**e for f, e in zip(self.hierarchy, one, strict=True)) for one in divisors]
+        small = [1 / prod(f**e for f, e in zip(self.hierarchy, factors, strict=True)) for factors in divisors]
         largest = max(small)
         key = statement.grouping, tuple(share / largest for share in small)
-        found = self._traffic.get(key)
-        if found is None:
+        loads = self._traffic.get(key)
+        if loads is None:
             local = np.array(statement.grouping.groups(self.hierarchy))
             groups = self._groups[:, local].reshape(-1, local.shape[1])
             shares = np.array(key[1])[_small_groups(statement.grouping, local, self.hierarchy)]
-            found = self._traffic[key] = traffic(self._system, groups, np.tile(shares, len(self._groups)))
+            loads = self._traffic[key] = traffic(self._system, groups, np.tile(shares, len(self._groups)))
         payload = largest * self._payload
-        return RankedStep(statement, payload, self._model.cost(statement.collective, found, payload))
+        return RankedStep(statement, payload, self._model.cost(statement.collective, loads, payload))
 
     def best(self, top: int) -> tuple[RankedProgram, ...]:
         """The fastest programs; of equally fast ones the shorter."""
@@ -262,7 +256,7 @@ def plans(depth: int, goal: str, limit: int) -> Plans:
 
 
 def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[tuple[Statement, tuple[Divisors, ...]]]:
-    """Each statement with how often the payload of each group is divided by each factor, at two devices per level.
+    """Statements with how often the payload of each group is divided by each factor, at two devices per level.
 
     The payload is the input of a collective, of an all-gather the result. Groups of a step may differ.
     """
@@ -286,7 +280,7 @@ def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[t
 def _small_groups(
     grouping: Grouping, groups: npt.NDArray[np.int64], hierarchy: tuple[int, ...]
 ) -> npt.NDArray[np.int64]:
-    """For each group in a hierarchy, the number of the one at two devices per level that does the same in every program.
+    """Number, for each group in a hierarchy, of the one at two devices per level that does the same in every program.
 
     Programs tell the first component of a level from the others, and these not from each other.
     """
@@ -314,8 +308,8 @@ def statement_text(statement: Statement, names: Sequence[str]) -> str:
     if grouping.form == "inside":
         where = "over all devices" if grouping.level == 0 else f"inside each {names[grouping.level - 1]}"
     else:
-        what = f"the {names[grouping.level - 1]}s" if grouping.level < depth else "the devices"
-        where = f"across {what}" if grouping.form == "parallel" else f"across the first devices of {what}"
+        devices = f"the {names[grouping.level - 1]}s" if grouping.level < depth else "the devices"
+        where = f"across {devices}" if grouping.form == "parallel" else f"across the first devices of {devices}"
         if grouping.ancestor:
             where += f" of each {names[grouping.ancestor - 1]}"
     return f"{statement.collective} {where}"

@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, count, product
+from math import prod
 from typing import Any
 
 from unsilent.basics.sizes import human_bytes
-from unsilent.placement.code import script
 from unsilent.placement.drawing import MOST_DEVICES, bandwidth_text, hierarchy_figure
+from unsilent.placement.placements import Placement
 from unsilent.placement.ranking import RankedPlacement, RankedProgram, RankedStep, Ranking, Reduction
 from unsilent.report.model import Column, Getter, Plot, Report, Section, Table, TableRow, TextBlock
-from unsilent.report.text import count_text
+from unsilent.report.text import count_text, duration_text
+
+
+def script(
+    placement: Placement, reductions: Sequence[Reduction], programs: Sequence[RankedProgram], device_type: str = "cuda"
+) -> str:
+    """The mesh and, for each reduction over more than one device, its program and what runs it."""
+    parts, names = [placement.mesh_code(device_type)], set[str]()
+    for reduction, program in zip(reductions, programs, strict=True):
+        if program.steps:
+            name = _new_name(placement, reduction, names)
+            names.add(name)
+            parts.append(reduction_code(placement, reduction, program, name))
+    return "\n\n".join(parts)
+
+
+def _new_name(placement: Placement, reduction: Reduction, taken: Collection[str]) -> str:
+    """``reduce_AXES``, with a number where another reduction has that name already."""
+    axes = (axis if axis.isidentifier() else f"axis{placement.axes.index(axis)}" for axis in reduction.axes)
+    name = "_".join(["reduce", *axes])
+    return next(candidate for candidate in chain([name], (f"{name}_{n}" for n in count(2))) if candidate not in taken)
+
+
+def reduction_code(placement: Placement, reduction: Reduction, ranked: RankedProgram, name: str) -> str:
+    """Code of a function of this name, which reduces a tensor in place; needs ``mesh``."""
+    at = [placement.axes.index(axis) for axis in reduction.axes]
+    devices = prod(placement.sizes[i] for i in at)
+    lines = "\n".join(f"    {step.statement!r}," for step in ranked.steps)
+    return f"""from unsilent.placement import Program, ProgramRunner
+from unsilent.placement.synthesis import Grouping, Statement
+
+hierarchy = {ranked.hierarchy!r}
+statements = [
+{lines}
+]
+program = Program({devices}, tuple(statement.step(hierarchy) for statement in statements))
+members = mesh.mesh.movedim({at!r}, {list(range(-len(at), 0))!r}).reshape(-1, {devices}).sort().values.tolist()
+# {reduction.goal} of {human_bytes(round(reduction.payload))} over {", ".join(reduction.axes)}
+{name} = ProgramRunner(program, {reduction.goal!r}, members).run"""
+
 
 METHOD = (
     "Placements are all parallelism matrices: axes in rows, levels of the machine in columns. Programs are all valid "
@@ -25,17 +65,17 @@ METHOD = (
 def report(
     ranking: Ranking, command: str = "", seconds: float | None = None, top: int = 10, notes: Sequence[str] = ()
 ) -> Report:
-    """What is shown of a ranking; ``seconds``: of the whole command; ``notes``: further ones."""
+    """Report on a ranking; ``seconds``: of the whole command; ``notes``: further ones."""
     best = ranking.placements[0]
     taken = ranking.search_seconds if seconds is None else seconds
     return Report(
-        "unsilent/placement/1", "placement", f"Placements on {ranking.system.name}", _headline(ranking),
+        "unsilent/placement/2", "placement", f"Placements on {ranking.system.name}", _headline(ranking),
         _predictions(ranking, top),
         numbers=(
             ("devices", f"{ranking.system.devices:,}", " x ".join(map(str, ranking.system.counts))),
             ("placements", f"{len(ranking.placements):,}", ""),
             ("pairs of placement and program", f"{ranking.candidates:,}", ""),
-            ("search time", time_text(ranking.search_seconds), ""),
+            ("search time", duration_text(ranking.search_seconds), ""),
         ),
         findings=tuple(_findings(ranking)),
         sections=tuple(_sections(ranking, best, top)),
@@ -43,21 +83,13 @@ def report(
             ("machine", f"{ranking.system.name}: {ranking.system.source}"),
             ("cost model", ranking.model),
             ("longest program", count_text(ranking.limit, "step")),
-            ("time of the search", f"{time_text(ranking.search_seconds)} of {time_text(taken)}"),
+            ("time of the search", f"{duration_text(ranking.search_seconds)} of {duration_text(taken)}"),
         ),
         notes=(*_notes(ranking), *notes),
         repeat_command=command,
         method=METHOD,
-        further_json=ranking_json(ranking, command, taken, top),
+        further_json=_further(ranking, taken, top),
     )  # fmt: skip
-
-
-def time_text(seconds: float) -> str:
-    """Three digits and a unit: ``15.2 ms``."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(seconds) >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
 
 
 def reduction_text(reduction: Reduction) -> str:
@@ -69,7 +101,7 @@ def reduction_text(reduction: Reduction) -> str:
 def _headline(ranking: Ranking) -> str:
     best, worst = ranking.placements[0], ranking.placements[-1]
     what = "; ".join(map(reduction_text, ranking.reductions))
-    text = f"{what}: placement {best.placement} takes {time_text(best.seconds)} by prediction"
+    text = f"{what}: placement {best.placement} takes {duration_text(best.seconds)} by prediction"
     if len(ranking.placements) > 1 and best.seconds:
         ratio = worst.seconds / best.seconds
         text += f", the slowest of {len(ranking.placements):,} placements {ratio:.3g} times as long"
@@ -95,7 +127,7 @@ def _findings(ranking: Ranking) -> Iterator[str]:
 
 
 def explanation(ranking: Ranking, ranked: RankedProgram, step: RankedStep) -> str:
-    """Which link decides the time of a step, and how many groups share it."""
+    """Sentence on the link that decides the time of a step, and how many groups share it."""
     level = ranking.system.levels[step.cost.level]
     share = 100 * step.cost.seconds / ranked.seconds
     groups = count_text(step.cost.flows, "group")
@@ -137,19 +169,17 @@ def _sections(ranking: Ranking, best: RankedPlacement, top: int) -> Iterator[Sec
             f"Machine: {', '.join(reduction.axes)}",
             f"Devices of one colour reduce together (colours repeat after seven groups); each shows its coordinates on the "
             f"axes {', '.join(best.placement.axes)}.",
-            (Plot(f"hierarchy{number}", _alt_text(ranking, best), hierarchy_figure(ranking.system, best.placement, reduction)),),
+            (Plot(
+                f"hierarchy{number}", f"Hierarchy of {ranking.system.name} with placement {best.placement}",
+                hierarchy_figure(ranking.system, best.placement, reduction),
+            ),),
         )  # fmt: skip
     tables: list[Table] = [_level_table(ranking)]
     if ranking.system.devices <= MOST_DEVICES:
         tables.append(_grid_table(best))
     yield Section("Levels", "What the prediction assumes, and where each coordinate lies.", tuple(tables))
-    code = script(best.placement, ranking.reductions, [programs[0] for programs in best.programs])
-    lines = tuple((None, f"`{line}`") for line in code.split("\n") if line)
+    lines = tuple((None, f"`{line}`") for line in _script(ranking, best).split("\n") if line)
     yield Section("Code", "Mesh and programs of the fastest placement, for torch.", (TextBlock(lines),))
-
-
-def _alt_text(ranking: Ranking, best: RankedPlacement) -> str:
-    return f"Hierarchy of {ranking.system.name} with placement {best.placement}"
 
 
 def _placement_table(ranking: Ranking, top: int) -> Table:
@@ -157,28 +187,28 @@ def _placement_table(ranking: Ranking, top: int) -> Table:
     axes = [", ".join(reduction.axes) for reduction in ranking.reductions]
     several = len(axes) > 1
     columns = (
-        Column("placement", of=lambda one: str(one.placement)), _time("predicted"),
-        _ratio("flat / best", lambda one: one.flat_seconds / one.seconds if one.seconds else 1.0),
+        Column("placement", of=lambda placement: str(placement.placement)), _time("predicted"),
+        _ratio("flat / best", lambda placement: placement.flat_seconds / placement.seconds if placement.seconds else 1.0),
         *(Column.text(f"program, {name}", _of_best(i, lambda p: p.text(system))) for i, name in enumerate(axes)),
         *(_time(f"time, {name}", _of_best(i, lambda p: p.seconds), 1) for i, name in enumerate(axes) if several),
         *(Column.text(f"most shared link{', ' + name if several else ''}", _of_best(i, lambda p: _link(ranking, p)), 2)
           for i, name in enumerate(axes)),
     )  # fmt: skip
     return Table.of(
-        ranking.placements, columns, is_emphasised=lambda one: one is best, terminal_rows=top, sortable=True
+        ranking.placements, columns, is_emphasised=lambda placement: placement is best, terminal_rows=top, sortable=True
     )
 
 
 def _of_best(number: int, cell: Getter) -> Getter:
     """The cell of the best program of a reduction."""
-    return lambda one: cell(one.programs[number][0])
+    return lambda placement: cell(placement.programs[number][0])
 
 
-def _time(name: str, of: Getter | None = lambda one: one.seconds, priority: int = 0) -> Column:
-    return Column(name, "number", digits=time_text, of=of, priority=priority)
+def _time(name: str, of: Getter | str = "seconds", priority: int = 0) -> Column:
+    return Column(name, "number", digits=duration_text, of=of, priority=priority)
 
 
-def _ratio(name: str, of: Getter) -> Column:
+def _ratio(name: str, of: Getter | str) -> Column:
     return Column(name, "number", digits=".3g", of=of)
 
 
@@ -189,7 +219,7 @@ def _link(ranking: Ranking, ranked: RankedProgram) -> str:
 
 def _program_table(ranking: Ranking, programs: tuple[RankedProgram, ...]) -> Table:
     columns = (
-        Column.text("program", lambda p: p.text(ranking.system)), _time("predicted"), _ratio("flat / this", lambda p: p.ratio),
+        Column.text("program", lambda p: p.text(ranking.system)), _time("predicted"), _ratio("flat / this", "ratio"),
         Column.text("most shared link", lambda p: _link(ranking, p), 1),
     )  # fmt: skip
     return Table.of(programs, columns, "fastest programs")
@@ -235,68 +265,33 @@ def _grid_table(best: RankedPlacement) -> Table:
 def _predictions(ranking: Ranking, top: int) -> Table:
     """The table for machines: predictions, which have no limits."""
     columns = (
-        Column.count("rank"), *map(Column, ("placement", "reduction", "program")), _time("seconds", None),
-        _time("flat_seconds", None),
+        Column.count("rank"), Column("placement"), Column("reduction", of=lambda row: ",".join(row["reduction"].axes)),
+        Column("program", of=lambda row: row["best"].text(ranking.system)),
+        _time("seconds", lambda row: row["best"].seconds), _time("flat_seconds", lambda row: row["best"].flat_seconds),
     )  # fmt: skip
     rows = (
-        {"rank": rank, "placement": str(one.placement), "reduction": ",".join(r.axes), "program": p[0].text(ranking.system),
-         "seconds": p[0].seconds, "flat_seconds": p[0].flat_seconds}
-        for rank, one in enumerate(ranking.placements[:top], 1)
-        for r, p in zip(ranking.reductions, one.programs, strict=True)
-    )  # fmt: skip
+        {"rank": rank, "placement": str(placement.placement), "reduction": reduction, "best": programs[0]}
+        for rank, placement in enumerate(ranking.placements[:top], 1)
+        for reduction, programs in zip(ranking.reductions, placement.programs, strict=True)
+    )
     return Table.of(rows, columns)
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------------------
 
 
-def ranking_json(ranking: Ranking, command: str, seconds: float, top: int) -> dict[str, Any]:
-    """The fields of the JSON object; ``results`` has one row per placement."""
-    system = ranking.system
-    return {
-        "command": command,
-        "seconds": seconds,
-        "search_seconds": ranking.search_seconds,
-        "system": {
-            "name": system.name, "source": system.source, "devices": system.devices,
-            "levels": [
-                {"name": one.name, "count": one.count, "bandwidth": one.bandwidth, "latency": one.latency,
-                 "devices_per_link": system.sharing(at), "link": one.link}
-                for at, one in enumerate(system.levels)
-            ],
-        },
-        "axes": dict(ranking.axes),
-        "reductions": [
-            {"axes": list(r.axes), "bytes": r.payload, "weight": r.weight, "goal": r.goal} for r in ranking.reductions
-        ],
-        "cost_model": ranking.model,
-        "max_steps": ranking.limit,
-        "placements": len(ranking.placements),
-        "candidates": ranking.candidates,
-        "results": [_placement_json(ranking, rank, one) for rank, one in enumerate(ranking.placements[:top], 1)],
-    }  # fmt: skip
+def _further(ranking: Ranking, seconds: float, top: int) -> dict[str, Any]:
+    """The fields of the JSON object: the records, and in ``results`` those of each placement."""
+    names = ("search_seconds", "system", "axes", "reductions", "model", "limit", "candidates")
+    rows = [
+        {**vars(placement), "rank": rank, "python": _script(ranking, placement),
+         "programs": [[{**vars(p), "program": p.text(ranking.system), "ratio": p.ratio} for p in ps]
+                      for ps in placement.programs]}
+        for rank, placement in enumerate(ranking.placements[:top], 1)
+    ]  # fmt: skip
+    further = {name: getattr(ranking, name) for name in names}
+    return {**further, "seconds": seconds, "placements": len(ranking.placements), "results": rows}
 
 
-def _placement_json(ranking: Ranking, rank: int, one: RankedPlacement) -> dict[str, Any]:
-    best = [programs[0] for programs in one.programs]
-    return {
-        "rank": rank, "matrix": [list(row) for row in one.placement.matrix], "seconds": one.seconds,
-        "flat_seconds": one.flat_seconds, "python": script(one.placement, ranking.reductions, best),
-        "reductions": [[_program_json(ranking, program) for program in programs] for programs in one.programs],
-    }  # fmt: skip
-
-
-def _program_json(ranking: Ranking, ranked: RankedProgram) -> dict[str, Any]:
-    levels = ranking.system.levels
-    return {
-        "program": ranked.text(ranking.system), "hierarchy": list(ranked.hierarchy), "seconds": ranked.seconds,
-        "flat_seconds": ranked.flat_seconds, "ratio": ranked.ratio,
-        "steps": [
-            {
-                "collective": s.statement.collective, "form": s.statement.grouping.form, "level": s.statement.grouping.level,
-                "ancestor": s.statement.grouping.ancestor, "bytes": s.payload, "seconds": s.cost.seconds,
-                "link": levels[s.cost.level].name, "groups_on_link": s.cost.flows, "algorithm": s.cost.algorithm,
-            }
-            for s in ranked.steps
-        ],
-    }  # fmt: skip
+def _script(ranking: Ranking, placement: RankedPlacement) -> str:
+    return script(placement.placement, ranking.reductions, [programs[0] for programs in placement.programs])

@@ -37,7 +37,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, order=True)
 class Grouping:
-    """Which devices form the groups of a statement.
+    """The grouping of devices of a statement.
 
     Attributes:
         form: One of `FORMS`.
@@ -88,9 +88,9 @@ def groupings(hierarchy: Sequence[int]) -> tuple[Grouping, ...]:
         for ancestor in range(level)
     ]
     for grouping in candidates:
-        made = grouping.groups(hierarchy)
-        if len(made[0]) > 1:
-            by_groups.setdefault(made, grouping)
+        groups = grouping.groups(hierarchy)
+        if len(groups[0]) > 1:
+            by_groups.setdefault(groups, grouping)
     return tuple(by_groups.values())
 
 
@@ -116,8 +116,8 @@ class _Search:
     def __init__(self, hierarchy: tuple[int, ...], goal: str, idle_broadcast: bool) -> None:
         self._goal, self._idle = goal, idle_broadcast
         self._start = initial_state(prod(hierarchy), goal)
-        made = [Statement(c, g) for c in COLLECTIVES for g in groupings(hierarchy)]
-        self._steps = [(statement, statement.step(hierarchy)) for statement in made]
+        statements = [Statement(c, g) for c in COLLECTIVES for g in groupings(hierarchy)]
+        self._steps = [(statement, statement.step(hierarchy)) for statement in statements]
         self._edges: dict[State, list[tuple[Statement, State]]] = {}
 
     def programs(self, limit: int) -> list[Statements]:
@@ -126,9 +126,9 @@ class _Search:
         for _ in range(limit):
             fringe = {after for state in fringe for _, after in self.edges(state)} - self._edges.keys()
         distance = self._distances()
-        found: list[Statements] = []
-        self._walk(self._start, limit, (), distance, found)
-        return sorted(found, key=len)
+        paths: list[Statements] = []
+        self._walk(self._start, limit, (), distance, paths)
+        return sorted(paths, key=len)
 
     def edges(self, state: State) -> list[tuple[Statement, State]]:
         """Statements that are valid in a state and change it, each with the state after it."""
@@ -153,15 +153,15 @@ class _Search:
         return distance
 
     def _walk(
-        self, state: State, left: int, path: Statements, distance: dict[State, int], found: list[Statements]
+        self, state: State, left: int, path: Statements, distance: dict[State, int], programs: list[Statements]
     ) -> None:
         if distance.get(state, left + 1) > left:
             return
         if distance[state] == 0:
-            found.append(path)
+            programs.append(path)
             return
         for statement, after in self._edges[state]:
-            self._walk(after, left - 1, (*path, statement), distance, found)
+            self._walk(after, left - 1, (*path, statement), distance, programs)
 
 
 @lru_cache(maxsize=64)
@@ -191,7 +191,7 @@ def synthesise(hierarchy: Sequence[int], goal: str = "all-reduce", limit: int = 
         limit: Most steps of a program.
 
     Raises:
-        UsageError: As `statements`, or a factor is below 1.
+        UsageError: Raised as by `statements`, or for a factor below 1.
     """
     if any(factor < 1 for factor in hierarchy):
         raise UsageError(f"the hierarchy {list(hierarchy)} has a level of size {min(hierarchy)}; expected 1 or more")

@@ -19,7 +19,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.plainfiles import parse_toml, read_plain
 
 MOST_BYTES = 2**20
-"""Of a TOML file or a saved topology."""
+"""Most bytes of a TOML file or a saved topology."""
 MOST_DEVICES = 2**16
 LINKS = ("nvlink", "pci", "network")
 """Kinds of links that NCCL's tuning model tells apart."""
@@ -42,10 +42,10 @@ class Level:
     """One level of a machine.
 
     Attributes:
-        name: Of one component, like ``node``.
+        name: Name of one component, like ``node``.
         count: Components in each component of the level outside.
-        bandwidth: Of one link out of a component, bytes per second in each direction.
-        latency: Of one message between two components, seconds.
+        bandwidth: Bandwidth of one link out of a component, bytes per second in each direction.
+        latency: Latency of one message between two components, seconds.
         shared_by: Devices of a component that share one of its links; 0: all of them (one NIC for a node).
         link: One of `LINKS`, for NCCL's tuning model.
     """
@@ -114,7 +114,7 @@ def load_system(which: str) -> System:
             a ``.json`` file of ``unsilent placement measure``; or a ``.txt`` file with the output of ``nvidia-smi topo -m``.
 
     Raises:
-        UsageError: There is no such machine, or its description is wrong.
+        UsageError: Raised where there is no such machine, or its description is wrong.
     """
     if which == "here":
         from unsilent.placement.topology import this_machine
@@ -186,20 +186,20 @@ def _level(row: Mapping[str, Any], where: str, innermost: bool) -> Level:
 
 
 _LEAST, _MOST = 1e-15, 1e18
-"""Of bytes per second, and of seconds."""
+"""Least and most bytes per second, and seconds."""
 
 
-def _quantity(given: object, units: Mapping[str, float], name: str, example: str) -> float:
-    match = _QUANTITY.fullmatch(given.strip()) if isinstance(given, str) else None
+def _quantity(quantity: object, units: Mapping[str, float], name: str, example: str) -> float:
+    match = _QUANTITY.fullmatch(quantity.strip()) if isinstance(quantity, str) else None
     if match is None:
-        raise UsageError(f"{name} is {given!r}; expected a number with its unit, like {example}")
+        raise UsageError(f"{name} is {quantity!r}; expected a number with its unit, like {example}")
     if match[2] not in units:
         raise UsageError(
             f"{name} has the unknown unit {match[2]!r}; expected one of {', '.join(units)}, like {example}"
         )
     value = float(match[1]) * units[match[2]]
     if not _LEAST <= value <= _MOST and float(match[1]) != 0:
-        raise UsageError(f"{name} is {given!r}, which no machine has; expected something like {example}")
+        raise UsageError(f"{name} is {quantity!r}, which no machine has; expected something like {example}")
     return value
 
 

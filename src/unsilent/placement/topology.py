@@ -29,7 +29,7 @@ _SOURCE = "paths of nvidia-smi topo -m with assumed figures; measure your own wi
 
 
 def this_machine() -> System:
-    """This machine: levels of its GPUs, else one level of processes over gloo."""
+    """System of this machine: levels of its GPUs, else one level of processes over gloo."""
     if shutil.which("nvidia-smi"):
         done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False, timeout=60)
         if done.returncode == 0 and re.search(r"^GPU0\b", _ESCAPES.sub("", done.stdout), re.MULTILINE):
@@ -44,7 +44,7 @@ def parse_topology(text: str, where: str) -> System:
     GPUs that are connected by paths of a kind or closer form a component; each kind that joins components is a level.
 
     Raises:
-        UsageError: It is no such output, or components are of different sizes or not of consecutive GPUs.
+        UsageError: Raised for no such output, or components of different sizes or not of consecutive GPUs.
     """
     paths = _matrix(text, where)
     gpus = range(len(paths))
@@ -105,12 +105,12 @@ def _components(paths: Sequence[Sequence[str]], kinds: Iterable[str]) -> list[li
 
 def _check_regular(components: Sequence[Sequence[int]], where: str) -> None:
     if len(set(map(len, components))) > 1:
-        sizes = ", ".join(str(len(one)) for one in components)
+        sizes = ", ".join(str(len(component)) for component in components)
         raise UsageError(
             f"{where}: GPUs form components of {sizes}; expected equal sizes; describe the system in a .toml file"
         )
-    if any(b - a != 1 for one in components for a, b in pairwise(one)):
-        order = ",".join(str(gpu) for one in components for gpu in one)
+    if any(b - a != 1 for component in components for a, b in pairwise(component)):
+        order = ",".join(str(gpu) for component in components for gpu in component)
         raise UsageError(
             f"{where}: GPUs that are close are not numbered consecutively; set CUDA_VISIBLE_DEVICES={order} and describe "
             "the system in a .toml file"

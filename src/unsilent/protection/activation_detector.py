@@ -29,21 +29,21 @@ LEARNING_SHARE = 2 / 3
 LEAST_SAMPLES = 20
 """Clean samples that a rule needs at least."""
 Readings = Mapping[str, Floats]
-"""What one forward pass gave: float64[samples, numbers] by names of runs of layers."""
+"""Readings of one forward pass: float64[samples, numbers] by names of runs of layers."""
 
 
 class ActivationDetector:
     """A rule on activations.
 
     Args:
-        text: Of the rule: ``dr-dna:bins=64``.
+        text: Text of the rule: ``dr-dna:bins=64``.
         layers: Globs over names of modules; without: all that the rule can read within its cost (`LayerCosts`).
-        seed: Of the choice of sites.
+        seed: Seed of the choice of sites.
 
     Attributes:
-        layers: What the rule knows of each run of a layer, in their order; empty before `calibrate`.
+        layers: Arrays that the rule has learnt of each run of a layer, in their order; empty before `calibrate`.
         ranges: Smallest and largest clean value of each.
-        widths: How many numbers each gives.
+        widths: Number of values that each gives.
     """
 
     needs_layers = True
@@ -59,7 +59,7 @@ class ActivationDetector:
 
     @property
     def nbytes(self) -> int:
-        """Of what is known of layers, and of summed weights."""
+        """Bytes of what is known of layers, and of summed weights."""
         return self.readers.nbytes + sum(array.nbytes for layer in self.layers.values() for array in layer.values())
 
     @property
@@ -84,14 +84,14 @@ class ActivationDetector:
 
     def learn(self, readings: Sequence[Readings]) -> None:
         """Learn from readings of clean forward passes."""
-        first = list(dict.fromkeys(name for one in readings for name in one))
+        first = list(dict.fromkeys(name for reading in readings for name in reading))
         kinds = {
-            later: [one for one in readings if any(name.endswith(LATER) == later for name in one)]
+            later: [reading for reading in readings if any(name.endswith(LATER) == later for name in reading)]
             for later in (False, True)
         }
         self.layers, self.widths = {}, {}
         for name in first:
-            parts = [one.get(name) for one in kinds[name.endswith(LATER)]]
+            parts = [reading.get(name) for reading in kinds[name.endswith(LATER)]]
             if any(part is None for part in parts):
                 continue
             learnt, held_out = _split([part for part in parts if part is not None])
@@ -137,7 +137,7 @@ class ActivationDetector:
                 passes.setdefault(layer.number, {})[layer.name] = recorded.readings[key]
         if not passes:
             return np.zeros((1, recorded.samples))
-        return np.concatenate([self.margins_of(one) for one in passes.values()])
+        return np.concatenate([self.margins_of(reading) for reading in passes.values()])
 
     def margins_of(self, readings: Readings) -> Floats:
         """Margins of one forward pass, float64[layers, samples]."""
@@ -148,7 +148,7 @@ class ActivationDetector:
         return self._scores.scores(readings)
 
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
-        """What the rule reads of a layer, float32[samples, numbers] on its device, written to ``memory`` if that is given."""
+        """The reading of a layer, float32[samples, numbers] on its device, written to ``memory`` if that is given."""
         return self.readers.read(layer, memory)
 
     def _clean_readings(
@@ -164,7 +164,7 @@ class ActivationDetector:
                 return
             reading = self.readers.read(layer).double().numpy(force=True)
             passes.setdefault(layer.number, {})[layer.name] = reading
-            low, high = (float(one) for one in layer.output.aminmax())
+            low, high = (float(limit) for limit in layer.output.aminmax())
             known = ranges.get(layer.name, (low, high))
             ranges[layer.name] = min(low, known[0]), max(high, known[1])
 
@@ -183,7 +183,7 @@ def not_finite_error(layer: str) -> UsageError:
 
 
 def _choose_layers(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any], Any]) -> ChosenLayers:
-    """What is read by default."""
+    """The layers that are read by default."""
     costs = LayerCosts()
     with LayerWatch(model) as watch, torch.no_grad(), watch.listening(costs.add):
         run(model, batch)
@@ -192,10 +192,10 @@ def _choose_layers(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any],
 
 
 class StackedLayers:
-    """What a rule knows of layers, as arrays of all layers with equally many numbers.
+    """Arrays that a rule has learnt, stacked for all layers with equally many numbers.
 
     Args:
-        layers: By name, in their order.
+        layers: Arrays of layers by name, in their order.
     """
 
     def __init__(self, rule: ActivationRule, layers: Mapping[str, Mapping[str, Floats]]) -> None:
@@ -216,7 +216,7 @@ class StackedLayers:
     def _stack(self, names: tuple[str, ...]) -> dict[str, Floats]:
         if names not in self._stacks:
             known = [self._layers[name] for name in names]
-            self._stacks[names] = {key: np.stack([one[key] for one in known]) for key in known[0]}
+            self._stacks[names] = {key: np.stack([arrays[key] for arrays in known]) for key in known[0]}
         return self._stacks[names]
 
 

@@ -37,7 +37,7 @@ def divide(batches: Sequence[Any], needed: int, rate: float) -> tuple[Sequence[A
 
     Args:
         needed: Samples that the threshold needs.
-        rate: Of false alarms.
+        rate: Rate of false alarms.
 
     Raises:
         UsageError: there are too few samples, or there is one batch.
@@ -67,7 +67,7 @@ class ExplainedRun:
     """Calls a model with clean batches, and says what they were where it raises.
 
     Args:
-        run: One call of the model.
+        run: Function that calls the model once.
 
     Attributes:
         explains: Whether errors become ``UsageError``; to be set to False after calibration.
@@ -77,7 +77,7 @@ class ExplainedRun:
         self._run, self.explains = run, True
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """What the model returns."""
+        """The output of the model."""
         try:
             return self._run(model, batch)
         except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:

@@ -44,7 +44,7 @@ class Combination:
 
     @property
     def nbytes(self) -> int:
-        """Of all parts."""
+        """Bytes of all parts."""
         return sum(part.nbytes for part in self.parts)
 
     def calibrate(
@@ -64,7 +64,7 @@ class Combination:
         largest = [[part.margins(record).max(0) for part in self.parts] for record in records]
         self.scales = []
         for number in range(len(self.parts)):
-            values = np.concatenate([one[number] for one in largest])
+            values = np.concatenate([margins[number] for margins in largest])
             self.scales.append((float(np.median(values)), float(np.quantile(values, SCALED_QUANTILE))))
 
     def margins(self, recorded: RecordedPass) -> Floats:

@@ -1,4 +1,4 @@
-"""Which elements of a parameter or buffer were corrupted, and which of their bits."""
+"""Records of corrupted elements of a parameter or buffer, and of their bits."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CorruptedWeights:
     """Corrupted elements of one parameter or buffer.
 
     Attributes:
-        tensor: Its name.
-        shape: Its shape.
+        tensor: Name of the tensor.
+        shape: Shape of the tensor.
         elements: int64[n], flat indices of the corrupted elements. Where ``flipped`` is empty: of the piece of memory that has a
             wrong checksum, one or more of them corrupted.
         flipped: The bits of each of these elements that were flipped, as a mask; empty where they are not known, as nothing was
@@ -40,7 +40,7 @@ class CorruptedWeights:
 
     @property
     def addresses(self) -> Iterator[str]:
-        """Of each element, like ``param:fc.weight[3,5]``."""
+        """Address of each element, like ``param:fc.weight[3,5]``."""
         for place in zip(*np.unravel_index(self.elements, self.shape), strict=True) if self.shape else [()]:
             yield f"param:{self.tensor}" + (f"[{','.join(map(str, place))}]" if place else "")
 
@@ -55,15 +55,15 @@ class CorruptedWeights:
             first = next(iter(self.addresses))
             return f"{first} or one of the {len(self.elements) - 1:,} elements after it (not repaired)"
         pairs = zip(self.addresses, self.bits, strict=True)
-        shown = [f"{address} bit {', '.join(map(str, bits))}" for address, bits in islice(pairs, MOST_SHOWN)]
+        texts = [f"{address} bit {', '.join(map(str, bits))}" for address, bits in islice(pairs, MOST_SHOWN)]
         more = f"; and {len(self.elements) - MOST_SHOWN:,} more elements" if len(self.elements) > MOST_SHOWN else ""
-        return f"{'; '.join(shown)}{more} (repaired)"
+        return f"{'; '.join(texts)}{more} (repaired)"
 
 
 def repaired_weights(
     tensor: str, shape: Iterable[int], itemsize: int, differences: Tensor, first: int = 0
 ) -> CorruptedWeights:
-    """What was corrupted in one tensor, from the bytes in which it differed.
+    """The corrupted weights of one tensor, from the bytes in which it differed.
 
     Args:
         itemsize: Bytes of an element.

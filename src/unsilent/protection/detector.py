@@ -1,4 +1,4 @@
-"""What a detector of corrupted answers is, and the detectors by name.
+"""Interface of detectors of corrupted answers, and the detectors by name.
 
 A detector learns from clean inputs of a model with the right weights, and then gives each sample of a call a *margin* for each
 layer: the larger, the more unusual. Whether a margin is an alarm is not its business: the threshold comes from the largest
@@ -62,7 +62,7 @@ class InferenceDetector(Protocol):
         ...
 
     def margins(self, recorded: RecordedPass) -> Floats:
-        """How unusual each sample is after each layer, float64[layers, samples], without NaN.
+        """Margins of how unusual each sample is after each layer, float64[layers, samples], without NaN.
 
         There is one row where no layers are read. Margins of weights are the same for all samples.
         """
@@ -74,7 +74,7 @@ class StoredDetector(Protocol):
     """The further methods of a detector of another package that can be kept in a file of a profile."""
 
     def learnt(self) -> Any:
-        """What `calibrate` found out: tensors and JSON values in dicts and lists."""
+        """Results of `calibrate`: tensors and JSON values in dicts and lists."""
         ...
 
     def know(self, learnt: Any, model: nn.Module) -> None:
@@ -88,18 +88,18 @@ DETECTORS: dict[str, Callable[..., InferenceDetector]] = {
     GoldenTest.kind: GoldenTest,
     Duplication.kind: Duplication,
 }
-"""In the order they are listed."""
+"""Detectors in the order they are listed."""
 ALL_DETECTORS = WithInstalled("detector", GROUP, DETECTORS)
-"""With those of other packages."""
+"""Detectors, with those of other packages."""
 
 
 def make_detector(what: str | InferenceDetector, layers: Iterable[str] = (), seed: int = 0) -> InferenceDetector:
     """The detector of a text ``name:key=value,key=value``, or a combination of several, joined by ``+``.
 
     Args:
-        what: Like ``dr-dna:bins=64`` or ``dr-dna+weight-integrity+abft``; a detector is returned as it is.
+        what: Text like ``dr-dna:bins=64`` or ``dr-dna+weight-integrity+abft``; a detector is returned as it is.
         layers: Globs over names of modules that rules on activations read; without: a choice of their own.
-        seed: Of the choice of sites.
+        seed: Seed of the choice of sites.
 
     Raises:
         UsageError: there is no such detector, or it has no such parameter; a detector is given with ``layers``.
@@ -119,21 +119,21 @@ def _make_part(text: str, layers: tuple[str, ...], seed: int) -> InferenceDetect
     return _check_detector(build_named("detector", text, ALL_DETECTORS))
 
 
-def _check_detector(what: Any, layers: tuple[str, ...] = ()) -> InferenceDetector:
-    """What was given, if it has what a detector has. Raises ``UsageError``."""
-    has_methods = all(callable(getattr(what, name, None)) for name in ("calibrate", "margins"))
-    if isinstance(what, type) and has_methods:
-        raise UsageError(f"detector is the class {what.__name__}; expected an object: write {what.__name__}(…)")
-    if not has_methods or not all(hasattr(what, name) for name in ("name", "needs_layers", "nbytes")):
+def _check_detector(detector: Any, layers: tuple[str, ...] = ()) -> InferenceDetector:
+    """The object itself, if it has what a detector has. Raises ``UsageError``."""
+    has_methods = all(callable(getattr(detector, name, None)) for name in ("calibrate", "margins"))
+    if isinstance(detector, type) and has_methods:
+        raise UsageError(f"detector is the class {detector.__name__}; expected an object: write {detector.__name__}(…)")
+    if not has_methods or not all(hasattr(detector, name) for name in ("name", "needs_layers", "nbytes")):
         raise UsageError(
-            f"detector is of type {type(what).__name__}; expected a text, like 'dr-dna+weight-integrity', or an object with the "
-            "attributes and methods of InferenceDetector"
+            f"detector is of type {type(detector).__name__}; expected a text, like 'dr-dna+weight-integrity', or an object with "
+            "the attributes and methods of InferenceDetector"
         )
     if layers:
         raise UsageError(
-            f"layers is given, but {what.name} is an object, which reads what it was made for; leave layers out"
+            f"layers is given, but {detector.name} is an object, which reads what it was made for; leave layers out"
         )
-    return cast("InferenceDetector", what)
+    return cast("InferenceDetector", detector)
 
 
 def check_can_be_stored(detector: InferenceDetector) -> None:

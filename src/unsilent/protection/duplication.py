@@ -28,9 +28,9 @@ class Duplication:
 
     Args:
         layers: Globs over names of modules, joined by ``|``; empty: the whole model, or by ``share``.
-        share: Of the parameters of these layers, 0 … 1, that are computed twice, those with the highest scores first. A layer
+        share: Part of the parameters of these layers, 0 … 1, that is computed twice, the highest scores first. A layer
             that does not fit in what is left is passed over.
-        scores: How vulnerable each layer is, by name of the module or a part of it (such as a PVF of a campaign); by default the
+        scores: Vulnerability of each layer (such as a PVF of a campaign), by name of the module or a part of it; by default the
             smallest layers are first, and of equal ones those that are first in the model.
 
     Raises:
@@ -44,19 +44,19 @@ class Duplication:
             raise UsageError(
                 f"duplication: share is {share:g}; expected a share of the parameters above 0 and at most 1"
             )
-        given = [f"layers={layers}"] if layers else []
-        given += [f"share={share:g}"] if share < 1 else []
-        self.name = self.kind + (f":{','.join(given)}" if given else "")
+        parameters = [f"layers={layers}"] if layers else []
+        parameters += [f"share={share:g}"] if share < 1 else []
+        self.name = self.kind + (f":{','.join(parameters)}" if parameters else "")
         self._glob, self._share, self._scores = layers, share, scores
-        self.needs_layers = bool(given)
+        self.needs_layers = bool(parameters)
         self._copy: nn.Module | None = None
         self._copies: dict[str, nn.Module] = {}
 
     @property
     def nbytes(self) -> int:
-        """Of the copies."""
+        """Bytes of the copies."""
         copies = [self._copy] if self._copy is not None else [*self._copies.values()]
-        return sum(t.numel() * t.element_size() for one in copies for t in named_tensors(one).values())
+        return sum(t.numel() * t.element_size() for copy in copies for t in named_tensors(copy).values())
 
     def calibrate(
         self, model: nn.Module, batches: Iterable[Any] = (), run: Callable[[nn.Module, Any], Any] = call_model
@@ -101,8 +101,8 @@ class Duplication:
             if len(first) != len(second):
                 row[:] = 1
                 continue
-            for one, other in zip(first, second, strict=True):
-                row[samples_that_differ(one, other, recorded.samples).cpu().numpy()] = 1
+            for tensor, tensor_again in zip(first, second, strict=True):
+                row[samples_that_differ(tensor, tensor_again, recorded.samples).cpu().numpy()] = 1
         return rows
 
 

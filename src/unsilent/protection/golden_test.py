@@ -25,7 +25,7 @@ class GoldenTest:
     """Compares the answer to a stored input with the right one.
 
     Args:
-        samples: Of the first clean batch that are stored.
+        samples: Number of samples of the first clean batch that are stored.
         every: Calls from one test to the next. A run that judges a recovery is always tested.
     """
 
@@ -35,8 +35,8 @@ class GoldenTest:
     def __init__(self, samples: int = 1, every: int = 1) -> None:
         if samples < 1 or every < 1:
             raise UsageError(f"golden-test: samples is {samples} and every {every}; expected 1 or more")
-        given = [f"{key}={value}" for key, value in (("samples", samples), ("every", every)) if value != 1]
-        self.name = self.kind + (f":{','.join(given)}" if given else "")
+        parameters = [f"{key}={value}" for key, value in (("samples", samples), ("every", every)) if value != 1]
+        self.name = self.kind + (f":{','.join(parameters)}" if parameters else "")
         self._samples, self._every, self._calls = samples, every, 0
         self._run: Callable[[nn.Module, Any], Any] = call_model
         self.batch: Any = None
@@ -44,8 +44,8 @@ class GoldenTest:
 
     @property
     def nbytes(self) -> int:
-        """Of the stored input and answer."""
-        return sum(one.numel() * one.element_size() for one in (*tensors_in(self.batch), *self.answer))
+        """Bytes of the stored input and answer."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors_in(self.batch), *self.answer))
 
     def calibrate(
         self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
@@ -64,7 +64,7 @@ class GoldenTest:
         """Take over a stored input and answer, such as from a file, of a model with the right weights.
 
         Args:
-            run: One call, which must give the stored answer.
+            run: Function that calls the model once, which must give the stored answer.
 
         Raises:
             UsageError: it raises, or gives another answer.
@@ -92,11 +92,11 @@ class GoldenTest:
         )
 
     def answer_of(self, model: nn.Module) -> list[Tensor]:
-        """What the model answers now to the stored input: copies of the tensors of its output."""
+        """Copies of the tensors of the model's output now for the stored input."""
         with torch.no_grad():
             return [
-                one.detach().clone()
-                for one in leaves(self._run(model, map_tensors(self.batch, lambda _, t: t.clone())))
+                tensor.detach().clone()
+                for tensor in leaves(self._run(model, map_tensors(self.batch, lambda _, t: t.clone())))
             ]
 
 

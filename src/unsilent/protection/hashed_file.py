@@ -32,12 +32,12 @@ _TENSOR = "tensor of the file"
 
 @dataclass(frozen=True)
 class FileKind:
-    """What a file holds.
+    """Kind of a file with a hash of its content.
 
     Attributes:
-        name: Its key in the header, and its noun in errors.
+        name: Key in the header, and noun in errors.
         formats, version: Together the format in the header, like ``unsilent/activation-profile/4``.
-        what: Of a file, with its article.
+        what: Noun of a file, with its article.
         made_by: The command that writes it.
     """
 
@@ -102,12 +102,12 @@ def stored(value: Any, prefix: str, arrays: Arrays) -> Any:
 
 
 def restored(value: Any, arrays: Arrays, device: torch.device | str = "cpu") -> Any:
-    """What `stored` made JSON of, with its tensors on a device."""
+    """The value that `stored` made JSON of, with its tensors on a device."""
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             return arrays[value[_TENSOR]].to(device)
-        return {key: restored(one, arrays, device) for key, one in value.items()}
-    return [restored(one, arrays, device) for one in value] if isinstance(value, list) else value
+        return {key: restored(item, arrays, device) for key, item in value.items()}
+    return [restored(item, arrays, device) for item in value] if isinstance(value, list) else value
 
 
 def _content_hash(text: Mapping[str, Any], arrays: Arrays) -> str:

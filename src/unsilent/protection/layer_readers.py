@@ -40,7 +40,7 @@ FEWEST_LAYERS, MOST_LAYERS_OF_SMALL, SMALL = 8, 128, 10**8
 """Layers that are read whatever it costs; those of a small model, of fewer multiplications for a sample: it computes quickly
 whatever is read, so that finding more is worth more than keeping to the share."""
 STRIDES = (1, 2, 4, 8, 16)
-"""Of the positions that are read: every one, every second one …"""
+"""Strides of the positions that are read: every one, every second one …"""
 OPERATIONS_OF_VALUE, OPERATIONS_OF_LAYER, OPERATIONS_OF_SCORE = 60, 16_000_000, 60_000_000
 """Multiplications in products that take as long as reading a value, as the calls that read a layer, and as scoring all: measured
 on one core of a CPU, where 6.8 billion multiplications of a Llama took 108 ms."""
@@ -52,7 +52,7 @@ class ChosenLayers(NamedTuple):
     """Layers that are read.
 
     Attributes:
-        modules: Names.
+        modules: Names of modules.
         stride: Every how many positions are read.
     """
 
@@ -92,11 +92,11 @@ class LayerCosts:
 
     def choose(self, weight_bytes: int) -> ChosenLayers:
         """The layers; none where no layer is a product."""
-        every = sum(one.multiplications for one in self._runs.values())
+        every = sum(cost.multiplications for cost in self._runs.values())
         if every < SMALL * self._samples:
             return ChosenLayers(_spread(list(self._every), MOST_LAYERS_OF_SMALL))
-        tables = tuple(name for name, one in self._runs.items() if one.is_table)
-        names = [name for name, one in self._runs.items() if not one.is_table]
+        tables = tuple(name for name, cost in self._runs.items() if cost.is_table)
+        names = [name for name, cost in self._runs.items() if not cost.is_table]
         most = min(len(names), max(FEWEST_LAYERS, int(MEMORY_SHARE * weight_bytes / BYTES_OF_LAYER)))
         for count in range(most, FEWEST_LAYERS, -1):
             modules = tables + _spread(names, count)
@@ -109,7 +109,7 @@ class LayerCosts:
 
 @dataclass
 class _Cost:
-    """What the runs of a layer in one pass compute and give.
+    """Multiplications and values of the runs of a layer in one pass.
 
     Attributes:
         is_table: Whether it looks up values instead of multiplying.
@@ -129,17 +129,17 @@ class _Cost:
 
 
 def _spread(names: list[str], most: int) -> tuple[str, ...]:
-    """This many of the names at most, equally far apart, with the last one."""
+    """``most`` of the names at most, equally far apart, with the last one."""
     count = min(most, len(names))
     return tuple(names[(number + 1) * len(names) // count - 1] for number in range(count))
 
 
 class LayerReaders:
-    """What reads each layer, made when it is first read.
+    """Readers of layers, made when a layer is first read.
 
     Args:
-        kind: What is read: of `unsilent.detectors.activations.rule.READINGS`.
-        seed: Of the choice of sites.
+        kind: Reading, one of `unsilent.detectors.activations.rule.READINGS`.
+        seed: Seed of the choice of sites.
         stride: Every how many positions of sites are read.
     """
 
@@ -173,7 +173,9 @@ class LayerReaders:
     def key(self, layer: LayerRun) -> Hashable:
         """Readers of which a run has equal keys read the same of it."""
         sums = self._summed.get(layer.module_name)
-        content = () if sums is None else tuple(one.numpy(force=True).tobytes() for one in sums if one is not None)
+        content = (
+            () if sums is None else tuple(tensor.numpy(force=True).tobytes() for tensor in sums if tensor is not None)
+        )
         return self._kind, self._seed, self.stride, layer.number, layer.name, content
 
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
@@ -186,7 +188,7 @@ class LayerReaders:
         return self._readers[layer.name](layer, memory)
 
     def _checksum_reader(self, run: str, module: nn.Module) -> Reader:
-        """What reads a run of a layer with weights that are summed; all runs of a module share the sums."""
+        """The reader of a run of a layer with weights that are summed; all runs of a module share the sums."""
         name = module_name(run)
         if name not in self._summed:
             self._summed[name] = sum_weights(module)
@@ -207,11 +209,11 @@ class Scratch:
 
 
 def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1, scratch: Scratch | None = None) -> Reader:
-    """What reads a layer for a kind of rule, one of `unsilent.detectors.activations.rule.READINGS`.
+    """The reader of a layer for a kind of rule, one of `unsilent.detectors.activations.rule.READINGS`.
 
     Args:
         layer: A run of it, with the weights that are right.
-        seed: Of the choice of sites.
+        seed: Seed of the choice of sites.
         stride: Every how many positions of sites are read.
         scratch: Memory that it may share with other readers.
     """
@@ -230,7 +232,7 @@ def _copied(read: Callable[[LayerRun], Tensor]) -> Reader:
 
 
 def channel_axis(layer: LayerRun) -> int:
-    """Which dimension of the output counts channels."""
+    """The dimension of the output that counts channels."""
     return 1 if isinstance(layer.compute, _CHANNELS_SECOND) else layer.output.ndim - 1
 
 
@@ -256,7 +258,7 @@ def _site_reader(layer: LayerRun, seed: int, stride: int, scratch: Scratch) -> R
     positions = [dim for dim in range(1, ndim) if dim != axis]
     where = [slice(None)] * ndim
     where[axis] = slice(first, first + every * sites, every)
-    some, others = tuple(where), tuple(range(1, ndim))
+    site_slices, value_axes = tuple(where), tuple(range(1, ndim))
     strided = (*[slice(None)] * (positions[0] if positions else 1), slice(first_position, None, stride))
     last: list[Tensor] = []
     """The memory of the last call, and its parts."""
@@ -270,16 +272,16 @@ def _site_reader(layer: LayerRun, seed: int, stride: int, scratch: Scratch) -> R
         if stride > 1 and positions and value.shape[positions[0]] > first_position:
             value = value[strided]
         if reads_sites_alone:
-            value = chosen = scratch.copy(value[some])
+            value = chosen = scratch.copy(value[site_slices])
         else:
             value = value.float()
-            chosen = value[some]
+            chosen = value[site_slices]
         if positions:
             torch.mean(chosen, positions, out=last[1])
         else:
             last[1].copy_(chosen)
-        torch.amin(value, others, out=last[2])
-        torch.amax(value, others, out=last[3])
+        torch.amin(value, value_axes, out=last[2])
+        torch.amax(value, value_axes, out=last[3])
         return memory
 
     return read
@@ -307,15 +309,16 @@ def read_product(layer: LayerRun) -> Tensor:
     """
     wide = torch.float64 if layer.output.dtype == torch.float64 else torch.float32
     first, *rest = (
-        one.to(wide) if isinstance(one, Tensor) and one.is_floating_point() else one for one in layer.inputs
+        tensor.to(wide) if isinstance(tensor, Tensor) and tensor.is_floating_point() else tensor
+        for tensor in layer.inputs
     )
     last = rest.pop(0) if layer.module_name == "matmul" else rest.pop(1)
     sums = last.sum(-1, keepdim=True), last.abs().sum(-1, keepdim=True)
     if layer.module_name == "matmul":
         total, size = first @ sums[0], first.abs() @ sums[1]
     else:
-        key, *others = rest
-        total, size = (layer.compute(first, key, one, *others, **layer.named_inputs) for one in sums)
+        key, *further_inputs = rest
+        total, size = (layer.compute(first, key, summed, *further_inputs, **layer.named_inputs) for summed in sums)
     residual = (layer.output.to(wide).sum(-1, keepdim=True) - total).abs()
     unit = (torch.finfo(layer.output.dtype).eps * size).clamp_min(torch.finfo(wide).tiny)
     return torch.as_tensor(residual / unit).flatten(1).amax(1, keepdim=True).float()
@@ -326,9 +329,9 @@ class SummedWeights(NamedTuple):
 
     Attributes:
         weights: [groups, inputs, ...], in float32 or float64.
-        magnitudes: The same of absolute values.
+        magnitudes: Sums of absolute values.
         biases: [groups]; None without biases.
-        bias_magnitudes: The same of absolute values.
+        bias_magnitudes: Sums of absolute values.
     """
 
     weights: Tensor
@@ -371,11 +374,11 @@ def checksum_reader(module: nn.Module, summed: SummedWeights) -> Callable[[Layer
         return result
 
     def read(layer: LayerRun) -> Tensor:
-        given, value = layer.inputs[0].to(dtype), layer.output
+        layer_input, value = layer.inputs[0].to(dtype), layer.output
         axis = value.ndim - 1 if isinstance(module, nn.Linear) else 1
         total = value.to(dtype).unflatten(axis, (groups, -1)).sum(axis + 1)
-        size = apply(given.abs(), summed.magnitudes, summed.bias_magnitudes)
-        expected = apply(given, summed.weights, summed.biases)
+        size = apply(layer_input.abs(), summed.magnitudes, summed.bias_magnitudes)
+        expected = apply(layer_input, summed.weights, summed.biases)
         residual: Tensor = (total - expected).abs() / (epsilon * size).clamp_min(torch.finfo(dtype).tiny)
         # NaN and infinity of inputs are found where they arise; here they would hide what this layer adds.
         return residual.flatten(1).amax(1, keepdim=True).float()

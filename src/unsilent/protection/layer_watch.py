@@ -34,11 +34,11 @@ WATCHED_FUNCTIONS: Mapping[Any, str] = {
 
 
 class LayerRun(NamedTuple):
-    """One run of a layer.
+    """A run of a layer.
 
     Attributes:
-        name: Of the module or function; see the text of this file.
-        number: Of the forward pass in its call, from 1.
+        name: Name of the module or function; see the text of this file.
+        number: Number of the forward pass in its call, from 1.
         compute: The module or function.
         inputs, named_inputs: What it was called with.
         output: [samples, ...], the tensor that it returned, or the first of a tuple.
@@ -66,7 +66,7 @@ class LayerRun(NamedTuple):
 
 
 Listener = Callable[[LayerRun], Tensor | None]
-"""Is called with each run of a layer; what it returns replaces the output."""
+"""Function that is called with each run of a layer; what it returns replaces the output."""
 
 
 def module_name(run: str) -> str:
@@ -100,7 +100,7 @@ class LayerWatch:
     """Hooks on layers of a model; a context manager that removes them.
 
     Args:
-        model: Its layers are watched while there is a listener.
+        model: Model whose layers are watched while there is a listener.
         layers: Globs over names of modules.
         wanted: Names of runs; the listener is called for these alone. None: for all.
         functions: Whether functions are layers, too; only within `listening`.
@@ -110,7 +110,7 @@ class LayerWatch:
 
     Attributes:
         passes: Forward passes of the whole model since listening began.
-        after_pass: Is called after each of them.
+        after_pass: Called after each pass.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ class LiveReadings:
     """Readings of one detector in the forward passes of one call at a time.
 
     Attributes:
-        names: Of the layers that rows of `margins` stand for.
-        margins: Of forward passes that have ended, or of layers so far in mode ``early``: float64[n] each.
+        names: Names of the layers that rows of `margins` stand for.
+        margins: Margins of forward passes that have ended, or of layers so far in mode ``early``: float64[n] each.
     """
 
     def __init__(self, detector: ActivationDetector, is_early: bool) -> None:
@@ -63,8 +63,8 @@ class LiveReadings:
     def take_back(self, name: str) -> None:
         """Forget a layer if it is the last one that was read; it runs again (mode ``early``)."""
         if self.names and self.names[-1] == name:
-            for one in (self.names, self.margins, self._scores):
-                one.pop()
+            for entries in (self.names, self.margins, self._scores):
+                entries.pop()
 
     def end_pass(self) -> None:
         """A forward pass has ended: score its layers."""

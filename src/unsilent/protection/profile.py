@@ -1,4 +1,4 @@
-"""What a detector knows of one model, and the threshold of its margins; kept in a file.
+"""Profile of a model: what a detector has learnt of it, and the threshold of its margins; kept in a file.
 
 The samples are divided: from the first ones the detector learns, the others give the threshold. No sample is in both. The file is
 in safetensors format, with everything but arrays as JSON in its header. What follows from the weights alone, such as checksums,
@@ -49,13 +49,13 @@ class Profile:
     """A calibrated detector and its threshold.
 
     Attributes:
-        detector: As it was calibrated with a model.
+        detector: Detector as it was calibrated with a model.
         layers: Globs over names of modules that it was restricted to; empty: its own choice.
-        rate: Of false alarms, per sample and call.
-        seed: Of the choice of sites.
-        samples: That the threshold was taken of.
+        rate: Rate of false alarms, per sample and call.
+        seed: Seed of the choice of sites.
+        samples: Number of samples that the threshold was taken of.
         model: Fingerprint of the weights.
-        dtypes: Of the weights.
+        dtypes: Dtypes of the weights.
         threshold: A margin above it is an alarm.
         passes: Most forward passes of a call that the threshold was taken of; 0: not known. The margin of a call is the largest
             of its passes, so the rate holds for calls of at most as many.
@@ -120,7 +120,7 @@ _PLAIN = ("layers", "rate", "seed", "samples", "model", "dtypes", "threshold", "
 
 
 def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor]) -> dict[str, Any]:
-    """What is to be kept of a detector; its arrays are added under names with this prefix."""
+    """The part of a profile that a detector needs, as JSON; its arrays are added under names with this prefix."""
     if isinstance(part, ActivationDetector):
         for number, layer in enumerate(part.layers.values()):
             for key, value in layer.items():
@@ -143,8 +143,8 @@ def load_profile(path: str | Path, model: nn.Module, run: Callable[[nn.Module, A
 
     Args:
         path: A file of `Profile.save`.
-        model: That the profile is of.
-        run: One call of the model, as in `make_profile`; ``golden-test`` needs the same one.
+        model: Model that the profile is of.
+        run: Function that calls the model once, as in `make_profile`; ``golden-test`` needs the same one.
 
     Raises:
         UsageError: any other file or model, or a ``run`` that does not give the stored answer of ``golden-test``.
@@ -227,14 +227,14 @@ def make_profile(
     """Run a model on clean samples, calibrate a detector with them, and find its threshold.
 
     Args:
-        model: In eval mode, with the right weights.
+        model: Model in eval mode, with the right weights.
         batches: Inputs of ``run``. The first part is learnt from, the last part gives the threshold, so keep altered copies of
             one original together.
-        detector: Its text, see `make_detector`, or a detector of your own.
-        rate: Of false alarms, per sample and call of at most as many forward passes as in ``batches``.
+        detector: Text of the detector, see `make_detector`, or a detector of your own.
+        rate: Rate of false alarms, per sample and call of at most as many forward passes as in ``batches``.
         layers: Globs over names of modules that are read; by default a choice of the detector's.
-        run: One call of the model.
-        seed: Of the choice of sites.
+        run: Function that calls the model once.
+        seed: Seed of the choice of sites.
 
     Raises:
         UsageError: too few samples for the rate, batches that the model cannot be called with or with NaN, values of layers that
@@ -245,26 +245,26 @@ def make_profile(
     reject_training_mode(mode_readers(model))
     layers = (layers,) if isinstance(layers, str) else tuple(layers)
     find_layers(model, layers)
-    made = make_detector(detector, layers, seed)
-    given, explained = [as_inputs(batch, run) for batch in batches], ExplainedRun(run)
-    check_batches(model, given, explained)
-    learnt, others = divide(given, samples_needed(rate), rate)
-    made.calibrate(model, learnt, explained)
+    new_detector = make_detector(detector, layers, seed)
+    inputs, explained = [as_inputs(batch, run) for batch in batches], ExplainedRun(run)
+    check_batches(model, inputs, explained)
+    learnt, held_out = divide(inputs, samples_needed(rate), rate)
+    new_detector.calibrate(model, learnt, explained)
     final, passes = [], 0
-    for batch in others:
-        recorded = record_pass(model, explained, batch, made.needs_layers)
-        for part in made.parts if isinstance(made, Combination) else (made,):
+    for batch in held_out:
+        recorded = record_pass(model, explained, batch, new_detector.needs_layers)
+        for part in new_detector.parts if isinstance(new_detector, Combination) else (new_detector,):
             if isinstance(part, WeightDetector):
                 part.check_unchanged(model)
         for layer in recorded.layers:
             passes = max(passes, layer.number)
             if not layer.output.isfinite().all():
                 raise not_finite_error(layer.name)
-        final.append(largest_margins(made, recorded))
+        final.append(largest_margins(new_detector, recorded))
     explained.explains = False  # a detector may keep it
     margins = np.concatenate(final)
     return Profile(
-        made,
+        new_detector,
         layers,
         rate,
         seed,

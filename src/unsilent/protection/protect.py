@@ -49,17 +49,17 @@ VERDICTS_KEPT = 1000
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What was found in one call.
+    """Verdict on one call of a protected model.
 
     Attributes:
         flagged: bool[n], samples with an alarm in the first run of the call.
         margins: float64[n], the largest of each sample in that run.
-        threshold: Of margins.
+        threshold: Threshold of margins.
         layer: The first layer with an alarm; empty where no layer has one.
-        detectors: Those with an alarm in that run.
+        detectors: Detectors with an alarm in that run.
         weights: Parameters and buffers that were found corrupted, with elements and bits: those that were repaired, then those
             that were not. Empty without a detector or a recovery that looks at weights.
-        action: What was done about it: empty, or the last rung that was tried.
+        action: Action on the alarm: empty, or the last rung that was tried.
         recovered: Whether there was no alarm in the last run of the call. It does not say that the answer is right: what no
             detector sees stays, and an answer from ``elsewhere`` counts as recovered without being judged.
     """
@@ -82,11 +82,11 @@ class ProtectedModel:
     """A model with a profile, called as the model is; what is not found here is the model's.
 
     Args:
-        model: That the profile is of.
-        profile: From `make_profile` or a file.
+        model: Model that the profile is of.
+        profile: Profile from `make_profile` or a file.
         mode: ``end`` or ``early``, see the module.
         recovery: Rungs of the ladder, of `unsilent.protection.recovery_ladder.RUNGS`.
-        elsewhere: For the rung of that name: a function that is called as the model is, or a device for a copy of the model.
+        elsewhere: Function that is called as the model is, or a device for a copy of the model, for the rung of that name.
             After `generate`, the ``generate`` of either is called, if it has one.
 
     Raises:
@@ -95,8 +95,8 @@ class ProtectedModel:
             since ``weight-integrity`` took their checksums.
 
     Attributes:
-        verdict: Of the last call; None before.
-        verdicts: Of the last thousand calls with an alarm.
+        verdict: Verdict of the last call; None before.
+        verdicts: Verdicts of the last thousand calls with an alarm.
         nbytes: Memory that detection and repair take besides the model, a golden copy apart.
         golden_bytes: Memory of the golden copy, on the host.
     """
@@ -134,6 +134,7 @@ class ProtectedModel:
         self._live = [LiveReadings(rule, self._is_early) for rule in rules]
         self._ranges = {name: limits for rule in rules for name, limits in rule.ranges.items()}
         self._keeps_layers = any(part.needs_layers and part not in rules for part in profile.parts)
+        # Rules say which runs they read; any other detector gets all of them.
         wanted = None if self._keeps_layers else frozenset(self._ranges)
         self._watch = LayerWatch(model, wanted=wanted, functions=any(rule.reads_functions for rule in rules))
         self._watch.after_pass = self._end_pass
@@ -144,11 +145,11 @@ class ProtectedModel:
         self.verdicts: deque[Verdict] = deque(maxlen=VERDICTS_KEPT)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns."""
+        """The output of the model."""
         return self._guarded(self._model, args, kwargs)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model's ``generate`` returns; every forward pass in it is watched.
+        """The output of the model's ``generate``; every forward pass in it is watched.
 
         The margin is the largest of all passes, so more passes than in calibration give more false alarms than the rate of the
         profile; a ``UserWarning`` says so. Calibrate with as many new tokens as will be generated at most.
@@ -224,9 +225,11 @@ class ProtectedModel:
         return output
 
     def _suspects(self) -> tuple[CorruptedWeights, ...]:
-        """What detectors of corrupted weights found in the call that has ended."""
+        """Weights that detectors of corrupted weights found in the call that has ended."""
         checked = [part for part in self._profile.parts if isinstance(part, WeightDetector)]
-        return tuple(one for part in checked if part.integrity for one in part.integrity.suspects(part.bad_blocks))
+        return tuple(
+            corrupted for part in checked if part.integrity for corrupted in part.integrity.suspects(part.bad_blocks)
+        )
 
     def _check_watched(self) -> None:
         """Raise ``UsageError`` where a call would not be watched."""
@@ -266,7 +269,7 @@ class ProtectedModel:
         may_stop: bool,
         judges_recovery: bool = False,
     ) -> tuple[Any, Verdict]:
-        """What a call returns (None where it was stopped) and what was found in it."""
+        """The output of a call (None where it was stopped) and the verdict on it."""
         self._samples = count_samples((args, kwargs))
         self._first_layer, self._may_stop, self._layers, output = "", may_stop, [], None
         self._alarmed = set[str]()
@@ -302,7 +305,7 @@ class ProtectedModel:
         threshold, live = self._profile.threshold, iter(self._live)
         largest = []
         parts = (
-            self._profile.parts if len(margins) == len(self._profile.parts) else [one.detector for one in self._live]
+            self._profile.parts if len(margins) == len(self._profile.parts) else [live.detector for live in self._live]
         )
         for part, rows in zip(parts, margins, strict=True):
             scaled = [self._scaled(part, row) for row in rows]
@@ -358,8 +361,8 @@ class ProtectedModel:
     def _add(self, layer: LayerRun) -> Floats:
         """Read a layer; its largest margins, float64[samples], in mode ``early``; otherwise minus infinity."""
         margins = [(live.detector, live.add(layer)) for live in self._live]
-        scaled = [self._scaled(detector, one) for detector, one in margins if one is not None]
-        read = (detector.name for detector, one in margins if one is not None)
+        scaled = [self._scaled(detector, row) for detector, row in margins if row is not None]
+        read = (detector.name for detector, row in margins if row is not None)
         self._alarmed.update(n for n, row in zip(read, scaled, strict=True) if (row > self._profile.threshold).any())
         return np.max(scaled, axis=0) if scaled else np.full(self._samples, -np.inf)
 
@@ -368,9 +371,9 @@ class ProtectedModel:
             live.end_pass()
 
 
-def _same_call(call: Any, model: nn.Module, other: nn.Module) -> Any:
-    """The same call of another model: itself or its ``generate``."""
-    return other if call is model else cast(Any, other).generate
+def _same_call(call: Any, model: nn.Module, other_model: nn.Module) -> Any:
+    """The call of another model: itself or its ``generate``, as ``call`` is of ``model``."""
+    return other_model if call is model else cast(Any, other_model).generate
 
 
 def protect(
@@ -389,17 +392,17 @@ def protect(
     """A model that notices corrupted answers, and repairs what it can.
 
     Args:
-        model: In eval mode, with the right weights.
+        model: Model in eval mode, with the right weights.
         calibration: Batches of clean inputs, or a profile.
         detector: Text of a detector or of several, like ``dr-dna+weight-integrity:slices=64``, or a detector of your own. A
             profile has its own. ``abft`` does not see `torch.nn.MultiheadAttention`.
-        recovery: What is done on an alarm: rungs of `unsilent.protection.recovery_ladder`.
-        mode: When layers are judged: ``end`` of the pass or ``early``.
-        rate: Of false alarms, per sample and call.
+        recovery: Actions on an alarm: rungs of `unsilent.protection.recovery_ladder`.
+        mode: Moment at which layers are judged: ``end`` of the pass or ``early``.
+        rate: Rate of false alarms, per sample and call.
         layers: Globs over names of modules that are read; by default a choice of the detector's.
-        run: One call with a batch of the calibration; for ``generate()``: ``lambda model, batch: model.generate(**batch)``.
-        elsewhere: For the recovery of that name: a function, or a device for a copy of the model.
-        seed: Of the choice of sites.
+        run: Call with a batch of the calibration; for ``generate()``: ``lambda model, batch: model.generate(**batch)``.
+        elsewhere: Function, or a device for a copy of the model, for the recovery of that name.
+        seed: Seed of the choice of sites.
 
     Raises:
         UsageError: see `make_profile` and `ProtectedModel`.

@@ -1,4 +1,4 @@
-"""One call of a model with everything that its layers computed, so that any number of detectors can judge the same faulty run.
+"""Record of a call with all that its layers computed, so that many detectors can judge the same faulty run.
 
 Nothing in a record changes later: tensors are copies. Recording changes no bit of the output, and modes that inject faults into
 operations do not see it.
@@ -25,14 +25,14 @@ from unsilent.workloads.batch_samples import check_samples, count_samples
 
 @dataclass(frozen=True, eq=False)
 class RecordedPass:
-    """One call of ``run(model, batch)``.
+    """Record of a call of ``run(model, batch)``.
 
     Attributes:
         model, run, batch: What was called.
         output: A copy of what was returned.
         layers: Runs of layers in their order, of all forward passes in the call.
-        samples: Of the batch, as `count_samples` counts them.
-        readings: What rules have read of layers so far, float64[samples, numbers], so that several detectors read once.
+        samples: Samples of the batch, as `count_samples` counts them.
+        readings: Readings of layers so far, float64[samples, numbers], so that several detectors read once.
         judges_recovery: Whether it was run after an alarm: detectors that act in some calls only then check everything, and
             their turns do not advance.
     """
@@ -54,7 +54,7 @@ def record_pass(
 
     Args:
         model: May have faults injected, now or while it runs.
-        run: One evaluation of a batch.
+        run: Function that evaluates a batch once.
         batch: Input of ``run``.
         keep_layers: Whether runs of layers are kept.
 
@@ -78,7 +78,7 @@ def record_pass(
 
 
 def copy_run(layer: LayerRun) -> LayerRun:
-    """The same with copies of all tensors."""
+    """The run with copies of all tensors."""
     inputs, named = map_tensors(layer.inputs, _copy), map_tensors(dict(layer.named_inputs), _copy)
     return layer._replace(inputs=inputs, named_inputs=named, output=_copy((), layer.output))
 

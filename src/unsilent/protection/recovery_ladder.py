@@ -1,4 +1,4 @@
-"""What can be done about an alarm, in this order; each rung works alone.
+"""Rungs of recovery from an alarm, in this order; each rung works alone.
 
 ``layer``      run the layer again from its inputs (mode ``early``): undoes a transient fault in it
 ``rerun``      run the whole call again: undoes any transient fault
@@ -41,11 +41,11 @@ def sort_rungs(recovery: str | Sequence[str]) -> tuple[str, ...]:
         raise UsageError(
             f"recovery is of type {type(recovery).__name__}; expected names like ('rerun', 'repair'), or ()"
         )
-    asked = [recovery] if isinstance(recovery, str) else list(recovery)
-    for rung in asked:
+    requested = [recovery] if isinstance(recovery, str) else list(recovery)
+    for rung in requested:
         if rung not in RUNGS:
             raise unknown_name_error("recovery", rung, RUNGS)
-    return tuple(rung for rung in RUNGS if rung in asked)
+    return tuple(rung for rung in RUNGS if rung in requested)
 
 
 class WeightRepair:
@@ -94,7 +94,7 @@ Elsewhere = Callable[[bool, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, model: nn.Module) -> Elsewhere:
-    """What answers in the place of the model: the function that is given, or a copy of the model on a device.
+    """The function that answers in the place of the model: the one that is given, or a copy of the model on a device.
 
     After ``generate``, it is the ``generate`` of either; a function that has none is called itself.
 

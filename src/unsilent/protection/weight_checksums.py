@@ -26,7 +26,7 @@ class Correction(NamedTuple):
 
     Attributes:
         words: int64[words].
-        flips: How many bits were flipped, 1 or 2.
+        flips: Number of bits that were flipped, 1 or 2.
     """
 
     words: Tensor
@@ -45,7 +45,7 @@ def checksums(words: Tensor, seed: int = 0) -> Tensor:
     """Checksums of blocks, int64[blocks], of int64[blocks, words].
 
     Args:
-        seed: Of the factors; those of 0 have the properties above.
+        seed: Seed of the factors; those of 0 have the properties above.
     """
     whole, upper = factors(words.shape[1], words.device, seed)
     return (words * whole).addcmul_(words >> 32, upper).sum(1)
@@ -64,18 +64,18 @@ def correct(words: Tensor, checksum: Tensor) -> Correction | None:
     change = (whole[:, None] << bits) + torch.where(bits >= 32, upper[:, None] << (bits - 32).clamp(0), 0)
     is_set = (words[:, None] >> bits) & 1 == 1
     change = torch.where(is_set ^ (bits == 63), -change, change).flatten()  # the highest bit counts -2**63
-    found = (change == missing).nonzero().flatten()[:2, None]
-    if not len(found):
+    flipped = (change == missing).nonzero().flatten()[:2, None]
+    if not len(flipped):
         ordered, places = change.sort()
         partner = torch.searchsorted(ordered, missing - change).clamp(max=len(ordered) - 1)
         pairs = torch.stack([torch.arange(len(change), device=words.device), places[partner]], 1)
-        found = pairs[(ordered[partner] == missing - change) & (pairs[:, 0] < pairs[:, 1])]
-    if len(found) != 1:
+        flipped = pairs[(ordered[partner] == missing - change) & (pairs[:, 0] < pairs[:, 1])]
+    if len(flipped) != 1:
         return None
     right = words.clone()
-    for place in found[0].tolist():
+    for place in flipped[0].tolist():
         right[place // 64] ^= torch.tensor(1, device=words.device) << place % 64
-    return Correction(right, found.shape[1])
+    return Correction(right, flipped.shape[1])
 
 
 def xor_of(rows: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class WeightDetector:
             checks all of them.
 
     Attributes:
-        bad_blocks: Those that the last check found.
+        bad_blocks: Bad blocks that the last check found.
     """
 
     kind: ClassVar[str] = "weight-integrity"
@@ -41,7 +41,7 @@ class WeightDetector:
 
     @property
     def nbytes(self) -> int:
-        """Of checksums and parity."""
+        """Bytes of checksums and parity."""
         return 0 if self.integrity is None else self.integrity.nbytes
 
     def calibrate(
@@ -83,5 +83,5 @@ class WeightDetector:
 
 
 def _identities(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """Which tensor each parameter and buffer is."""
+    """Identities of the tensors of all parameters and buffers, by name."""
     return {name: (id(t), t.dtype, t.device, t.shape) for name, t in named_tensors(model).items()}

@@ -40,8 +40,8 @@ class Block(NamedTuple):
 
     Attributes:
         tensor: Name of the tensor.
-        start: First byte.
-        group: Its parity group.
+        start: First byte of the block.
+        group: Parity group of the block.
     """
 
     tensor: str
@@ -50,12 +50,12 @@ class Block(NamedTuple):
 
 
 class Repair(NamedTuple):
-    """What was done about bad blocks.
+    """Outcome of a repair of bad blocks.
 
     Attributes:
         repaired: Have the bits again that they had when checksums were taken.
         refused: Were left alone: too much of their group is bad, or the parity is.
-        corrected: Which elements and bits of the repaired blocks were corrupted, a record for each block.
+        corrected: Elements and bits of the repaired blocks that were corrupted, a record for each block.
     """
 
     repaired: tuple[Block, ...]
@@ -65,7 +65,7 @@ class Repair(NamedTuple):
 
 @dataclass(eq=False)
 class _Part:
-    """One tensor: where its blocks, of ``size`` bytes, are among those of its device."""
+    """A tensor, and where its blocks, of ``size`` bytes, are among those of its device."""
 
     name: str
     tensor: Tensor
@@ -105,7 +105,7 @@ def choose_sizes(tensors: Iterable[int]) -> tuple[int, int]:
     """
     sizes = list(tensors)
     allowed = MEMORY_SHARE * sum(sizes)
-    checks = {size: 8 * sum(-(-one // size) for one in sizes) for size in BLOCK_SIZES}
+    checks = {size: 8 * sum(-(-length // size) for length in sizes) for size in BLOCK_SIZES}
     fitting = [size for size in BLOCK_SIZES if checks[size] + size + 8 <= allowed]
     size = fitting[0] if fitting else min(BLOCK_SIZES, key=lambda size: checks[size] + size)
     return size, max(1, int((allowed - checks[size]) / (size + 8)))
@@ -128,7 +128,7 @@ class _Device:
 
     @property
     def nbytes(self) -> int:
-        """Of checksums and parity."""
+        """Bytes of checksums and parity."""
         return self.checksums.nbytes + self.parity.nbytes + self.digests.nbytes
 
     def words(self, first: int, last: int) -> Tensor:
@@ -141,7 +141,7 @@ class _Device:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def bad_blocks(self, blocks: range) -> list[int]:
-        """Those whose checksum is not what it was."""
+        """Numbers of the blocks whose checksum is not what it was."""
         changed = [
             checksums(self.words(first, last)) != self.checksums[first:last] for first, last in self._chunks(blocks)
         ]
@@ -212,7 +212,7 @@ class _Device:
         return parity
 
     def _digests(self) -> Tensor:
-        """Of each group the sum of checksums with other factors, each times an odd number of its block, int64[groups]."""
+        """Digests of groups: sums of checksums with other factors, each times an odd number of its block, int64[groups]."""
         generator = torch.Generator().manual_seed(_DIGEST_SEED)
         digests = torch.zeros_like(self.parity[:, 0])
         for first, last in self._chunks(range(self.blocks)):
@@ -240,7 +240,7 @@ class WeightIntegrity:
     """Checksums and parity of the parameters and buffers of a model, as they are now.
 
     Args:
-        model: Whose bits are right. Tensors that change on purpose must not be checked later, or `renew` be called.
+        model: Model whose bits are right. Tensors that change on purpose must not be checked later, or `renew` be called.
 
     Raises:
         UsageError: the model has no parameters and no buffers, or packed weights of quantised modules.
@@ -279,7 +279,7 @@ class WeightIntegrity:
         ]
 
     def check_slice(self, slices: int) -> list[Block]:
-        """The same of one slice of all blocks, the next one at each call; after ``slices`` calls all were checked."""
+        """Check one slice of all blocks, the next one at each call; after ``slices`` calls all were checked."""
         turn, self._next = self._next % slices, self._next + 1
         return [
             self._block(device, number)

@@ -25,7 +25,7 @@ from unsilent.sites.memory import WORDS, content_of
 LEAST_ROW, MOST_ROW = 1 << 14, 1 << 21
 """Words: on a device, memory for at most twice as many whole numbers is needed."""
 ROWS = 32
-"""Of a large tensor, so that there are few calls."""
+"""Rows of a large tensor, so that there are few calls."""
 SMALL = 2048
 """Elements of a tensor whose digest a device computes together with those of others."""
 FACTOR = 0x1E3779B97F4A7C15
@@ -39,19 +39,19 @@ def digests_of(tensors: Sequence[Tensor]) -> Tensor:
     Equal for equal elements, whatever the layout and the alignment in memory.
     """
     devices = [tensor.device for tensor in tensors]
-    device = next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
-    on_host = [place for place, one in enumerate(devices) if one.type == "cpu"]
+    device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    on_host = [place for place, device in enumerate(devices) if device.type == "cpu"]
     host = torch.tensor([_host_digest(tensors[place]) for place in on_host], dtype=torch.int64)
     if len(on_host) == len(tensors):
         return host
-    elsewhere = [place for place, one in enumerate(devices) if one.type != "cpu"]
+    elsewhere = [place for place, device in enumerate(devices) if device.type != "cpu"]
     parts = [device_digests([tensors[place] for place in elsewhere]), host.to(device, non_blocking=True)]
     return _in_order(torch.cat(parts), [*elsewhere, *on_host])
 
 
 @torch.no_grad()
 def device_digests(tensors: Sequence[Tensor]) -> Tensor:
-    """As `digests_of`, of tensors on devices: on that of the first, and nothing waits for it."""
+    """Digests, as of `digests_of`, of tensors on devices: on that of the first, and nothing waits for it."""
     if not tensors:
         return torch.zeros(0, dtype=torch.int64)
     device = tensors[0].device
@@ -86,7 +86,7 @@ def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str
 
 
 def digest_text(tensors: Mapping[str, Tensor]) -> str:
-    """One digest of tensors with their names, in hexadecimal digits."""
+    """A digest of tensors with their names, in hexadecimal digits."""
     content = [
         f"{name} {number}" for name, number in zip(tensors, digests_of([*tensors.values()]).tolist(), strict=True)
     ]
@@ -129,9 +129,9 @@ def _small_digests(tensors: Sequence[Tensor]) -> Tensor:
     """Digests of tensors of one dtype in one piece, for small ones cost as much as calls do."""
     words = [_words(tensor) for tensor in tensors]
     device = words[0].device
-    ends = torch.tensor([len(one) for one in words]).cumsum(0) - 1
+    ends = torch.tensor([len(part) for part in words]).cumsum(0) - 1
     weights = _weights(LEAST_ROW, device)
-    flat = _flatten_dense_tensors(words) * torch.cat([weights[: len(one)] for one in words])
+    flat = _flatten_dense_tensors(words) * torch.cat([weights[: len(part)] for part in words])
     totals = flat.cumsum(0)[ends.to(device, non_blocking=True)]
     return torch.cat([totals[:1], totals.diff()])
 

@@ -25,7 +25,7 @@ SUSPECTED = ("transient", "device", "undetermined")
 """Kinds that leave a suspicion on a device."""
 MOST_INCIDENTS = 1000
 MOST_BYTES = 2**22
-"""More than so many incidents take, whatever the characters of their devices."""
+"""Largest file, in bytes; so many incidents take less, whatever the characters of their devices."""
 LONGEST_NAME = 300
 _UUID = re.compile(r"GPU-[0-9a-f-]{8,}")
 
@@ -36,8 +36,8 @@ class EarlierIncident:
 
     Attributes:
         device: Host and device, as `device_identity` returns them.
-        step: Of the alarm.
-        kind: Of the fault.
+        step: Step of the alarm.
+        kind: Kind of the fault.
     """
 
     device: str
@@ -53,7 +53,7 @@ def device_identity(known: Evidence | FaultVerdict) -> str:
 
 
 def read_earlier_incidents(path: Path) -> list[EarlierIncident]:
-    """What the file remembers, oldest first; nothing where there is none. Raises ``UsageError`` for any other file."""
+    """The incidents in a file, oldest first; none where there is no file. Raises ``UsageError`` for any other file."""
     if not path.exists():
         return []
     content = read_plain(path, MOST_BYTES)
@@ -61,7 +61,7 @@ def read_earlier_incidents(path: Path) -> list[EarlierIncident]:
         table = parse_json(content)
         if not isinstance(table, dict) or table.get("schema") != SCHEMA or not isinstance(table.get("incidents"), list):
             raise ValueError(f"expected an object with schema {SCHEMA} and a list of incidents")
-        return [_read_incident(one) for one in table["incidents"]]
+        return [_read_incident(entry) for entry in table["incidents"]]
     except ValueError as error:
         raise UsageError(
             f"{path} is no file of earlier incidents: {first_line(error)[:200]}; correct it, or delete it to forget them"
@@ -71,24 +71,28 @@ def read_earlier_incidents(path: Path) -> list[EarlierIncident]:
 def with_earlier_incidents(evidence: Evidence, earlier: list[EarlierIncident]) -> Evidence:
     """The evidence with what earlier incidents say of its device and of its step."""
     device = device_identity(evidence)
-    own = [one for one in earlier if device and one.device == device]
+    of_device = [incident for incident in earlier if device and incident.device == device]
     return replace(
         evidence,
-        strikes=sum(one.kind in ("transient", "device") for one in own),
-        strikes_in_step=sum(one.kind == "undetermined" and one.step == evidence.step for one in own),
-        strikes_elsewhere=sum(bool(device) and one.device != device and one.step == evidence.step for one in earlier),
+        strikes=sum(incident.kind in ("transient", "device") for incident in of_device),
+        strikes_in_step=sum(
+            incident.kind == "undetermined" and incident.step == evidence.step for incident in of_device
+        ),
+        strikes_elsewhere=sum(
+            bool(device) and incident.device != device and incident.step == evidence.step for incident in earlier
+        ),
     )
 
 
 def incident_of(verdict: FaultVerdict) -> EarlierIncident | None:
-    """What is remembered of a verdict; None where it leaves no suspicion on a device."""
+    """The incident that is remembered of a verdict; None where it leaves no suspicion on a device."""
     device = device_identity(verdict)
     return EarlierIncident(device, verdict.step, verdict.kind) if device and verdict.kind in SUSPECTED else None
 
 
 def write_earlier_incidents(path: Path, incidents: list[EarlierIncident]) -> None:
     """Write the file, with the last of these incidents. Raises ``OSError``."""
-    table = {"schema": SCHEMA, "incidents": [asdict(one) for one in incidents[-MOST_INCIDENTS:]]}
+    table = {"schema": SCHEMA, "incidents": [asdict(incident) for incident in incidents[-MOST_INCIDENTS:]]}
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(table, indent=1).encode())
 

@@ -1,11 +1,11 @@
-"""What is known of a step with an alarm: how it went when it was executed again, and what its job and its device did before."""
+"""Evidence on a step with an alarm: how it went when it was executed again, and what its job and its device did before."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SAME_DEVICE, NEIGHBOUR = "same device", "neighbour"
-"""Whose device executes the state and the batch of the rank with the alarm again: its own, or that of another rank."""
+"""Places where the state and the batch of the rank with the alarm are executed again: its own device, or another rank's."""
 LIVE, EARLIER_CHECKPOINT = "live", "earlier checkpoint"
 """The state that an execution begins with: that of the job, or of the checkpoint before the one that was loaded last."""
 
@@ -16,17 +16,17 @@ class Execution:
 
     Attributes:
         place: `SAME_DEVICE` or `NEIGHBOUR`.
-        rank: Whose device executed it.
+        rank: Rank whose device executed it.
         start: `LIVE` or `EARLIER_CHECKPOINT`.
         dtype: ``float64`` where every operation was computed in it; empty: as in the training.
         is_equal: Whether it came to the bits of the step with the alarm (within the tolerance where there is one); None: not
             compared, as after another start. In ``float64``: whether every operation of the step's own dtype, computed a second
             time from the same inputs, came to the same bits.
         has_alarm: Whether the alarm came again.
-        ranks: In which ranks it did, each with its own batch, in values from before any reduction; empty where what ranks
+        ranks: Ranks in which it did, each with its own batch, in values from before any reduction; empty where what ranks
             share had a finding in the same step. Only known of executions on the same device.
         is_finite: Whether parameters, gradients and moments are finite at its end.
-        digest: Of all tensors that it came to, in which the place of an element counts; empty where there is none.
+        digest: Digest of all tensors that it came to, in which the place of an element counts; empty where there is none.
         overflowed: The first operation with a result that is not finite, or far from that in float64, and finite inputs; empty
             where there is none.
     """
@@ -45,26 +45,26 @@ class Execution:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that a verdict on an alarm rests on.
+    """Everything that a verdict on an alarm rests on.
 
     Attributes:
-        step: Of the alarm.
-        rank: That is suspected; -1: undetermined.
+        step: Step of the alarm.
+        rank: Rank that is suspected; -1: undetermined.
         host, device: Of that rank.
         feature, tensor: In which the alarm was found; feature ``fingerprint``: bits changed between two steps.
         world_size: Number of ranks.
-        executions: In the order in which they were made.
+        executions: Executions in the order in which they were made.
         steps_per_execution: Steps that each of them consists of: the step of the alarm, and those that lead there from a state
             that was kept.
         problem: Why the step could not be executed again, in words; empty where it could.
         no_neighbour: Why no execution of another rank is evidence, in words; empty where one is.
         is_neighbour_checked: Whether that rank is known to compute from a batch what the rank of the batch does: before the alarm
             it did, in loss and gradients.
-        apart: By how much executions on the same device differ: the largest difference of an element, relative to the largest
+        apart: Distance of executions on the same device: the largest difference of an element, relative to the largest
             magnitude of its tensor; infinite where a value of one alone is not finite.
         tolerance: Relative difference that clean executions of this step had among each other; 0: they have the same bits.
         steps_since_load: Steps since the last load of a checkpoint, that of the alarm among them; None where nothing was loaded.
-        batch_problem: What is wrong with the batch by itself, in words (elements that are not finite, labels out of range);
+        batch_problem: Problem of the batch by itself, in words (elements that are not finite, labels out of range);
             empty: nothing that was looked for.
         strikes: Earlier incidents, over jobs, in which the fault was in this device, or transient on it.
         strikes_in_step: Earlier incidents on this device in the same step whose kind is undetermined.

@@ -12,7 +12,7 @@ GOES_ON, SOFTWARE_EXIT_CODE, UNDETERMINED_EXIT_CODE, CONFIRMED_EXIT_CODE = 0, 1,
 start the job again to find out more, and a fault that is confirmed for a device. What is undetermined twice on one device has the
 last one as well, so that no job is started again for ever, although nothing is confirmed."""
 ASD_CODE, ASD_LEVEL = "80818C00", "minor"
-"""What every fault is called where the job is watched because of the variables of accuracy-sensitive detection (ASD)."""
+"""Code and level of every fault where the variables of accuracy-sensitive detection (ASD) had the job watched."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class FaultCode:
     """A row of the table of fault codes.
 
     Attributes:
-        code: Such as ``UNSILENT-T01``.
-        kind: Of fault.
+        code: Text such as ``UNSILENT-T01``.
+        kind: Kind of fault.
         level: ``major`` where the same happens again unless something is changed.
-        exit_code: Of the job; 0 where it goes on.
-        meaning: What was found.
-        action: What to do.
+        exit_code: Exit code of the job; 0 where it goes on.
+        meaning: Meaning in words.
+        action: Advice in words.
     """
 
     code: str

@@ -1,4 +1,4 @@
-"""What kind of fault an alarm was, decided on evidence, and what follows from it: a code, an exit code, what to do.
+"""Verdict on the kind of fault that an alarm was, by evidence, with its consequences: a code, an exit code, what to do.
 
 Executions of the step of the alarm decide. They differ on one device: the device. They come to other values than the first time:
 transient. They raise the alarm again: whatever makes it go away is the cause (another device, the checkpoint before, float64);
@@ -21,14 +21,14 @@ SOON_AFTER_LOAD = 100
 """Steps after the load of a checkpoint in which an alarm may come from what was loaded."""
 CONFIDENCE = 0.95
 ROUNDING = 1e-3
-"""Of the largest magnitude of a tensor: executions that differ by no more may do so by rounding in another order."""
+"""Share of the largest magnitude of a tensor: executions that differ by no more may do so by rounding in another order."""
 FLOAT64 = "float64"
 Decision = tuple[FaultCode, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultVerdict:
-    """What kind of fault an alarm was.
+    """Verdict on the kind of fault that an alarm was.
 
     Attributes:
         kind: ``transient``, ``device``, ``checkpoint``, ``numerics`` (the dtype overflows or is too coarse), ``benign`` (an
@@ -36,9 +36,9 @@ class FaultVerdict:
         step, rank, host, device: Of the alarm; rank -1 where no rank is named.
         code: Stable, of the table of fault codes, such as ``UNSILENT-T01``.
         level: ``minor`` or ``major``.
-        action: What to do, in words.
-        reason: What it rests on, in one sentence.
-        exit_code: Of a job that stops on it; 0 where it may go on.
+        action: Advice in words.
+        reason: Evidence that it rests on, in one sentence.
+        exit_code: Exit code of a job that stops on it; 0 where it may go on.
     """
 
     kind: FaultKind
@@ -54,7 +54,7 @@ class FaultVerdict:
 
 
 def judge(evidence: Evidence) -> FaultVerdict:
-    """What kind of fault the alarm was, as far as the evidence says."""
+    """The verdict on the kind of fault, as far as the evidence says."""
     code, reason = _with_earlier_incidents(evidence, *_of_executions(evidence))
     if code.kind == "device" and evidence.rank < 0:
         code, reason = codes.CONTRADICTION, f"{reason}; which rank it is remains undetermined"
@@ -94,13 +94,15 @@ def _of_executions(evidence: Evidence) -> Decision:
                 f"{evidence.batch_problem}; {evidence.problem or 'the step was not executed again'}",
             )
         return codes.NOT_EXECUTED, evidence.problem or "the step was not executed again"
-    if evidence.tolerance == 0 and any(one.is_equal is False for one in _select(evidence, SAME_DEVICE, dtype=FLOAT64)):
+    if evidence.tolerance == 0 and any(
+        execution.is_equal is False for execution in _select(evidence, SAME_DEVICE, dtype=FLOAT64)
+    ):
         return (
             codes.DEVICE_OPERATION,
             "an operation that the device computed twice from the same inputs had two results",
         )
-    is_exact = evidence.tolerance == 0 and all(one.digest for one in same)
-    groups = Counter(_key(one, is_exact) for one in same)
+    is_exact = evidence.tolerance == 0 and all(execution.digest for execution in same)
+    groups = Counter(_key(execution, is_exact) for execution in same)
     if len(groups) > 1:
         return _of_varying(evidence, same, max(groups.values()), len(groups))
     if same[0].has_alarm:
@@ -111,10 +113,10 @@ def _of_executions(evidence: Evidence) -> Decision:
 def _of_varying(evidence: Evidence, same: Sequence[Execution], most_alike: int, results: int) -> Decision:
     """The executions on the device came to several results."""
     count, near, is_rounding = len(same), _select(evidence, NEIGHBOUR), evidence.apart <= ROUNDING
-    have_all_alarm = all(one.has_alarm for one in same)
+    have_all_alarm = all(execution.has_alarm for execution in same)
     if have_all_alarm and is_rounding:
         return _of_repeated(evidence, same)
-    if len({one.has_alarm for one in same}) == 1 and is_rounding:
+    if len({execution.has_alarm for execution in same}) == 1 and is_rounding:
         return codes.CONTRADICTION, (
             f"{count} executions of the step{_here(evidence)} came to {results} results without the alarm, which differ by no "
             f"more than {100 * ROUNDING:g} % of the largest magnitude of a tensor: the step is not deterministic, or the device "
@@ -125,7 +127,7 @@ def _of_varying(evidence: Evidence, same: Sequence[Execution], most_alike: int, 
             f"of {count} executions of the step{_here(evidence)}, {most_alike} came to {_alike(evidence)}, and "
             f"{count - most_alike} did not"
         )
-    if have_all_alarm and near and not any(one.has_alarm for one in near):
+    if have_all_alarm and near and not any(execution.has_alarm for execution in near):
         return _of_repeated(evidence, same)
     return codes.CONTRADICTION, (
         f"{count} executions of the step{_here(evidence)} came to {results} results, no two alike: the device computes wrongly, "
@@ -135,7 +137,7 @@ def _of_varying(evidence: Evidence, same: Sequence[Execution], most_alike: int, 
 
 def _of_clean(evidence: Evidence, same: Sequence[Execution]) -> Decision:
     """The executions on the device are alike, and have no alarm."""
-    if any(one.is_equal for one in same):
+    if any(execution.is_equal for execution in same):
         return (
             codes.CONTRADICTION,
             "executed again, the step came to the same bits as the first time, but without the alarm",
@@ -145,7 +147,7 @@ def _of_clean(evidence: Evidence, same: Sequence[Execution]) -> Decision:
             codes.NOT_EXECUTED,
             "the step was executed again once, without the alarm; two executions are compared at least",
         )
-    if any(one.has_alarm for one in _select(evidence, NEIGHBOUR)):
+    if any(execution.has_alarm for execution in _select(evidence, NEIGHBOUR)):
         return codes.CONTRADICTION, (
             f"{len(same)} executions of the step{_here(evidence)} had no alarm, but one on that of another rank had"
         )
@@ -158,11 +160,11 @@ def _of_clean(evidence: Evidence, same: Sequence[Execution]) -> Decision:
 
 def _of_repeated(evidence: Evidence, same: Sequence[Execution]) -> Decision:
     """All executions on the device have the alarm."""
-    count, together = len(same), min(len(one.ranks) for one in same) if evidence.rank < 0 else 0
+    count, together = len(same), min(len(execution.ranks) for execution in same) if evidence.rank < 0 else 0
     again = f"the alarm came again in {count} of {count} executions"
     again += f", in {together} ranks at once" if together > 1 else _here(evidence)
     near = _select(evidence, NEIGHBOUR)
-    if near and not any(one.has_alarm for one in near):
+    if near and not any(execution.has_alarm for execution in near):
         return codes.DEVICE_REPEATED, f"{again}, and not on that of {_neighbour(evidence, near[0])}"
     if evidence.batch_problem:
         return codes.DATA_BATCH, f"{again}; {evidence.batch_problem}"
@@ -170,27 +172,27 @@ def _of_repeated(evidence: Evidence, same: Sequence[Execution]) -> Decision:
         again += f", and on that of {_neighbour(evidence, near[0])}"
     is_soon = evidence.steps_since_load is not None and evidence.steps_since_load <= SOON_AFTER_LOAD
     older = _select(evidence, SAME_DEVICE, EARLIER_CHECKPOINT)
-    if is_soon and older and not any(one.has_alarm for one in older):
+    if is_soon and older and not any(execution.has_alarm for execution in older):
         return codes.CHECKPOINT, (
             f"{again}, in step {evidence.steps_since_load} after a checkpoint was loaded, and not in the step executed from the "
             "checkpoint before"
         )
-    is_elsewhere = bool(near) or (together > 1 and all(one.is_finite for one in evidence.executions))
+    is_elsewhere = bool(near) or (together > 1 and all(execution.is_finite for execution in evidence.executions))
     return _of_float64(evidence, again, is_elsewhere, is_checkpoint_known=not is_soon or bool(older))
 
 
 def _of_float64(evidence: Evidence, again: str, is_elsewhere: bool, is_checkpoint_known: bool) -> Decision:
-    """What an execution in float64 says of an alarm that comes again."""
+    """The decision by an execution in float64 on an alarm that comes again."""
     wide = _select(evidence, SAME_DEVICE, dtype=FLOAT64)
-    overflowed = next((one.overflowed for one in wide if one.overflowed), "")
-    if not is_checkpoint_known and (overflowed or any(not one.is_finite for one in wide)):
+    overflowed = next((execution.overflowed for execution in wide if execution.overflowed), "")
+    if not is_checkpoint_known and (overflowed or any(not execution.is_finite for execution in wide)):
         return codes.NO_OTHER_CHECKPOINT, f"{again}, in step {evidence.steps_since_load} after a checkpoint was loaded"
-    if overflowed and not any(one.has_alarm for one in wide):
+    if overflowed and not any(execution.has_alarm for execution in wide):
         return (
             codes.NUMERICS,
             f"{again}; {overflowed} is the first operation that overflows in its dtype and not in float64",
         )
-    if wide and is_elsewhere and not any(one.has_alarm for one in wide):
+    if wide and is_elsewhere and not any(execution.has_alarm for execution in wide):
         return codes.NUMERICS, f"{again}, and not in float64; no operation is known to overflow"
     if not is_elsewhere:
         return (
@@ -199,7 +201,7 @@ def _of_float64(evidence: Evidence, again: str, is_elsewhere: bool, is_checkpoin
         )
     if not wide:
         return codes.NO_OTHER_DEVICE, f"{again}; it was not executed in float64"
-    if not all(one.is_finite for one in wide):
+    if not all(execution.is_finite for execution in wide):
         return (
             codes.DATA_EVERYWHERE,
             f"{again}, with parameters, gradients or moments that are not finite; no operation is known to overflow",
@@ -229,11 +231,15 @@ def _with_earlier_incidents(evidence: Evidence, code: FaultCode, reason: str) ->
 
 
 def _select(evidence: Evidence, place: str, start: str = LIVE, dtype: str = "") -> list[Execution]:
-    return [one for one in evidence.executions if (one.place, one.start, one.dtype) == (place, start, dtype)]
+    return [
+        execution
+        for execution in evidence.executions
+        if (execution.place, execution.start, execution.dtype) == (place, start, dtype)
+    ]
 
 
 def _key(execution: Execution, is_exact: bool) -> tuple[str, bool, bool | None]:
-    """What executions that are alike have in common."""
+    """A key that executions that are alike have in common."""
     return execution.digest if is_exact else "", execution.has_alarm, execution.is_equal
 
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 Signals = NDArray[np.float64]
 AGREEMENT = 0.01
-"""Of the larger one: two device models round otherwise, but do not come to numbers that lie further apart."""
+"""Share of the larger number: two device models round otherwise, but do not come to numbers that lie further apart."""
 NOISE = 1e-6
-"""Of the largest number of an iteration: a gradient that is zero but for rounding has other numbers each time."""
+"""Share of the largest number of an iteration: a gradient that is zero but for rounding has other numbers each time."""
 NO_EARLIER_STEP = (
     "no earlier step of the replay shows that another rank computes the same from a batch as the rank that it is of"
 )
@@ -28,14 +28,14 @@ DATA_ELSEWHERE = (
 
 
 class Findings(NamedTuple):
-    """What was found in one execution of some iterations; all but the signals are the same in every rank.
+    """Findings of one execution of some iterations; all but the signals are the same in every rank.
 
     Attributes:
-        ranks: With a finding in the first iteration that has one. Where some of these are in what ranks do not share: those.
+        ranks: Ranks with a finding in the first iteration that has one; those in what ranks do not share, if any.
         are_own: Whether none of the findings of that iteration is in what ranks share.
         clean: Iterations before it; all where nothing was found.
         signals: float64[iterations, series] of this rank: the loss and gradients from before any reduction; NaN: not read.
-        original: The same of the job itself, before the step of the alarm; NaN from there on.
+        original: Signals of the job itself, before the step of the alarm; NaN from there on.
     """
 
     ranks: frozenset[int]
@@ -45,7 +45,7 @@ class Findings(NamedTuple):
     original: Signals
 
     def usual(self) -> Signals:
-        """What this rank computes from its own batches: in the job itself, else in this execution before the first finding."""
+        """Signals of this rank's own batches: in the job itself, else in this execution before the first finding."""
         result = self.signals.copy()
         result[self.clean :] = np.nan
         rows = min(len(result), len(self.original))
@@ -55,40 +55,40 @@ class Findings(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What a neighbour says of a batch that it executed for the rank before.
+    """Comparison of a rank with its neighbour, which executed its batch.
 
     Attributes:
         problem: Why this is no evidence; empty where it is.
-        iteration: That was compared, from 0; -1: none.
+        iteration: Iteration that was compared, from 0; -1: none.
     """
 
     problem: str
     iteration: int = -1
 
 
-def compare(near: Signals, theirs: Signals, own: Signals) -> Comparison:
+def compare(near: Signals, original: Signals, usual: Signals) -> Comparison:
     """Compare the first iteration of which all numbers are known: from there on, a faulty device may have spoilt the state.
 
     Args:
-        near: Of this rank with the batches of the rank before, float64[iterations, series].
-        theirs: Of the rank before, with the same batches.
-        own: Of this rank with batches of its own.
+        near: Signals of this rank with the batches of the rank before, float64[iterations, series].
+        original: Signals of the rank before, with the same batches.
+        usual: Signals of this rank with batches of its own.
     """
-    if near.shape[1:] != theirs.shape[1:] or near.shape[1:] != own.shape[1:]:
+    if near.shape[1:] != original.shape[1:] or near.shape[1:] != usual.shape[1:]:
         return Comparison(DATA_ELSEWHERE)
-    for number, (one, other, mine) in enumerate(zip(near, theirs, own, strict=False)):
-        is_alike, is_same = _are_alike(one, other), _are_alike(mine, other)
+    for number, (row_near, row_original, row_usual) in enumerate(zip(near, original, usual, strict=False)):
+        is_alike, is_same = _are_alike(row_near, row_original), _are_alike(row_usual, row_original)
         if is_alike is None or is_same is None:
             continue
         return Comparison("" if is_alike and not is_same else SAME_BATCHES if is_alike else DATA_ELSEWHERE, number)
     return Comparison(NO_EARLIER_STEP)
 
 
-def _are_alike(one: Signals, other: Signals) -> bool | None:
+def _are_alike(first: Signals, second: Signals) -> bool | None:
     """Whether all numbers that both have agree; None where there are none."""
-    are_known = np.isfinite(one) & np.isfinite(other)
+    are_known = np.isfinite(first) & np.isfinite(second)
     if not are_known.any():
         return None
-    one, other = one[are_known], other[are_known]
-    sizes: NDArray[Any] = np.maximum(np.abs(one), np.abs(other))
-    return bool((np.abs(one - other) <= np.maximum(AGREEMENT * sizes, NOISE * sizes.max())).all())
+    first, second = first[are_known], second[are_known]
+    sizes: NDArray[Any] = np.maximum(np.abs(first), np.abs(second))
+    return bool((np.abs(first - second) <= np.maximum(AGREEMENT * sizes, NOISE * sizes.max())).all())

@@ -22,10 +22,10 @@ from unsilent.sites.training.step import StepInjection
 from unsilent.sites.training.step_operation_names import OperationOccurrence, next_number
 
 IN_RANGE = 0.99
-"""Of the largest number of a dtype: a result below does not overflow by rounding."""
+"""Share of the largest number of a dtype: a result below does not overflow by rounding."""
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 FAR = 0.1
-"""Of the largest magnitude of inputs and result in float64: no rounding of one operation comes near it."""
+"""Share of the largest magnitude of inputs and result in float64: no rounding of one operation comes near it."""
 
 
 class OperationCheck(StepInjection):
@@ -36,7 +36,7 @@ class OperationCheck(StepInjection):
             alone, where it is out of the range of the dtype: ``MODULE#OP.k``, of a backward pass ``MODULE#OP.k/grad``.
         differing: The first operation that came to other bits the second time.
         far: The first operation with another result that is far from that in float64.
-        checked: How many operations were computed in float64.
+        checked: Number of operations that were computed in float64.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -84,7 +84,7 @@ class OperationCheck(StepInjection):
         again = map_tensors(inputs, lambda _, t: t.clone()) if written_by(func, *inputs) else inputs
         if not self.differing:
             second = _results(func, again[0], again[1], func(*again[0], **again[1]))
-            if any(not torch.equal(words_of(one), words_of(two)) for one, two in zip(results, second, strict=True)):
+            if any(not torch.equal(words_of(a), words_of(b)) for a, b in zip(results, second, strict=True)):
                 self.differing = name
         if wide_inputs is None:
             return
@@ -94,14 +94,20 @@ class OperationCheck(StepInjection):
             return
         self.checked += 1
         scale = max((_largest(t) for t in (*operands_of(*wide_inputs), *wide)), default=0.0)
-        for one, other in zip(results, wide, strict=True):
-            if one.dtype not in NARROW or not _is_finite([other]):
+        for narrow_result, wide_result in zip(results, wide, strict=True):
+            if narrow_result.dtype not in NARROW or not _is_finite([wide_result]):
                 continue
-            is_out_of_range = _largest(other) >= IN_RANGE * torch.finfo(one.dtype).max
-            if is_out_of_range and not _is_finite([one]) and not self.far:  # after a wrong result it would say nothing
+            is_out_of_range = _largest(wide_result) >= IN_RANGE * torch.finfo(narrow_result.dtype).max
+            if (
+                is_out_of_range and not _is_finite([narrow_result]) and not self.far
+            ):  # after a wrong result it would say nothing
                 self.overflowed = name
                 return
-            if not self.far and one.shape == other.shape and not _largest(one - other) <= FAR * scale:
+            if (
+                not self.far
+                and narrow_result.shape == wide_result.shape
+                and not _largest(narrow_result - wide_result) <= FAR * scale
+            ):
                 self.far = name
 
 
@@ -116,13 +122,13 @@ def _can_be_checked(call: OperationCall) -> bool:
 
 
 def _results(func: Any, args: Any, kwargs: Any, result: Any) -> Sequence[Tensor]:
-    """What an operation gives and writes, as far as these are floating-point numbers."""
-    given = (*tensors_in(result), *written_by(func, args, kwargs))
-    return [t for t in given if t.is_floating_point() and t.numel()]
+    """Tensors that an operation returns and writes, as far as these are floating-point numbers."""
+    outputs = (*tensors_in(result), *written_by(func, args, kwargs))
+    return [t for t in outputs if t.is_floating_point() and t.numel()]
 
 
 def _widened(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The same arguments in float64, dtypes that are asked for as well."""
+    """The arguments in float64, dtypes that are asked for as well."""
     args, kwargs = map_tensors(inputs, lambda _, t: t.to(torch.float64, copy=True) if t.dtype in NARROW else t.clone())
     return tuple(map(_wide_dtype, args)), {key: _wide_dtype(value) for key, value in kwargs.items()}
 
@@ -142,8 +148,10 @@ def _largest(tensor: Tensor) -> float:
 def _draws_nothing(call: OperationCall) -> bool:
     """Whether an operation that may leave elements out at random leaves out none."""
     func, args, kwargs = call
-    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-    return given.get("dropout_p") == 0.0 or ("dropout_p" not in given and "scaled_dot_product" in func._schema.name)
+    arguments = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    return arguments.get("dropout_p") == 0.0 or (
+        "dropout_p" not in arguments and "scaled_dot_product" in func._schema.name
+    )
 
 
 class _Generators:
@@ -161,7 +169,7 @@ class _Generators:
         self._set(self._before)
 
     def go_on(self) -> None:
-        """It was the last time."""
+        """Put the generators in their state after the operation, which was the last time."""
         self._set(self._after)
 
     def _set(self, states: Sequence[Tensor]) -> None:

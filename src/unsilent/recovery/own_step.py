@@ -23,7 +23,7 @@ from unsilent.workloads.trainings.snapshots import (
 )
 
 StepFunction = Callable[[Any, Any, Any], Any]
-"""Given model, optimizer and batch: does one update, and returns the loss."""
+"""Function that does one update, given model, optimizer and batch, and returns the loss."""
 
 
 @dataclass
@@ -42,17 +42,17 @@ class OwnStep:
         return {"model": model, "optimizer": optimizer_snapshot(self.optimizer, self._names)}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Put it back."""
+        """Put the state of a snapshot back."""
         put_into_model(self.model, snapshot["model"])
         put_into_optimizer(self.optimizer, snapshot["optimizer"], self._names)
 
     def check_fit(self, snapshot: Mapping[str, Any], name: str) -> None:
         """Raise ``UsageError``, with the name of the snapshot, where it is of another model or optimizer."""
-        kept = {"model": snapshot["model"], "optimizers": [snapshot["optimizer"]], "schedulers": []}
-        check_fit(kept, name, self.model, [self.optimizer], [])
+        parts = {"model": snapshot["model"], "optimizers": [snapshot["optimizer"]], "schedulers": []}
+        check_fit(parts, name, self.model, [self.optimizer], [])
 
     def run(self) -> Any:
-        """One update, with random numbers of seed 0."""
+        """The result of one update, with random numbers of seed 0."""
         with torch.random.fork_rng(), user_code(self.name):
             torch.manual_seed(0)
             return self.step(self.model, self.optimizer, self.batch)
@@ -63,7 +63,7 @@ class OwnStep:
 
 
 def own_code(code: str) -> tuple[StepFunction, nn.Module, Optimizer]:
-    """What a function of the user's own, ``file.py:name``, returns. Raises ``UsageError``."""
+    """Step, model and optimizer that a function of the user's own, ``file.py:name``, returns. Raises ``UsageError``."""
     make = find_user_object(code)
     with user_code(code):
         result = make()

@@ -1,4 +1,4 @@
-"""What ranks of a job give each other beside the training: values that all get, and a batch that goes to the next rank.
+"""Exchange among ranks of a job beside the training: values that all get, and a batch that goes to the next rank.
 
 Only processes of one job speak here. What is not a tensor is pickled, as torch.distributed does with objects; tensors are sent as
 they are, through memory of the host.

@@ -22,8 +22,58 @@ from unsilent.basics.free_memory import available_memory_bytes
 from unsilent.basics.options import check_count
 from unsilent.basics.sizes import human_bytes
 from unsilent.engine.holding import HeldTraining
-from unsilent.recovery.staged_copy import StagedCopy
 from unsilent.workloads.trainings.randomness import GENERATORS, generator_state
+
+# A copy over the bus takes many times as long as one on the device. So the state is first copied on the device, in
+# the order of the training's own work, and from that copy to the host by a stream of its own, while the training goes
+# on.
+
+
+class StagedCopy:
+    """Copies tensors of one CUDA device to the host by way of one copy on the device, which all states share.
+
+    Args:
+        device: Device of the tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: Any = None
+        self._buffers: list[Tensor] = []
+        self._last: Any = None
+
+    def copy(self, host: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
+        """Begin to copy; what is returned has ``synchronize``, which waits until the host has all.
+
+        Work that is launched afterwards on the current stream may change the tensors.
+        """
+        if [_kind(t) for t in self._buffers] != [_kind(t) for t in tensors]:
+            if self._last is not None:
+                self._last.synchronize()
+            self._buffers = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
+        elif self._last is not None:
+            self._wait_on_device(self._last)
+        with torch.no_grad():
+            torch._foreach_copy_(self._buffers, list(tensors), non_blocking=True)
+            self._last = self._begin_copy_to_host(host)
+        return self._last
+
+    def _wait_on_device(self, event: Any) -> None:
+        """Let the device wait until the copy on it has been read; the host goes on."""
+        torch.cuda.current_stream(self.device).wait_event(event)
+
+    def _begin_copy_to_host(self, host: Sequence[Tensor]) -> Any:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            torch._foreach_copy_(list(host), self._buffers, non_blocking=True)
+            return self._stream.record_event()
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
 
 log = logging.getLogger("unsilent.guard")
 SnapshotLocation = Literal["device", "host", "file"]
@@ -37,13 +87,13 @@ class SnapshotRing:
         stateful_objects: Schedulers, scalers and the like, with ``state_dict`` and ``load_state_dict``, and
             random generators besides the global ones.
         snapshot_count: States that are held.
-        snapshot_location: On the device of each tensor, in (pinned) memory of the host, or in a file.
+        snapshot_location: Place of states: the device of each tensor, (pinned) memory of the host, or a file.
         snapshot_gradients: Hold those, too; without, a step has to begin by setting them to zero.
 
     Attributes:
         generators: The random generators besides the global ones.
         stateful_objects: Schedulers and the like. More may be added to both.
-        further_tensors: Other tensors that the next states hold.
+        further_tensors: Further tensors that the next states hold.
 
     Raises:
         UsageError: bad arguments; at `keep`, a ring that does not fit.
@@ -62,16 +112,16 @@ class SnapshotRing:
         if snapshot_location not in SNAPSHOT_LOCATIONS:
             raise unknown_name_error("snapshot_location", str(snapshot_location), SNAPSHOT_LOCATIONS)
         self._count = check_count("snapshot_count", snapshot_count, 1)
-        self.generators = [other for other in stateful_objects if isinstance(other, GENERATORS)]
-        stateful_objects = [other for other in stateful_objects if not isinstance(other, GENERATORS)]
+        self.generators = [value for value in stateful_objects if isinstance(value, GENERATORS)]
+        stateful_objects = [value for value in stateful_objects if not isinstance(value, GENERATORS)]
         for generator in self.generators:
             generator_state(generator)
-        for other in stateful_objects:
-            if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
+        for value in stateful_objects:
+            if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
                 raise UsageError(
-                    f"{type(other).__name__} has no state_dict and load_state_dict, so it cannot be restored"
+                    f"{type(value).__name__} has no state_dict and load_state_dict, so it cannot be restored"
                 )
-        self.others = stateful_objects
+        self.stateful_objects = stateful_objects
         self.further_tensors: list[Tensor] = []
         self._parts = (model, list(optimizers))
         self._where, self._gradients = snapshot_location, snapshot_gradients
@@ -129,7 +179,7 @@ class SnapshotRing:
     def _copy(self, slot: _Slot) -> HeldTraining:
         return HeldTraining(
             *self._parts,
-            self.others,
+            self.stateful_objects,
             gradients=self._gradients,
             further=self.further_tensors,
             copies=slot,
@@ -166,12 +216,12 @@ class _Slot:
         self._event: Any = None
 
     def wait(self) -> None:
-        """Until the copies are complete."""
+        """Wait until the copies are complete."""
         if self._event is not None:
             self._event.synchronize()
 
     def _find_staged(self, tensors: Sequence[Tensor]) -> StagedCopy | None:
-        """By way of what those on a device are copied to the host; None: directly, as where it has no room for one more copy."""
+        """The copy on the device by way of which tensors reach the host; None: directly, as where it has no room for it."""
         known = next((slot._staged for slot in self._ring if slot._staged is not None), None)
         devices = {t.device for t in tensors if t.is_cuda}
         if self._where != "host" or known is not None or len(devices) != 1:
@@ -198,7 +248,7 @@ class _Slot:
             self._buffers = []
             filled = sum(1 for slot in self._ring if slot is not self and slot.nbytes)
             check_room(tensors, self._count - filled, self._where)
-            self._buffers, self._kinds = self._made(tensors), kinds
+            self._buffers, self._kinds = self._new_buffers(tensors), kinds
             self._staged = self._find_staged(tensors)
         pairs = list(zip(self._buffers, tensors, strict=True))
         staged = [pair for pair in pairs if self._staged is not None and pair[1].device == self._staged.device]
@@ -208,10 +258,10 @@ class _Slot:
         if direct:
             with torch.no_grad():
                 # Nobody waits for a device: what changes the tensors, and what reads copies, comes after this on its stream.
-                torch._foreach_copy_([kept for kept, _ in direct], [live for _, live in direct], non_blocking=True)
+                torch._foreach_copy_([copy for copy, _ in direct], [live for _, live in direct], non_blocking=True)
         return self._buffers
 
-    def _made(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _new_buffers(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._where == "device":
             return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
         if self._where == "host":
@@ -239,7 +289,7 @@ def check_room(tensors: Sequence[Tensor], count: int, where: SnapshotLocation) -
         else:
             free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory_bytes()
         if free is not None and count * size > free:
-            other = {
+            advice = {
                 "device": "the snapshots in host memory (snapshot_location='host') or in a file (snapshot_location='file')",
                 "host": "the snapshots in a file (snapshot_location='file')",
                 "file": "fewer of them",
@@ -247,7 +297,7 @@ def check_room(tensors: Sequence[Tensor], count: int, where: SnapshotLocation) -
             place = tempfile.gettempdir() if where == "file" else str(device)
             raise UsageError(
                 f"the snapshots need {human_bytes(count * size)} on {place} ({count} x {human_bytes(size)}), but "
-                f"{human_bytes(int(free))} is free; keep {other}"
+                f"{human_bytes(int(free))} is free; keep {advice}"
             )
 
 

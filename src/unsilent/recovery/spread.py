@@ -1,4 +1,4 @@
-"""How far executions of one step lie apart: not at all where operations are deterministic, else by what is learnt from them."""
+"""Distance of executions of one step: none where operations are deterministic, else by what is learnt from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Spread:
         digest: Theirs.
 
     Attributes:
-        digests: Of the executions.
+        digests: Digests of the executions.
     """
 
     def __init__(self, result: Values, digest: str) -> None:
@@ -38,7 +38,7 @@ class Spread:
         self._groups = {False: _Group(), True: _Group()}
 
     def add(self, tensors: Values, has_alarm: bool) -> None:
-        """What an execution came to. A tolerance is learnt from those that are alike in whether they have an alarm."""
+        """Add an execution. A tolerance is learnt from those that are alike in whether they have an alarm."""
         digest = digest_text(tensors)
         self.digests.append(digest)
         self._from_result.append({} if digest == self._digest else differences(tensors, self._result))
@@ -61,7 +61,8 @@ class Spread:
         """Whether each execution came to the result, within the tolerance where there is one: tensor by tensor."""
         largest = self._group.largest if self.tolerance else {}
         return [
-            all(apart <= MARGIN * largest.get(name, 0.0) for name, apart in one.items()) for one in self._from_result
+            all(apart <= MARGIN * largest.get(name, 0.0) for name, apart in distances.items())
+            for distances in self._from_result
         ]
 
     @property
@@ -73,8 +74,8 @@ class _Group:
     """Executions that are alike but for rounding, if at all.
 
     Attributes:
-        digests: Theirs.
-        largest: By which a tensor of one of them differs from that of the first, by name.
+        digests: Digests of the executions.
+        largest: Largest difference of a tensor of one of them from that of the first, by name.
         apart: The largest of these, relative to the largest magnitude of its tensor.
     """
 
@@ -93,7 +94,7 @@ class _Group:
             apart = differences(tensors, self._first)
             self.largest = {name: max(apart[name], self.largest.get(name, 0.0)) for name in apart}
             self.apart = max(
-                self.apart, *(_ratio(one, _magnitude(self._first.get(name))) for name, one in apart.items())
+                self.apart, *(_ratio(distance, _magnitude(self._first.get(name))) for name, distance in apart.items())
             )
             self._relative = max(self._relative, _relative_difference(tensors, self._first))
 
@@ -110,28 +111,30 @@ def host_copies(tensors: Values) -> Values:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def differences(tensors: Values, others: Values) -> dict[str, float]:
+def differences(tensors: Values, reference: Values) -> dict[str, float]:
     """The largest difference of an element in each tensor, at least one place of the dtype where the bits differ.
 
     Infinite where a name is missing, shapes or dtypes differ, and for elements that are no floating-point numbers, or not
     finite in one of the two alone.
     """
-    return {name: _difference(tensors.get(name), others.get(name)) for name in tensors.keys() | others.keys()}
+    return {name: _difference(tensors.get(name), reference.get(name)) for name in tensors.keys() | reference.keys()}
 
 
-def _difference(tensor: Tensor | None, other: Tensor | None) -> float:
-    if tensor is None or other is None or (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
+def _difference(first: Tensor | None, second: Tensor | None) -> float:
+    if first is None or second is None or (first.dtype, first.shape) != (second.dtype, second.shape):
         return math.inf
-    tensor = tensor.detach().cpu()
-    if digest_text({"": tensor}) == digest_text({"": other}):
+    first = first.detach().cpu()
+    if digest_text({"": first}) == digest_text({"": second}):
         return 0.0
-    if not (tensor.is_floating_point() or tensor.is_complex()):
+    if not (first.is_floating_point() or first.is_complex()):
         return math.inf
-    wide = torch.complex128 if tensor.is_complex() else torch.float64
-    one, two = tensor.to(wide), other.to(wide)
-    are_alike = (one == two) | (one.isnan() & two.isnan())  # infinite in the same way: no difference
-    apart = float((one - two).masked_fill(are_alike, 0.0).abs().max())
-    least = torch.finfo(tensor.dtype).eps * _magnitude(other)
+    wide = torch.complex128 if first.is_complex() else torch.float64
+    wide_first, wide_second = first.to(wide), second.to(wide)
+    are_alike = (wide_first == wide_second) | (
+        wide_first.isnan() & wide_second.isnan()
+    )  # infinite in the same way: no difference
+    apart = float((wide_first - wide_second).masked_fill(are_alike, 0.0).abs().max())
+    least = torch.finfo(first.dtype).eps * _magnitude(second)
     return max(apart, least) if math.isfinite(apart) else math.inf
 
 
@@ -147,15 +150,19 @@ def _magnitude(tensor: Tensor | None) -> float:
     return float(sizes[sizes.isfinite()].max()) if sizes.isfinite().any() else 0.0
 
 
-def _relative_difference(tensors: Values, others: Values) -> float:
+def _relative_difference(tensors: Values, reference: Values) -> float:
     """The L2 norm of all differences, relative to that of all elements."""
     apart = whole = 0.0
-    for name, other in others.items():
+    for name, reference_tensor in reference.items():
         tensor = tensors.get(name)
-        if tensor is None or tensor.shape != other.shape or not (other.is_floating_point() or other.is_complex()):
+        if (
+            tensor is None
+            or tensor.shape != reference_tensor.shape
+            or not (reference_tensor.is_floating_point() or reference_tensor.is_complex())
+        ):
             continue  # `differences` says of these what there is to say
-        apart += _norm(tensor.detach().cpu() - other) ** 2
-        whole += _norm(other) ** 2
+        apart += _norm(tensor.detach().cpu() - reference_tensor) ** 2
+        whole += _norm(reference_tensor) ** 2
     return math.sqrt(apart / whole) if whole else math.inf
 
 

@@ -30,13 +30,13 @@ from unsilent.recovery.ring import check_room
 from unsilent.recovery.spread import Spread, Values, host_copies
 
 EXECUTIONS, MOST_STEPS = 3, 300
-"""On the same device, besides the others: executions at least, and steps in all at most."""
+"""Executions on the same device, besides the others, at least; and steps of all of them at most."""
 SECONDS = 10.0
-"""For executions on the same device beyond the first ones: rare faults of a device are seen in many executions alone."""
+"""Seconds for executions on the same device beyond the first ones: rare faults are seen in many executions alone."""
 
 
 class IterationStart(NamedTuple):
-    """What an iteration begins with: what the loop gets, and what puts random generators in their state of then."""
+    """Start of an iteration: what the loop gets, and what puts random generators in their state of then."""
 
     item: Any
     restore_generators: Callable[[], None]
@@ -46,8 +46,8 @@ class ReplayedSteps(Protocol):
     """Iterations from a state that is kept to now, which can be executed again any number of times.
 
     Attributes:
-        model: What is trained.
-        problem: How the iterations began in another way than the first time, in words; empty: not that it is known.
+        model: Model that is trained.
+        problem: Difference of the beginning of the iterations from the first time, in words; empty: not that it is known.
     """
 
     model: nn.Module
@@ -58,7 +58,7 @@ class ReplayedSteps(Protocol):
         ...
 
     def starts(self) -> Sequence[IterationStart]:
-        """What the iterations begin with."""
+        """The starts of the iterations."""
         ...
 
     def end_iteration(self) -> None:
@@ -70,11 +70,11 @@ class ReplayedSteps(Protocol):
         ...
 
     def batches(self) -> Sequence[Any]:
-        """What the iterations take, as far as it is known."""
+        """Batches of the iterations, as far as they are known."""
         ...
 
     def portable(self) -> Any:
-        """What another rank needs to execute these iterations, and is pickled; raises ``UsageError`` where that is not known."""
+        """Values, to be pickled, by which another rank can execute these iterations; raises ``UsageError`` without them."""
         ...
 
     def starts_of(self, portable: Any) -> Sequence[IterationStart]:
@@ -105,8 +105,8 @@ class StepReplay:
     Attributes:
         executions, steps_per_execution, is_neighbour_checked, apart, tolerance: As of `Evidence`; the same in all ranks.
         problem: Why nothing was executed; empty where it was.
-        no_neighbour: As of `Evidence`.
-        batch_problem: As of `Evidence`, of the suspect.
+        no_neighbour: Reason as of `Evidence`.
+        batch_problem: Problem as of `Evidence`, of the suspect's batch.
         far: The first operation with a finite result that is far from that in float64; empty where there is none.
     """
 
@@ -176,21 +176,21 @@ class StepReplay:
         has_alarm = neighbour in self._near.ranks
         self.executions.append(Execution(place=NEIGHBOUR, rank=neighbour, has_alarm=has_alarm))
 
-    def _check_neighbour(self, own: Findings) -> None:
-        """Leave the neighbour out unless it is seen to compute what the rank of the batch computes; ``own``: with own batches."""
+    def _check_neighbour(self, with_own_batches: Findings) -> None:
+        """Leave the neighbour out unless it is seen to compute what the rank of the batch computes."""
         if (near := self._near) is None:
             return
-        link, usual = self._link, own.usual()
-        theirs: Tensor = link.pass_on(Parcel(torch.from_numpy(usual)), torch.device("cpu"))
+        link, usual = self._link, with_own_batches.usual()
+        received: Tensor = link.pass_on(Parcel(torch.from_numpy(usual)), torch.device("cpu"))
         upto = max(1, near.clean)  # signals of the first iteration are from before anything is shared
-        found = link.gather(compare(near.signals[:upto], theirs.numpy(), usual))
-        self.no_neighbour, number = found[(self._suspect + 1) % link.world_size]
+        gathered = link.gather(compare(near.signals[:upto], received.numpy(), usual))
+        self.no_neighbour, number = gathered[(self._suspect + 1) % link.world_size]
         self.is_neighbour_checked = number >= 0 and not self.no_neighbour
         if self.no_neighbour:
-            self.executions = [one for one in self.executions if one.place != NEIGHBOUR]
+            self.executions = [execution for execution in self.executions if execution.place != NEIGHBOUR]
 
     def _state_digest(self) -> str:
-        """Of parameters and optimizers, which replicas have alike."""
+        """Digest of parameters and optimizers, which replicas have alike."""
         buffers = {name for name, _ in self._steps.model.named_buffers()}
         tensors = self._steps.tensors()
         return digest_text(
@@ -203,9 +203,9 @@ class StepReplay:
         check = OperationCheck(self._steps.model)
         yield from _around_bodies(check, execute(self._steps))
         infinite = "" if all(map(_is_finite, self._steps.tensors().values())) else "a value"
-        found = self._link.gather((check.overflowed, check.differing, check.far, infinite))
+        gathered = self._link.gather((check.overflowed, check.differing, check.far, infinite))
         alarms = self._take_findings().ranks
-        overflowed, differing, self.far, infinite = map(self._of_suspect, zip(*found, strict=True))
+        overflowed, differing, self.far, infinite = map(self._of_suspect, zip(*gathered, strict=True))
         self.executions.append(
             Execution(
                 place=SAME_DEVICE, rank=self._suspect, dtype="float64", overflowed=overflowed,
@@ -227,9 +227,9 @@ class StepReplay:
         self._check_neighbour(findings[0])
         of_ranks = self._link.gather((spread.tolerance, spread.digests, spread.are_equal(), spread.apart))
         chosen = of_ranks if self._suspect < 0 else [of_ranks[self._suspect]]
-        self.tolerance, self.apart = max(one[0] for one in chosen), max(one[3] for one in chosen)
+        self.tolerance, self.apart = max(entry[0] for entry in chosen), max(entry[3] for entry in chosen)
         for number, has_alarm in enumerate(alarms):
-            is_equal, met = all(one[2][number] for one in chosen), findings[number]
+            is_equal, met = all(entry[2][number] for entry in chosen), findings[number]
             self.executions.append(
                 Execution(
                     place=SAME_DEVICE, rank=self._suspect, is_equal=is_equal, has_alarm=has_alarm, digest=chosen[0][1][number],
@@ -237,13 +237,13 @@ class StepReplay:
                 )
             )  # fmt: skip
 
-    def _goes_on(self, own: Sequence[tuple[str, bool]], begun: float) -> bool:
+    def _goes_on(self, own_results: Sequence[tuple[str, bool]], begun: float) -> bool:
         """Whether the step is executed once more on the same device; the same in all ranks."""
-        if len(own) < EXECUTIONS:
+        if len(own_results) < EXECUTIONS:
             return True
-        if len(own) * len(self._steps.starts()) >= MOST_STEPS:
+        if len(own_results) * len(self._steps.starts()) >= MOST_STEPS:
             return False
-        of_ranks = self._link.gather((time.perf_counter() - begun, own))
+        of_ranks = self._link.gather((time.perf_counter() - begun, own_results))
         if max(seconds for seconds, _ in of_ranks) >= SECONDS:
             return False
         chosen = of_ranks if self._suspect < 0 else [of_ranks[self._suspect]]
@@ -251,16 +251,16 @@ class StepReplay:
 
     def _begin_earlier(self, load_earlier: Callable[[], object]) -> Iterator[Any]:
         """Execute the same iterations from the state of an earlier checkpoint, where the alarm came again."""
-        if not all(one.has_alarm for one in self.executions[-EXECUTIONS:]):
+        if not all(execution.has_alarm for execution in self.executions[-EXECUTIONS:]):
             return
 
         def begin(start: IterationStart) -> None:
             load_earlier()
             start.restore_generators()
 
-        first, *others = self._steps.starts()
+        first, *later = self._steps.starts()
         earlier = first._replace(restore_generators=functools.partial(begin, first))
-        yield from execute(self._steps, [earlier, *others])
+        yield from execute(self._steps, [earlier, *later])
         has_alarm = self._is_alarm(self._take_findings().ranks)
         self.executions.append(
             Execution(place=SAME_DEVICE, rank=self._suspect, start=EARLIER_CHECKPOINT, has_alarm=has_alarm)
@@ -278,12 +278,12 @@ FAR_FROM_OTHERS = 1000.0
 
 
 def text_of_suspect(texts: Sequence[str], suspect: int) -> str:
-    """That of the suspect; the first of any rank where none is suspected."""
+    """The text of the suspect; the first of any rank where none is suspected."""
     return texts[suspect] if suspect >= 0 else next(filter(None, texts), "")
 
 
 def batch_problem(batches: Sequence[Any]) -> str:
-    """What is wrong with batches by themselves, in words: an element that is not finite, a magnitude far from that of the others.
+    """Problem of batches by themselves, in words: an element that is not finite, a magnitude far from that of the others.
 
     Only tensors of floating-point numbers are looked at; empty where there is nothing of this.
     """
@@ -310,7 +310,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _around_bodies(context: AbstractContextManager[Any], items: Iterator[Any]) -> Iterator[Any]:
-    """The same items, with the context entered while the body between two of them runs."""
+    """The items, with the context entered while the body between two of them runs."""
     for item in items:
         with context:
             yield item

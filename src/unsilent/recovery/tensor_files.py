@@ -25,7 +25,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def host_copy(value: Any) -> Any:
-    """The same nesting with copies on the host of what this rank has of each tensor."""
+    """A copy of nested containers, with copies on the host of what this rank has of each tensor."""
     return map_tensors(value, lambda _, tensor: getattr(tensor, "_local_tensor", tensor).detach().to("cpu", copy=True))
 
 
@@ -42,7 +42,7 @@ def write_tensors(path: Path, value: Any) -> None:
 
 
 def read_tensors(path: Path) -> Any:
-    """What `write_tensors` wrote. Raises ``UsageError`` for any other file."""
+    """The values in a file of `write_tensors`. Raises ``UsageError`` for any other file."""
     from safetensors import SafetensorError, safe_open
 
     open_plain(path).close()  # no pipe, no device
@@ -97,7 +97,7 @@ def _put_together(nesting: Any, tensor: Any) -> Any:
 
 
 def _with_strides(value: Tensor, strides: list[int]) -> Tensor:
-    """The same elements in another memory layout, which takes no more memory than a few times theirs."""
+    """The elements in another memory layout, which takes no more memory than a few times theirs."""
     room = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
     if not 0 < room <= 4 * max(1, value.numel()) or min(strides, default=0) < 0:
         raise ValueError("the memory layout of a tensor is none")

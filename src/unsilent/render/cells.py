@@ -17,7 +17,7 @@ def header_text(column: Column) -> str:
 
 
 def cell_text(column: Column, cell: Cell) -> str:
-    """What is shown of a cell."""
+    """The text of a cell."""
     if cell is None or (isinstance(cell, Interval) and cell.estimate is None):
         return NOTHING
     if isinstance(cell, TextCell):

@@ -53,5 +53,5 @@ def print_columns(console: Console, names: Sequence[str], rows: Sequence[Sequenc
 
 
 def _joined(cell: str) -> str:
-    """One word: blanks become ``_``, ``-`` for nothing, so that columns can be split at blanks."""
+    """The cell as one word: blanks become ``_``, ``-`` for nothing, so that columns can be split at blanks."""
     return "_".join(cell.replace("< ", "<").replace(" %", "%").split()) or "-"

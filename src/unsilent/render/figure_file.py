@@ -28,7 +28,7 @@ COLUMN_WIDTH, PAGE_WIDTH, MOST_HEIGHT = 3.3, 6.9, 9.0
 """Inches."""
 FONT_SIZE = 8
 METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
-"""What is left out, by format, so that the same figure has the same bytes."""
+"""Metadata to leave out, by format, so that the same figure has the same bytes."""
 LOOK = {
     "font.size": FONT_SIZE, "axes.labelsize": FONT_SIZE, "axes.titlesize": FONT_SIZE, "legend.fontsize": FONT_SIZE,
     "font.family": ["DejaVu Sans"], "text.color": INK, "axes.labelcolor": INK, "axes.linewidth": 0.6, "axes.edgecolor": GREY,
@@ -110,7 +110,7 @@ def _height(layout: Figure, width: float) -> float:
 
 def plain_text(text: str) -> str:
     """A text of plotly, which reads part of HTML, without marks."""
-    raised = re.sub(r"<sup>(.*?)</sup>", lambda found: found[1].translate(_SUPERSCRIPT), text)
+    raised = re.sub(r"<sup>(.*?)</sup>", lambda match: match[1].translate(_SUPERSCRIPT), text)
     return html.unescape(re.sub(r"<[^>]*>", "", raised.replace("<br>", "\n"))).strip(" ")
 
 
@@ -131,30 +131,30 @@ def _is_wide(data: Sequence[Figure], layout: Figure) -> bool:
     return cells > 16 or names > 24 or len(layout.get("annotations", ())) > 6
 
 
-def _axis(axes: Any, along: str, given: Figure, size: float) -> None:
+def _axis(axes: Any, along: str, options: Figure, size: float) -> None:
     """Scale, ends, ticks and title of one axis; ``size``: of the figure along it, in points."""
     axis, set_ends = getattr(axes, f"{along}axis"), getattr(axes, f"set_{along}lim")
-    is_log = given.get("type") == "log"
+    is_log = options.get("type") == "log"
     if is_log:
         getattr(axes, f"set_{along}scale")("log")
-    if "range" in given:
-        set_ends(*(10.0**end if is_log else end for end in given["range"]))
-    elif given.get("autorange") == "reversed":
+    if "range" in options:
+        set_ends(*(10.0**end if is_log else end for end in options["range"]))
+    elif options.get("autorange") == "reversed":
         axis.set_inverted(True)
-    elif given.get("rangemode") == "tozero":
+    elif options.get("rangemode") == "tozero":
         set_ends(0)
-    if "tickvals" in given:
-        names = [plain_text(name) for name in given["ticktext"]]
-        ticks, texts = thinned(given["tickvals"], names, 0.7 * size) if along == "x" else (given["tickvals"], names)
+    if "tickvals" in options:
+        names = [plain_text(name) for name in options["ticktext"]]
+        ticks, texts = thinned(options["tickvals"], names, 0.7 * size) if along == "x" else (options["tickvals"], names)
         axis.set_ticks(ticks, labels=texts, parse_math=False)
         axis.set_ticks([], minor=True)
     axes.tick_params(along, which="both", labelsize=FONT_SIZE, length=0, labelcolor=INK)
-    axes.grid(given.get("showgrid", True), axis=along)
+    axes.grid(options.get("showgrid", True), axis=along)
     axes.set_axisbelow(True)
-    axis.set_visible(given.get("visible", True))
-    for side in ("top", "right") if given.get("visible", True) else axes.spines:
+    axis.set_visible(options.get("visible", True))
+    for side in ("top", "right") if options.get("visible", True) else axes.spines:
         axes.spines[side].set_visible(False)
-    title = textwrap.fill(plain_text(given.get("title", {}).get("text", "")), max(8, int(0.85 * size / _LETTER)))
+    title = textwrap.fill(plain_text(options.get("title", {}).get("text", "")), max(8, int(0.85 * size / _LETTER)))
     getattr(axes, f"set_{along}label")(title, parse_math=False)
 
 
@@ -174,11 +174,11 @@ def _title_and_scale(drawn: Any, axes: Any, layout: Figure, series: Sequence[tup
     axes.set_title(title, parse_math=False)
 
 
-def _place(axes: Any, given: Figure) -> Any:
+def _place(axes: Any, options: Figure) -> Any:
     """How its numbers are meant: on the axes, or as shares of the figure."""
     from matplotlib.transforms import blended_transform_factory
 
-    sides = (axes.transAxes if given.get(f"{along}ref") == "paper" else axes.transData for along in ("x", "y"))
+    sides = (axes.transAxes if options.get(f"{along}ref") == "paper" else axes.transData for along in ("x", "y"))
     return blended_transform_factory(*sides)
 
 

@@ -38,8 +38,8 @@ def draw_trace(axes: Any, trace: Figure, ends: dict[float, float]) -> Any:
 
 def colour(text: str) -> Any:
     """A colour of plotly as matplotlib reads it."""
-    found = _RGBA.fullmatch(text)
-    return (*(int(found[n]) / 255 for n in (1, 2, 3)), float(found[4])) if found else text
+    match = _RGBA.fullmatch(text)
+    return (*(int(match[n]) / 255 for n in (1, 2, 3)), float(match[4])) if match else text
 
 
 def line_look(line: Figure) -> dict[str, Any]:
@@ -66,9 +66,9 @@ def _scatter(axes: Any, trace: Figure, ends: dict[float, float]) -> Any:
     if "markers" in trace["mode"] and marker.get("opacity", 1):
         _markers(axes, x, y, marker)
         symbol, tone, size = (next(iter(_each(marker, name, 1)), DEFAULTS[name]) for name in DEFAULTS)
-        own, face = _symbol(symbol, colour(tone))
+        mark, face = _symbol(symbol, colour(tone))
         edge = {"markerfacecolor": face, "markeredgecolor": colour(tone)}
-        handle.set(marker=own, markersize=min(size, 12) * POINTS, **edge)
+        handle.set(marker=mark, markersize=min(size, 12) * POINTS, **edge)
     return handle
 
 
@@ -82,15 +82,15 @@ def _markers(axes: Any, x: Any, y: Any, marker: Figure) -> None:
     looks = list(zip(*(_each(marker, name, len(x)) for name in DEFAULTS), strict=True))
     edge = marker.get("line", {})
     for symbol, tone, size in dict.fromkeys(looks):
-        own = [number for number, look in enumerate(looks) if look == (symbol, tone, size)]
+        numbers = [number for number, look in enumerate(looks) if look == (symbol, tone, size)]
         shape, face = _symbol(symbol, colour(tone))
         look: dict[str, Any] = {"marker": shape, "s": (size * POINTS) ** 2, "alpha": marker.get("opacity"), "zorder": 3}
         look["linewidths"] = edge.get("width", 1 if face == "none" else 0) * POINTS
         if shape in "|_":  # these are lines, which have no face
-            axes.scatter(x[own], y[own], color=colour(tone), **look | {"linewidths": POINTS})
+            axes.scatter(x[numbers], y[numbers], color=colour(tone), **look | {"linewidths": POINTS})
         else:
             rim = colour(tone if face == "none" else edge.get("color", tone))
-            axes.scatter(x[own], y[own], facecolors=face, edgecolors=rim, **look)
+            axes.scatter(x[numbers], y[numbers], facecolors=face, edgecolors=rim, **look)
 
 
 def _symbol(name: str, tone: Any) -> tuple[str, Any]:

@@ -28,8 +28,8 @@ _MARK = f'<meta name="generator" content="{GENERATOR} '.encode()
 _HEAD = 4096
 
 
-def render_page(template: str, values: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
-    """A page as text: ``template`` lies in this folder, ``figures`` are drawn at the places named ``figure-NAME``."""
+def render_page(values: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
+    """A page as text; ``figures`` are drawn at the places named ``figure-NAME``."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -43,7 +43,7 @@ def render_page(template: str, values: Mapping[str, Any], figures: Mapping[str, 
     environment.filters["clean"] = escape_unprintable
     script = environment.get_template("page.js.jinja").render()
     library = _plotly() if figures else ""
-    return environment.get_template(template).render(
+    return environment.get_template("report.html.jinja").render(
         **values,
         generator=f"{GENERATOR} {__version__}",
         figures=figures,
@@ -52,11 +52,6 @@ def render_page(template: str, values: Mapping[str, Any], figures: Mapping[str, 
         script=Markup(script),  # noqa: S704 - ours, holds no value
         hashes=[_hash(text) for text in (library, script) if text],
     )
-
-
-def write_page(page: str, path: str | os.PathLike[str]) -> Path:
-    """Write a page to ``path`` (replacing it in one step) and return the path; see `write_file`."""
-    return write_file(page.encode("utf-8", "backslashreplace"), path, "the report")
 
 
 def write_file(content: bytes, path: str | os.PathLike[str], what: str) -> Path:

@@ -38,8 +38,8 @@ def without_run_details(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_run_details(item) for key, item in value.items() if key not in RUN_DETAILS}
     if isinstance(value, list):
-        kept = [item for item in value if not (isinstance(item, dict) and item.get("measure") in RUN_DETAILS)]
-        return [without_run_details(item) for item in kept]
+        other_items = [item for item in value if not (isinstance(item, dict) and item.get("measure") in RUN_DETAILS)]
+        return [without_run_details(item) for item in other_items]
     return value
 
 

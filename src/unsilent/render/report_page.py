@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.render.cells import cell_key, filled_columns, header_text, texts
-from unsilent.render.pages import capitalised, render_page, write_page
+from unsilent.render.pages import capitalised, render_page, write_file
 from unsilent.report.model import Column, Heading, Part, Plot, Report, SideBySide, Table, TableRow, TextBlock, TextCell
 from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import Figure
 
-TEMPLATE = "report.html.jinja"
-
 
 def write_report(report: Report, path: str | os.PathLike[str]) -> Path:
     """Write the page to ``path`` (replacing it in one step) and return the path; raises ``UsageError``."""
-    return write_page(report_html(report), path)
+    return write_file(report_html(report).encode("utf-8", "backslashreplace"), path, "the report")
 
 
 def report_html(report: Report) -> str:
     """The whole page as text."""
-    return render_page(TEMPLATE, template_values(report), figures_by_place(report))
+    return render_page(template_values(report), figures_by_place(report))
 
 
 def figures_by_place(report: Report) -> dict[str, Figure]:
@@ -51,7 +49,10 @@ def template_values(report: Report) -> dict[str, Any]:
         ],
         "notes": [capitalised(escape_unprintable(line)) for line in report.notes],
         "facts": [(escape_unprintable(term), escape_unprintable(text)) for term, text in report.facts],
-        "next": [(escape_unprintable(what), escape_unprintable(command)) for what, command in report.next_commands],
+        "next": [
+            (escape_unprintable(description), escape_unprintable(command))
+            for description, command in report.next_commands
+        ],
         "again": escape_unprintable(report.repeat_command),
         "method": [escape_unprintable(line) for line in report.method.split("\n") if line],
     }

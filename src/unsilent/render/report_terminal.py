@@ -46,7 +46,7 @@ def render_report(report: Report, console: Console, plain: bool) -> None:
 
 
 def report_as_preformatted_html(report: Report) -> str:
-    """What a terminal shows, as an HTML fragment of a few kilobytes without scripts, for notebooks."""
+    """The text of a terminal as an HTML fragment of a few kilobytes without scripts, for notebooks."""
     import io
 
     from rich.console import Console
@@ -137,13 +137,13 @@ def fit_columns(columns: Sequence[Column], lines: Sequence[Sequence[str]], room:
     roomy = floors(lambda n: min(whole[n], NAME_MOST if n else 2 * NAME_MOST), cells.__getitem__)
     least = floors(lambda n: min(words[n] if n else whole[n], NAME_MOST), cells.__getitem__)
     broken = floors(lambda n: min(words[n], FIRST_LEAST), words.__getitem__)
-    kept = list(range(len(columns)))
-    while sum(least[n] + GAP for n in kept) > room and any(columns[n].priority for n in kept):
-        kept.remove(max(kept, key=lambda n: (columns[n].priority, n)))
-    widths = {n: max(whole[n], 1) for n in kept}
+    columns_left = list(range(len(columns)))
+    while sum(least[n] + GAP for n in columns_left) > room and any(columns[n].priority for n in columns_left):
+        columns_left.remove(max(columns_left, key=lambda n: (columns[n].priority, n)))
+    widths = {n: max(whole[n], 1) for n in columns_left}
     for floor in (roomy, least, broken, [1] * len(columns)):
-        while sum(widths.values()) + GAP * len(kept) > room:
-            widest = max((n for n in kept if widths[n] > floor[n]), key=lambda n: widths[n], default=None)
+        while sum(widths.values()) + GAP * len(columns_left) > room:
+            widest = max((n for n in columns_left if widths[n] > floor[n]), key=lambda n: widths[n], default=None)
             if widest is None:
                 break
             widths[widest] -= 1

@@ -42,12 +42,12 @@ def write_table(report: Report, path: str | os.PathLike[str]) -> Path:
 def latex_text(text: str) -> str:
     """The text in LaTeX, whatever is in it."""
     signs = "".join(_LATEX.get(sign, sign) for sign in text)
-    return re.sub("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda found: f"$^{{{found[0].translate(_RAISED)}}}$", signs)
+    return re.sub("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda match: f"$^{{{match[0].translate(_RAISED)}}}$", signs)
 
 
 def markdown_text(text: str) -> str:
     """The text in a cell of Markdown, whatever is in it."""
-    marked = re.sub(r"([\\|*_`])|\]\(", lambda found: f"\\{found[0]}" if found[1] else "]\\(", text)
+    marked = re.sub(r"([\\|*_`])|\]\(", lambda match: f"\\{match[0]}" if match[1] else "]\\(", text)
     return re.sub(r"&(?=#?\w+;)", "&amp;", marked).replace("<", "&lt;")
 
 

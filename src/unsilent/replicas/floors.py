@@ -22,7 +22,7 @@ class Floor:
     """Replicas of one training with the same switches, compared with its clean twin.
 
     Args:
-        store: Where they are.
+        store: Store of the replicas.
         switches: The noise that the runs which are to be judged have met, too.
 
     Raises:
@@ -45,15 +45,15 @@ class Floor:
 
     def compare_with_twin(self, row: ReplicaRow) -> RunComparison:
         """A run compared with the clean twin."""
-        accuracy, clean = (float((one.predictions == self._labels).mean()) for one in (row, self.twin))
+        accuracy, clean = (float((run.predictions == self._labels).mean()) for run in (row, self.twin))
         values = {
             ACCURACY: accuracy - clean,
             LOSS: row.loss - self.twin.loss,
             CHURN: float(np.mean(row.predictions != self.twin.predictions)),
         }
-        own = row.flat_weights
-        if own is not None and self._weights is not None:
-            values[UNIT] = distance(self._weights, own)[1]
+        weights = row.flat_weights
+        if weights is not None and self._weights is not None:
+            values[UNIT] = distance(self._weights, weights)[1]
         return RunComparison(
             str(row.replica),
             str(self.twin.replica),

@@ -41,24 +41,24 @@ _BITS, _HASH = re.compile(r"([0-9a-f]{2})*"), re.compile(r"[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRequest:
-    """Which replicas somebody asked for: sets of switches as text, and how many of each that varies."""
+    """Replicas that somebody asked for: sets of switches as text, and how many of each that varies."""
 
     variants: tuple[str, ...]
     replicas: int
 
 
 def read_replica_request(text: str, spec: ReplicaSpec, baseline: ReplicaBaseline) -> ReplicaRequest:
-    """Such a record; raises ``DamagedRecordError``."""
-    asked = parse_record(ReplicaRequest, text, "record of requested replicas")
+    """The request in a record; raises ``DamagedRecordError``."""
+    request = parse_record(ReplicaRequest, text, "record of requested replicas")
     try:
-        known = [str(Switches.parse(name)) for name in asked.variants]
+        known = [str(Switches.parse(name)) for name in request.variants]
     except (UsageError, ValueError):
         known = []
-    if tuple(known) != asked.variants or not known or not 1 <= asked.replicas <= MOST_REPLICAS:
+    if tuple(known) != request.variants or not known or not 1 <= request.replicas <= MOST_REPLICAS:
         raise DamagedRecordError(
             "its record of requested replicas has unknown switches or an invalid number of replicas"
         )
-    return asked
+    return request
 
 
 def check_spec(spec: ReplicaSpec) -> None:
@@ -88,7 +88,7 @@ def is_run_or_step_trace(trial: TrialId, spec: ReplicaSpec, targets: frozenset[s
 
 
 def is_replica(trial: TrialId) -> bool:
-    """Whether it is a run, not a look at one."""
+    """Whether a trial is a run, not a trace of one of its steps."""
     return isinstance(replica_or_step_trace(trial), Replica)
 
 
@@ -108,10 +108,10 @@ def shapes(baseline: ReplicaBaseline, values: Mapping[str, Any]) -> Mapping[str,
 
 def check_row(row: ReplicaRow, baseline: ReplicaBaseline) -> None:
     """Raise ``DamagedRecordError`` where a text of a row is not what a run or a look leaves."""
-    asked = replica_or_step_trace(row.trial)
-    if isinstance(asked, StepTraceId):
+    requested = replica_or_step_trace(row.trial)
+    if isinstance(requested, StepTraceId):
         read_step_trace(row.step_trace_json)
-        if asked.step >= baseline.steps:
+        if requested.step >= baseline.steps:
             raise DamagedRecordError("traces a step that its training does not have")
         if (row.final_hashes, row.metrics, row.dtype, row.notes) != ("[]", "{}", "", "[]"):
             raise DamagedRecordError("is a step trace, but has results of a whole run")
@@ -143,10 +143,10 @@ REPLICAS: Replicas = Kind(
     record_readers={ASKED: read_replica_request},
     builtin_values={"workload": TRAININGS},
     shared_baseline_fields=("labels", "groups", "steps", "parameters"),
-    store_class=lambda *given, **more: ReplicaStore(*given, **more),
+    store_class=lambda *arguments, **more: ReplicaStore(*arguments, **more),
     subject=lambda store: str(store.baseline.name),
 )
-"""Without what a study makes of them."""
+"""The kind of campaign, without what a study makes of replicas."""
 
 
 class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
@@ -154,14 +154,14 @@ class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
 
     kind = REPLICAS
 
-    def record_request(self, asked: ReplicaRequest) -> None:
+    def record_request(self, request: ReplicaRequest) -> None:
         """Remember what was asked for, where that is new."""
-        if self.records(ASKED)[-1:] != [asked]:
-            self.add_record(ASKED, asdict(asked))
+        if self.records(ASKED)[-1:] != [request]:
+            self.add_record(ASKED, asdict(request))
 
     def replicas(self) -> set[Replica]:
         """All runs that are stored."""
-        return {asked for asked in map(replica_or_step_trace, self.stored_trial_ids()) if isinstance(asked, Replica)}
+        return {stored for stored in map(replica_or_step_trace, self.stored_trial_ids()) if isinstance(stored, Replica)}
 
     def runs_with_switches(
         self, switches: Switches, count: int = MOST_NUMBER, *, weights: bool = False
@@ -180,13 +180,13 @@ class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         return value
 
     def row_with_weights(self, replica: Replica) -> ReplicaRow:
-        """One run with its weights; raises ``UsageError`` where it was not run."""
+        """The row of a replica with its weights; raises ``UsageError`` where it was not run."""
         result = self.find_row(replica.trial)
         if result is None:
             raise UsageError(f"replica {replica} is not stored; run it first")
         return result
 
     def find_step_trace(self, look: StepTraceId) -> StepTrace | None:
-        """What was seen of one step; None where nobody looked."""
+        """The stored trace of a step; None where there is none."""
         result = self.find_row(look.trial)
         return None if result is None else read_step_trace(result.step_trace_json)

@@ -1,4 +1,4 @@
-"""What is stored of the noise floors of a training, read and checked without numpy (see `unsilent.replicas.noise_floors`)."""
+"""Records of the noise floors of a training, read and checked without numpy (see `unsilent.replicas.noise_floors`)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FLOOR = "floor"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDifferences(JsonRecord):
-    """What fault-free replicas ended in, compared with their clean twin.
+    """Differences of fault-free replicas from their clean twin at the end.
 
     Attributes:
-        switches: What differs between them.
+        switches: Switches that vary between them.
         accuracy, loss: Of each replica on held-out samples, minus the twin's.
         churn: Share of predictions that differ from the twin's.
         identical_to_twin: Whether it ended in the twin's bits.
@@ -72,7 +72,7 @@ def store_noise_floors(store: Store[Any, Any, Any], floors: NoiseFloors) -> None
 
 
 def stored_floors(store: Store[Any, Any, Any]) -> NoiseFloors | None:
-    """What replicas ended in; None where those of a floor are missing."""
+    """The noise floors in a store; None where one is missing."""
     result = store.records(FLOOR)
     return NoiseFloors(*result) if len(result) == len(NoiseFloors.__slots__) else None
 

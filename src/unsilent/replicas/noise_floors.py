@@ -34,7 +34,7 @@ SEEDS = VARIANTS["algo"]
 LEAST = 20
 LEVEL = 0.05
 FLOOR = Argument("floor", str | Path | None, "File that stores the fault-free runs. Default: none is kept.")
-"""Of functions for Python, which do not keep them where commands do."""
+"""Argument of functions for Python, which do not keep fault-free runs where commands do."""
 WINDOW = 10
 """Steps that losses are averaged over: single ones differ between fault-free runs as much as anything."""
 
@@ -68,8 +68,8 @@ def run_noise_floors(
         floors = (Replica(switches, number) for switches in (implementation, SEEDS) for number in range(count))
         return [Replica(Switches(), 0), *floors]
 
-    asked = ReplicaRequest((str(implementation), str(SEEDS)), count)
-    run_replicas(spec, wanted, store, jobs=jobs, observer=observer, replica_request=asked)
+    request = ReplicaRequest((str(implementation), str(SEEDS)), count)
+    run_replicas(spec, wanted, store, jobs=jobs, observer=observer, replica_request=request)
     return NoiseFloors(*(_differences(spec, store, switches, count) for switches in (implementation, SEEDS)))
 
 
@@ -79,7 +79,7 @@ def measure_noise_floors(
     """The noise floors of a campaign, before its trials, from fault-free runs that a file keeps; see `run_noise_floors`.
 
     Args:
-        spec: Of the fault-free runs.
+        spec: Spec of the fault-free runs.
         implementation: Switches, as ``--noise`` gives them.
         path: The file; None: where the run keeps it.
     """
@@ -93,7 +93,7 @@ def measure_noise_floors(
 
 
 def noise_floor_note(count: int) -> str:
-    """What a dry run says of the runs of both noise floors, of ``count`` replicas each."""
+    """Note of a dry run on the runs of both noise floors, of ``count`` replicas each."""
     runs = count_text(2 * count + 1, "fault-free run")
     return f"before the trials, {runs} for the noise floors would run, unless stored already"
 
@@ -110,10 +110,10 @@ def _differences(spec: ReplicaSpec, store: ReplicaStore, switches: Switches, cou
         )
     return ReplicaDifferences(
         switches=str(switches),
-        accuracy=tuple(one.values[ACCURACY] for one in null.clean_comparisons),
-        loss=tuple(one.values[LOSS] for one in null.clean_comparisons),
-        churn=tuple(one.values[CHURN] for one in null.clean_comparisons),
-        identical_to_twin=tuple(one.same_bits for one in null.clean_comparisons),
+        accuracy=tuple(comparison.values[ACCURACY] for comparison in null.clean_comparisons),
+        loss=tuple(comparison.values[LOSS] for comparison in null.clean_comparisons),
+        churn=tuple(comparison.values[CHURN] for comparison in null.clean_comparisons),
+        identical_to_twin=tuple(comparison.same_bits for comparison in null.clean_comparisons),
         window=WINDOW,
         loss_band=tuple(band.tolist()),
         twin_losses_hash=hash_of_losses(floor.twin.losses),
@@ -124,9 +124,9 @@ def check_twin(name: str, losses: Sequence[float], floors: NoiseFloors) -> None:
     """Raise ``UsageError`` unless the replicas' clean twin is the campaign's golden run.
 
     Args:
-        name: Of the training.
-        losses: Of the golden run.
-        floors: They must have been measured from the same run.
+        name: Name of the training.
+        losses: Losses of the golden run.
+        floors: Floors that must have been measured from the same run.
     """
     if {floors.implementation.twin_losses_hash, floors.seeds.twin_losses_hash} != {hash_of_losses(np.array(losses))}:
         raise UsageError(
@@ -148,7 +148,7 @@ class NoiseFloorTest:
     share is called beyond. Corrected for a thousand trials, 20 replicas could call none.
 
     Args:
-        floor: The replicas.
+        floor: Floor of the replicas.
         margin: Difference of held-out accuracy, a share, that is no loss.
     """
 

@@ -54,7 +54,7 @@ class ReplicaProcess(Closing):
         return row
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         end_child(self._process, self._connection)
 
 

@@ -42,17 +42,17 @@ def run_replicas(
     ) as running:
         trained: ReplicaBaseline = running.establish_baseline()  # type: ignore[assignment]
         store.bind_campaign(spec, trained)
-        asked = sorted(dict.fromkeys(wanted(trained)), key=_order)
-        store.record_budget(1 + max((replica.number for replica in asked), default=0), command)
+        replicas = sorted(dict.fromkeys(wanted(trained)), key=_order)
+        store.record_budget(1 + max((replica.number for replica in replicas), default=0), command)
         if replica_request is not None:
             store.record_request(replica_request)
-        run_trials([r.trial for r in asked if r.switches == Switches()], running, store, observer)
+        run_trials([r.trial for r in replicas if r.switches == Switches()], running, store, observer)
         after_control_runs()
-        run_trials([r.trial for r in asked], running, store, observer)
+        run_trials([r.trial for r in replicas], running, store, observer)
         run_trials([look.trial for look in sorted(dict.fromkeys(step_traces()), key=_order)], running, store, observer)
     return trained
 
 
-def _order(asked: Replica | StepTraceId) -> tuple[object, ...]:
+def _order(requested: Replica | StepTraceId) -> tuple[object, ...]:
     """Runs that need the same environment one after the other, so that they share a process."""
-    return asked.switches.environment, asked.trial.k
+    return requested.switches.environment, requested.trial.k

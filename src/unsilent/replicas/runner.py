@@ -35,7 +35,6 @@ from unsilent.replicas.replica_process import ReplicaProcess
 from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaBaseline, ReplicaRow, ReplicaSpec
 from unsilent.replicas.step_trace import Operation, StepTrace, StepTraceId, replica_or_step_trace
 from unsilent.replicas.switches import Switches
-from unsilent.replicas.tf32 import tf32_set
 from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.memory import content_of
 from unsilent.sites.modules import named_modules
@@ -45,6 +44,48 @@ from unsilent.workloads.process_side_effects import check_no_returned_fork, take
 from unsilent.workloads.trainings.base import Seeds, TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.snapshots import model_tensors
+
+# By ``allow_tf32``, which programs read; where a program has used the newer ``fp32_precision``, reading it raises,
+# and the newer name is used here as well.
+
+PRECISIONS = {True: "tf32", False: "ieee"}
+"""Values of ``fp32_precision``, by whether TF32 may be used."""
+
+
+def parts_with_precision() -> tuple[Any, ...]:
+    """Return the parts of torch whose ``fp32_precision`` decides on TF32."""
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
+
+
+@contextmanager
+def tf32_set(allowed: bool) -> Iterator[None]:
+    """Let matrix products and convolutions use TF32, or not; what was set before is put back afterwards."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    try:
+        before = matmul.allow_tf32, cudnn.allow_tf32
+    except RuntimeError:
+        with _by_precision(allowed):
+            yield
+        return
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@contextmanager
+def _by_precision(allowed: bool) -> Iterator[None]:
+    before = [(part, part.fp32_precision) for part in parts_with_precision()]
+    for part, _ in before:
+        part.fp32_precision = PRECISIONS[allowed]
+    try:
+        yield
+    finally:
+        for part, precision in before:
+            part.fp32_precision = precision
+
 
 PROBE_STEPS = 2
 """Steps that are trained before the first run: code and data that user code reads by itself show in them."""
@@ -61,7 +102,7 @@ _CHOOSE = (
 )
 _UNSURE = "does not have a deterministic implementation"
 SECOND_TWIN = Replica(Switches(), 1).trial
-"""It runs in a new process. The first twin runs in the one that described the training, so it has trained some steps before: what
+"""Twin in a new process. The first twin runs in the one that described the training, so it has trained steps before: what
 depends on the process (the order of sets, say), or is left behind for the next run there, must not hide."""
 
 
@@ -111,14 +152,14 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
 
     def lost_trial_row(self, trial: TrialId, ended: Any, seconds: float, reason: str) -> ReplicaRow:
         """A run that ends its process is no outcome: raises ``UsageError``, ``UnsilentError``."""
-        what = f"{self.spec.workload}: replica {replica_or_step_trace(trial)}"
+        replica = f"{self.spec.workload}: replica {replica_or_step_trace(trial)}"
         if ended.name == "HANG":
             raise UsageError(
-                f"{what} did not end before the deadline; stored results are safe: allow more time (--deadline SECONDS), or "
+                f"{replica} did not end before the deadline; stored results are safe: allow more time (--deadline SECONDS), or "
                 "train fewer steps (--steps N)"
             )
         raise UnsilentError(
-            f"{what} ended its process ({reason}); stored results are safe: find out why, then run the same command again"
+            f"{replica} ended its process ({reason}); stored results are safe: find out why, then run the same command again"
         )
 
     def close(self) -> None:
@@ -129,11 +170,11 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
 
     def run_here(self, trial: TrialId) -> ReplicaRow:
         """The row of a trial, run in this process."""
-        asked = replica_or_step_trace(trial)
-        return self.run_replica(asked) if isinstance(asked, Replica) else self.trace_step(asked)
+        requested = replica_or_step_trace(trial)
+        return self.run_replica(requested) if isinstance(requested, Replica) else self.trace_step(requested)
 
     def make_baseline(self) -> ReplicaBaseline:
-        """What is known before the first run; trains the first steps with the base seed, and evaluates."""
+        """The baseline of all runs; trains the first steps with the base seed, and evaluates."""
         with apply_switches(Switches()), collect_nondeterminism_warnings(), user_code(self.spec.workload):
             state = self.workload.start(Seeds.same_for_all(self.spec.seed))
             start = digest_of_tensors(_all_tensors(self.workload.snapshot(state)))
@@ -204,7 +245,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         return state
 
     def trace_step(self, wanted: StepTraceId) -> ReplicaRow:
-        """What every operation of one step reads and returns."""
+        """The row with all that every operation of one step reads and returns."""
         began = time.perf_counter()
         seen = self._trace_step(wanted)
         none = np.empty(0)
@@ -231,7 +272,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         return StepTrace(before, after, [_operation(met) for met in flow.recorded_operations])
 
     def run_replica(self, replica: Replica) -> ReplicaRow:
-        """One training from start to end."""
+        """The row of a training, run from start to end."""
         began = time.perf_counter()
         losses, hashes = [], []
         with (
@@ -298,16 +339,16 @@ def collect_nondeterminism_warnings() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield items
-    for one in caught:
-        text = str(one.message)
+    for warning in caught:
+        text = str(warning.message)
         if _UNSURE in text:
             items.append(f"{text.split(_UNSURE)[0].strip()} has no deterministic kernel")
         else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """One hash of names and contents."""
+    """A hash of names and contents."""
     digest = xxhash.xxh3_128()
     for name, tensor in tensors.items():
         digest.update(f"{name};{tensor.dtype};{list(tensor.shape)};".encode())
@@ -325,7 +366,7 @@ def _ordered(tensor: Tensor) -> int:
 
 
 def _digests(state: TrainingState, digest: Callable[[Tensor], int]) -> tuple[int, ...]:
-    """Of each parameter and buffer."""
+    """The digest of each parameter and buffer."""
     return tuple(map(digest, model_tensors(state.model).values()))
 
 

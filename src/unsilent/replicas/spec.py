@@ -1,4 +1,4 @@
-"""What is trained (`ReplicaSpec`), what was found out about it (`Trained`), which run (`Replica`), how it ended (`ReplicaRow`).
+"""Records of a training (`ReplicaSpec`), facts about it (`ReplicaBaseline`), a run (`Replica`), its result (`ReplicaRow`).
 
 A replica is known by its training, its switches and its number, and nothing else: who asks for the same one gets the same row,
 whichever study, worker or day it is from. Its seeds follow from base seed and number, and those of different switches are the
@@ -26,12 +26,12 @@ from unsilent.replicas.switches import SWITCHES, Switches
 WEIGHT_BYTES = 64 * 2**20
 """Final weights that take more than this are not kept; their distances are then not known."""
 MOST_STEPS, MOST_REPLICAS = 10**7, 10**5
-"""Of a run; of a variant."""
+"""Most steps of a run; most replicas of a variant."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec(SpecOfTraining):
-    """What is trained, and what is written down of it.
+    """The training whose replicas are run, and what is written down of it.
 
     ``steps``: the length of a run; None: all steps of the workload. ``every``: steps between two hashes of the weights.
     """
@@ -58,19 +58,19 @@ class ReplicaSpec(SpecOfTraining):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaBaseline(JsonRecord):
-    """What a worker found out about a training before its first run.
+    """Facts that a worker found out about a training before its first run.
 
     Attributes:
-        steps: Of a run.
-        hash_count: Of the weights that a run has.
-        fingerprint: What a run depends on, by name.
-        labels: Of the held-out samples.
+        steps: Steps of a run.
+        hash_count: Number of hashes of the weights in a run.
+        fingerprint: Everything that a run depends on, by name.
+        labels: Labels of the held-out samples.
         groups: Name -> the samples of it, as bits in hex digits.
         effective_streams: Seeds that have an effect (None: not known).
         has_channels_last: Whether it has a tensor that can be channels last.
         draws_per_batch: Whether a module draws random numbers that do not go with the rows of the batch.
-        machine: What only holds where it was found (instructions, cores).
-        run_seconds: Of a run, as its first steps foretell.
+        machine: Facts that hold only where they were found (instructions, cores).
+        run_seconds: Duration of a run, estimated from its first steps.
     """
 
     campaign: str
@@ -92,12 +92,12 @@ class ReplicaBaseline(JsonRecord):
 
     @property
     def targets(self) -> tuple[()]:
-        """None are known beforehand: which sets of switches are run is asked later."""
+        """Empty, as no targets are known beforehand: which sets of switches are run is asked later."""
         return ()
 
     @property
     def golden_seconds(self) -> float:
-        """Not known, so that no run is taken for one that hangs unless a deadline is given."""
+        """Infinite, so that no run is taken for one that hangs unless a deadline is given."""
         return math.inf
 
     @property
@@ -109,7 +109,7 @@ class ReplicaBaseline(JsonRecord):
 
 
 class Replica(NamedTuple):
-    """One run: the number-th with these switches."""
+    """A run of a training: the number-th with these switches."""
 
     switches: Switches
     number: int
@@ -119,7 +119,7 @@ class Replica(NamedTuple):
 
     @property
     def trial(self) -> TrialId:
-        """What it is stored as."""
+        """The trial that the run is stored as."""
         return TrialId(str(self.switches), None, self.number)
 
     def seeds(self, base: int) -> dict[str, int | None]:
@@ -132,13 +132,13 @@ class Replica(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReplicaRow(StoredRow):
-    """How one run went, or what was seen at one step of it (``step_trace_json``: see `looks`; then all else is empty).
+    """Results of a run, or the trace of one of its steps (``step_trace_json``: see `step_trace`; then all else is empty).
 
     Attributes:
         losses: float64[steps], before each update.
         hashes: uint64 of parameters and buffers, each ``every`` steps.
         final_hashes: JSON list of (tensor, hash) of all that the state holds at the end.
-        metrics: JSON object.
+        metrics: Metrics as a JSON object.
         predictions: int64 of the held-out samples.
         weights: All parameters one after the other, as ``dtype``; empty where they are too large.
         notes: JSON list of what torch warned of.
@@ -161,7 +161,7 @@ class ReplicaRow(StoredRow):
 
     @property
     def replica(self) -> Replica:
-        """Which run it is."""
+        """The run that the row is of."""
         return Replica(Switches.parse(self.trial.target), self.trial.k)
 
     @property
@@ -171,7 +171,7 @@ class ReplicaRow(StoredRow):
 
     @property
     def final_state_hash(self) -> str:
-        """One hash of the state at the end: equal hashes, equal bits of every tensor."""
+        """A hash of the state at the end: equal hashes, equal bits of every tensor."""
         return hashlib.sha256(self.final_hashes.encode()).hexdigest()[:16]
 
     def derived(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class ReplicaRow(StoredRow):
 
     @property
     def bitwise_results(self) -> tuple[object, ...]:
-        """All that a run returned but its weights, which ``finals`` stand for: equal where all bits are."""
+        """Results of a run but its weights, which ``finals`` stand for: equal where all bits are."""
         floats = (np.float64(self.loss).tobytes(), self.losses.tobytes(), self.hashes.tobytes())
         return (*floats, self.final_hashes, self.predictions.tobytes(), self.metrics)
 
@@ -190,6 +190,6 @@ class ReplicaRow(StoredRow):
         return items
 
 
-def same_replica_bits(one: ReplicaRow, other: ReplicaRow) -> bool:
+def same_replica_bits(first: ReplicaRow, second: ReplicaRow) -> bool:
     """Whether two runs have the same bits in all that was written down."""
-    return one.bitwise_results == other.bitwise_results
+    return first.bitwise_results == second.bitwise_results

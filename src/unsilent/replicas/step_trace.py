@@ -12,11 +12,11 @@ from unsilent.replicas.spec import Replica
 from unsilent.replicas.switches import Switches
 
 STEP, UNORDERED = "step:", "unordered-step:"
-"""What the targets of step traces begin with; the step and the switches follow, ``step:12:within``."""
+"""Beginnings of the targets of step traces; the step and the switches follow, ``step:12:within``."""
 
 
 class StepTraceId(NamedTuple):
-    """At a step (from 0) of a run; ``unordered``: by hashes that do not depend on the order of elements."""
+    """A step (from 0) of a run to trace; ``unordered``: by hashes that do not depend on the order of elements."""
 
     replica: Replica
     step: int
@@ -27,12 +27,12 @@ class StepTraceId(NamedTuple):
 
     @property
     def switches(self) -> Switches:
-        """Those of the run."""
+        """Switches of the run."""
         return self.replica.switches
 
     @property
     def trial(self) -> TrialId:
-        """What it is stored as."""
+        """The trial that the trace is stored as."""
         prefix = UNORDERED if self.unordered else STEP
         return TrialId(f"{prefix}{self.step}:{self.replica.switches}", None, self.replica.number)
 
@@ -47,14 +47,14 @@ def replica_or_step_trace(trial: TrialId) -> Replica | StepTraceId:
 
 
 class Operation(NamedTuple):
-    """One operation of a step.
+    """An operation of a traced step.
 
     Attributes:
-        name: As faults name it, ``conv1#convolution.0`` (what ran, without a module, where it has no name).
-        kernel: What ran.
+        name: Name in faults, ``conv1#convolution.0`` (what ran, without a module, where it has no name).
+        kernel: Function of torch that ran.
         phase: ``fwd``, ``bwd``, ``update``, empty where it has no name.
-        is_random: It draws random numbers.
-        only_moves_data: It computes nothing, but takes elements of what it reads.
+        is_random: Whether it draws random numbers.
+        only_moves_data: Whether it computes nothing, but takes elements of what it reads.
         input_hashes, output_hashes: Hashes of tensors.
     """
 
@@ -69,7 +69,7 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """What was seen: hashes of parameters and buffers before and after the step, and its operations in order.
+    """Trace of a step: hashes of parameters and buffers before and after it, and its operations in order.
 
     ``note``: why it is not known; then there are no operations.
     """
@@ -80,7 +80,7 @@ class StepTrace:
     note: str = ""
 
     def text(self) -> str:
-        """As JSON."""
+        """The trace as JSON."""
         return dump_stored_json(asdict(self))
 
 

@@ -22,14 +22,14 @@ MOST_THREADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What can be switched.
+    """A source of variation that can be switched.
 
     Attributes:
-        is_random_stream: Each replica gets a fresh seed of the stream of this name.
-        values: What it can be set to; the first is meant where nothing is said; empty: nothing to set.
-        takes_thread_count: It takes a number of threads, 2 or more.
-        environment_variable: Of the environment, that it sets.
-        needs_cuda: It needs a CUDA device.
+        is_random_stream: Whether each replica gets a fresh seed of the stream of this name.
+        values: Values it can be set to; the first is meant where nothing is said; empty: nothing to set.
+        takes_thread_count: Whether it takes a number of threads, 2 or more.
+        environment_variable: Variable of the environment that it sets.
+        needs_cuda: Whether it needs a CUDA device.
     """
 
     name: str
@@ -73,7 +73,7 @@ SWITCHES: Mapping[str, Switch] = {
         Switch("nondeterministic", IMPLEMENTATION, "kernels with atomic additions are allowed", needs_cuda=True),
     )
 }  # fmt: skip
-"""All there are, in the order in which they are written."""
+"""All switches, in the order in which they are written."""
 _ORDER = tuple(SWITCHES)
 
 
@@ -85,7 +85,7 @@ class Switches:
 
     @classmethod
     def parse(cls, text: str) -> Switches:
-        """Of ``init+order``, ``within+threads=2``, a variant's name, or ``control`` (nothing). Raises ``UsageError``."""
+        """Switches of ``init+order``, ``within+threads=2``, a variant's name or ``control`` (none). Raises ``UsageError``."""
         named = VARIANTS.get(text.lower())
         if named is not None:
             return named
@@ -103,14 +103,14 @@ class Switches:
         return "+".join(f"{name}={value}" if value else name for name, value in self.settings) or CONTROL
 
     def __contains__(self, name: str) -> bool:
-        return any(name == own for own, _ in self.settings)
+        return any(name == set_name for set_name, _ in self.settings)
 
     def value(self, name: str) -> str:
-        """What a switch is set to; empty where it is not set or has no value."""
+        """The value of a switch; empty where it is not set or has no value."""
         return dict(self.settings).get(name, "")
 
     def single_switches(self) -> Iterable[Switches]:
-        """Each of its switches alone."""
+        """Each of the switches alone."""
         return (Switches((setting,)) for setting in self.settings)
 
     @property

@@ -1,1 +1,1 @@
-"""What a report consists of, without a word on how it is shown: `model`, numbers and names as text, the look of figures."""
+"""Parts of a report, without a word on how it is shown: `model`, numbers and names as text, the look of figures."""

@@ -9,7 +9,7 @@ from unsilent.report.theme import OUTCOME_COLOURS, OUTCOME_NAMES, Figure, figure
 
 
 class Bar(NamedTuple):
-    """What a bar is of, what stands behind its name, and counts or shares by outcome: the same in all bars, not all 0."""
+    """A bar: name, the text behind it, and counts or shares by outcome: the same in all bars, not all 0."""
 
     name: str
     detail: str

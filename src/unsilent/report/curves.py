@@ -9,9 +9,9 @@ from unsilent.report.theme import Figure, label, marker_series, series_colour
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 
-def line_style(number: int, width: float = 2) -> Figure:
+def line_style(number: int) -> Figure:
     """The line of the number-th series."""
-    return {"color": series_colour(number), "width": width, "dash": DASHES[number % len(DASHES)]}
+    return {"color": series_colour(number), "width": 2, "dash": DASHES[number % len(DASHES)]}
 
 
 def line_series(

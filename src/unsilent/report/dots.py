@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unsilent.report.text import EstimateWithLimits, share_with_limits_text
-from unsilent.report.theme import SOFT, Figure, figure, label, labels, percent_ticks, upper_limit_marker
+from unsilent.report.text import EstimateWithLimits, estimate_text, share_with_limits_text
+from unsilent.report.theme import SOFT, Figure, figure, label, labels, percent_ticks
+
+MOST_TICKS = 8
 
 
 class CountedShare(EstimateWithLimits, Protocol):
@@ -19,17 +21,24 @@ class CountedShare(EstimateWithLimits, Protocol):
 
 
 def hover_text(share: CountedShare, *names: str) -> str:
-    """What a figure says of a share that is pointed at: what it is of, the share with its limits, and n."""
+    """Text of a figure for a share that is pointed at: what it is of, the share with its limits, and n."""
     trials = f"<br>n = {share.n:,}" if share.n else ""
     return f"<b>{', '.join(label(name, 60) for name in names)}</b><br>{share_with_limits_text(share)}{trials}"
 
 
+def rate_hover_text(rate: CountedShare, *names: str) -> str:
+    """Text of a figure for a rate that is pointed at, as of `hover_text`."""
+    text = estimate_text(rate.estimate, rate.low, rate.high, scale=1.0)
+    trials = f"<br>n = {rate.n:,}" if rate.n else ""
+    return f"<b>{', '.join(label(name, 60) for name in names)}</b><br>{text.estimate}{text.limits_in_sentence}{trials}"
+
+
 @dataclass(frozen=True, slots=True)
 class Dots:
-    """One series of estimates with limits.
+    """A series of estimates with limits.
 
     Attributes:
-        name: In the legend, where there is one.
+        name: Name in the legend, where there is one.
         colour, symbol: Of all dots, or of each.
         rows: Place, estimate, and what is shown when it is pointed at.
     """
@@ -43,11 +52,26 @@ class Dots:
 def shares_figure(series: Sequence[Dots], names: Sequence[str], title: str, bottom: float | None = None) -> Figure:
     """Dots with limits on a logarithmic axis, first row on top; a hollow triangle at the upper limit of none."""
     bottom = axis_bottom([row for dots in series for _, row, _ in dots.rows]) if bottom is None else bottom
+    return _rows_figure(series, names, share_axis(bottom, title), bottom)
+
+
+def rates_figure(series: Sequence[Dots], names: Sequence[str], title: str) -> Figure:
+    """The figure of rates, whose axis is as long as they need; at least one of them must be more than 0."""
+    values = [row for dots in series for _, row, _ in dots.rows if row.estimate is not None and row.high > 0]
+    first = math.floor(math.log10(min(value.estimate or value.high for value in values)) - 0.05)
+    last = math.ceil(math.log10(max(value.high for value in values)) + 0.05)
+    powers = range(first, last + 1, math.ceil((last - first) / MOST_TICKS))
+    ticks = {"tickvals": [10.0**power for power in powers], "ticktext": [f"{10.0**power:g}" for power in powers]}
+    axis = {"type": "log", "range": [first, last], "title": {"text": title}, **ticks}
+    return _rows_figure(series, names, axis, 10.0**first)
+
+
+def _rows_figure(series: Sequence[Dots], names: Sequence[str], axis: Figure, bottom: float) -> Figure:
     traces = [trace for dots in series for trace in dot_traces(dots, bottom)]
     legend = any(dots.name for dots in series)
     margin = {"l": 74, "r": 28, "t": 34 if legend else 10, "b": 52}
     height = 76 + 26 * len(names) + 24 * legend
-    return figure(traces, height, xaxis=share_axis(bottom, title), yaxis=rows_axis(names), margin=margin)
+    return figure(traces, height, xaxis=axis, yaxis=rows_axis(names), margin=margin)
 
 
 def share_axis(bottom: float, title: str) -> Figure:
@@ -62,7 +86,7 @@ def rows_axis(names: Sequence[str]) -> Figure:
 
 
 def axis_bottom(values: Iterable[EstimateWithLimits]) -> float:
-    """Where a logarithmic axis of shares starts: a power of ten below every estimate and upper limit."""
+    """Start of a logarithmic axis of shares: a power of ten below every estimate and upper limit."""
     known = [value.estimate or value.high for value in values if value.estimate is not None and value.high > 0]
     return min(10.0 ** math.floor(math.log10(max(min(known, default=0.1), 1e-9)) - 0.05), 0.1)
 
@@ -75,7 +99,7 @@ def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> lis
     known = [i for i, (_, row, _) in enumerate(dots.rows) if row.estimate is not None]
     some = [i for i in known if bottom is None or dots.rows[i][1].estimate]
     none = [i for i in known if i not in some and dots.rows[i][1].high > 0]
-    colour = _kept(dots.colour, some)
+    colour = _values_at(dots.colour, some)
     least = -math.inf if bottom is None else bottom / 10
     values = [dots.rows[i][1] for i in some]
     bars: Figure = {"type": "data", "symmetric": False, "thickness": 1.3, "width": 3}
@@ -83,14 +107,15 @@ def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> lis
     bars["array"] = [v.high - (v.estimate or 0) for v in values]
     bars["arrayminus"] = [(v.estimate or 0) - max(v.low, least) for v in values]
 
-    def trace(kept: Sequence[int], at: Sequence[float | None], marker: Figure, **more: object) -> Figure:
-        places, hover = [dots.rows[i][0] for i in kept], [dots.rows[i][2] for i in kept]
+    def trace(indices: Sequence[int], at: Sequence[float | None], marker: Figure, **more: object) -> Figure:
+        places, hover = [dots.rows[i][0] for i in indices], [dots.rows[i][2] for i in indices]
         result = {"type": "scatter", "mode": "markers", "hoverinfo": "text", "hovertext": hover, "showlegend": False}
         return {**result, along: list(at), "y" if along == "x" else "x": places, "marker": marker, **more}
 
-    marker = {"color": colour, "symbol": _kept(dots.symbol, some), "size": 10}
+    marker = {"color": colour, "symbol": _values_at(dots.symbol, some), "size": 10}
     named = {"name": dots.name, "showlegend": bool(dots.name), f"error_{along}": bars}
-    hollow = {"color": _kept(dots.colour, none), "symbol": upper_limit_marker(along == "y"), "size": 11}
+    upper_limit = "triangle-down-open" if along == "y" else "triangle-left-open"
+    hollow = {"color": _values_at(dots.colour, none), "symbol": upper_limit, "size": 11}
     limits = trace(none, [dots.rows[i][1].high for i in none], {**hollow, "line": {"width": 1.6}})
     drawn = trace(some, [v.estimate for v in values], marker, **named)
     if not some:  # a legend names only what has a point
@@ -98,5 +123,5 @@ def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> lis
     return [drawn, limits] if none else [drawn]
 
 
-def _kept(values: str | Sequence[str], kept: Sequence[int]) -> str | list[str]:
-    return values if isinstance(values, str) else [values[i] for i in kept]
+def _values_at(values: str | Sequence[str], indices: Sequence[int]) -> str | list[str]:
+    return values if isinstance(values, str) else [values[i] for i in indices]

@@ -12,13 +12,13 @@ from unsilent.report.model import Cell, Column, Table, TextCell
 from unsilent.report.text import EstimateWithLimits
 
 NO_ESTIMATE_KEY = -9.0
-"""What a cell without an estimate is sorted by: below every share and every difference."""
+"""Number by which a cell without an estimate is sorted: below every share and every difference."""
 FEW_TRIALS = 20
 """With fewer trials an estimate says too little to be listed among the highest ones: such rows come last."""
 
 
 class LimitsWithMethod(EstimateWithLimits, Protocol):
-    """And says how they were made."""
+    """An estimate with limits that also says how they were made."""
 
     @property
     def method(self) -> str: ...
@@ -29,11 +29,11 @@ class Estimate:
     """A number that a study estimated, with what it is of.
 
     Attributes:
-        keys: What it is of, by name: columns of the table for machines, fields of ``results`` of JSON.
+        keys: Subject of the estimate, by name: columns of the table for machines, fields of ``results`` of JSON.
         interval: The number with the limits that hold for it alone, their confidence and method; n.
-        unit: What n counts, like ``sample``; empty where the report says it.
+        unit: Unit that n counts, like ``sample``; empty where the report says it.
         joint: Limits that hold for it and others together; None where there are none.
-        further: What is known of it besides, by name, like counts of outcomes.
+        further: Further facts, by name, like counts of outcomes.
     """
 
     keys: Mapping[str, Cell]
@@ -44,12 +44,12 @@ class Estimate:
 
     @property
     def names(self) -> list[str]:
-        """What it is of, in words: the values of its keys."""
+        """The subject of the estimate in words: the values of its keys."""
         return [str(value) for value in self.keys.values() if value not in ("", None)]
 
     @property
     def row(self) -> dict[str, Cell]:
-        """All of it by name; the interval has no name, as its fields have their own."""
+        """All fields by name; the interval has no name, as its fields have their own."""
         unit = {"unit": self.unit} if self.unit else {}
         joint = {"joint_low": self.joint.low, "joint_high": self.joint.high} if self.joint else {}
         return {**self.keys, "": self.interval, **unit, **joint, **self.further}
@@ -66,7 +66,7 @@ def machine_table(estimates: Iterable[Estimate], names: Sequence[str]) -> Table:
     ``names`` are the columns of plain mode, in their order and whatever rows there are; the interval is the one without a
     name. What else an estimate has (its unit, joint limits, further facts) is in ``results`` of JSON alone.
     """
-    rows = [one.row for one in estimates]
+    rows = [estimate.row for estimate in estimates]
     every = dict.fromkeys([*names, *(name for row in rows for name in row)])
     return Table.of(rows, [Column(n, "text" if n else "estimate", priority=n not in names) for n in every])
 
@@ -74,12 +74,12 @@ def machine_table(estimates: Iterable[Estimate], names: Sequence[str]) -> Table:
 def rows_across(estimates: Iterable[Estimate], across: str) -> list[dict[str, Cell]]:
     """Estimates that differ in the key ``across`` alone as one row: the other keys, and intervals by the values of that one."""
     rows: dict[tuple[tuple[str, Cell], ...], dict[str, Cell]] = {}
-    for one in estimates:
-        others = {name: value for name, value in one.keys.items() if name != across}
-        row, name = rows.setdefault(tuple(others.items()), others), str(one.keys[across])
+    for estimate in estimates:
+        other_keys = {name: value for name, value in estimate.keys.items() if name != across}
+        row, name = rows.setdefault(tuple(other_keys.items()), other_keys), str(estimate.keys[across])
         if name in row:
-            raise ValueError(f"two estimates of {', '.join(one.names)}")
-        row[name] = one.interval
+            raise ValueError(f"two estimates of {', '.join(estimate.names)}")
+        row[name] = estimate.interval
     return list(rows.values())
 
 
@@ -104,7 +104,7 @@ def has_any_interval(rows: Iterable[LimitsWithMethod]) -> bool:
 
 
 def limits_text(rows: Iterable[LimitsWithMethod], confidence: float) -> str:
-    """What the limits of these rows are: intervals, bounds, or none because rows are exact."""
+    """Kind of the limits of these rows: intervals, bounds, or none because rows are exact."""
     rows = list(rows)
     exact, bounded = sum(map(is_exact, rows)), sum(map(has_list_bounds, rows))
     parts = [f"{100 * confidence:g} % intervals"] if has_any_interval(rows) or not rows else []
@@ -119,10 +119,10 @@ def limits_text(rows: Iterable[LimitsWithMethod], confidence: float) -> str:
     return "; ".join(parts)
 
 
-def estimate_cells(shown: text.EstimateText, row: EstimateWithLimits) -> tuple[TextCell, TextCell]:
+def estimate_cells(texts: text.EstimateText, row: EstimateWithLimits) -> tuple[TextCell, TextCell]:
     """Estimate and limits as two cells; no limits where nothing was tried."""
-    limits = "–" if shown.estimate == text.NO_TRIAL else shown.limits
-    return TextCell(shown.estimate, NO_ESTIMATE_KEY if row.estimate is None else row.estimate), TextCell(
+    limits = "–" if texts.estimate == text.NO_TRIAL else texts.limits
+    return TextCell(texts.estimate, NO_ESTIMATE_KEY if row.estimate is None else row.estimate), TextCell(
         limits, row.high
     )
 

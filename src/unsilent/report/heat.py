@@ -31,10 +31,10 @@ class HeatMap:
 
 
 def heat_figures(maps: Sequence[HeatMap], measure: str) -> list[tuple[HeatMap, Figure]]:
-    """Those that have something to show; one scale for all of them, so that a colour means the same number."""
-    shown = [heat for heat in maps if heat.layers and heat.bits]
-    floor = colour_scale_bottom([value for heat in shown for row in heat.estimate for value in row if value])
-    return [(heat, heat_figure(heat, floor, measure)) for heat in shown]
+    """Figures of the maps that have something to show; one scale for all, so that a colour means the same number."""
+    nonempty_maps = [heat for heat in maps if heat.layers and heat.bits]
+    floor = colour_scale_bottom([value for heat in nonempty_maps for row in heat.estimate for value in row if value])
+    return [(heat, heat_figure(heat, floor, measure)) for heat in nonempty_maps]
 
 
 def colour_scale_bottom(values: Sequence[float]) -> float:
@@ -68,9 +68,9 @@ def heat_figure(heat: HeatMap, scale_bottom: float, measure: str) -> Figure:
             f"<b>{label(layer, 60)}</b><br>bit {bit} ({label(field)})<br>"
             + ("no trial" if v is None else f"{measure} {100 * v:.3g} %")
             + f", n = {n:,}"
-            for bit, field, v, n in zip(bits, fields, row, own, strict=True)
+            for bit, field, v, n in zip(bits, fields, row, row_counts, strict=True)
         ]
-        for layer, row, own in zip(heat.layers, values, counts, strict=True)
+        for layer, row, row_counts in zip(heat.layers, values, counts, strict=True)
     ]
     places = {"x": list(range(len(bits))), "y": list(range(len(values)))}
     gaps = {"xgap": 1, "ygap": 1 if len(values) <= 80 else 0, "hoverongaps": False}

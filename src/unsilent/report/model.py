@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 from unsilent.basics.interval import Interval
@@ -23,14 +24,14 @@ class Column:
     Attributes:
         kind: ``text``; ``number`` (int, or float with ``digits``); ``estimate`` (`Interval`, shown with its
             limits); ``difference`` (`Interval` of a difference of shares, shown in points with signs).
-        unit: Is shown behind the name.
-        scale: What numbers are multiplied with before they are shown (100: percent).
+        unit: Unit shown behind the name.
+        scale: Factor of numbers that are shown (100: percent).
         digits: Format of a float, like ``.2f``, or a function that makes the text of any number; an int is shown with
             thousands separated.
         priority: 0 is always shown; where a terminal is too narrow, columns of the highest priority go first.
         left_aligned: Text that is read, not compared.
-        of: Takes the cell from what a row is made of (see `Table.of`); None: a row is a mapping that may have it by the
-            column's name.
+        of: Takes the cell from what a row is made of (see `Table.of`), or names its key, or its attribute (of an attribute:
+            ``curve.step``); None: the column's name, in attributes with ``_`` in place of blanks.
     """
 
     name: str
@@ -40,30 +41,40 @@ class Column:
     digits: str | Callable[[float], str] = ".6g"
     priority: int = 0
     left_aligned: bool = False
-    of: Getter | None = None
+    of: Getter | str | None = None
+
+    def cell(self, row: Any) -> Cell:
+        """The column's cell of the row that is made of ``row``; None where a mapping has none."""
+        if callable(self.of):
+            return self.of(row)
+        if isinstance(row, Mapping):
+            value: Cell = row.get(self.of or self.name)
+        else:
+            value = attrgetter(self.of or self.name.replace(" ", "_"))(row)
+        return value
 
     @classmethod
-    def text(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+    def text(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
         """Text that is read."""
         return cls(name, left_aligned=True, priority=priority, of=of)
 
     @classmethod
-    def count(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+    def count(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
         """A whole number."""
         return cls(name, "number", priority=priority, of=of)
 
     @classmethod
-    def share(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+    def share(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
         """An `Interval` of a share, from 0 to 1, that is shown in percent with its limits."""
         return cls(name, "estimate", "%", 100.0, priority=priority, of=of)
 
     @classmethod
-    def percent(cls, name: str, of: Getter | None = None, priority: int = 0, digits: str = ".3g") -> Column:
+    def percent(cls, name: str, of: Getter | str | None = None, priority: int = 0, digits: str = ".3g") -> Column:
         """A share without limits, from 0 to 1, that is shown in percent."""
         return cls(name, "number", "%", 100.0, digits, priority, of=of)
 
     @classmethod
-    def points(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+    def points(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
         """An `Interval` of a difference of two shares that is shown in percentage points, with signs and limits."""
         return cls(name, "difference", "points", 100.0, priority=priority, of=of)
 
@@ -86,7 +97,7 @@ class TextCell:
 
 
 Cell = str | int | float | bool | Interval | TextCell | None
-"""None: there is nothing; shown as ``–``."""
+"""A value of a table; None: there is nothing; shown as ``–``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +114,12 @@ class Table:
     """Rows of typed columns; it has no head where no column has a name.
 
     Attributes:
-        title: One line above it.
+        title: Line above the table.
         terminal_rows: Most rows in a terminal; 0: this table is left to the page.
-        more_rows_text: What a terminal says where there are more, of ``{shown}`` and ``{left}`` rows.
+        more_rows_text: Text of a terminal where there are more, of ``{shown}`` and ``{left}`` rows.
         on_page: False where a page shows the same otherwise.
         sortable: The page lets the reader sort and filter it.
-        plain_line_format: In plain mode, where only estimates are a table, each row is a line of this form,
+        plain_line_format: Form of a line for each row in plain mode, where only estimates are a table,
             with cells by number (``switch {0}: {1}``); empty: it is left out.
     """
 
@@ -128,16 +139,12 @@ class Table:
         columns: Iterable[Column],
         title: str = "",
         is_emphasised: Callable[[Any], bool] = lambda _: False,
+        tooltip: Callable[[Any], str] = lambda _: "",
         **more: Any,
     ) -> Table:
         """A table with a row for each of ``rows``, of which the columns take their cells; ``more``: further attributes."""
         heads = tuple(columns)
-        lines = (
-            TableRow(
-                tuple(row.get(head.name) if head.of is None else head.of(row) for head in heads), is_emphasised(row)
-            )
-            for row in rows
-        )
+        lines = (TableRow(tuple(head.cell(row) for head in heads), is_emphasised(row), tooltip(row)) for row in rows)
         return cls(heads, tuple(lines), title, **more)
 
 
@@ -191,20 +198,20 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is shown of a result; what stands in backquotes in its sentences is a name or code.
+    """Everything that is shown of a result; what stands in backquotes in its sentences is a name or code.
 
     Attributes:
-        schema: Of the JSON object, like ``unsilent/noise/2``.
-        report_type: What kind of report it is.
+        schema: Schema of the JSON object, like ``unsilent/noise/2``.
+        report_type: Kind of report.
         numbers: Term, text, and what is set smaller.
         estimates: One row for each estimate, the table for machines: lines of plain mode, ``results`` of
             JSON.
         sections: Their figures have names of their own.
-        facts: How it was made, term and text.
-        notes: How to read the tables, without full stops.
+        facts: Facts on how the result was made, term and text.
+        notes: Notes on how to read the tables, without full stops.
         repeat_command: The command that makes it again, to be copied.
-        next_commands: What can be done with the result, in a few words, and the command that does it.
-        method: How it was made, in sentences, a line each paragraph.
+        next_commands: Use of the result in a few words, and the command for it.
+        method: Sentences on how the result was made, a line each paragraph.
         further_json: Further fields of the JSON object, of any depth; ``results`` there replace those of
             ``estimates``.
     """

@@ -1,12 +1,12 @@
-"""What every result inherits: a report, a page of it, how it looks in a notebook and as text."""
+"""Base class of every result: a report, a page of it, how it looks in a notebook and as text."""
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from unsilent.basics.lazy_module import load_named
 from unsilent.report.model import Report
 from unsilent.report.text import escape_unprintable
 
@@ -14,27 +14,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
 MOST_NUMBERS = 6
-"""That the text of a result has besides its headline."""
+"""Most numbers in the text of a result besides its headline."""
 
 
-class Shown(ABC):
-    """A result that can be shown. A subclass says how its report is made; a dataclass of them needs ``repr=False``.
+class Shown:
+    """A result that can be shown. A dataclass of results needs ``repr=False``.
 
-    The renderers lie above this folder: they are imported when something is shown, and nowhere else below the command line.
+    The function that makes the report, and the renderers above this folder, are imported when something is shown.
+
+    Attributes:
+        REPORT: Name of that function, ``module:name``; it takes the result. A subclass may have a method ``report`` instead.
     """
 
     __slots__ = ()
+    REPORT: ClassVar[str]
 
-    @abstractmethod
     def report(self, *args: Any, **options: Any) -> Report:
-        """What is shown of the result: headline, findings, tables and figures."""
+        """The report of the result: headline, findings, tables and figures."""
+        report: Report = load_named(self.REPORT)(self, *args, **options)
+        return report
 
     def write_html(self, path: str | os.PathLike[str], **options: Any) -> Path:
         """Write the report as one self-contained HTML file, replacing it in one step, and return its path.
 
         Args:
-            path: Of the page.
-            options: Those of ``report()``.
+            path: File of the page.
+            options: Options of ``report()``.
 
         Raises:
             UsageError: the file cannot be written, or is no page of ours.
@@ -49,8 +54,8 @@ class Shown(ABC):
         ``unsilent report STORE --figure NAME -o FILE.pdf`` writes the same to a file with embedded fonts.
 
         Args:
-            name: Of the figure; the error for an unknown name lists those there are.
-            options: Those of ``report()``.
+            name: Name of the figure; the error for an unknown name lists those there are.
+            options: Options of ``report()``.
 
         Raises:
             UsageError: the report has no figure of this name, or matplotlib is missing.

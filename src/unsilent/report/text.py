@@ -26,11 +26,11 @@ _JOINT = "\xa0"
 MOST_OFF = 0.025
 """Part of an estimate by which rounding may change it."""
 _PLACES = 6
-"""More decimals than this are written as a power of ten."""
+"""Most decimals; numbers that need more are written as a power of ten."""
 
 
 class EstimateWithLimits(Protocol):
-    """What has an estimate and limits; None: nothing was tried."""
+    """Anything with an estimate and limits; None: nothing was tried."""
 
     @property
     def estimate(self) -> float | None: ...
@@ -74,15 +74,15 @@ def estimate_text(estimate: float | None, low: float, high: float, scale: float 
         return EstimateText(exact, exact, exact, exact=True)
     # An upper limit alone is shown with two digits.
     places = _places((top - bottom) / 2) if estimate != 0 or top <= 0 else _two_digits(top)
-    own = _kept(estimate * scale, places) if estimate else places
+    estimate_places = _places_needed(estimate * scale, places) if estimate else places
     # A limit has the digits of the estimate where they are more, but not more than two of its own.
-    ends = [max(places, min(own, _two_digits(limit))) for limit in (bottom, top)]
+    ends = [max(places, min(estimate_places, _two_digits(limit))) for limit in (bottom, top)]
     lower, upper = _text(bottom, ends[0], ROUND_FLOOR), _text(top, ends[1], ROUND_CEILING)
     if estimate is None:
         return EstimateText(NO_TRIAL, lower, upper)
     if estimate == 0 and top > 0:
         return EstimateText(f"< {upper}", lower, upper)
-    return EstimateText(_text(estimate * scale, own, ROUND_HALF_EVEN), lower, upper)
+    return EstimateText(_text(estimate * scale, estimate_places, ROUND_HALF_EVEN), lower, upper)
 
 
 def share_with_limits_text(share: EstimateWithLimits) -> str:
@@ -125,25 +125,25 @@ def interval_text(interval: Interval, scale: float = 1.0, most: float = math.inf
     return f"{text.estimate}{text.limits_in_sentence}"
 
 
-def signed(estimate: float | None, low: float, high: float) -> EstimateText:
-    """A difference and its limits in percentage points, as `shown` does, each with its sign.
+def signed(estimate: float | None, low: float, high: float, scale: float = 100.0) -> EstimateText:
+    """A difference and its limits times ``scale`` (100: percentage points), as `shown` does, each with its sign.
 
     >>> signed(-0.0031, -0.0046, -0.0018)
     EstimateText(estimate='-0.31', low='-0.46', high='-0.18')
     """
     if estimate == low == high:  # not an estimate
-        exact = _sign(f"{100 * estimate:.4g}")
+        exact = _sign(f"{scale * estimate:.4g}")
         return EstimateText(exact, exact, exact, exact=True)
-    places = _places((high - low) * 100.0 / 2)
-    value = NO_TRIAL if estimate is None else _sign(_rounded(estimate * 100.0, places))
-    lower, upper = _text(low * 100.0, places, ROUND_FLOOR), _text(high * 100.0, places, ROUND_CEILING)
+    places = _places((high - low) * scale / 2)
+    value = NO_TRIAL if estimate is None else _sign(_rounded(estimate * scale, places))
+    lower, upper = _text(low * scale, places, ROUND_FLOOR), _text(high * scale, places, ROUND_CEILING)
     return EstimateText(value, _sign(lower), _sign(upper))
 
 
 def difference_text(gap: Interval, unit: str = "") -> str:
     """A difference of shares in percentage points with its sign and limits: ``+0.31 [-0.2, +0.9]``; ``unit`` after the number."""
-    shown = signed(gap.estimate, gap.low, gap.high)
-    return f"{shown.estimate}{unit}{shown.limits_in_sentence}"
+    difference = signed(gap.estimate, gap.low, gap.high)
+    return f"{difference.estimate}{unit}{difference.limits_in_sentence}"
 
 
 def ratio_text(estimate: float | None, low: float, high: float) -> EstimateText:
@@ -183,12 +183,11 @@ def share_of_estimate_text(row_share: float, estimate: float, low: float, high: 
 
 
 def duration_text(value: float) -> str:
-    """A duration a person can read."""
-    if value < 120:
-        return f"{value:.3g} s"
-    if value < 7200:
-        return f"{value / 60:.3g} min"
-    return f"{value / 3600:.3g} h"
+    """A duration in seconds as three digits and a unit: ``15.2 ms``, ``5 min``."""
+    for unit, size, least in (("h", 3600, 7200), ("min", 60, 120), ("s", 1, 1), ("ms", 1e-3, 1e-3), ("µs", 1e-6, 1e-6)):
+        if abs(value) >= least:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1e9:.3g} ns"
 
 
 def number_text(value: float) -> str:
@@ -267,8 +266,8 @@ def shorten_distinct(names: Sequence[str], width: int) -> list[str]:
     most = min(map(len, parts)) - 1
     head = next((i for i in range(most) if len({p[i] for p in parts}) > 1), most)
     tail = next((i for i in range(most - head) if len({p[-1 - i] for p in parts}) > 1), most - head)
-    kept = (".".join(p[head : len(p) - tail]) for p in parts)
-    return [short(("…" if head else "") + name + ("…" if tail else ""), width) for name in kept]
+    distinct_parts = (".".join(p[head : len(p) - tail]) for p in parts)
+    return [short(("…" if head else "") + name + ("…" if tail else ""), width) for name in distinct_parts]
 
 
 def listed(names: Iterable[str], limit: int = 8) -> str:
@@ -297,23 +296,23 @@ def _two_digits(value: float) -> int:
     return 1 - math.floor(math.log10(abs(value))) if 0 < abs(value) < math.inf else 0
 
 
-def _kept(value: float, places: int) -> int:
+def _places_needed(value: float, places: int) -> int:
     """``places``, or as many more as it takes to change the value by `MOST_OFF` of it at most."""
     return next(p for p in range(places, places + 400) if abs(round(value, p) - value) <= MOST_OFF * abs(value))
 
 
 def _rounded(value: float, places: int) -> str:
-    return _text(value, _kept(value, places), ROUND_HALF_EVEN)
+    return _text(value, _places_needed(value, places), ROUND_HALF_EVEN)
 
 
 def _text(value: float, places: int, rounding: str) -> str:
     """``value`` with that many decimals, more where it would become 0, as a power of ten where it is tiny."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    own = -math.floor(math.log10(abs(value)))
-    places = max(places, own)
+    first_place = -math.floor(math.log10(abs(value)))
+    places = max(places, first_place)
     # Twelve digits drop binary noise, which rounding outwards would turn into a whole unit.
     exact = Decimal(f"{value:.12g}").quantize(Decimal(1).scaleb(-places), rounding=rounding)
-    if own > _PLACES:
+    if first_place > _PLACES:
         return f"{exact:e}"
     return f"{exact:,f}"

@@ -75,11 +75,6 @@ def percent_label(value: float) -> str:
     return f"{100 * value:g} %"
 
 
-def upper_limit_marker(vertical: bool) -> str:
-    """The marker for an upper limit without an estimate, pointing along the axis."""
-    return "triangle-down-open" if vertical else "triangle-left-open"
-
-
 def vertical_line(x: float, colour: str, width: float = 1.5, **more: Any) -> Figure:
     """A vertical line over the whole height of a figure; ``more``: of the line, like ``dash``."""
     line = {"color": colour, "width": width, **more}

@@ -95,13 +95,16 @@ def _convolution(place: Place, p: int, side: int, rng: np.random.Generator) -> t
 def _attention(place: Place, p: int, side: int, rng: np.random.Generator) -> tuple[Callable[[], Tensor], Ints]:
     length, width = 64, 64
     groups = length // GROUP
-    own, other = rng.permutation(length) // GROUP, rng.permutation(length) // GROUP  # of each query, and of each key
+    query_groups, key_groups = (
+        rng.permutation(length) // GROUP,
+        rng.permutation(length) // GROUP,
+    )  # of each query, and of each key
     query, key = np.zeros((2, length, width), np.int64)
-    query[:, :groups] = -128 * (own[:, None] != np.arange(groups))
-    key[:, :groups] = 128 * (other[:, None] == np.arange(groups))
+    query[:, :groups] = -128 * (query_groups[:, None] != np.arange(groups))
+    key[:, :groups] = 128 * (key_groups[:, None] == np.arange(groups))
     values = _draw(rng, 2 ** (p - 2), side // 64, length, width)  # a sum of four, and not more
-    q, k, v = (place(np.broadcast_to(one, values.shape).copy()) for one in (query, key, GROUP * values))
-    chosen = (own[:, None] == other).astype(np.int64)
+    q, k, v = (place(np.broadcast_to(numbers, values.shape).copy()) for numbers in (query, key, GROUP * values))
+    chosen = (query_groups[:, None] == key_groups).astype(np.int64)
     return lambda: functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0], chosen @ values
 
 

@@ -16,13 +16,13 @@ MOST_NAMED = 2
 
 @dataclass(frozen=True)
 class Mismatch:
-    """What one execution got wrong.
+    """The first wrong element of one execution, and how many are wrong.
 
     Attributes:
-        operation: What was executed, such as ``gemm``; of a recorded step also the tensor.
-        dtype: Of the tensor.
-        index: Of the first wrong element, in C order.
-        expected, got: Its values.
+        operation: Name of what was executed, such as ``gemm``; of a recorded step also the tensor.
+        dtype: Dtype of the tensor.
+        index: Index of the first wrong element, in C order.
+        expected, got: Expected and computed value of this element.
         count, size: Wrong elements, and all of the tensor.
         layout: How the wrong elements lie, such as ``all in row 3``; empty where they have no such order.
     """
@@ -49,8 +49,8 @@ class Test(Protocol):
     """Something with a known answer.
 
     Attributes:
-        operation: Its name.
-        dtype: What it is computed in.
+        operation: Name of the operation.
+        dtype: Dtype of the computation.
     """
 
     @property
@@ -64,10 +64,10 @@ class Test(Protocol):
 
 
 def mismatch(operation: str, got: Tensor, expected: Tensor, wrong: Tensor) -> Mismatch:
-    """What is wrong of a tensor on the CPU; ``wrong`` bool of its shape, true somewhere."""
+    """The mismatch of a tensor on the CPU; ``wrong`` bool of its shape, true somewhere."""
     places = wrong.nonzero()
     index = tuple(map(int, places[0]))
-    was, became = (repr(one[index].item()) for one in (expected, got))
+    was, became = (repr(tensor[index].item()) for tensor in (expected, got))
     dtype = dtype_name(got.dtype)
     return Mismatch(operation, dtype, index, was, became, len(places), wrong.numel(), _layout(places, wrong))
 

@@ -1,4 +1,4 @@
-"""One training step in a file: the state and the batch that it begins with, and what it came to, for the same step again.
+"""A training step in a file: the state and the batch that it begins with, and its results, for the same step again.
 
 The file is one of safetensors with JSON and a hash of its content (`protection.hashed_file`): nothing in it is executed, and
 the code of the step is not in it. The answers are hashes of all tensors after the step, in which the place of an element counts,
@@ -54,7 +54,7 @@ class _TrainingStep:
         self._training, self._state, self.model = training, state, state.model
 
     def snapshot(self) -> dict[str, Any]:
-        """That of the training."""
+        """Snapshot of the training."""
         return self._training.snapshot(self._state)
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -72,19 +72,19 @@ def record_step(path: str | Path, step: StepFunction, model: nn.Module, optimize
     Args:
         path: File to write.
         step: Called with model, optimizer and batch; does one update and returns the loss. Random numbers of torch have seed 0.
-        model: Its parameters and buffers are stored.
-        optimizer: Its state is stored.
+        model: Model whose parameters and buffers are stored.
+        optimizer: Optimizer whose state is stored.
         batch: Tensors and plain values in lists, tuples and dicts.
 
     Raises:
         UsageError: two executions from the same state differ, or something cannot be stored.
     """
-    own = OwnStep(step, model, optimizer, batch)
-    original = own.snapshot()
+    own_step = OwnStep(step, model, optimizer, batch)
+    original = own_step.snapshot()
     try:
-        _record(path, own, {"training": ""}, batch, str(next(iter(model_tensors(model).values())).device))
+        _record(path, own_step, {"training": ""}, batch, str(next(iter(model_tensors(model).values())).device))
     finally:
-        own.restore(original)
+        own_step.restore(original)
 
 
 def record_training(path: str | Path, training: str, *, device: str = "cpu") -> None:
@@ -172,7 +172,7 @@ def load_recording(path: str | Path, device: str, code: str | None = None) -> Re
         if (here := environment(device)) != text["environment"]:
             raise UsageError(f"it was recorded on {text['environment']}, and bits differ on {here}; record it there")
         before, name = _decoded(text["before"], arrays), text["training"]
-        after = {key.removeprefix("after/"): one for key, one in arrays.items() if key.startswith("after/")}
+        after = {key.removeprefix("after/"): tensor for key, tensor in arrays.items() if key.startswith("after/")}
         batch = place(_decoded(text["batch"], arrays), device, None)
         threads, hashes = int(text["threads"]), dict(text["hashes"])
         if set(hashes) != set(after) or not 1 <= threads <= MOST_THREADS:
@@ -181,9 +181,9 @@ def load_recording(path: str | Path, device: str, code: str | None = None) -> Re
     if name and (code is not None or name in TRAININGS):
         step = _training_step(code or name, device)
     elif code is not None:
-        own = step = OwnStep(*own_code(code), batch, code)
-        own.model.to(device)
-        own.check_fit(before, str(path))
+        own_step = step = OwnStep(*own_code(code), batch, code)
+        own_step.model.to(device)
+        own_step.check_fit(before, str(path))
     else:
         of = f"of {name!r}, which is not built in" if name else "of a step of your own"
         wanted = "the training" if name else "a function that returns step, model and optimizer"
@@ -195,7 +195,7 @@ def _answers(step: _Step, before: Mapping[str, Any]) -> dict[str, Tensor]:
     """All tensors after one execution from a state: gradients, parameters, moments and the loss, on the CPU."""
     step.restore(before)
     loss = step.run()
-    result = {"/".join(path): one for path, one in leaves_in(step.snapshot()) if isinstance(one, Tensor)}
+    result = {"/".join(path): tensor for path, tensor in leaves_in(step.snapshot()) if isinstance(tensor, Tensor)}
     result |= {f"gradient/{name}": p.grad for name, p in named_parameters(step.model) if p.grad is not None}
     result |= {"loss": torch.as_tensor(loss, dtype=torch.float64)} if isinstance(loss, (float, Tensor)) else {}
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in result.items()}
@@ -222,7 +222,7 @@ def _encoded(value: Any, arrays: dict[str, Tensor]) -> Any:
 
 
 def _decoded(value: Any, arrays: Mapping[str, Tensor]) -> Any:
-    """What `_encoded` made JSON of."""
+    """The value that `_encoded` made JSON of."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 def selftest_report(result: SelfTest) -> Report:
     """A row for each operation and dtype."""
     columns = (
-        Column.text("operation", lambda row: row.operation), Column.text("dtype", lambda row: row.dtype),
-        Column.count("executions", lambda row: row.executions), Column.count("wrong", lambda row: row.wrong),
-        Column.count("seen from one in", lambda row: row.seen_from),
+        Column.text("operation"), Column.text("dtype"), Column.count("executions"), Column.count("wrong"),
+        Column.count("seen from one in", "seen_from"),
     )  # fmt: skip
     table = Table.of(result.counts, columns, is_emphasised=lambda row: bool(row.wrong))
     rows = [

@@ -12,14 +12,13 @@ from typing import Any
 from unsilent.basics.argument_names import names_arguments
 from unsilent.basics.errors import UnsilentError, UsageError, kind_and_line, wrong_value_error
 from unsilent.engine.device_placement import environment, resolve_device
-from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.selftest.known_answers import known_answers
 from unsilent.selftest.mismatch import Mismatch, Test
 from unsilent.selftest.recording import load_recording
 
 MISMATCH_EXIT_CODE = 17
-"""As where a monitor stops a job because of a fault that stays."""
+"""Exit code as where a monitor stops a job because of a fault that stays."""
 
 
 @dataclass
@@ -41,15 +40,16 @@ class OperationCount:
 
 @dataclass(frozen=True, repr=False)
 class SelfTest(Shown):
-    """What a self-test of a device came to.
+    """The result of a self-test of a device.
 
     Attributes:
-        device: As it was given; model: what it is.
-        seconds: How long it took.
+        device: Device as it was given; model: what it is.
+        seconds: Seconds that it took.
         counts: A row for each operation and dtype.
         missing: Operations in dtypes that torch does not implement on this device.
     """
 
+    REPORT = "unsilent.selftest.report:selftest_report"
     device: str
     model: str
     seconds: float
@@ -58,24 +58,18 @@ class SelfTest(Shown):
 
     @property
     def executions(self) -> int:
-        """Of all operations."""
+        """Executions of all operations."""
         return sum(count.executions for count in self.counts)
 
     @property
     def mismatches(self) -> list[OperationCount]:
-        """What had a wrong answer."""
+        """Operations that had a wrong answer."""
         return [count for count in self.counts if count.wrong]
 
     @property
     def exit_code(self) -> int:
         """17 where an answer was wrong."""
         return MISMATCH_EXIT_CODE if self.mismatches else 0
-
-    def report(self) -> Report:
-        """A row for each operation and dtype."""
-        from unsilent.selftest.report import selftest_report
-
-        return selftest_report(self)
 
 
 @names_arguments
@@ -91,9 +85,9 @@ def run_selftest(
 
     Args:
         device: ``auto``, ``cpu`` or ``cuda:0``.
-        minutes: How long; each is executed once in any case.
+        minutes: Minutes that it takes; each is executed once in any case.
         step: File of `record_step` or `record_training`.
-        code: Of a recorded step that is not built in: ``file.py:name``.
+        code: Code of a recorded step that is not built in: ``file.py:name``.
         observer: Where progress is reported.
 
     Raises:

@@ -32,7 +32,7 @@ _INDEX = re.compile(r"-?\d{1,18}|\.\.\.|(-?\d{1,18})?:(-?\d{1,18})?(:-?\d{1,18})
 
 @dataclass(frozen=True)
 class Address:
-    """One parsed address: ``kind``, ``glob`` over names, optional ``index`` text."""
+    """A parsed address: ``kind``, ``glob`` over names, optional ``index`` text."""
 
     kind: str
     glob: str
@@ -66,8 +66,8 @@ class Address:
             raise unknown_name_error(_noun(self), self.glob, known)
         return result
 
-    def operations(self, known: Sequence[SiteName], others: Collection[str] = ()) -> list[SiteName]:
-        """The operation sites this address selects among ``known``; ``others``: names of operations that are no sites.
+    def operations(self, known: Sequence[SiteName], non_sites: Collection[str] = ()) -> list[SiteName]:
+        """The operation sites this address selects among ``known``; ``non_sites``: names of operations that are no sites.
 
         A glob is compared with ``MODULE#OP.k`` and ``MODULE.OP.k``, so that ``op:layer1.*`` has all that runs in ``layer1``.
         A module alone means its only operation, not counting casts. Raises ``UsageError`` when there is none, or several.
@@ -88,20 +88,24 @@ class Address:
                     f"{len(names)} operations of {stem!r} can be corrupted; name one ({_some(names)}) or all: 'op:{stem}#*'"
                 )
         if not result:
-            raise self._no_operation(stem, operand, every, others)
+            raise self._no_operation(stem, operand, every, non_sites)
         return result
 
-    def _no_operation(self, stem: str, operand: str, known: Sequence[SiteName], others: Collection[str]) -> UsageError:
+    def _no_operation(
+        self, stem: str, operand: str, known: Sequence[SiteName], non_sites: Collection[str]
+    ) -> UsageError:
         there = [s for s in known if (_fits(s.name, stem) if _is_glob(stem) else stem in (s.name, s.layer))]
         if there and operand != OPERANDS[0]:
-            what = repr(there[0].name) if len({s.name for s in there}) == 1 else f"no operation of {stem!r}"
+            operation = repr(there[0].name) if len({s.name for s in there}) == 1 else f"no operation of {stem!r}"
             has = "has no" if len({s.name for s in there}) == 1 else "has a"
             can = [o for o in OPERANDS if any(s.operand == o for s in there)]
-            return UsageError(f"{what} {has} {operand} tensor operand that can be corrupted, only {', '.join(can)}")
+            return UsageError(
+                f"{operation} {has} {operand} tensor operand that can be corrupted, only {', '.join(can)}"
+            )
         names = list(dict.fromkeys(s.name for s in known if fnmatch.fnmatchcase(s.operand, operand)))
         module, mark, _ = stem.rpartition("#")
         module = module if mark else stem
-        if stem in others or any(not mark and name.rpartition("#")[0] == stem for name in others):
+        if stem in non_sites or any(not mark and name.rpartition("#")[0] == stem for name in non_sites):
             return UsageError(
                 f"{stem!r} cannot be corrupted at {operand!r}: it is a view, is absent, or has a dtype without a codec; "
                 f"choose one of {_some(_near(names, module)) or 'op:*'}"
@@ -144,8 +148,8 @@ def _near(names: Sequence[str], module: str) -> list[str]:
     return [n for n in names if n.rpartition("#")[0] == module] or list(names)
 
 
-def _some(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(f"op:{n}" for n in names[:most]) + (", …" if len(names) > most else "")
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(f"op:{n}" for n in names[:6]) + (", …" if len(names) > 6 else "")
 
 
 def _operand(text: str) -> tuple[str, str, str]:

@@ -48,7 +48,7 @@ class KvCacheObserver:
     """Tells of the cache before each outermost module call that is given one; a context manager around an evaluation.
 
     Args:
-        model: Whose modules are watched: those with a parameter ``past_key_values``.
+        model: Model whose modules with a parameter ``past_key_values`` are watched.
         on_cache: Called with the number of the call, counted from 0, and the cache.
     """
 

@@ -1,4 +1,4 @@
-"""One operation, called with faults in its operands and outputs."""
+"""Calls of an operation with faults in its operands and outputs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import Tensor
 from unsilent.basics.nested import tensors_in
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
-from unsilent.sites.axes import AxisOrder, axes_of
 from unsilent.sites.corrupting import has_plain_memory
-from unsilent.sites.landing import CorruptedTensor, FaultOrDraw, Landings
+from unsilent.sites.landing import AxisOrder, CorruptedTensor, FaultOrDraw, Landings, axes_of
 from unsilent.sites.operands import (
     PRODUCTS,
     corruptible_output,
@@ -122,9 +121,11 @@ def _with_operand(
     def swapped(new: Tensor) -> OperationCall:
         return (func, *exchanged((args, kwargs), place, new))
 
-    made = None
+    operand_rerun = None
     if use is not None:
         golden, again = use
-        made = OperandRerun(golden, lambda new: again(swapped(new)))
-    corrupted = landings.corrupt(aim.site, aim.wanted, old, not in_place, call_axes(call, aim.site, old.ndim), made)
+        operand_rerun = OperandRerun(golden, lambda new: again(swapped(new)))
+    corrupted = landings.corrupt(
+        aim.site, aim.wanted, old, not in_place, call_axes(call, aim.site, old.ndim), operand_rerun
+    )
     return (call if corrupted is None or in_place else swapped(corrupted.tensor)), corrupted

@@ -20,7 +20,7 @@ from unsilent.sites.operands import operation_name
 from unsilent.sites.threads import StepThread
 
 OUTSIDE = "(run)"
-"""What the workload's ``run`` does outside of the model."""
+"""Module name of what the workload's ``run`` does outside of the model."""
 
 
 class OperationNamer:

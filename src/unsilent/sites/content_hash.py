@@ -33,7 +33,7 @@ UPPER = 2**32 - 1
 
 
 class ContentHash(NamedTuple):
-    """What a tensor holds: its dtype, its shape, and 64 bits that stand for its elements."""
+    """Hash of a tensor: its dtype, its shape, and 64 bits that stand for its elements."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

@@ -37,7 +37,7 @@ def intended(memory: TensorMemory, fault: Fault) -> tuple[Words, Words]:
 
 
 def intended_together(targets: Sequence[tuple[TensorMemory, Fault]]) -> list[tuple[Words, Words]]:
-    """The same of faults in different tensors: a device is waited for once or twice."""
+    """Words before and after faults in different tensors: a device is waited for once or twice."""
     before = read_together([(memory, fault.elements) for memory, fault in targets])
     copying = [k for k, (_, fault) in enumerate(targets) if fault.operation == "copy_from"]
     sources = read_together([(targets[k][0], np.asarray(targets[k][1].operands, np.int64)) for k in copying])
@@ -52,7 +52,7 @@ def write(memory: TensorMemory, fault: Fault, before: Words, words: Words) -> Ap
 
 
 def landed(fault: Fault, before: Words, words: Words, after: Words) -> AppliedFault:
-    """What was done, where ``after`` is found and ``words`` were written; raises ``InjectionError`` where they differ."""
+    """The applied fault; raises ``InjectionError`` where the words found ``after`` are not the ``words`` written."""
     if not np.array_equal(after, words):
         missed = int((after != words).sum())
         raise InjectionError(
@@ -65,8 +65,8 @@ def landed(fault: Fault, before: Words, words: Words, after: Words) -> AppliedFa
 def misfit(tensor: Tensor, fault: Fault) -> str:
     """Why a fault does not fit a tensor (its dtype, shape or memory is another); empty where it fits."""
     result = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
-    if result != (asked := f"{fault.dtype}{list(fault.shape)}"):
-        return f"the fault is for {asked}, found {result}"
+    if result != (expected := f"{fault.dtype}{list(fault.shape)}"):
+        return f"the fault is for {expected}, found {result}"
     return "" if corruptible(tensor) else f"the tensor, {result}, has no memory of its own"
 
 

@@ -76,7 +76,7 @@ class DispatchMode(TorchDispatchMode):
         return True
 
     def _set_active(self, active: bool) -> None:
-        """From now on see operations, or do not."""
+        """See operations from now on, or do not."""
         if active and not self._is_active:
             super().__enter__()  # type: ignore[no-untyped-call]
         elif self._is_active and not active:

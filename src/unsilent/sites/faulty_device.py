@@ -44,15 +44,15 @@ class FaultyDevice(DispatchMode):
 
     Args:
         fault: Returns the fault in a result.
-        probability: Of a fault each time that one of the operations is computed.
+        probability: Probability of a fault each time that one of the operations is computed.
         operations: Names, which may go on.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Attributes:
         is_on: Whether operations are corrupted; while False they are counted in ``seen``.
         only: The operation and the shape of its result that alone are corrupted; None: all.
         hits_left: Faults until the device computes right again; None: it never does.
-        seen: How often operations of these names ran while the device was off.
+        seen: Number of times that operations of these names ran while the device was off.
         hits: Faults so far.
     """
 
@@ -73,7 +73,7 @@ class FaultyDevice(DispatchMode):
         if not func._schema.name.startswith(self._operations) or self.hits_left == 0:
             return result
         outputs = result if isinstance(result, (tuple, list)) else [result]
-        output = next((one for one in outputs if isinstance(one, Tensor) and one.is_floating_point()), None)
+        output = next((tensor for tensor in outputs if isinstance(tensor, Tensor) and tensor.is_floating_point()), None)
         if output is None or output.numel() <= MORE_THAN:
             return result
         key = (func._schema.name, tuple(output.shape))

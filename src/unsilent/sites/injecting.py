@@ -1,4 +1,4 @@
-"""One fault in one line of Python.
+"""`inject`: a fault in one line of Python.
 
 ``with unsilent.inject(model, "param:fc.weight[3,5]", bit=30) as receipt:`` corrupts a parameter,
 ``with unsilent.inject(model, "op:conv1/grad_wt", "random", optimizers=[optimizer]) as step:`` an operation of a training step.
@@ -34,7 +34,7 @@ _ELSEWHERE = {
     "file": "corrupt the checkpoint: unsilent checkpoint corrupt FILE",
 }
 _DEFAULTS = {"op": (PHASES[0], "out"), "saved": ("first",), "comm": ("in",)}
-"""What is corrupted where an address leaves it out."""
+"""Parts of an address that are meant where it leaves them out."""
 
 
 @names_arguments
@@ -61,15 +61,18 @@ def inject(
             of the old bits; for operations a published preset, too (``"N16_RD"``), which says which operand is corrupted.
         bit: Flip this bit position (0 = least significant) in *every* addressed element; instead of
             ``fault``, which draws one of them.
-        seed, law: Of the draw.
-        optimizers: Whose state ``optim:`` corrupts.
-        rank, micro_step, occurrence: Which of several times (see `Fault`).
+        seed: Seed of the draw.
+        law: Sampling law of the draw.
+        optimizers: Optimizers whose state ``optim:`` corrupts.
+        rank: Rank in which the fault acts.
+        micro_step: Number of the forward pass of a step that has several, from 0.
+        occurrence: Number of the time that the site is reached, from 0.
 
     Returns:
-        for ``param:`` an `Injection`: entering it corrupts and gives a `Receipt`, leaving it restores all bits, proven. For
-        ``op:``, ``saved:``, ``comm:`` and ``optim:``, and for ``param:`` with ``optimizers`` (which write parameters themselves),
-        a `Step`, to be entered around one step (or one evaluation). What that computes stays corrupted; its ``receipt`` says what
-        landed, and leaving it raises unless all did.
+        ParameterInjection | StepInjection: The first for ``param:``. Entering it corrupts and gives a `Receipt`, leaving it
+        restores all bits, proven. The second for ``op:``, ``saved:``, ``comm:`` and ``optim:``, and for ``param:`` with
+        ``optimizers`` (which write parameters themselves), to be entered around one step (or one evaluation).
+        What that computes stays corrupted; its ``receipt`` says what landed, and leaving it raises unless all did.
 
     Raises:
         UsageError: the address matches nothing, or the fault does not fit it.
@@ -83,25 +86,29 @@ def inject(
     if bit is not None:
         check_count("bit", bit, 0)
     chosen = _several(optimizers)
-    if not all(isinstance(one, Optimizer) for one in chosen):
+    if not all(isinstance(optimizer, Optimizer) for optimizer in chosen):
         raise wrong_value_error("optimizers", optimizers, "an optimizer of torch, or several")
     if fault is not None and bit is not None:
         raise UsageError(
             "give fault= or bit=, not both; bit=30 is short for flipping bit 30 of every addressed element"
         )
     if not isinstance(address_or_faults, str):
-        given = _several(address_or_faults)
-        if not given or not all(isinstance(one, Fault | UnresolvedFault) for one in given):
+        faults = _several(address_or_faults)
+        if not faults or not all(isinstance(item, Fault | UnresolvedFault) for item in faults):
             raise wrong_value_error(
                 "address_or_faults", address_or_faults, "an address like 'param:fc.weight', or faults"
             )
         if fault is not None or bit is not None:
             raise UsageError("the faults are already given; leave out fault= and bit=")
-        given = [replace(one, site=site_in_memory(one.site)) if isinstance(one, Fault) else one for one in given]
-        resolved = [one for one in given if isinstance(one, Fault) and kind_of(one.site) == "param"]
-        if len(resolved) == len(given):
+        faults = [
+            replace(listed, site=site_in_memory(listed.site)) if isinstance(listed, Fault) else listed
+            for listed in faults
+        ]
+        resolved = [listed for listed in faults if isinstance(listed, Fault) and kind_of(listed.site) == "param"]
+        # The memory of parameters is corrupted at once; all else is corrupted while a step runs.
+        if len(resolved) == len(faults):
             return Parameters(model).inject(resolved, strict=True)
-        return StepInjection(model, given, chosen)
+        return StepInjection(model, faults, chosen)
     kind = kind_of(address_or_faults)
     if kind in _ELSEWHERE:
         raise UsageError(f"inject does not corrupt {kind}: sites; {_ELSEWHERE[kind]}")
@@ -112,13 +119,14 @@ def inject(
     regions = parameters.select(address_or_faults)
     if bit is not None:
         drawn = fault_model(f"bitflip:bits={bit}")
+        # 1 where no tensor has the bit, so that drawing says so.
         drawn = drawn.with_count(max(1, drawn.capacity(regions)))
     else:
-        drawn = fault if isinstance(fault, FaultModel) else _asked(fault or "bitflip")
+        drawn = fault if isinstance(fault, FaultModel) else _single_model(fault or "bitflip")
     return parameters.inject(drawn.draw(regions, np.random.default_rng(seed), law), strict=True)
 
 
-def _asked(text: str) -> FaultModel:
+def _single_model(text: str) -> FaultModel:
     """The fault model of a text, also that of a function in a file; raises ``UsageError``."""
     model = asked_fault_model(text)
     if not isinstance(model, FaultModel):
@@ -126,19 +134,19 @@ def _asked(text: str) -> FaultModel:
     return model
 
 
-def _several(given: Any) -> list[Any]:
-    """What was given as a list, of one where it is no collection."""
-    return list(given) if isinstance(given, Iterable) else [given]
+def _several(value: Any) -> list[Any]:
+    """The items of a collection as a list; of anything else a list of it."""
+    return list(value) if isinstance(value, Iterable) else [value]
 
 
 def _draw(
-    what: str, fault: str | FaultModel | None, bit: int | None, seed: int, law: str, moment: dict[str, Any]
+    site: str, fault: str | FaultModel | None, bit: int | None, seed: int, law: str, moment: dict[str, Any]
 ) -> UnresolvedFault:
     """The draw for an address of a step."""
-    address = Address.parse(what)
+    address = Address.parse(site)
     if any(c in address.glob for c in "*?"):
         raise UsageError(
-            f"{what!r} can match several operations, whose shapes are not known yet; name one operation (see Step.names)"
+            f"{site!r} can match several operations, whose shapes are not known yet; name one operation (see Step.names)"
         )
     stem, *rest = address.glob.split("/")
     if (
@@ -150,7 +158,7 @@ def _draw(
     if isinstance(fault, str) and fault in PRESETS:
         if address.kind != "op" or (rest and rest[0] == "optim"):
             raise UsageError(
-                f"{fault} corrupts a forward or backward operation; expected op:MODULE/fwd, /grad_in or /grad_wt, found {what!r}"
+                f"{fault} corrupts a forward or backward operation; expected op:MODULE/fwd, /grad_in or /grad_wt, found {site!r}"
             )
         if len(rest) > 1:
             raise UsageError(f"{fault} already chooses the operand; leave out '/{rest[1]}'")
@@ -160,6 +168,6 @@ def _draw(
     rest += _DEFAULTS.get(address.kind, ())[len(rest) :]
     # every slot that the bit has
     text = f"bitflip:bits={bit},rate=1" if bit is not None else fault or "bitflip"
-    drawn = text if isinstance(text, FaultModel) else _asked(text)
-    site = f"{address.kind}:{'/'.join((stem, *rest))}"
-    return UnresolvedFault(site, drawn, seed, address.index, law, **moment)
+    drawn = text if isinstance(text, FaultModel) else _single_model(text)
+    full_site = f"{address.kind}:{'/'.join((stem, *rest))}"
+    return UnresolvedFault(full_site, drawn, seed, address.index, law, **moment)

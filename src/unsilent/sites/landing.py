@@ -1,4 +1,4 @@
-"""Where faults meet tensors in the middle of a run: each lands once, or it is remembered why it did not.
+"""Application of faults to tensors in the middle of a run: each lands once, or it is remembered why it did not.
 
 What is wanted is a resolved `Fault`, or a `UnresolvedFault` whose elements are drawn now that the tensor is there.
 """
@@ -6,7 +6,7 @@ What is wanted is a resolved `Fault`, or a `UnresolvedFault` whose elements are 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,56 @@ from unsilent.faults import Fault
 from unsilent.faults.naming import SiteName
 from unsilent.faults.receipts import AppliedFault
 from unsilent.faults.sampling import Ints
+from unsilent.faults.slices import CONVOLUTION, IMAGE_OPERATIONS
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.sites.addresses import flat_elements
-from unsilent.sites.axes import FLAT, AxisOrder
 from unsilent.sites.corrupting import copied, corrupt, corruptible, misfit, overlaps
 from unsilent.sites.memory import dtype_name
 from unsilent.sites.memory_ownership import distinct_elements
+from unsilent.sites.operands import operation_name
 from unsilent.sites.output_windows import OperandRerun, dependent_outputs
+
+# Activations are taken as NHWC and kernels as HWIO for operations on images and sequences (convolution, batch and
+# group norm, pooling); all else is taken as it lies, its last axis fastest: for products that is the axis of output
+# features, too.
+
+
+class AxisOrder(NamedTuple):
+    """Order of the axes of a corrupted tensor and of the output that sees it.
+
+    Attributes:
+        order: Axes of the corrupted tensor, slowest first (None: as they are).
+        output: Axes of the output.
+    """
+
+    order: tuple[int, ...] | None = None
+    output: tuple[int, ...] | None = None
+
+
+FLAT = AxisOrder()
+"""Axes in the order in which they lie."""
+
+
+def axes_of(func: Any, site: SiteName, ndim: int, transposed: bool = False) -> AxisOrder:
+    """The axes of an operation's tensors as a site of it means them.
+
+    Args:
+        ndim: Number of axes of its image tensors.
+        transposed: Whether a convolution is transposed, whose kernel then is [in, out, …].
+    """
+    name = operation_name(func)
+    if ndim < 3 or not any(part in name for part in (CONVOLUTION, *IMAGE_OPERATIONS)):
+        return FLAT
+    image = (0, *range(2, ndim), 1)
+    if CONVOLUTION not in name:
+        return AxisOrder(image, image) if not site.operand.partition(".")[2] else FLAT
+    kernel = (*range(2, ndim), *((0, 1) if transposed else (1, 0)))
+    output = kernel if site.phase == "grad_wt" else image
+    if site.operand.startswith("out"):
+        return AxisOrder(output, output) if site.operand == "out" else FLAT
+    is_kernel = site.operand == "second" and site.phase in ("fwd", "grad_in")
+    return AxisOrder(kernel if is_kernel else image, output)
+
 
 FaultOrDraw = Fault | UnresolvedFault
 
@@ -35,15 +78,15 @@ class CorruptedTensor(NamedTuple):
 
 
 class _Unfit(Exception):
-    """What was drawn has nothing to land in."""
+    """A drawn fault has nothing to land in."""
 
 
 class Landings:
-    """What becomes of the faults of one run.
+    """The faults of one run that landed, and those that did not fit.
 
     Attributes:
-        applied_faults: What landed, in order.
-        misfits: What did not fit where it was met, with the reason.
+        applied_faults: Faults that landed, in order.
+        misfits: Faults that did not fit where they were met, with the reason.
     """
 
     def __init__(self) -> None:
@@ -53,16 +96,16 @@ class Landings:
 
     @property
     def count(self) -> int:
-        """How many faults landed."""
+        """Number of faults that landed."""
         return len(self._landed)
 
     def has_landed(self, wanted: FaultOrDraw) -> bool:
-        """Whether it landed."""
+        """Whether a fault landed."""
         return id(wanted) in self._landed
 
     def why(self, wanted: FaultOrDraw) -> str:
         """Why it did not land where it was met; empty where it was not met."""
-        return next((why for one, why in reversed(self.misfits) if one is wanted), "")
+        return next((why for misfit, why in reversed(self.misfits) if misfit is wanted), "")
 
     def refuse(self, wanted: FaultOrDraw, why: str) -> None:
         """Remember that it does not fit."""
@@ -80,9 +123,9 @@ class Landings:
         """Corrupt a tensor or a copy of it.
 
         Args:
-            site: Where it is met, in full.
+            site: Site where the fault is met, in full.
             axes: Order of runs in the tensor, and the channels of the output.
-            use: What is made of it; None for what is no operand, or where that is not known.
+            use: What the operation makes of the tensor; None for what is no operand, or where that is not known.
 
         Returns:
             None, and remembered, where the fault does not fit.

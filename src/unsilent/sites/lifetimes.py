@@ -1,4 +1,4 @@
-"""How long each value of an evaluation is needed: from the operation that writes it to the last one that reads it.
+"""Lifetimes of the values of an evaluation: from the operation that writes one to the last one that reads it.
 
 A value is one state of one storage: an operation that writes into a storage ends the value that was there. Views are the same
 value; an operation that gives one, or memory that nothing wrote yet, moves no data.
@@ -29,7 +29,7 @@ from unsilent.sites.survey import own_elements
 
 
 class Read(NamedTuple):
-    """One reading of a value, or of a part of it, by the operation of that number.
+    """A reading of a value, or of a part of it, by the operation of that number.
 
     ``operand``: where a fault would corrupt what this operation alone reads; None where there is no such site.
     """
@@ -87,13 +87,13 @@ class LifetimeObserver(DispatchMode):
     """Active around one evaluation of one batch: which values there are, and how many bytes each operation moves.
 
     Args:
-        model: Whose modules give the names.
+        model: Model whose modules give the names.
         held: Sites and tensors of parameters and inputs.
         step: Number of the batch.
 
     Attributes:
-        moved: By operation, the values that it reads or writes, with bytes.
-        values: By site and occurrence; a parameter or operation that runs once has no occurrence.
+        moved: Values that each operation reads or writes, with bytes.
+        values: Values by site and occurrence; a parameter or operation that runs once has no occurrence.
     """
 
     def __init__(self, model: nn.Module, held: Iterable[tuple[str, Tensor]], step: int) -> None:
@@ -163,7 +163,7 @@ class LifetimeObserver(DispatchMode):
                 value.reads.append(Read(len(self.moved) - 1, tensor.numel(), None))
 
     def ends(self, seconds_per_byte: Callable[[StoredValue], float]) -> NDArray[np.float64]:
-        """When each operation ends, if it takes the time to move its data; [0] is the begin, float64[operations + 1]."""
+        """Ends of all operations, if each takes the time to move its data; [0] is the begin, float64[operations + 1]."""
         durations = [sum(seconds_per_byte(value) * size for value, size in moved) for moved in self.moved]
         return np.concatenate([[0.0], np.cumsum(durations)])
 
@@ -173,5 +173,5 @@ def _storage(tensor: Tensor) -> int:
 
 
 def seconds(ends: Sequence[float] | NDArray[np.float64], window: Window) -> float:
-    """How long a window is."""
+    """Duration of a window."""
     return float(ends[window.end + 1] - ends[window.begin + 1])

@@ -54,8 +54,8 @@ def read_together(parts: Sequence[tuple[TensorMemory, NDArray[np.int64]]]) -> li
     for numbers in begun.values():
         words = torch.cat([parts[n][0].begin_read(parts[n][1]) for n in numbers]).cpu().numpy()
         ends = np.cumsum([len(parts[n][1]) for n in numbers])
-        for number, own in zip(numbers, np.split(words, ends[:-1]), strict=True):
-            result[number] = own.view(parts[number][0].codec.word_dtype)
+        for number, part in zip(numbers, np.split(words, ends[:-1]), strict=True):
+            result[number] = part.view(parts[number][0].codec.word_dtype)
     return [result[number] for number in range(len(parts))]
 
 
@@ -91,7 +91,7 @@ class TensorMemory:
         return self.begin_read(elements).cpu().numpy().view(self.codec.word_dtype)
 
     def begin_read(self, elements: NDArray[np.int64]) -> Tensor:
-        """The same on the tensor's device, as signed integers; nothing waits for it."""
+        """The words of elements on the tensor's device, as signed integers; nothing waits for them."""
         return self._words[self._on_device(self._index(elements))]
 
     def write(self, elements: NDArray[np.int64], words: Words) -> None:

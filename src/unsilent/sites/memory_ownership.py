@@ -1,4 +1,4 @@
-"""Who owns which bytes: memory that several names share is counted once, under the first name."""
+"""Ownership of memory: bytes that several names share are counted once, under the first name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class OwnedElements(NamedTuple):
-    """What a tensor may call its own: ``owned`` flat elements (None: all), or the name it is tied to or a view of."""
+    """Elements that a tensor owns: flat elements ``owned`` (None: all), or the name it is tied to or a view of."""
 
     owned: NDArray[np.int64] | None = None
     tied_to: str = ""
@@ -38,14 +38,14 @@ class StorageOwnership:
             return OwnedElements(view_of=self._first_sharing(tensor))
         taken[_bytes(tensor)] = True
         self._owners.append((name, tensor))
-        own = distinct_elements(tensor)
+        elements = distinct_elements(tensor)
         if not covered.any():
-            return OwnedElements(owned=own)
+            return OwnedElements(owned=elements)
         free = np.flatnonzero(~covered)
-        return OwnedElements(owned=free if own is None else np.intersect1d(free, own))
+        return OwnedElements(owned=free if elements is None else np.intersect1d(free, elements))
 
     def _marks(self) -> NDArray[np.bool_]:
-        """One mark a byte of the storage, made when a second tensor turns up (rare)."""
+        """A mark for each byte of the storage, made when a second tensor turns up (rare)."""
         if self._taken is None:
             owner = self._owners[0][1]
             self._taken = np.zeros(owner.untyped_storage().nbytes(), bool)

@@ -34,17 +34,17 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def named_modules(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
-    """As ``model.named_modules()``; raises ``UsageError`` for two names that are written alike."""
+    """Modules as of ``model.named_modules()``; raises ``UsageError`` for two names that are written alike."""
     return _written(model.named_modules(remove_duplicate=remove_duplicate))
 
 
 def named_parameters(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-    """As ``model.named_parameters()``; raises ``UsageError`` for two names that are written alike."""
+    """Parameters as of ``model.named_parameters()``; raises ``UsageError`` for two names that are written alike."""
     return _written(model.named_parameters(remove_duplicate=remove_duplicate))
 
 
 def named_buffers(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """As ``model.named_buffers()``; raises ``UsageError`` for two names that are written alike."""
+    """Buffers as of ``model.named_buffers()``; raises ``UsageError`` for two names that are written alike."""
     return _written(model.named_buffers(remove_duplicate=remove_duplicate))
 
 
@@ -103,15 +103,15 @@ def reject_training_mode(readers: Mapping[str, nn.Module]) -> None:
     """Raise ``UsageError`` where one of these `mode_readers` is in training mode."""
     for name, module in readers.items():
         if module.training:
-            what = f"module {name!r}" if name else "the model"
-            raise UsageError(f"{what} ({type(module).__name__}) is in training mode; call model.eval() first")
+            module_text = f"module {name!r}" if name else "the model"
+            raise UsageError(f"{module_text} ({type(module).__name__}) is in training mode; call model.eval() first")
 
 
 @cache
 def _reads_mode(kind: Any) -> bool:
     """Whether the code of a class of modules reads ``training``; code that torch.jit has compiled cannot be read, and may."""
-    own = kind.__mro__[: kind.__mro__.index(nn.Module)]
-    functions = [value for each in own for value in vars(each).values() if isinstance(value, FunctionType)]
+    own_classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    functions = [value for each in own_classes for value in vars(each).values() if isinstance(value, FunctionType)]
     return issubclass(kind, torch.jit.ScriptModule) or any("training" in f.__code__.co_names for f in functions)
 
 

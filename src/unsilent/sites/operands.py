@@ -1,4 +1,4 @@
-"""What an operation reads and writes: its operands by role, its output, and what of them a fault can corrupt.
+"""Operands of an operation by role, its output, and which of them a fault can corrupt.
 
 ``first`` and ``second`` are the factors of a product, as hardware sees them: activation and weight of a convolution, both
 matrices of an ``addmm`` (whose bias comes ``third``), indices and table of an embedding. Elsewhere they are the tensor arguments
@@ -37,14 +37,14 @@ def operation_name(func: Any) -> str:
 
 
 def operand_number(func: Any, operand: str) -> int:
-    """Which of the tensor arguments an operand is; -1 for the output."""
+    """Number of an operand among the tensor arguments; -1 for the output."""
     number = OPERANDS.index(operand) - 1
     roles = _ROLES.get(operation_name(func), ())
     return roles[number] if 0 <= number < len(roles) else number
 
 
 def listed_operand_number(func: Any, args: Sequence[Any], operand: str, entry: int | None) -> int | None:
-    """Which of the tensor arguments an operand is; of an operation on lists, that of the entry. None where it has none."""
+    """Number of an operand, or of an entry of its list, among the tensor arguments. None where it has none."""
     if entry is None:
         return operand_number(func, operand)
     lists = [list(tensors_in(a)) for a in args if isinstance(a, (list, tuple))]
@@ -87,8 +87,8 @@ def output_of(
     """The output of that number; of an operation on lists, the entry of what it gives or writes."""
     if entry is None:
         return corruptible_output(func, args, kwargs, result, number)
-    given = list(tensors_in(result)) or written_by(func, args, kwargs)
-    return given[entry] if entry < len(given) else None
+    outputs = list(tensors_in(result)) or written_by(func, args, kwargs)
+    return outputs[entry] if entry < len(outputs) else None
 
 
 def is_view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> bool:
@@ -126,11 +126,12 @@ def gives_uninitialised(func: Any) -> bool:
     return operation_name(func).startswith(("empty", "new_empty"))
 
 
-def same_place(one: Tensor, other: Tensor) -> bool:
+def same_place(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are the same elements of the same memory."""
-    return one is other or (
-        one.untyped_storage()._cdata == other.untyped_storage()._cdata
-        and (one.storage_offset(), one.shape, one.stride()) == (other.storage_offset(), other.shape, other.stride())
+    return first is second or (
+        first.untyped_storage()._cdata == second.untyped_storage()._cdata
+        and (first.storage_offset(), first.shape, first.stride())
+        == (second.storage_offset(), second.shape, second.stride())
     )
 
 

@@ -27,20 +27,20 @@ from unsilent.sites.landing import Landings
 from unsilent.sites.operands import corruptible_output, gives_uninitialised, is_view, operand_number, operands_of
 
 Tell = Callable[[SiteName, "Tensor | None", "int | None"], None]
-"""Told of each site that is met: its name, its tensor (None where the operation cannot be corrupted), its occurrence."""
+"""Function that gets each site that is met: name, tensor (None where the operation cannot be corrupted), occurrence."""
 
 
 class OperationInjector(DispatchMode):
     """Active around one evaluation of one batch: names every operation, applies faults, tells what could be corrupted.
 
     Args:
-        model: Whose modules give the names.
+        model: Model whose modules give the names.
         faults: ``op:`` and ``kv:`` faults of this evaluation.
-        on_site: Told of every site that is met.
-        operands: Which of ``first`` and ``second`` are reported, as well as ``out``.
+        on_site: Called with every site that is met.
+        operands: Those of ``first`` and ``second`` that are reported, as well as ``out``.
 
     Attributes:
-        landings: What became of the faults.
+        landings: Faults that landed, and those that did not fit.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OperationInjector(DispatchMode):
         self._calls = OperationNamer(model)
         super().__init__(self._calls)
         self._tell = on_site
-        self._told = [name for name in OPERANDS[1:] if name in operands]
+        self._operands = [name for name in OPERANDS[1:] if name in operands]
         self._aims: dict[str, list[AimedFault]] = {}
         self._cached: list[tuple[str, Fault]] = []
         for fault in faults:
@@ -89,10 +89,10 @@ class OperationInjector(DispatchMode):
         self, tell: Tell, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         tell(SiteName("op", name, "fwd", "out"), corruptible_output(func, args, kwargs, result), None)
-        if not self._told or gives_uninitialised(func) or is_view(func, args, kwargs, result):
+        if not self._operands or gives_uninitialised(func) or is_view(func, args, kwargs, result):
             return
         tensors = operands_of(args, kwargs)
-        for operand in self._told:
+        for operand in self._operands:
             number = operand_number(func, operand)
             if number < len(tensors) and corruptible(tensors[number]):
                 tell(SiteName("op", name, "fwd", operand), tensors[number], None)

@@ -22,14 +22,14 @@ from unsilent.sites.memory import TensorMemory, dtype_name
 
 
 class OperandRerun(NamedTuple):
-    """What an operation makes of an operand: of the golden one, and of any other in its place."""
+    """The golden result of an operand, and a function that computes the result of any other in its place."""
 
     golden: Tensor
     rerun: Callable[[Tensor], Tensor]
 
 
 def dependent_outputs(use: OperandRerun, operand: Tensor, elements: Ints) -> NDArray[np.bool_]:
-    """Which elements of an operation's output are computed from ``elements`` of an operand; bool of the output's shape.
+    """Mask of the output's elements that are computed from ``elements`` of an operand; bool of the output's shape.
 
     Those that become NaN where the operand is NaN, whatever the other factor (0 * NaN is NaN). Fast algorithms that share sums
     among outputs (Winograd, FFT) are switched off for this. Raises ``UsageError`` for operands that know no NaN.

@@ -30,12 +30,12 @@ from unsilent.sites.memory_ownership import StorageOwnership
 from unsilent.sites.modules import named_buffers, named_parameters, unregistered
 
 INDEX_DTYPES = (torch.int64, torch.bool)
-"""Of buffers that are no weights. Narrower integers are: quantised ones are int8, or packed into uint8 or int32."""
+"""Dtypes of buffers that are no weights. Narrower integers are: quantised ones are int8, or packed into uint8 or int32."""
 
 
 @dataclass(frozen=True)
 class ParameterSite:
-    """One tensor of a model: its memory, and which elements are its own (None: all)."""
+    """A tensor of a model: its memory, and the elements that are its own (None: all)."""
 
     name: str
     memory: TensorMemory
@@ -43,7 +43,7 @@ class ParameterSite:
 
     @property
     def region(self) -> Region:
-        """Where a fault may corrupt in this tensor."""
+        """The region of this tensor that a fault may corrupt."""
         return Region(f"param:{self.name}", self.memory.codec.name, self.memory.shape, self.elements)
 
 
@@ -54,7 +54,7 @@ class Parameters:
         model: The module. Tensors must stay where they are (no ``.to()``) while this object is used.
 
     Attributes:
-        sites: By name, parameters first, each in the model's own order.
+        sites: Tensors by name, parameters first, each in the model's own order.
         skipped: Names of tensors without elements or of a dtype that has no codec.
         index_buffers: Names in ``sites`` of buffers that hold indices or counters.
     """
@@ -146,7 +146,7 @@ class Parameters:
             yield address, address.matching(known)
 
     def _meant(self, names: Sequence[str]) -> Sequence[str]:
-        """What an address means of the names it matches: index buffers only where it matches no other site."""
+        """The names that an address means among those it matches: index buffers only where it matches no other site."""
         weights = [name for name in names if self._ties.get(name, name) not in self.index_buffers]
         return weights if any(self._ties.get(name, name) in self.sites for name in weights) else names
 
@@ -251,8 +251,10 @@ class ParameterInjection:
         for (fault, memory), (before, after) in zip(self._targets, words, strict=True):
             self._undo.append((memory, fault.elements, before, after))
             memory.write(fault.elements, after)
-        found = read_together([(memory, fault.elements) for fault, memory in self._targets])
-        return [landed(fault, *pair, now) for (fault, _), pair, now in zip(self._targets, words, found, strict=True)]
+        words_before = read_together([(memory, fault.elements) for fault, memory in self._targets])
+        return [
+            landed(fault, *pair, now) for (fault, _), pair, now in zip(self._targets, words, words_before, strict=True)
+        ]
 
     def _apply(self, fault: Fault, memory: TensorMemory) -> AppliedFault:
         before, after = intended(memory, fault)
@@ -284,16 +286,16 @@ class ParameterInjection:
         return intact
 
     def _write_back_together(self) -> bool:
-        """The same where the order means nothing; what is interrupted is done again."""
+        """Write back all words at once, where the order means nothing; what is interrupted is done again."""
         places = [(memory, elements) for memory, elements, _, _ in self._undo]
         intact = all(memory.is_attached for memory, _ in places)
         if self._strict:
-            found = read_together(places)
-            intact &= all(np.array_equal(now, after) for now, (*_, after) in zip(found, self._undo, strict=True))
+            words_now = read_together(places)
+            intact &= all(np.array_equal(now, after) for now, (*_, after) in zip(words_now, self._undo, strict=True))
         for memory, elements, before, _ in self._undo:
             memory.write(elements, before)
-        found = read_together(places)
-        intact &= all(np.array_equal(now, before) for now, (_, _, before, _) in zip(found, self._undo, strict=True))
+        words_now = read_together(places)
+        intact &= all(np.array_equal(now, before) for now, (_, _, before, _) in zip(words_now, self._undo, strict=True))
         self._undo.clear()
         return intact
 

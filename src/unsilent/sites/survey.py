@@ -1,4 +1,4 @@
-"""What can be corrupted in the fault-free evaluations: the sites of operations, inputs and caches, batch by batch."""
+"""Sites that can be corrupted in the fault-free evaluations: of operations, inputs and caches, batch by batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unsilent.sites.operations import OperationInjector
 
 
 class TransientKey(NamedTuple):
-    """One tensor of one evaluation: site, batch, and which time (of cache entries)."""
+    """Key of a tensor of one evaluation: site, batch, and which time (of cache entries)."""
 
     site: SiteName
     step: int
@@ -35,8 +35,8 @@ class Survey:
     """The transient sites of a workload, found by watching one fault-free evaluation of every batch when first asked.
 
     Args:
-        model: What runs.
-        batches: Its inputs.
+        model: Model that runs.
+        batches: Inputs of the model.
         evaluate: Runs the batch of that number while ``watch`` is active, and refuses an output other than
             the golden one.
     """
@@ -47,8 +47,8 @@ class Survey:
         self._model = model
         self._batches = batches
         self._evaluate = evaluate
-        self._found: dict[TransientKey, Region] = {}
-        self._others: set[str] = set()
+        self._regions: dict[TransientKey, Region] = {}
+        self._non_sites: set[str] = set()
         self._operands: frozenset[str] | None = None
         for step, batch in enumerate(batches):
             for name, tensor in named_inputs(batch):
@@ -67,13 +67,13 @@ class Survey:
         for address in parsed:
             for key, region in self._indexed(address, set(self._matching(address))):
                 chosen[key] = _joined(chosen[key], region) if key in chosen else region
-        return tuple(chosen[key] for key in self._found if key in chosen)
+        return tuple(chosen[key] for key in self._regions if key in chosen)
 
     def has_site_of(self, step: int, fault: Fault) -> bool:
         """Whether the fault-free evaluation of a batch has what a fault means."""
         site = parse_site(fault.site)
         self._look([site.operand] if site.operand in OPERANDS[1:] else [])
-        value = self._found.get(TransientKey(site, step, fault.occurrence))
+        value = self._regions.get(TransientKey(site, step, fault.occurrence))
         return value is not None and (value.dtype, value.shape) == (fault.dtype, tuple(fault.shape))
 
     def _look(self, operands: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class Survey:
     def _teller(self, step: int) -> Callable[[SiteName, Tensor | None, int | None], None]:
         def tell(site: SiteName, tensor: Tensor | None, occurrence: int | None) -> None:
             if tensor is None:
-                self._others.add(site.name)
+                self._non_sites.add(site.name)
             else:
                 self._add(site, tensor, step, occurrence)
 
@@ -97,14 +97,14 @@ class Survey:
 
     def _add(self, site: SiteName, tensor: Tensor, step: int, occurrence: int | None) -> None:
         shape = tuple(tensor.shape)
-        self._found[TransientKey(site, step, occurrence)] = Region(
+        self._regions[TransientKey(site, step, occurrence)] = Region(
             site.text, dtype_name(tensor.dtype), shape, own_elements(tensor), step, occurrence
         )
 
     def _matching(self, address: Address) -> list[SiteName]:
-        known = list(dict.fromkeys(key.site for key in self._found if key.site.kind == address.kind))
+        known = list(dict.fromkeys(key.site for key in self._regions if key.site.kind == address.kind))
         if address.kind == "op":
-            return address.operations(known, self._others)
+            return address.operations(known, self._non_sites)
         if address.kind == "kv" and not known:
             raise UsageError(
                 "this workload has no key/value cache to corrupt: no module is called with non-empty past_key_values; "
@@ -120,11 +120,11 @@ class Survey:
 
     def _indexed(self, address: Address, sites: set[SiteName]) -> list[tuple[TransientKey, Region]]:
         """The regions of those sites, narrowed to the index of the address where a batch is large enough to have it."""
-        mine = [(key, region) for key, region in self._found.items() if key.site in sites]
+        matching = [(key, region) for key, region in self._regions.items() if key.site in sites]
         if address.index is None:
-            return mine
+            return matching
         result, error = [], None
-        for key, region in mine:
+        for key, region in matching:
             try:
                 elements = flat_elements(address.index, region.site, region.shape)
             except UsageError as refused:
@@ -147,7 +147,7 @@ def own_elements(tensor: Tensor) -> NDArray[np.int64] | None:
         return None if torch._debug_has_internal_overlap(tensor) == 0 else distinct_elements(tensor)
 
 
-def _joined(one: Region, other: Region) -> Region:
-    if one.elements is None or other.elements is None:
-        return one if one.elements is None else other
-    return replace(one, elements=np.union1d(one.elements, other.elements))
+def _joined(first: Region, second: Region) -> Region:
+    if first.elements is None or second.elements is None:
+        return first if first.elements is None else second
+    return replace(first, elements=np.union1d(first.elements, second.elements))

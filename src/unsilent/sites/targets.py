@@ -30,7 +30,7 @@ INDEX_BUFFERS = "index-buffers"
 
 @dataclass(frozen=True)
 class Target:
-    """One group of elements a campaign corrupts.
+    """A group of elements that a campaign corrupts.
 
     ``share``: probability that one fault drawn over the whole selection falls here (sums to 1 over all targets of trials with as
     many flips).

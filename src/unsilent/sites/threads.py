@@ -1,4 +1,4 @@
-"""What keeps steps apart that several threads make at once, although torch's hooks belong to the whole process."""
+"""Separation of steps that several threads make at once, although torch's hooks belong to the whole process."""
 
 from __future__ import annotations
 

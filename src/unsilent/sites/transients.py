@@ -32,19 +32,19 @@ class TransientInjection:
         for fault in self._inside:
             if kind_of(fault.site) == "kv" and fault.occurrence is None:
                 raise UsageError(f"{fault.site}: the fault names no call; give it an occurrence, 0 or more")
-        self._found: list[AppliedFault] = []
-        self.batch = corrupted_inputs(batch, self._inputs, self._found)
+        self._input_faults: list[AppliedFault] = []
+        self.batch = corrupted_inputs(batch, self._inputs, self._input_faults)
         self._operations = OperationInjector(model, self._inside) if self._inside else None
 
     @property
     def landed_count(self) -> int:
-        """How many faults were applied so far."""
+        """Number of faults that were applied so far."""
         return len(self._inputs) + (self._operations.landings.count if self._operations else 0)
 
     @property
     def applied_faults(self) -> list[AppliedFault]:
-        """What was found and written so far, inputs first."""
-        return self._found + (self._operations.landings.applied_faults if self._operations else [])
+        """The faults that were applied so far, inputs first."""
+        return self._input_faults + (self._operations.landings.applied_faults if self._operations else [])
 
     @property
     def missed(self) -> list[tuple[Fault, str]]:

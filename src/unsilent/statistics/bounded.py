@@ -37,7 +37,7 @@ class Stratum:
     """Outcomes of the trials of one stratum.
 
     Attributes:
-        weight: Its probability under the law that the estimate is about.
+        weight: Probability of the stratum under the law that the estimate is about.
         values, counts: Distinct outcomes in [0, 1] and how often each was seen, float64[m].
         expected_mean: f_h above, fixed before these trials were run (from a pilot).
     """
@@ -49,7 +49,7 @@ class Stratum:
 
     @classmethod
     def of(cls, outcomes: NDArray[Any] | Sequence[float], weight: float = 1.0, centre: float = 0.0) -> Self:
-        """From one outcome a trial; raises ``ValueError`` for one outside of [0, 1]."""
+        """The stratum of one outcome for each trial; raises ``ValueError`` for one outside of [0, 1]."""
         values, counts = np.unique(np.asarray(outcomes, dtype=np.float64), return_counts=True)
         if values.size and not (values[0] >= 0 and values[-1] <= 1):
             raise ValueError(f"outcomes must lie between 0 and 1, got {values[0]} to {values[-1]}")
@@ -57,7 +57,7 @@ class Stratum:
 
     @property
     def n(self) -> int:
-        """Trials."""
+        """Number of trials."""
         return round(float(self.counts.sum()))
 
     @property
@@ -89,7 +89,7 @@ def ratio_of_means(
     ``p`` is the ratio, and lies in [0, 1]. The reported ``n`` counts clusters.
 
     Args:
-        parts: Of each cluster, float64[n], from 0 to its whole.
+        parts: Value of each cluster, float64[n], from 0 to its whole.
         wholes: float64[n], above 0 and at most ``most``.
         most: The greatest whole that there can be.
         confidence: Between 0 and 1.
@@ -113,10 +113,10 @@ def ratio_of_means(
     tail = (1 - confidence) / 2
 
     def limit(p: float, worst: float, quantile: float) -> float:
-        """One limit of `bounded_mean` at p."""
-        own = Stratum.of(np.clip(part / most + p * (1 - whole / most), 0, 1))
-        value = dirichlet_mean_quantile(*_merged(own.values, own.counts, worst), quantile)
-        return max(value, own.mean) if worst else min(value, own.mean)
+        """A limit of `bounded_mean` at p."""
+        stratum = Stratum.of(np.clip(part / most + p * (1 - whole / most), 0, 1))
+        value = dirichlet_mean_quantile(*_merged(stratum.values, stratum.counts, worst), quantile)
+        return max(value, stratum.mean) if worst else min(value, stratum.mean)
 
     low, high = limit(0.0, 0.0, tail), limit(1.0, 1.0, 1 - tail)
     low = brentq(lambda p: limit(p, 0.0, tail) - p, 0, 1, xtol=1e-5) if low > 0 else 0.0
@@ -177,7 +177,7 @@ def importance(
 
 
 def effective_size(ratios: NDArray[Any] | Sequence[float]) -> float:
-    """How many trials drawn from the law itself weigh as much (Kish 1965): ``sum(w)^2 / sum(w^2)``."""
+    """Number of trials drawn from the law itself that weigh as much (Kish 1965): ``sum(w)^2 / sum(w^2)``."""
     w = np.asarray(ratios, dtype=np.float64)
     return float(w.sum() ** 2 / (w**2).sum()) if w.size else 0.0
 

@@ -20,18 +20,18 @@ from unsilent.statistics.intervals import Interval, clopper_pearson
 _FINEST, _LOG_STEP = 1e-9, 1e-6
 
 
-def difference(one: Interval, other: Interval) -> Interval:
-    """``one - other`` of independent estimates at the same confidence; of shares, limits lie in [-1, 1]; ``n``: the smaller one.
+def difference(first: Interval, second: Interval) -> Interval:
+    """``first - second`` of independent estimates at the same confidence; of shares, limits lie in [-1, 1]; ``n``: the smaller.
 
     >>> from unsilent.statistics import clopper_pearson
     >>> round(difference(clopper_pearson(56, 70), clopper_pearson(48, 80)).low, 4)
     0.0439
     """
-    _alike(one, other)
-    low = _part(one, other, -1, one.low, other.high)
-    high = _part(one, other, 1, one.high, other.low)
-    estimate = None if one.estimate is None or other.estimate is None else one.estimate - other.estimate
-    return Interval(estimate, low, high, one.confidence, min(one.n, other.n), "difference (Zou & Donner)")
+    _alike(first, second)
+    low = _part(first, second, -1, first.low, second.high)
+    high = _part(first, second, 1, first.high, second.low)
+    estimate = None if first.estimate is None or second.estimate is None else first.estimate - second.estimate
+    return Interval(estimate, low, high, first.confidence, min(first.n, second.n), "difference (Zou & Donner)")
 
 
 Counts = tuple[int, int]
@@ -39,44 +39,48 @@ Counts = tuple[int, int]
 
 
 def joint_differences(pairs: Sequence[tuple[Counts, Counts]], confidence: float = 0.95) -> list[Interval]:
-    """``one - other`` of each pair of shares, with limits that hold for all pairs together (Bonferroni)."""
+    """``first - second`` of each pair of shares, with limits that hold for all pairs together (Bonferroni)."""
     alone = 1 - (1 - confidence) / max(len(pairs), 1)
-    result = [difference(clopper_pearson(*one, alone), clopper_pearson(*other, alone)) for one, other in pairs]
+    result = [difference(clopper_pearson(*first, alone), clopper_pearson(*second, alone)) for first, second in pairs]
     return [replace(d, confidence=confidence, method=f"{d.method}, joint over {len(pairs)}") for d in result]
 
 
-def _part(one: Interval, other: Interval, sign: int, mine: float, theirs: float) -> float:
-    """One limit of a difference; without an estimate the limits themselves are all there is."""
-    if one.estimate is None or other.estimate is None:
-        return mine - theirs
-    return one.estimate - other.estimate + sign * math.hypot(mine - one.estimate, theirs - other.estimate)
+def _part(first: Interval, second: Interval, sign: int, first_limit: float, second_limit: float) -> float:
+    """A limit of a difference; without an estimate the limits themselves are all there is."""
+    if first.estimate is None or second.estimate is None:
+        return first_limit - second_limit
+    return (
+        first.estimate
+        - second.estimate
+        + sign * math.hypot(first_limit - first.estimate, second_limit - second.estimate)
+    )
 
 
-def ratio(one: Interval, other: Interval) -> Interval:
-    """``one / other`` of independent estimates at the same confidence; from 0 to infinity, None where ``other`` is 0."""
-    _alike(one, other)
-    n, label = min(one.n, other.n), "ratio (Donner & Zou)"
-    if one.estimate is None or other.estimate is None:
-        high = one.high / other.low if other.low > 0 else math.inf
-        return Interval(None, one.low / other.high, high, one.confidence, n, label)
-    p, q = one.estimate, other.estimate
+def ratio(first: Interval, second: Interval) -> Interval:
+    """``first / second`` of independent estimates at the same confidence; from 0 to infinity, None where ``second`` is 0."""
+    _alike(first, second)
+    n, label = min(first.n, second.n), "ratio (Donner & Zou)"
+    if first.estimate is None or second.estimate is None:
+        high = first.high / second.low if second.low > 0 else math.inf
+        return Interval(None, first.low / second.high, high, first.confidence, n, label)
+    p, q = first.estimate, second.estimate
     return Interval(
         estimate=p / q if q > 0 else None,
-        low=max(0.0, _quotient(p, q, one.low, other.high, -1)),
-        high=_quotient(p, q, one.high, other.low, 1),
-        confidence=one.confidence,
+        low=max(0.0, _quotient(p, q, first.low, second.high, -1)),
+        high=_quotient(p, q, first.high, second.low, 1),
+        confidence=first.confidence,
         n=n,
         method=label,
     )
 
 
-def _quotient(p: float, q: float, mine: float, theirs: float, sign: int) -> float:
-    """Where the limit of ``p - x q`` is 0: a root of ``x^2 t (2q - t) - 2 x p q + m (2p - m)``, t and m the limits used."""
-    a, c = theirs * (2 * q - theirs), mine * (2 * p - mine)
+def _quotient(p: float, q: float, p_limit: float, q_limit: float, sign: int) -> float:
+    """A root of ``x^2 t (2q - t) - 2 x p q + m (2p - m)``, where the limit of ``p - x q`` is 0; m, t: limits of p and q."""
+    a, c = q_limit * (2 * q - q_limit), p_limit * (2 * p - p_limit)
     root = math.sqrt(max(0.0, (p * q) ** 2 - a * c))
     if sign < 0:
         return c / (p * q + root) if p * q + root > 0 else 0.0
-    if theirs <= 0:
+    if q_limit <= 0:
         return math.inf
     return (p * q + root) / a if a > 0 else math.inf
 
@@ -104,7 +108,7 @@ def p_value(interval_at: Callable[[float], Interval]) -> float:
     """The smallest error level from 1e-9 at which an interval of that confidence leaves 0 out; 1 where none does."""
 
     def outside(log_level: float) -> float:
-        """How far 0 lies outside of the interval; below 0 inside. Intervals of a greater level are narrower."""
+        """Distance of 0 from the interval; below 0 inside. Intervals of a greater level are narrower."""
         result = interval_at(1 - math.exp(log_level))
         return max(result.low, -result.high)
 
@@ -141,6 +145,6 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _alike(one: Interval, other: Interval) -> None:
-    if not math.isclose(one.confidence, other.confidence):
-        raise ValueError(f"intervals at confidence {one.confidence} and {other.confidence} cannot be compared")
+def _alike(first: Interval, second: Interval) -> None:
+    if not math.isclose(first.confidence, second.confidence):
+        raise ValueError(f"intervals at confidence {first.confidence} and {second.confidence} cannot be compared")

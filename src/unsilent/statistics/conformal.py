@@ -48,8 +48,8 @@ def conformal_threshold(scores: Sequence[float] | NDArray[np.float64], rate: flo
     """The score that a further clean sample exceeds with a probability of at most ``rate``.
 
     Args:
-        scores: Of clean samples, float64[n]; infinity is allowed.
-        rate: Of false alarms, per sample.
+        scores: Scores of clean samples, float64[n]; infinity is allowed.
+        rate: Rate of false alarms, per sample.
 
     Raises:
         UsageError: there are fewer than `samples_needed`, a score is NaN, or the rate is not between 0 and 1.
@@ -73,7 +73,7 @@ def promised_rate(rate: float, originals: int) -> float:
     """The largest probability of a false alarm of a sample of a further original, with a threshold at this rate.
 
     Args:
-        rate: Asked for.
+        rate: Rate that was asked for.
         originals: Independent ones that the clean samples are of, with equally many samples each.
 
     >>> promised_rate(0.01, 98)
@@ -96,10 +96,10 @@ def exchanged_false_alarms(
 
     Args:
         calibration: Scores of the samples of each original of which the threshold was taken, float64[n] each.
-        test: The same of those that alarms are counted on.
-        rate: Asked for.
+        test: Scores of the samples that alarms are counted on, in the same way.
+        rate: Rate that was asked for.
         confidence: Between 0 and 1.
-        seed: Of the exchanges.
+        seed: Seed of the exchanges.
 
     >>> both = np.random.default_rng(0).normal(size=(1999, 1))
     >>> exchanged_false_alarms(both[:999], both[999:], 0.01, 0.95)
@@ -129,14 +129,14 @@ def _test_samples_above(
     """Samples of other groups than the chosen ones whose score is above the chosen one with this rank, from 0; scores fall."""
     upto = 4 * above + 100
     while True:
-        mine = chosen[owner[:upto]]
-        places = np.flatnonzero(mine)
+        is_chosen = chosen[owner[:upto]]
+        places = np.flatnonzero(is_chosen)
         if len(places) > above:
             place = int(np.searchsorted(-scores[:upto], -scores[places[above]], side="left"))
-            return place - int(mine[:place].sum())
+            return place - int(is_chosen[:place].sum())
         upto *= 4
 
 
 def _rank(count: int, rate: float) -> int:
-    """Which of the scores in ascending order is the threshold, from 1."""
+    """Rank of the threshold among the scores in ascending order, from 1."""
     return min(count, math.ceil((count + 1) * (1 - rate) - 1e-9))

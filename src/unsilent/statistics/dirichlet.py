@@ -20,9 +20,9 @@ Floats = NDArray[np.float64]
 _STEP, _FEW = 0.1, 20
 """Step of the rule; half of it with fewer trials than so many on either side, whose integrand is less smooth."""
 _NOTHING = 32.0
-"""What has fallen by exp(-32) adds nothing any more."""
+"""A term that has fallen by exp(-32) adds nothing any more."""
 _HUGE = 1e100
-"""One that is so many times the greatest decides alone."""
+"""A value that is so many times the greatest of the other sign decides alone."""
 _STEPS = 80
 """Newton steps to the saddle point at most; half a dozen are usual."""
 
@@ -45,8 +45,8 @@ def dirichlet_mean_quantile(values: Floats, counts: Floats, q: float) -> float:
     if low == high:
         return low
     if values.size == 2:
-        one = float(counts[values == high][0])
-        return low + (high - low) * float(betaincinv(one, float(counts.sum()) - one, q))
+        count = float(counts[values == high][0])
+        return low + (high - low) * float(betaincinv(count, float(counts.sum()) - count, q))
     # Squares of tiny values would be 0: the search goes on between 0 and 1.
     return low + (high - low) * _unit_quantile((values - low) / (high - low), counts, q)
 
@@ -122,7 +122,7 @@ def _integral(a: Floats, c: Floats, s: float, scale: float, bend: float, step: f
 
 
 def _saddle(a: Floats, c: Floats) -> tuple[float, float]:
-    """Where ``-sum c log(1 - a s) - log s`` is least between 0 and its pole, and its second derivative there."""
+    """The place where ``-sum c log(1 - a s) - log s`` is least between 0 and its pole, and its second derivative there."""
     low, high = 0.0, 1 / float(a.max())
     s = high / 2
     for _ in range(_STEPS):

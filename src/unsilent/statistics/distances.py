@@ -1,4 +1,4 @@
-"""How far the weights of replicas lie from each other: raw L2, and after each vector is scaled to unit length.
+"""Distances between the weights of replicas: raw L2, and after each vector is scaled to unit length.
 
 Raw distance grows with the weights and one huge weight is all of it; the normalised one lies between 0 and 2 and compares models
 of any size. Both come from differences, never from ``|a|^2 + |b|^2 - 2 ab``, whose rounding would show distance between equal
@@ -22,7 +22,7 @@ from unsilent.statistics.replica_spread import mean_over_pairs
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """Of each pair of replicas, float64[R, R]; equal vectors are at exactly 0."""
+    """Distances of each pair of replicas, float64[R, R]; equal vectors are at exactly 0."""
 
     raw: NDArray[np.float64]
     normalised: NDArray[np.float64]
@@ -36,7 +36,7 @@ class Distances:
         return mean_over_pairs(self.normalised, confidence, max_difference=2.0)
 
 
-def distance(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, float]:
+def distance(first: NDArray[Any], second: NDArray[Any]) -> tuple[float, float]:
     """Raw and normalised distance of two weight vectors [P]; infinite where a weight is not finite.
 
     ``|a/|a| - b/|b||^2 = (|a - b|^2 - (|a| - |b|)^2) / (|a| |b|)``. Zeros are at 0 from zeros, and at 1 from all else.
@@ -44,7 +44,7 @@ def distance(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, float]:
     >>> [round(d, 6) for d in distance(np.array([3.0, 0.0]), np.array([0.0, 3.0]))]
     [4.242641, 1.414214]
     """
-    a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (one, other))
+    a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (first, second))
     if a.shape != b.shape:
         raise UsageError(
             f"weights of {a.size} and {b.size} elements cannot be compared; compare runs of the same model"
@@ -55,18 +55,18 @@ def distance(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, float]:
     if scale == 0:
         return 0.0, 0.0
     a, b = a / scale, b / scale  # squares of the greatest doubles would overflow
-    apart, mine, theirs = (float(np.linalg.norm(v)) for v in (a - b, a, b))
-    if mine == 0 or theirs == 0:
+    apart, norm_a, norm_b = (float(np.linalg.norm(v)) for v in (a - b, a, b))
+    if norm_a == 0 or norm_b == 0:
         return apart * scale, 1.0
-    around = max(0.0, (apart - (mine - theirs)) * (apart + (mine - theirs)))
-    return apart * scale, min(2.0, math.sqrt(around / mine / theirs))
+    around = max(0.0, (apart - (norm_a - norm_b)) * (apart + (norm_a - norm_b)))
+    return apart * scale, min(2.0, math.sqrt(around / norm_a / norm_b))
 
 
 def weight_distances(load: Callable[[int], NDArray[Any]], count: int) -> Distances:
     """Distances of all pairs; ``load(r)`` gives the weights of replica r, [P], and two of them are in memory at a time."""
     raw, unit = np.zeros((count, count)), np.zeros((count, count))
     for i in range(count - 1):
-        mine = np.asarray(load(i), dtype=np.float64)
+        weights = np.asarray(load(i), dtype=np.float64)
         for j in range(i + 1, count):
-            raw[i, j], unit[i, j] = distance(mine, load(j))
+            raw[i, j], unit[i, j] = distance(weights, load(j))
     return Distances(raw + raw.T, unit + unit.T)

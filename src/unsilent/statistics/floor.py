@@ -1,4 +1,4 @@
-"""Is this difference beyond noise? One run, or many, against the clean ones: a p value, a margin, and one word.
+"""Verdicts on whether runs differ from the clean ones beyond noise: a p value, a margin, and one word.
 
 | word | what it says |
 |---|---|
@@ -47,7 +47,7 @@ def noise_verdict(
     tests: int = 1,
     fitted: bool = False,
 ) -> NoiseVerdict:
-    """One run; ``tests``: how many runs are judged in this study, this one included.
+    """The verdict on one run; ``tests``: how many runs are judged in this study, this one included.
 
     >>> clean = NullDistribution([RunComparison(f"r{i}", "twin", {"loss": i / 100}) for i in range(19)])
     >>> found = noise_verdict(RunComparison("corrupted", "twin", {"loss": 0.5}), clean, [Measure("loss", margin=0.1)])
@@ -69,7 +69,7 @@ def noise_verdicts(
     """Many runs, each with the clean comparisons it is held against, judged together.
 
     Args:
-        measures: What counts, with margins; several are combined into one p value per run.
+        measures: Measures that count, with margins; several are combined into one p value per run.
         level: Chance of any false call (holm), or expected share of false ones among the calls (bh).
         tests: Runs of the whole study where these are not all of them.
         fitted: P values from a fitted distribution, checked for fit, instead of ranks.
@@ -86,12 +86,14 @@ def noise_verdicts(
     for observed, null in questions:
         null.check_comparable(observed, measures)
     by_bits = [null.has_no_noise or (observed.same_bits and null.has_no_identical) for observed, null in questions]
-    asked = [question for question, bits in zip(questions, by_bits, strict=True) if not bits]
-    size = max(len(asked), (len(questions) if tests is None else tests) - sum(by_bits))
+    tested_questions = [question for question, bits in zip(questions, by_bits, strict=True) if not bits]
+    size = max(len(tested_questions), (len(questions) if tests is None else tests) - sum(by_bits))
     if not fitted:
-        for _, null in asked:
+        for _, null in tested_questions:
             _refuse_few(null.n, level, size, correction)
-    tested = iter(_Family(asked, measures, level, correction, size, fitted).verdicts() if asked else [])
+    tested = iter(
+        _Family(tested_questions, measures, level, correction, size, fitted).verdicts() if tested_questions else []
+    )
     return [
         _untested(*question, measures, level, size) if bits else next(tested)
         for question, bits in zip(questions, by_bits, strict=True)
@@ -121,7 +123,7 @@ def _refuse_few(n: int, level: float, tests: int, correction: Correction) -> Non
 class _Family:
     """Runs that are tested together; ``size`` counts those of the study that are not here, too."""
 
-    asked: Sequence[_Question]
+    questions: Sequence[_Question]
     measures: Sequence[Measure]
     level: float
     correction: Correction
@@ -129,13 +131,14 @@ class _Family:
     fitted: bool
 
     def verdicts(self) -> list[NoiseVerdict]:
-        """One of each run, in their order."""
-        raw = [self._p(observed, null) for observed, null in self.asked]
-        p = np.array([one for one, _ in raw])
+        """A verdict on each run, in their order."""
+        raw = [self._p(observed, null) for observed, null in self.questions]
+        p = np.array([p_values for p_values, _ in raw])
         runs, single = self._corrected(p)
         equivalence = self._adjusted([within for _, within in raw])
         return [
-            self._verdict(question, p[i], runs[i], single[i], equivalence[i]) for i, question in enumerate(self.asked)
+            self._verdict(question, p[i], runs[i], single[i], equivalence[i])
+            for i, question in enumerate(self.questions)
         ]
 
     def _p(self, observed: RunComparison, null: NullDistribution) -> tuple[NDArray[np.float64], float]:
@@ -157,13 +160,13 @@ class _Family:
         return (holm(whole) if self.correction == "holm" else benjamini_hochberg(whole))[: len(p)]
 
     def _corrected(self, p: NDArray[np.float64]) -> tuple[list[float], NDArray[np.float64]]:
-        """Of runs, and of single measures, float64[runs, measures]."""
+        """Corrected p values of runs, and of single measures, float64[runs, measures]."""
         if self.correction == "holm":
             single = step_down(p, self.size)
             return [float(row.min()) for row in single], single
         runs = self._adjusted([float(row.min()) for row in p])
         # Measures of the runs found are tested at the share of the level that found them (Benjamini & Bogomolov 2014).
-        largest = max(1, sum(_below(one, self.level) for one in runs))
+        largest = max(1, sum(_below(run_p, self.level) for run_p in runs))
         return runs, np.minimum(1.0, p * self.size / largest)
 
     def _verdict(
@@ -223,7 +226,7 @@ def step_down(p: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
 def _untested(
     observed: RunComparison, null: NullDistribution, measures: Sequence[Measure], level: float, tests: int
 ) -> NoiseVerdict:
-    """Where bits alone decide: they are equal, or there is no noise."""
+    """The verdict where bits alone decide: they are equal, or there is no noise."""
     findings: tuple[MeasureResult, ...] = tuple(measure_result(observed, null, m, beyond=False) for m in measures)
     if observed.same_bits:
         text = verdict_sentence("identical", findings)
@@ -240,5 +243,5 @@ def _untested(
 
 
 def _below(p: float, level: float) -> bool:
-    """At most the level, up to rounding."""
+    """Whether p is at most the level, up to rounding."""
     return p <= level * (1 + 1e-12)

@@ -1,4 +1,4 @@
-"""Which parts of the data vary more over replicas than others: error spread of classes and sub-groups, corrected for their size.
+"""Error spread of classes and sub-groups over replicas, corrected for their size.
 
 A small group varies more than a large one by itself, so the raw spread of a class says nothing compared with that of the whole.
 Which correction is right follows from the replicas sharing one test set. Let ``e_i`` be 1 where a replica gets sample i wrong,
@@ -52,7 +52,7 @@ _NOISE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class ClassErrorRates:
-    """Of one class, per replica, float64[R]: true positives of all positives, and the two kinds of error.
+    """Rates of one class, per replica, float64[R]: true positives of all positives, and the two kinds of error.
 
     Recall and FNR are shares of the samples that *are* of the class, FPR of those that are *not*.
     """
@@ -64,18 +64,18 @@ class ClassErrorRates:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpread:
-    """How the error of one group varies over replicas.
+    """Spread of the error of one group over replicas.
 
     Attributes:
-        n: Its samples.
+        n: Number of samples.
         error: Mean over replicas.
-        sd: As observed.
+        sd: Observed standard deviation.
         sd_by_size: Sd that a group of n samples drawn at random has.
         common_sd: Sd of its error on unlimited data, which does not depend on n.
-        p: That a random group of this size varies as much.
+        p: Chance that a random group of this size varies as much.
         corrected: P, for all groups together (Holm).
         p_standard_error: Standard error of ``corrected``, since the random groups are drawn.
-        draws: Of them.
+        draws: Number of random groups.
     """
 
     name: str
@@ -143,20 +143,20 @@ def group_spread(
     p, drawn = _ranks(wrong, list(masks.values()), draws, seed)
     single, together = float(wrong.var(axis=0, ddof=1).mean()), _common(wrong)
     result = []
-    for (name, members), n, one, corrected in zip(masks.items(), sizes, p, holm(p), strict=True):
-        mine = wrong[:, members]
-        sd = spread(mine.mean(axis=1), confidence, max_difference=1.0).sd
+    for (name, members), n, p_value, corrected in zip(masks.items(), sizes, p, holm(p), strict=True):
+        group_wrong = wrong[:, members]
+        sd = spread(group_wrong.mean(axis=1), confidence, max_difference=1.0).sd
         result.append(
             GroupSpread(
                 name=name,
                 n=int(n),
-                error=float(mine.mean()),
+                error=float(group_wrong.mean()),
                 sd=sd,
                 sd_by_size=float(max(0.0, single / n + (1 - 1 / n) * together) ** 0.5),
-                common_sd=_in_common(mine, sd, confidence),
-                p=one,
+                common_sd=_in_common(group_wrong, sd, confidence),
+                p=p_value,
                 corrected=corrected,
-                p_standard_error=corrected / one * (one * (1 - one) / (drawn + 1)) ** 0.5,
+                p_standard_error=corrected / p_value * (p_value * (1 - p_value) / (drawn + 1)) ** 0.5,
                 draws=drawn,
             )
         )
@@ -183,16 +183,12 @@ def _in_common(wrong: Floats, sd: Interval, confidence: float) -> Interval:
     return Interval(0.0, 0.0, high, confidence, wrong.shape[0], method)
 
 
-def _halved(values: Floats) -> Floats:
-    """Kernel of the variance, [R, R]."""
-    return (values[:, None] - values[None, :]) ** 2 / 2
-
-
 def _kernel(wrong: Floats) -> Floats:
     """Kernel of the mean covariance of two samples, [R, R]: that of Var(X) less that of ``sum v_i / n^2``, scaled to pairs."""
     n = wrong.shape[1]
-    apart = np.array([(wrong != one).mean(axis=1) for one in wrong]) / 2 / n
-    whole = _halved(wrong.mean(axis=1))
+    apart = np.array([(wrong != row).mean(axis=1) for row in wrong]) / 2 / n
+    shares = wrong.mean(axis=1)
+    whole = (shares[:, None] - shares[None, :]) ** 2 / 2  # the kernel of the variance
     result: Floats = (whole - apart) * n / (n - 1)
     result[np.abs(whole - apart) <= _NOISE * max(whole.max(), apart.max())] = 0.0
     return result

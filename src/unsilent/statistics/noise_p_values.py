@@ -86,7 +86,7 @@ def _within(x: float, clean: Floats, measure: Measure) -> float:
 
 
 class FittedNull:
-    """The same p values from a distribution fitted to the clean comparisons.
+    """P values from a distribution fitted to the clean comparisons.
 
     Raises:
         UsageError: there are too few, one measure has no spread, or its distribution is refuted.
@@ -102,12 +102,12 @@ class FittedNull:
         self._clean = [_scaled(values[:, k], m, len(measures)) for k, m in enumerate(measures)]
 
     def beyond_noise_p_values(self, observed: Floats) -> Floats:
-        """As `beyond_noise_p_values`, corrected for the number of measures by Bonferroni."""
+        """P values as of the function `beyond_noise_p_values`, corrected for the number of measures by Bonferroni."""
         p = [self._beyond(float(x), k) for k, x in enumerate(observed)]
         return np.minimum(1.0, np.array(p, dtype=np.float64) * len(p))
 
     def within_margin_p_value(self, observed: Floats) -> float:
-        """As `within_margin_p_value`."""
+        """The p value as of the function `within_margin_p_value`."""
         return max(self._within(float(x), k) for k, x in enumerate(observed))
 
     def _beyond(self, x: float, k: int) -> float:

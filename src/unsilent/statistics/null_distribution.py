@@ -29,13 +29,13 @@ from unsilent.basics.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What is compared, and how much of it matters.
+    """A number by which runs are compared, and how much of it matters.
 
     Attributes:
         name: "accuracy".
         margin: The least change that matters, in its unit, at least 0.
-        worse_direction: Which way is harm.
-        is_distance: It says how far two runs are apart (churn, L2), never below 0, rather than the difference
+        worse_direction: Direction of harm.
+        is_distance: Whether it says how far two runs are apart (churn, L2), never below 0, rather than the difference
             ``run - other``.
     """
 
@@ -55,13 +55,13 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """What was measured of one run held against another.
+    """Measures of one run compared with another.
 
     Attributes:
         run, other: Their names; ``other`` is the clean twin where there is one.
-        values: By measure, ``run - other`` or distance.
+        values: ``run - other`` or distance, by measure.
         noise_source: The noise in which the two may differ ("IMPL").
-        same_bits: Nothing at all differs between them.
+        same_bits: Whether nothing at all differs between them.
     """
 
     run: str
@@ -87,12 +87,12 @@ class NullDistribution:
                 "there is no clean comparison to measure noise from; compare clean replicas with the clean twin first"
             )
         first = self.clean_comparisons[0]
-        for one in self.clean_comparisons:
-            _same_kind(first, one)
-            for name, value in one.values.items():
+        for comparison in self.clean_comparisons:
+            _same_kind(first, comparison)
+            for name, value in comparison.values.items():
                 if not math.isfinite(value):
                     raise UsageError(
-                        f"{name} of clean run {one.run!r} is {value}; a noise floor needs valid runs: "
+                        f"{name} of clean run {comparison.run!r} is {value}; a noise floor needs valid runs: "
                         "inspect that run, or leave it out"
                     )
         often = Counter(c.run for c in self.clean_comparisons)
@@ -110,17 +110,17 @@ class NullDistribution:
     @cached_property
     def clean_twin(self) -> str | None:
         """The run all are compared with; None where they are pairs (one comparison alone is taken for that with a twin)."""
-        others = {c.other for c in self.clean_comparisons}
-        return self.clean_comparisons[0].other if len(others) == 1 else None
+        other_runs = {c.other for c in self.clean_comparisons}
+        return self.clean_comparisons[0].other if len(other_runs) == 1 else None
 
     @property
     def n(self) -> int:
-        """Clean comparisons."""
+        """Number of clean comparisons."""
         return len(self.clean_comparisons)
 
     @cached_property
     def has_no_noise(self) -> bool:
-        """There is no noise: every comparison is of equal bits."""
+        """Whether there is no noise: every comparison is of equal bits."""
         return all(c.same_bits for c in self.clean_comparisons)
 
     @cached_property
@@ -160,16 +160,16 @@ class NullDistribution:
         return min(c.values[measure.name] for c in (*self.clean_comparisons, observed))
 
 
-def _same_kind(first: RunComparison, one: RunComparison) -> None:
-    if first.noise_source != one.noise_source:
+def _same_kind(first: RunComparison, second: RunComparison) -> None:
+    if first.noise_source != second.noise_source:
         raise UsageError(
-            f"runs {first.run!r} and {one.run!r} have different noise sources, {first.noise_source!r} and "
-            f"{one.noise_source!r}; compare only runs with the same noise source"
+            f"runs {first.run!r} and {second.run!r} have different noise sources, {first.noise_source!r} and "
+            f"{second.noise_source!r}; compare only runs with the same noise source"
         )
-    if set(first.values) != set(one.values):
+    if set(first.values) != set(second.values):
         raise UsageError(
-            f"run {one.run!r} has measures {', '.join(sorted(one.values))}, "
+            f"run {second.run!r} has measures {', '.join(sorted(second.values))}, "
             f"but run {first.run!r} has {', '.join(sorted(first.values))}; record equal measures for all runs"
         )
-    if one.run == one.other:
-        raise UsageError(f"run {one.run!r} is compared with itself; compare it with another run")
+    if second.run == second.other:
+        raise UsageError(f"run {second.run!r} is compared with itself; compare it with another run")

@@ -1,4 +1,4 @@
-"""How many trials: for one share, and for strata whose variances a pilot has shown.
+"""Numbers of trials that are needed: for one share, and for strata whose variances a pilot has shown.
 
 Sources: Leveugle et al. 2009 (DATE, sample size of a finite fault population); Neyman 1934 (allocation in proportion to weight
 times deviation).
@@ -51,10 +51,10 @@ def expected_half_width(variance: Any, coarsest: Any, confidence: Any, step: Any
     hardly any variance this is the limit of no events, with much of it the normal interval.
 
     Args:
-        variance: Of the estimate.
+        variance: Variance of the estimate.
         coarsest: The most that one trial moves the estimate, the greatest ``W_h / n_h``.
-        confidence: Of both limits together.
-        step: How much a trial with variation moves it, the mean of ``W_h / n_h`` weighted by variance; None for ``coarsest``.
+        confidence: Confidence of both limits together.
+        step: Change by a trial with variation, the mean of ``W_h / n_h`` weighted by variance; None for ``coarsest``.
     """
     tail = (1 - confidence) / 2
     coarsest = np.asarray(coarsest, np.float64)
@@ -114,8 +114,8 @@ def _sizes(
         parts = spread**2 / n
         variance = parts.sum(1)
         step = np.divide((parts * rates).sum(1), variance, out=rates.max(1), where=variance > 0)
-        found: NDArray[np.bool_] = expected_half_width(variance, rates.max(1), confidence, step) > half_width
-        return found
+        is_wide: NDArray[np.bool_] = expected_half_width(variance, rates.max(1), confidence, step) > half_width
+        return is_wide
 
     low = np.zeros(len(base))
     high = np.full(len(base), normal_quantile(confidence) ** 2 * float(spread.sum()) / half_width**2)

@@ -1,11 +1,11 @@
-"""How much replicas of one training run differ: spread of a number, churn of predictions, the step at which runs part.
+"""Differences among replicas of one training run: spread of a number, churn of predictions, the step at which runs part.
 
 Every measure here is a mean over pairs of replicas (a U-statistic of degree 2), the variance too: it is the mean of ``(x - y)^2 /
 2``. Pairs share replicas, so R replicas are R independent things and not R (R - 1) / 2. Intervals therefore leave out one
 *replica* at a time (jackknife; Arvesen 1969, Ann. Math. Statist. 40:2076) and use Student's t with R - 1 degrees of freedom. The
 jackknife variance leans upwards (Efron & Stein 1981, Ann. Statist. 9:586), which is the safe side. Logarithms are used where the
 kernel cannot be negative. A bootstrap over replicas that drops pairs of one original covers 45 to 76 % instead of 95 % at
-five replicas or fewer; the jackknife's coverage, and where it fails too, is in docs/evidence/noise-floor.md.
+five replicas or fewer; the jackknife's coverage, and where it fails too, is in docs/evidence/noise.md.
 
 For an sd the jackknife is not enough: of values in two equal heaps it has no width at all, since leaving one out changes nothing
 of first order. `spread` takes it together with the chi-square interval of a normal sample: the lesser of the lower limits, the
@@ -35,7 +35,7 @@ MAX_LIMIT_FACTOR = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How one number varies over replicas.
+    """Variation of one number over replicas.
 
     Attributes:
         sd: Standard deviation with n - 1 in the denominator.
@@ -106,7 +106,7 @@ def pairwise_churn(predictions: NDArray[Any]) -> NDArray[np.float64]:
             f"churn needs predicted classes as whole numbers [replicas, samples], "
             f"found {predictions.dtype} {list(predictions.shape)}; give the argmax, not the scores"
         )
-    return np.array([(predictions != one).mean(axis=1) for one in predictions], dtype=np.float64)
+    return np.array([(predictions != row).mean(axis=1) for row in predictions], dtype=np.float64)
 
 
 def churn(predictions: NDArray[Any], confidence: float = 0.95) -> Interval:
@@ -171,7 +171,7 @@ def sd_interval_from_variance(interval: Interval) -> Interval:
     return replace(interval, estimate=estimate, low=low, high=high)
 
 
-def first_differing_index(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+def first_differing_index(first: Sequence[Any], second: Sequence[Any]) -> int | None:
     """Index of the first record (of a hash per step, say) in which two series differ; None where they are the same.
 
     Where one series ends early, that is where they part.
@@ -181,10 +181,10 @@ def first_differing_index(one: Sequence[Any], other: Sequence[Any]) -> int | Non
     >>> first_differing_index("ab", "ab") is None
     True
     """
-    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
+    for index, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
             return index
-    return None if len(one) == len(other) else min(len(one), len(other))
+    return None if len(first) == len(second) else min(len(first), len(second))
 
 
 def median_first_differing_step(steps: Sequence[int | None], confidence: float = 0.95) -> Interval:
@@ -207,10 +207,10 @@ def check_replica_count(count: int) -> None:
         )
 
 
-def check_finite(what: str, values: NDArray[np.float64]) -> None:
+def check_finite(subject: str, values: NDArray[np.float64]) -> None:
     """Raise `UsageError` that names the first replica with a value that is not finite."""
     if not np.isfinite(values).all():
         first = int(np.argwhere(~np.isfinite(values))[0][0])
         raise UsageError(
-            f"{what} clean replica {first} is not finite; a noise floor needs valid runs: inspect that run, or leave it out"
+            f"{subject} clean replica {first} is not finite; a noise floor needs valid runs: inspect that run, or leave it out"
         )

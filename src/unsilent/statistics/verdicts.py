@@ -16,15 +16,15 @@ VerdictWord = Literal["identical", "harmful", "improved", "detectable", "masked"
 
 @dataclass(frozen=True, slots=True)
 class MeasureResult:
-    """One measure of one run.
+    """Result of one measure of one run.
 
     Attributes:
         effect: Observed less the median of the clean values; infinite for what is not finite.
         p: Corrected for the measures of this run; None where nothing was tested.
-        corrected_p: For all runs too.
+        corrected_p: P value corrected for all runs too.
         beyond_noise: Noise is no explanation.
         is_worse: The effect goes the way that is harm.
-        is_distance: It is of a distance.
+        is_distance: Whether it is of a distance.
     """
 
     name: str
@@ -40,16 +40,16 @@ class MeasureResult:
 
 @dataclass(frozen=True, slots=True)
 class NoiseVerdict:
-    """What is said of one run.
+    """Verdict on one run: a word, p values and results of its measures.
 
     Attributes:
         p, corrected_p: Of being beyond noise, all measures of the run together, and over all runs; None where
             nothing was tested.
         equivalence: P of being off by a margin or more, over all runs.
-        n: Clean comparisons.
+        n: Number of clean comparisons.
         tests: Runs that are corrected for.
         method: "rank", "fitted (…)" or "bits", and the correction.
-        sentence: The same in words.
+        sentence: Verdict in words.
     """
 
     run: str
@@ -73,7 +73,7 @@ def measure_result(
     p: float | None = None,
     corrected: float | None = None,
 ) -> MeasureResult:
-    """What one measure shows."""
+    """The result of one measure of one run."""
     x = observed.values[measure.name]
     sign = 1.0 if measure.worse_direction == "more" else -1.0
     centre = float(np.median([c.values[measure.name] for c in null.clean_comparisons]))
@@ -99,7 +99,7 @@ def verdict_word(findings: Sequence[MeasureResult], equivalent: bool) -> Verdict
 
 
 def verdict_sentence(word: VerdictWord, findings: Sequence[MeasureResult], equivalence: float | None = None) -> str:
-    """What was found, without how."""
+    """Word and result of a verdict in one sentence, without the method."""
     if word == "identical":
         return "identical: the bits equal those of the clean twin"
     if word == "masked":

@@ -67,7 +67,7 @@ def kind_of_store(path: Path) -> Kind[Any, Any, Any]:
 
 
 def not_a_store() -> str:
-    """What is said of a file that is no store of a registered kind."""
+    """A sentence on a file that is no store of a registered kind."""
     *names, last = dict.fromkeys([*(kind.command_words for kind in KINDS), *installed_kinds()])
     verbs = f"{', '.join(names)} or {last}" if names else last
     return f"is not a store of unsilent {verbs}, or nothing was stored in it yet; check the name"

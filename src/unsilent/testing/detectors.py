@@ -1,4 +1,4 @@
-"""What every detector of corrupted answers must do. Its model is a small transformer with a layer that writes into its input."""
+"""Contract of every detector of corrupted answers. Its model is a small transformer that writes into an input."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class DetectorContract(ABC):
             assert guarded.verdict.margins.shape == (20,)
 
     def test_what_a_profile_stores_gives_the_same_margins(self) -> None:
-        """Of a detector with the methods of `StoredDetector`."""
+        """Check detectors with the methods of `StoredDetector`."""
         model, detector = self.calibrated()
         if isinstance(detector, StoredDetector):
             arrays: dict[str, Tensor] = {}

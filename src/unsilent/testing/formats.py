@@ -1,4 +1,4 @@
-"""What every checkpoint format must do: give the elements, edit and undo, and refuse damage in one line."""
+"""Contract of every checkpoint format: give the elements, edit and undo, and refuse damage in one line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bytes_of(path: Path) -> dict[str, bytes]:
 def flipped(
     path: Path, name: str, element: int, bit: int, checksums: str = "stale", known_format: Format | None = None
 ) -> Iterator[None]:
-    """One bit of one element is flipped inside; afterwards every file is compared with what it was."""
+    """Context in which one bit of one element is flipped; afterwards every file is compared with what it was."""
     before = bytes_of(path)
     with Checkpoint(path, known_format) as checkpoint:
         tensor = checkpoint.tensor(name)
@@ -117,8 +117,10 @@ class FormatContract(ABC):
             content = file.read_bytes()
             for length in sorted({i * len(content) // CUTS for i in range(CUTS)}):
                 file.write_bytes(content[:length])
-                found = read_contents(path, known)
-                assert found is None or found == whole, f"{file.name}, cut off after {length} of {len(content)} bytes"
+                contents = read_contents(path, known)
+                assert contents is None or contents == whole, (
+                    f"{file.name}, cut off after {length} of {len(content)} bytes"
+                )
             file.write_bytes(content)
 
     def test_damage_is_read_or_refused_in_one_line(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What every judge of outputs must do."""
+"""Contract of every judge of outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JudgeContract(ABC):
         """A golden output, a faulty one in which at least one sample is incorrect, and their batch."""
 
     def verdict(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        """What the judge says, as arrays."""
+        """Verdict of the judge, as arrays."""
         judge = self.make_judge()
         return to_verdict(judge, judge(golden, faulty, batch))
 

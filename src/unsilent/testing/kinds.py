@@ -1,4 +1,4 @@
-"""What campaigns of every kind must do: continue, split, merge and export without changing a row."""
+"""Contract of campaigns of every kind: continue, split, merge and export without changing a row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KindContract(ABC):
     """Tests of a kind of campaign: a subclass gives `make_kind` and `make_spec`. Trials run in the process of the tests.
 
     Attributes:
-        trials: Of each target and number of flips.
+        trials: Trials of each target and number of flips.
     """
 
     trials: ClassVar[int] = 12

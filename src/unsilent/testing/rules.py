@@ -1,4 +1,4 @@
-"""What every rule of a training must do, whatever it compares."""
+"""Contract of every rule of a training, whatever it compares."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def run(rule: Rule, values: Floats, seen: Bools, state: Any = None) -> tuple[Any
     state = rule.initial_state(series_of(rule, values.shape[1])) if state is None else state
     judged = []
     for step in range(len(values)):
-        state, one = rule.judge(state, values[step], seen[step], float(step))
-        judged.append(one)
+        state, judgement = rule.judge(state, values[step], seen[step], float(step))
+        judged.append(judgement)
     return state, judged
 
 
 def frozen_arrays(state: Any) -> Any:
     """A state whose arrays cannot be written."""
-    for one in state if isinstance(state, tuple) else (state,):
-        if isinstance(one, np.ndarray):
-            one.setflags(write=False)
+    for array in state if isinstance(state, tuple) else (state,):
+        if isinstance(array, np.ndarray):
+            array.setflags(write=False)
     return state
 
 
@@ -59,16 +59,16 @@ def _parts(judgement: Judgement, places: Any) -> Judgement:
 
 
 def assert_same(first: Iterable[Judgement], second: Iterable[Judgement]) -> None:
-    """All numbers are equal; NaN equals NaN."""
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_equal(tuple(one), tuple(other))
+    """Assert that all numbers are equal; NaN equals NaN."""
+    for left, right in zip(first, second, strict=True):
+        np.testing.assert_equal(tuple(left), tuple(right))
 
 
 def assert_equivalent(first: Iterable[Judgement], second: Iterable[Judgement]) -> None:
-    """The same but for the order of sums, which depends on the shape."""
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(one[0], other[0])
-        np.testing.assert_allclose(one[1:], other[1:], rtol=1e-9)
+    """Assert that judgements are the same but for the order of sums, which depends on the shape."""
+    for left, right in zip(first, second, strict=True):
+        np.testing.assert_array_equal(left[0], right[0])
+        np.testing.assert_allclose(left[1:], right[1:], rtol=1e-9)
 
 
 class RuleContract(ABC):
@@ -138,7 +138,7 @@ class RuleContract(ABC):
     def test_a_constant_series_never_raises_an_alarm(self, value: float) -> None:
         values = np.full((STEPS, N), value)
         _, judged = run(self.make_rule(), values, np.ones_like(values, bool))
-        assert not any(one.levels.any() for one in judged)
+        assert not any(judgement.levels.any() for judgement in judged)
 
     def test_the_order_of_series_does_not_matter_and_they_are_independent(self) -> None:
         rule, (values, seen) = self.make_rule(), noisy(3)
@@ -146,10 +146,10 @@ class RuleContract(ABC):
         _, judged = run(rule, values, seen)
         state = rule.initial_state([series[i] for i in order])
         _, permuted = run(rule, values[:, order], seen[:, order], state)
-        assert_equivalent([_parts(one, order) for one in judged], permuted)
+        assert_equivalent([_parts(judgement, order) for judgement in judged], permuted)
         for i in range(N):
             _, alone = run(rule, values[:, [i]], seen[:, [i]], rule.initial_state([series[i]]))
-            assert_equivalent([_parts(one, [i]) for one in judged], alone)
+            assert_equivalent([_parts(judgement, [i]) for judgement in judged], alone)
 
     def test_a_recording_is_judged_as_a_live_stream(self) -> None:
         rule, (values, seen) = self.make_rule(), noisy(4)
@@ -167,9 +167,9 @@ class RuleContract(ABC):
 
     def test_a_state_can_be_kept_and_put_back(self) -> None:
         rule, (values, seen) = self.make_rule(), noisy(5)
-        kept, _ = run(rule, values[:100], seen[:100])
-        _, first = run(rule, values[100:], seen[100:], kept)
-        _, second = run(rule, values[100:], seen[100:], pickle.loads(pickle.dumps(kept)))  # noqa: S301 - our own
+        middle_state, _ = run(rule, values[:100], seen[:100])
+        _, first = run(rule, values[100:], seen[100:], middle_state)
+        _, second = run(rule, values[100:], seen[100:], pickle.loads(pickle.dumps(middle_state)))  # noqa: S301 - our own
         assert_same(first, second)
 
     def test_no_series_is_no_error(self) -> None:

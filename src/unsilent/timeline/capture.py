@@ -30,7 +30,7 @@ from unsilent.report.text import count_text
 from unsilent.timeline.anchors import measure_offset
 
 CLOCK_KEY = "unsilent_clock"
-"""In a trace: list of Unix seconds, offset of the rank's clock (its time less that of rank 0) and bound of the offset's error."""
+"""Key in a trace: list of Unix seconds, offset of the rank's clock (its time less that of rank 0) and its error's bound."""
 UNSETTLED = 2
 """First steps, which take longer than others whether they are recorded or not."""
 FEWEST_TIMED = 3
@@ -41,15 +41,15 @@ class Recorder:
 
     Args:
         folder: Where it is written.
-        steps: To record.
+        steps: Steps to record.
         warmup: Steps before them, at least `UNSETTLED`.
         say: Shows a line to the user.
 
     Attributes:
         ended: Optimizer steps so far.
-        recorded: Of these, those in the trace.
+        recorded: Steps of these in the trace.
         has_failed: Whether an error ended the recording.
-        rank: Of this process in the job.
+        rank: Number of this process in the job.
     """
 
     def __init__(self, folder: Path, steps: int, warmup: int, say: Callable[[str], None]) -> None:
@@ -91,10 +91,10 @@ class Recorder:
         prepare: Any = AnyProfile._prepare_trace
         self._plain_prepare = prepare
 
-        def prepare_trace(other: AnyProfile) -> Any:
+        def prepare_trace(profile: AnyProfile) -> Any:
             if self._profiler is not None and os.getpid() == self._process:
                 self._try(_refuse_own_profiler)  # two at once abort the process
-            return prepare(other)
+            return prepare(profile)
 
         AnyProfile._prepare_trace = prepare_trace  # type: ignore[method-assign]
 
@@ -107,7 +107,7 @@ class Recorder:
             self._try(lambda: self._finish(compare=False))  # other ranks may not be there any more
 
     def cost_text(self) -> str:
-        """What a recorded step took longer than others."""
+        """Sentence on how much longer a recorded step took than others."""
         plain, recorded = self._times
         if len(plain) < FEWEST_TIMED:
             return "too few other steps were timed to say what recording cost"
@@ -176,12 +176,12 @@ class Recorder:
             self._compare("end")
         self._folder.mkdir(parents=True, exist_ok=True)
         if flight:
-            (self._folder / flight_name(self.rank)).write_bytes(flight)
+            (self._folder / f"flight-rank{self.rank}.json").write_bytes(flight)
         self._write(profiler)
 
     def _write(self, profiler: profile) -> None:
         """Write the trace with the anchors as its first key; a reader sees all of it or nothing."""
-        target = self._folder / trace_name(self.rank)
+        target = self._folder / f"trace-rank{self.rank}.json.gz"
         plain, packed = target.with_suffix(".tmp.json"), target.with_suffix(".tmp")
         try:
             profiler.export_chrome_trace(str(plain))
@@ -208,7 +208,7 @@ class Recorder:
             self._say(f"the clock of rank {self.rank} was not compared with that of rank 0: {kind_and_line(error)}")
 
     def _flight_record(self) -> bytes:
-        """What the flight recorder holds of collectives; empty where this build of torch has none."""
+        """The flight recorder's dump of collectives; empty where this build of torch has none."""
         names = ["_dump_nccl_trace_json"] * torch.cuda.is_available() + [
             "_dump_fr_trace_json"
         ]  # gloo has the second one
@@ -238,13 +238,3 @@ def group_place() -> tuple[int, int] | None:
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
-
-
-def trace_name(rank: int) -> str:
-    """Name of the trace of a rank."""
-    return f"trace-rank{rank}.json.gz"
-
-
-def flight_name(rank: int) -> str:
-    """Name of the flight recorder's dump of a rank."""
-    return f"flight-rank{rank}.json"

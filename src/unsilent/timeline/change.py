@@ -1,21 +1,22 @@
-"""What a what-if changes in a replay."""
+"""A what-if's changes of a replay, and its prediction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unsilent.basics.interval import Interval
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.step_split import Floats
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is different.
+    """Changes that a what-if makes to a replay.
 
     Attributes:
-        replay: Of the job, with other dependencies where they change.
+        replay: Replay of the job, with other dependencies where they change.
         durations, gaps: Seconds of each operation and before it, float64[n] both.
-        notes: What was assumed, one sentence each.
+        notes: Assumptions, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
         longest: ``durations`` and ``gaps`` where what is not known takes as long as it can; None: all is known.
         peak: Most bytes that a rank has allocated, as recorded and with the change; None: not predicted.
@@ -28,3 +29,34 @@ class Change:
     is_extrapolated: bool = False
     longest: tuple[Floats, Floats] | None = None
     peak: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The predicted times of steps for one question.
+
+    Attributes:
+        text: The question.
+        recorded, predicted: Seconds of each step, replayed as recorded and with the change, float64[steps].
+        notes: Assumptions, one sentence each.
+        is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
+        of_model: Mean predicted over mean recorded step by the model of DDP, with limits; None: a replay.
+        doubt: Why the prediction is not to be believed; empty: it may be.
+        longest: Seconds of each step where what is not known takes as long as it can, float64[steps]; None: ``predicted``.
+        peak: Most bytes that a rank has allocated, as recorded and with the change; None: not predicted.
+    """
+
+    text: str
+    recorded: Floats
+    predicted: Floats
+    notes: tuple[str, ...] = ()
+    is_extrapolated: bool = False
+    of_model: Interval | None = None
+    doubt: str = ""
+    longest: Floats | None = None
+    peak: tuple[int, int] | None = None
+
+    @property
+    def ratios(self) -> Floats:
+        """Predicted time of each step, in multiples of the recorded one, float64[steps]."""
+        return self.predicted / self.recorded

@@ -24,7 +24,7 @@ from unsilent.timeline.job import COLLECTIVE, Operations
 OTHER_RUN = 1.0
 """Seconds by which most collectives would have ended before they began, where ranks are not of one run."""
 FEW_COLLECTIVES = 300
-"""With fewer, errors of up to a millisecond were measured."""
+"""Number of collectives below which errors of up to a millisecond were measured."""
 _ENDS_TOGETHER = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)
 """Names of collectives that no rank ends before all have begun. A broadcast or a message is none."""
 
@@ -35,8 +35,8 @@ class Clocks:
 
     Attributes:
         start: Seconds of each operation, float64[n].
-        offsets: By rank, the seconds that its clock is ahead, in the middle of its recording; without those that are not known.
-        notes: What a reader should know, one sentence each.
+        offsets: Seconds that a rank's clock is ahead, in the middle of its recording, by rank; without those that are not known.
+        notes: Notes for the reader, one sentence each.
     """
 
     start: NDArray[np.float64]
@@ -48,8 +48,8 @@ def align_clocks(operations: Operations, anchors: Mapping[int, NDArray[np.float6
     """Operations of all ranks on one clock.
 
     Args:
-        operations: Of ranks, each on its own clock.
-        anchors: By rank, rows of seconds on its clock (as those of operations), offset of its clock (its time less that of
+        operations: Operations of ranks, each on its own clock.
+        anchors: Rows by rank: seconds on its clock (as those of operations), offset of its clock (its time less that of
             rank 0) and bound of the offset's error.
     """
     start, offsets = operations.start.copy(), dict[int, Interval]()
@@ -87,8 +87,8 @@ def _infer(
 
     def take(rank: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         part = members[rank]
-        own = together[slice(*np.searchsorted(together, (part.start, part.stop)))]
-        return operations.collective[own], start[own] + operations.duration[own]
+        rows = together[slice(*np.searchsorted(together, (part.start, part.stop)))]
+        return operations.collective[rows], start[rows] + operations.duration[rows]
 
     def know(rank: int) -> None:
         collective, end = take(rank)
@@ -115,7 +115,10 @@ def _infer(
 def _inference_notes(inferred: list[Interval]) -> list[str]:
     if not inferred:
         return []
-    fewest, widest = min(one.n for one in inferred), max(one.high - one.low for one in inferred)
+    fewest, widest = (
+        min(inference.n for inference in inferred),
+        max(inference.high - inference.low for inference in inferred),
+    )
     clocks = "The clock of 1 rank was" if len(inferred) == 1 else f"The clocks of {len(inferred)} ranks were"
     note = f"{clocks} inferred from when collectives ended, not measured; the widest 95 % interval spans {1e6 * widest:,.0f} µs"
     few = f", from {count_text(fewest, 'collective')}, fewer than {FEW_COLLECTIVES}" if fewest < FEW_COLLECTIVES else ""
@@ -125,9 +128,9 @@ def _inference_notes(inferred: list[Interval]) -> list[str]:
 def _unknown_notes(ranks: list[int]) -> list[str]:
     if not ranks:
         return []
-    shown = listed(map(str, ranks), 5)
+    ranks_text = listed(map(str, ranks), 5)
     return [
-        f"The clock of rank {shown} is as recorded: it was not measured, and no collective connects it with the first rank."
+        f"The clock of rank {ranks_text} is as recorded: it was not measured, and no collective connects it with the first rank."
     ]
 
 
@@ -157,8 +160,8 @@ def _contradictions(
             f"in most of {count_text(len(collectives), 'collective')} a rank had ended more than {OTHER_RUN:g} s before another "
             "one began; give traces of one run"
         )
-    own = np.flatnonzero(number == early.argmax())
-    first, last = (int(operations.rank[together[own[i]]]) for i in (ended[own].argmin(), begun[own].argmax()))
+    worst = np.flatnonzero(number == early.argmax())
+    first, last = (int(operations.rank[together[worst[i]]]) for i in (ended[worst].argmin(), begun[worst].argmax()))
     return [
         f"In {(early > 0).sum():,} of {count_text(len(collectives), 'collective')}, a rank had ended before another one began, "
         f"as rank {first} before rank {last} by {1e6 * early.max():,.0f} µs more than their clocks are uncertain: the clocks, "

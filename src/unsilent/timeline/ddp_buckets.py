@@ -1,4 +1,4 @@
-"""Which recorded collectives carry the gradients of a training under DDP, in which buckets."""
+"""The recorded collectives that carry the gradients of a training under DDP, and their buckets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RecordedBuckets(NamedTuple):
     """The buckets of all steps and ranks.
 
     Attributes:
-        gradients: Of each bucket; indices in the order in which they are ready.
+        gradients: Gradients of each bucket; indices in the order in which they are ready.
         carries: Whether an operation carries a bucket, bool[operations].
         item_bytes: Bytes of one number as it is sent; -1: unknown.
     """
@@ -35,7 +35,7 @@ def recorded_buckets(job: Job, sizes: NDArray[np.int64]) -> RecordedBuckets:
     """The all-reduces of backward passes that carry whole gradients, in the order of these; other ones are none of DDP's.
 
     Args:
-        job: On one clock.
+        job: Job on one clock.
         sizes: Bytes of each gradient, in the order in which they are ready.
 
     Raises:
@@ -44,26 +44,28 @@ def recorded_buckets(job: Job, sizes: NDArray[np.int64]) -> RecordedBuckets:
     operations, carries = job.operations, np.zeros(len(job.operations), bool)
     reduces = np.array([bool(_ALL_REDUCE.search(name)) for name in operations.names], bool)[operations.name]
     reduces &= (operations.kind == COLLECTIVE) & (operations.phase == BACKWARD) & (operations.collective >= 0)
-    found = np.flatnonzero(reduces & (operations.step >= 0))
-    found = found[np.lexsort((operations.collective[found], operations.step[found], operations.rank[found]))]
-    passes = operations.rank[found].astype(np.int64) * len(job.steps) + operations.step[found]
+    reductions = np.flatnonzero(reduces & (operations.step >= 0))
+    reductions = reductions[
+        np.lexsort((operations.collective[reductions], operations.step[reductions], operations.rank[reductions]))
+    ]
+    passes = operations.rank[reductions].astype(np.int64) * len(job.steps) + operations.step[reductions]
     bounds = np.searchsorted(
         passes, [rank * len(job.steps) + step for rank in job.ranks for step in range(len(job.steps))]
     )
     every = []
-    for begin, end in pairwise([*bounds.tolist(), len(found)]):
-        own = found[begin:end]
-        buckets, places = _whole_gradients(operations.size[own].tolist(), sizes)
+    for begin, end in pairwise([*bounds.tolist(), len(reductions)]):
+        of_pass = reductions[begin:end]
+        buckets, places = _whole_gradients(operations.size[of_pass].tolist(), sizes)
         if sum(map(len, buckets)) < len(sizes):
-            carried, whole = human_bytes(int(operations.size[own].sum())), human_bytes(int(sizes.sum()))
+            carried, whole = human_bytes(int(operations.size[of_pass].sum())), human_bytes(int(sizes.sum()))
             raise UsageError(
                 f"all-reduces of a backward pass that all ranks show carry {carried}, which do not divide its {whole} of "
                 "gradients into buckets; record without a communication hook, parameters that get no gradient, and other "
                 "all-reduces in the backward pass"
             )
         every.append(buckets)
-        carries[own[places]] = True
-    if any(one != every[0] for one in every):
+        carries[of_pass[places]] = True
+    if any(buckets != every[0] for buckets in every):
         raise UsageError("DDP's buckets differ between steps; record later steps, with a larger --warmup")
     widths = np.unique(operations.item_bytes[carries])
     return RecordedBuckets(every[0], carries, int(widths[0]) if len(widths) == 1 else -1)
@@ -75,7 +77,10 @@ def _whole_gradients(carried: Sequence[int], sizes: NDArray[np.int64]) -> tuple[
     buckets, places, left, sent, first = list[list[int]](), list[int](), list(range(len(carried))), 0, 0
     # gloo begins two at once, now and then the later one first
     while (
-        place := next((one for one in left if carried[one] > 0 and sent + carried[one] in place_of_end), None)
+        place := next(
+            (reduction for reduction in left if carried[reduction] > 0 and sent + carried[reduction] in place_of_end),
+            None,
+        )
     ) is not None:
         sent += carried[place]
         buckets.append(list(range(first, place_of_end[sent])))

@@ -8,7 +8,7 @@ travel one after the other, as they share a link; each begins once the last rank
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +35,9 @@ def assign_buckets(sizes: Sequence[int], caps: Sequence[int]) -> list[list[int]]
     """
     result: list[list[int]] = []
     bucket, size = list[int](), 0
-    for index, one in enumerate(sizes):
+    for index, byte_count in enumerate(sizes):
         bucket.append(index)
-        size += one
+        size += byte_count
         if size >= caps[min(len(result), len(caps) - 1)]:
             result.append(bucket)
             bucket, size = [], 0
@@ -69,7 +69,7 @@ class DdpSteps:
 
         Args:
             buckets: Indices of gradients by bucket, see `assign_buckets`.
-            cost: Of a collective.
+            cost: Cost of a collective.
             size_factor: Bytes that are sent for a byte of gradients (0.5: 16 bits for 32).
         """
         steps = self.before.shape[1]
@@ -87,16 +87,10 @@ class DdpSteps:
             clock = end
         return result
 
-    def delayed(self, rank: int, seconds: float) -> DdpSteps:
-        """The same with a rank (a row) whose forward pass takes longer in every step; negative: shorter."""
-        before = self.before.copy()
-        before[rank] = np.maximum(before[rank] + seconds, 0)
-        return replace(self, before=before)
-
 
 @dataclass(frozen=True)
 class LinkCost:
-    """What a collective costs: seconds in any case and for each byte, fitted to sizes from ``smallest`` to ``largest`` bytes."""
+    """The cost of a collective: seconds in any case and for each byte, fitted to ``smallest`` to ``largest`` bytes."""
 
     latency: float
     per_byte: float
@@ -118,15 +112,15 @@ class LinkCost:
 
 
 def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
-    """What it costs to push a bucket to parameter servers and to pull its sum.
+    """The cost of pushing a bucket to parameter servers and pulling its sum.
 
     The servers are apart from the ranks, each with a link like a rank's, and share each bucket evenly: the most loaded link
     carries the bucket once (a rank's), or the parts of all ranks (a server's), first in one direction, then in the other.
 
     Args:
-        all_reduce: By a ring of the ranks, which has the latency 2 (n - 1) times, and carries 2 (n - 1) / n of the payload.
+        all_reduce: Cost by a ring of the ranks, which has the latency 2 (n - 1) times, and carries 2 (n - 1) / n of the payload.
         ranks: n, at least 2.
-        servers: At least 1.
+        servers: Number of servers, at least 1.
     """
     hops = 2 * (ranks - 1)
     per_byte = all_reduce.per_byte * ranks / hops
@@ -141,7 +135,7 @@ def fit_link_cost(sizes: Floats, seconds: Floats) -> LinkCost:
     Means, as those of steps are predicted: a few slow collectives lengthen the mean step, but no median.
     """
     distinct = np.unique(sizes)
-    means = np.array([seconds[sizes == one].mean() for one in distinct])
+    means = np.array([seconds[sizes == size].mean() for size in distinct])
     if len(distinct) == 1:
         return LinkCost(0.0, float(means[0] / distinct[0]), float(distinct[0]), float(distinct[0]))
     from scipy.optimize import nnls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,13 +39,13 @@ class DdpJob:
     """Recorded steps of a training under DDP.
 
     Attributes:
-        steps: What does not depend on buckets.
+        steps: Times of the steps that do not depend on buckets.
         buckets: Gradients of each recorded bucket, by their bytes; indices in the order in which they are ready.
-        cost: Of a collective, fitted to those of the trace.
+        cost: Cost of a collective, fitted to those of the trace.
         recorded: Seconds of each step, float64[steps].
         item_bytes: Bytes of one number of a gradient as it is sent; -1: unknown.
-        notes: What a reader of any prediction should know, one sentence each.
-        transfers: What ``cost`` was fitted to; None: it was not.
+        notes: Notes for the reader of any prediction, one sentence each.
+        transfers: Transfers that ``cost`` was fitted to; None: it was not.
     """
 
     steps: DdpSteps
@@ -58,7 +58,7 @@ class DdpJob:
 
     @property
     def error(self) -> float:
-        """By how much of their time the recorded steps are predicted too long."""
+        """Share of their time by which the recorded steps are predicted too long."""
         return float(self.replayed().mean() / self.recorded.mean() - 1)
 
     @property
@@ -84,8 +84,8 @@ class DdpJob:
         for _ in range(RESAMPLES):
             steps, cost = generator.integers(n, size=n), self.cost
             if fitted is not None:
-                own = np.concatenate([np.flatnonzero(fitted.step == step) for step in steps])
-                cost = fit_link_cost(fitted.size[own], fitted.seconds[own]) if len(own) else cost
+                transfers = np.concatenate([np.flatnonzero(fitted.step == step) for step in steps])
+                cost = fit_link_cost(fitted.size[transfers], fitted.seconds[transfers]) if len(transfers) else cost
             ratios.append(float(predicted(cost)[steps].mean() / baseline(cost)[steps].mean()))
         tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(ratios, (tail, 1 - tail))
@@ -98,16 +98,9 @@ class DdpJob:
         """Seconds of each step with the recorded buckets, by the model, float64[steps]."""
         return self.steps.step_seconds(self.buckets, self.cost)
 
-    def delayed(self, delays: Mapping[int, float]) -> DdpSteps:
-        """Steps in which ranks (rows) take longer, each by some seconds."""
-        result = self.steps
-        for rank, seconds in delays.items():
-            result = result.delayed(rank, seconds)
-        return result
-
 
 def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
-    """The training under DDP that a job is; ``cost``: of a collective, instead of one fitted to those of the trace.
+    """The training under DDP that a job is; ``cost``: cost of a collective, instead of one fitted to those of the trace.
 
     Raises:
         UsageError: gradients, a backward pass or all-reduces are missing, or ranks do not have the same ones.
@@ -123,8 +116,8 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
         )
     gradients = {rank: job.gradients.get(rank) for rank in ranks}
     counts = {
-        tuple(np.bincount(one.step[one.step >= 0], minlength=count).tolist()) if one is not None else ()
-        for one in gradients.values()
+        tuple(np.bincount(of_rank.step[of_rank.step >= 0], minlength=count).tolist()) if of_rank is not None else ()
+        for of_rank in gradients.values()
     }
     each = set(next(iter(counts))) if len(counts) == 1 else set()
     if len(each) != 1 or not max(each):
@@ -135,11 +128,14 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
     shape = (len(ranks), count, gradient_count)
     times, sizes = np.empty(shape), np.empty(shape, np.int64)
     for row, rank in enumerate(ranks):
-        one = gradients[rank]
-        assert one is not None
-        order = np.lexsort((one.ready, one.step))
-        order = order[one.step[order] >= 0]
-        times[row], sizes[row] = one.ready[order].reshape(shape[1:]), one.size[order].reshape(shape[1:])
+        of_rank = gradients[rank]
+        assert of_rank is not None
+        order = np.lexsort((of_rank.ready, of_rank.step))
+        order = order[of_rank.step[order] >= 0]
+        times[row], sizes[row] = (
+            of_rank.ready[order].reshape(shape[1:]),
+            of_rank.size[order].reshape(shape[1:]),
+        )
     if (sizes != sizes[0, 0]).any() or (sizes < 0).any():
         raise UsageError(
             "gradients become ready in another order in some steps, or their sizes are unknown; see record_shapes"
@@ -149,7 +145,7 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
 
 def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | None) -> DdpJob:
     ranks = job.ranks
-    seen, found = job.operations, recorded_buckets(job, sizes)
+    seen, buckets = job.operations, recorded_buckets(job, sizes)
     begins, ends = (np.array(part) for part in zip(*(step_bounds(job, rank) for rank in ranks), strict=True))
     backward, last = np.full(begins.shape, np.inf), np.full(begins.shape, -np.inf)
     of_step = seen.step >= 0
@@ -158,26 +154,38 @@ def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | Non
     np.minimum.at(backward, (rows[computing], seen.step[computing]), seen.start[computing])
     if not np.isfinite(backward).all():
         raise UsageError("the traces show a step without a backward pass; record a training under DDP")
-    np.maximum.at(last, (rows[found.carries], seen.step[found.carries]), seen.end[found.carries])
+    np.maximum.at(
+        last,
+        (rows[buckets.carries], seen.step[buckets.carries]),
+        seen.end[buckets.carries],
+    )
     end = np.maximum(times.max(2), backward)
     steps = DdpSteps(
         sizes, backward - begins, times - backward[:, :, None], end - backward, ends - np.maximum(last, end),
         begins[:, 0] - begins[:, 0].min(),
     )  # fmt: skip
-    transfers, notes = None, list(_notes(job, found))
+    transfers, notes = None, list(_notes(job, buckets))
     if cost is None:
-        transfers = _transfers(job, found.carries)
+        transfers = _transfers(job, buckets.carries)
         cost = fit_link_cost(transfers.size, transfers.seconds)
         apart = float(np.abs(transfers.seconds / cost(transfers.size) - 1).mean())
         notes.append(
             f"recorded collectives take {100 * apart:.2g} % more or less than the cost fitted to them, on average"
         )
-    return DdpJob(steps, found.gradients, cost, _periods(begins, ends), found.item_bytes, tuple(notes), transfers)
+    return DdpJob(
+        steps,
+        buckets.gradients,
+        cost,
+        _periods(begins, ends),
+        buckets.item_bytes,
+        tuple(notes),
+        transfers,
+    )
 
 
-def _notes(job: Job, found: RecordedBuckets) -> Iterator[str]:
+def _notes(job: Job, buckets: RecordedBuckets) -> Iterator[str]:
     operations, world_size = job.operations, job.world_size or len(job.ranks)
-    if ((operations.kind == COLLECTIVE) & (operations.step >= 0) & ~found.carries).any():
+    if ((operations.kind == COLLECTIVE) & (operations.step >= 0) & ~buckets.carries).any():
         yield "other collectives than those of gradients are taken to last as recorded, with the waits in them"
     if len(job.ranks) < world_size:
         yield (
@@ -192,7 +200,7 @@ def _periods(begins: Floats, ends: Floats) -> Floats:
 
 
 def _transfers(job: Job, which: np.ndarray) -> Transfers:
-    """Each collective, with its seconds once its last rank had entered it, and the one before it had ended."""
+    """Seconds of each collective once its last rank had entered it, and the one before it had ended."""
     operations, (entered, _) = job.operations, latest_entries(job)
     numbers = operations.collective[which]
     ended, size = np.full(len(entered), -np.inf), np.zeros(len(entered))
@@ -200,11 +208,11 @@ def _transfers(job: Job, which: np.ndarray) -> Transfers:
     np.maximum.at(size, numbers, operations.size[which])
     step = np.zeros(len(entered), np.int64)
     step[numbers] = operations.step[which]
-    own = np.unique(numbers)
-    own = own[np.argsort(ended[own], kind="stable")]
-    before = np.append(-np.inf, np.maximum.accumulate(ended[own])[:-1])  # gloo has two at once on one link
-    seconds = ended[own] - np.maximum(entered[own], before)
-    is_known = (size[own] > 0) & (seconds > 0)
+    ordered = np.unique(numbers)
+    ordered = ordered[np.argsort(ended[ordered], kind="stable")]
+    before = np.append(-np.inf, np.maximum.accumulate(ended[ordered])[:-1])  # gloo has two at once on one link
+    seconds = ended[ordered] - np.maximum(entered[ordered], before)
+    is_known = (size[ordered] > 0) & (seconds > 0)
     if not is_known.any():
         raise UsageError("the traces do not say how large collectives are; record with record_shapes=True")
-    return Transfers(size[own][is_known], seconds[is_known], step[own][is_known])
+    return Transfers(size[ordered][is_known], seconds[is_known], step[ordered][is_known])

@@ -1,4 +1,4 @@
-"""What the steps of a training under DDP would take with other buckets, gradients, reductions, or a parameter server.
+"""Predicted steps of a training under DDP with other buckets, gradients, reductions, or a parameter server.
 
 Forms: ``buckets=25`` or ``buckets=1,8,25`` (MiB, the last for all further ones), ``gradients=fp16`` or ``bf16``,
 ``reduction=PROGRAM`` (as `unsilent placement` names it), ``server=N``. Each is answered by `ddp_model`, all else as recorded.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
-from unsilent.basics.interval import Interval
 from unsilent.basics.sizes import human_bytes, parse_whole_number
 from unsilent.report.text import count_text
+from unsilent.timeline.change import Answer
 from unsilent.timeline.ddp_model import MIB, LinkCost, assign_buckets, server_cost
 from unsilent.timeline.ddp_traces import DdpJob, ddp_job
 from unsilent.timeline.job import Job
@@ -26,7 +26,7 @@ from unsilent.timeline.step_split import Floats
 FORMS = ("buckets=25", "buckets=1,8,25", "gradients=fp16", "gradients=bf16", "reduction=PROGRAM", "server=N")
 WORDS = ("buckets", "gradients", "reduction", "server")
 LARGEST_BUCKET, MOST_SERVERS = 2**20, 2**20
-"""In MiB, and servers: more is taken for a slip of the finger."""
+"""Largest bucket in MiB, and most servers: more is taken for a slip of the finger."""
 SIXTEEN_BITS = ("fp16", "bf16")
 DOES_NOT_GROW = (
     "what a larger collective costs does not show in the measured times; measure the link (unsilent placement measure) and "
@@ -34,37 +34,18 @@ DOES_NOT_GROW = (
 )
 
 
-class DdpAnswer(NamedTuple):
-    """What steps would take.
-
-    Attributes:
-        recorded, predicted: Seconds of each step by the model, with recorded and with other settings, float64[steps].
-        notes: What was assumed, one sentence each.
-        is_extrapolated: Whether a collective is outside the sizes that the cost was fitted to.
-        ratio: Mean predicted over mean recorded step, with limits.
-        doubt: Why the prediction is not to be believed; empty: it may be.
-    """
-
-    recorded: Floats
-    predicted: Floats
-    notes: tuple[str, ...]
-    is_extrapolated: bool
-    ratio: Interval
-    doubt: str
-
-
 class DdpQuestions:
     """Answers questions about one job.
 
     Args:
-        job: On one clock.
-        system: What collectives cost (see `unsilent.timeline.link_costs`); empty: as fitted to the traces.
+        job: Job on one clock.
+        system: Description of the machine for costs (see `unsilent.timeline.link_costs`); empty: fitted to the traces.
     """
 
     def __init__(self, job: Job, system: str = "") -> None:
         self._job, self._system = job, system
 
-    def answer(self, text: str) -> DdpAnswer:
+    def answer(self, text: str) -> Answer:
         """The answer; raises ``UsageError`` for a question that names nothing, and for jobs that are no training under DDP."""
         word, _, value = text.partition("=")
         ddp, share, notes = self._ddp, 1.0, list[str]()
@@ -102,14 +83,15 @@ class DdpQuestions:
         elif not cost.covers(sizes):
             notes.append(f"{beyond_fit(cost, sizes)}; give a --system that was measured with --sizes around these")
 
+        # Both are functions of the cost, as limits come from costs that are fitted to resampled steps.
         def predicted(fitted: LinkCost) -> Floats:
             return ddp.steps.step_seconds(buckets, change(fitted), share)
 
         def recorded(fitted: LinkCost) -> Floats:
             return ddp.steps.step_seconds(ddp.buckets, fitted)
 
-        return DdpAnswer(
-            recorded(ddp.cost), predicted(ddp.cost), (*notes, *ddp.notes), not cost.covers(sizes),
+        return Answer(
+            text, recorded(ddp.cost), predicted(ddp.cost), (*notes, *ddp.notes), not cost.covers(sizes),
             ddp.ratio(predicted, recorded), ddp.doubt,
         )  # fmt: skip
 
@@ -167,14 +149,14 @@ def sixteen_bit_share(item_bytes: NDArray[np.integer[Any]], setting: str) -> Flo
 
 
 def sixteen_bit_notes(item_bytes: NDArray[np.integer[Any]]) -> Iterator[str]:
-    """What is assumed where gradients are sent in 16 bits."""
+    """Assumptions where gradients are sent in 16 bits."""
     if (item_bytes < 0).any():
         yield "gradients are taken to have 32 bits where the traces do not say"
     yield "casts to 16 bits are not counted"
 
 
 def beyond_fit(cost: LinkCost, sizes: Floats) -> str:
-    """What is said where some of these sizes are outside those that a cost was fitted to."""
+    """Note that some of these sizes are outside those that a cost was fitted to."""
     sent, fitted = _range(float(sizes.min()), float(sizes.max())), _range(cost.smallest, cost.largest)
     return f"collectives of {sent} are outside the sizes that the cost was fitted to ({fitted})"
 

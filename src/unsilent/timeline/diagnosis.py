@@ -5,50 +5,89 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.sizes import human_bytes
-from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
-from unsilent.report.text import count_text, escape_unprintable, short
+from unsilent.report.text import count_text, duration_text, escape_unprintable, short
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label
-from unsilent.timeline.critical_path import Link, critical_path
+from unsilent.timeline.change import Answer
 from unsilent.timeline.job import COLLECTIVE, KINDS, Job
 from unsilent.timeline.memory import MemoryPeak, memory_peaks
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.report import MOST_NAME
 from unsilent.timeline.slowdown import Slowdown, measure_slowdown
-from unsilent.timeline.step_split import StepSplit, split_steps
+from unsilent.timeline.step_split import StepSplit, latest_entries, split_steps
 from unsilent.timeline.stragglers import PARTS, Excess, excesses
-from unsilent.timeline.what_if import Answer, answer, answer_interval
+from unsilent.timeline.what_if import answer, answer_interval
+
+
+class Link(NamedTuple):
+    """A part of a critical path.
+
+    Attributes:
+        operation: Index.
+        seconds: Seconds that it adds: its duration; of a collective, from when its last rank entered it.
+        gap: Seconds between the end of what it waited for and its start.
+    """
+
+    operation: int
+    seconds: float
+    gap: float
+
+
+def critical_path(job: Job, step: int) -> list[Link]:
+    """The critical path of a step (an index of `Job.steps`), in the order of time; empty where no operation is of the step."""
+    operations = job.operations
+    of_step = np.flatnonzero(operations.step == step)
+    if not len(of_step):
+        return []
+    order = np.argsort(job.edges.target, kind="stable")
+    sources, targets = job.edges.source[order], job.edges.target[order]
+    entered, last = latest_entries(job)
+    now, result = int(of_step[np.argmax(operations.end[of_step])]), []
+    while True:
+        begin = float(operations.start[now])
+        if operations.kind[now] == COLLECTIVE and (number := int(operations.collective[now])) >= 0:
+            end, begin, now = float(operations.end[now]), float(entered[number]), int(last[number])
+        else:
+            end = float(operations.end[now])
+        first, stop = np.searchsorted(targets, [now, now + 1])
+        before = sources[first:stop]
+        before = before[(operations.step[before] == step) & (operations.start[before] < operations.start[now])]
+        latest = int(before[np.argmax(operations.end[before])]) if len(before) else -1
+        gap = max(round(begin - float(operations.end[latest]), 9), 0.0) if latest >= 0 else 0.0
+        result.append(Link(now, max(end - begin, 0.0), gap))
+        if latest < 0:
+            return result[::-1]
+        now = latest
+
 
 MOST_UNEXPLAINED, MOST_LONGER = 0.5, 1.1
 """Replays are not believed from this share of unexplained gaps on, in the time of all ranks, and where the one without gaps takes
 so many times as long as the recorded steps."""
 BEYOND = " (beyond the sizes that the cost was fitted to)"
-VERDICTS = ("straggler", "not_separable", "not_compared")
-"""A rank is late by more than noise; none is, in any part of the steps; or not all parts, ranks or steps could be compared."""
 MOST_BARS = 4000
-"""Of the figure of a step; with more operations, the longest are drawn."""
+"""Most operations in the figure of a step; of more, the longest are drawn."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Timeline(Shown):
-    """What a recorded job's time went to.
+    """The diagnosis of a recorded job: where its time went.
 
     Attributes:
-        job: What was recorded, on one clock.
-        slowdown: By stragglers, by replay.
+        job: The recorded job, on one clock.
+        slowdown: Slowdown by stragglers, by replay.
         split: Seconds of each rank's steps by what they went to.
         excesses: How late each rank is in each part of a step, the clearest first; empty where ranks cannot be compared.
         step: Index of the step with the median time.
-        path: Its critical path.
-        answers: To what-ifs.
+        path: Critical path of the step.
+        answers: Answers to what-ifs.
     """
 
     job: Job
@@ -60,7 +99,7 @@ class Timeline(Shown):
     answers: list[Answer]
 
     def report(self, source: str = "") -> Report:
-        """What is shown of it; ``source``: the name of the traces."""
+        """Report on the diagnosis; ``source``: the name of the traces."""
         base = self.slowdown.report(source)
         return replace(
             base,
@@ -89,10 +128,14 @@ class Timeline(Shown):
 
     @property
     def verdict(self) -> str:
-        """One of `VERDICTS`."""
+        """Verdict of the comparison of ranks, in a word.
+
+        ``straggler``: a rank is late by more than noise; ``not_separable``: none is, in any part of the steps;
+        ``not_compared``: not all parts, ranks or steps could be compared.
+        """
         if self.excesses and self.excesses[0].is_separable:
             return "straggler"
-        return "not_separable" if {one.part for one in self.excesses} == set(PARTS) else "not_compared"
+        return "not_separable" if {excess.part for excess in self.excesses} == set(PARTS) else "not_compared"
 
     @property
     def is_explained(self) -> bool:
@@ -102,7 +145,7 @@ class Timeline(Shown):
 
 
 def diagnose(job: Job, questions: Sequence[str] = (), system: str | None = None) -> Timeline:
-    """What a job's time went to, and answers to what-ifs (see `answer`); raises ``UsageError`` for one that names nothing."""
+    """The diagnosis of a job, and answers to what-ifs (see `answer`); raises ``UsageError`` for an unknown one."""
     slowdown = measure_slowdown(job)
     step = int(np.argsort(slowdown.recorded, kind="stable")[(len(slowdown.recorded) - 1) // 2])
     answers = answer(Replay(job), questions, system) if questions or system is not None else []
@@ -116,23 +159,23 @@ def _doubts(result: Timeline) -> Iterator[str]:
 
 
 def _lateness(result: Timeline) -> Iterator[str]:
-    """One sentence on late ranks: by parts of the step where these were compared, else by who was waited for."""
-    found, split = result.excesses, result.split
+    """Sentence on late ranks: by parts of the step where these were compared, else by who was waited for."""
+    excesses, split = result.excesses, result.split
     if len(split.ranks) == 1:
         period, steps = split.end - split.begin, len(result.job.steps)
         yield (
             f"Only rank {split.ranks[0]} was read, so that late ranks cannot be seen. A step takes "
-            f"{time_text(float(np.nanmean(period)))}, from its begin to the next one's (mean of {steps:,})."
+            f"{duration_text(float(np.nanmean(period)))}, from its begin to the next one's (mean of {steps:,})."
         )
     elif result.verdict == "straggler":
-        first = found[0]
+        first = excesses[0]
         yield (
-            f"Rank {first.rank} takes {time_text(first.seconds)} longer than the others in its {first.part} "
-            f"(noise floor {time_text(first.floor)})."
+            f"Rank {first.rank} takes {duration_text(first.seconds)} longer than the others in its {first.part} "
+            f"(noise floor {duration_text(first.floor)})."
         )
     elif result.verdict == "not_separable":
-        floors = {part: max(one.floor for one in found if one.part == part) for part in PARTS}
-        parts = ", ".join(f"{part} {time_text(floors[part])}" for part in PARTS)
+        floors = {part: max(excess.floor for excess in excesses if excess.part == part) for part in PARTS}
+        parts = ", ".join(f"{part} {duration_text(floors[part])}" for part in PARTS)
         yield f"No rank is late by more than the noise floor (in {parts})."
     elif not result.job.stages:
         waiting = np.nanmedian(split.waiting_for.sum(0), 1)
@@ -142,7 +185,7 @@ def _lateness(result: Timeline) -> Iterator[str]:
             yield "No collective was found on two ranks: nothing is known of who waited for whom."
         elif waiting[last] > 0:
             yield (
-                f"Other ranks wait longest for rank {split.ranks[last]}: {time_text(float(waiting[last]))} of a step, "
+                f"Other ranks wait longest for rank {split.ranks[last]}: {duration_text(float(waiting[last]))} of a step, "
                 "together (median)."
             )
         else:
@@ -171,28 +214,29 @@ def _split_findings(result: Timeline) -> Iterator[str]:
     )
 
 
-def _doubt(result: Timeline, one: Answer) -> str:
+def _doubt(result: Timeline, what_if: Answer) -> str:
     """Why an answer is not to be believed, which it is computed by: the model of DDP, or replays; empty: it may be."""
-    return one.doubt if one.of_model or result.is_explained else "replays are not to be trusted"
+    return what_if.doubt if what_if.of_model or result.is_explained else "replays are not to be trusted"
 
 
 def _answer_findings(result: Timeline) -> Iterator[str]:
-    for one in result.answers:
-        question = escape_unprintable(one.text)
-        if doubt := _doubt(result, one):
+    for what_if in result.answers:
+        question = escape_unprintable(what_if.text)
+        if doubt := _doubt(result, what_if):
             yield f"{question}: not predicted, as {doubt}"
             continue
-        most = f" to {time_text(float(one.longest.mean()))}" if one.longest is not None else ""
-        means = f"{time_text(float(one.predicted.mean()))}{most} instead of {time_text(float(one.recorded.mean()))}"
-        by = f"by {_model_text(one.of_model)}" if one.of_model else "by replay"
-        yield f"{question}: a step would take {means}, {by}{BEYOND if one.is_extrapolated else ''}{_peak_text(one)}"
+        most = f" to {duration_text(float(what_if.longest.mean()))}" if what_if.longest is not None else ""
+        predicted, recorded = (duration_text(float(times.mean())) for times in (what_if.predicted, what_if.recorded))
+        means = f"{predicted}{most} instead of {recorded}"
+        by = f"by {_model_text(what_if.of_model)}" if what_if.of_model else "by replay"
+        yield f"{question}: a step would take {means}, {by}{BEYOND if what_if.is_extrapolated else ''}{_peak_text(what_if)}"
 
 
-def _peak_text(one: Answer) -> str:
+def _peak_text(what_if: Answer) -> str:
     """The predicted peak of memory, where there is one."""
-    if one.peak is None:
+    if what_if.peak is None:
         return ""
-    recorded, predicted = map(human_bytes, one.peak)
+    recorded, predicted = map(human_bytes, what_if.peak)
     return f"; the peak of memory would be {predicted} instead of {recorded}, by the memory events"
 
 
@@ -207,14 +251,14 @@ def _model_text(ratio: Interval) -> str:
 
 def _answer_notes(answers: Sequence[Answer]) -> Iterator[str]:
     """Each note once, after the questions that it is about."""
-    for note in dict.fromkeys(note for one in answers for note in one.notes):
-        yield f"{escape_unprintable(', '.join(one.text for one in answers if note in one.notes))}: {note}"
+    for note in dict.fromkeys(note for what_if in answers for note in what_if.notes):
+        yield f"{escape_unprintable(', '.join(what_if.text for what_if in answers if note in what_if.notes))}: {note}"
 
 
 def _counts_from_begin(job: Job, peaks: Sequence[MemoryPeak]) -> bool:
     """Whether some peaks are of ranks without a device, whose memory the profiler counts from the recording's begin on."""
     with_device = {lane.rank for lane in job.lanes if lane.is_device}
-    return any(one.rank not in with_device for one in peaks)
+    return any(peak.rank not in with_device for peak in peaks)
 
 
 def _memory_notes(result: Timeline) -> Iterator[str]:
@@ -227,7 +271,7 @@ def _memory_notes(result: Timeline) -> Iterator[str]:
 
 def _estimates(result: Timeline) -> Table:
     values = {"slowdown": result.slowdown.slowdown, "slowdown_with_gaps": result.slowdown.slowdown_with_gaps}
-    values |= {one.text: answer_interval(one) for one in result.answers if not _doubt(result, one)}
+    values |= {what_if.text: answer_interval(what_if) for what_if in result.answers if not _doubt(result, what_if)}
     return machine_table(measured({}, values, "step"), ("measure", ""))
 
 
@@ -245,21 +289,21 @@ def _sections(result: Timeline) -> Iterator[Section]:
         )  # fmt: skip
     if result.excesses:
         heads = (
-            Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", lambda one: one.part),
-            Column("longer than others", "number", digits=time_text, of=lambda one: one.seconds),
-            Column("noise floor", "number", digits=time_text, of=lambda one: one.floor),
+            Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", "part"),
+            Column("longer than others", "number", digits=duration_text, of="seconds"),
+            Column("noise floor", "number", digits=duration_text, of="floor"),
             Column("separable", of=lambda one: "yes" if one.is_separable else "no"),
         )  # fmt: skip
-        rows = sorted(result.excesses, key=lambda one: (-one.is_separable, -one.seconds))
+        rows = sorted(result.excesses, key=lambda excess: (-excess.is_separable, -excess.seconds))
         yield Section(
             "Late ranks", "How much longer a part of a step takes than on the median of the other ranks, median over steps.",
-            (Table.of(rows, heads, "lateness", is_emphasised=lambda one: one.is_separable, terminal_rows=5),),
+            (Table.of(rows, heads, "lateness", is_emphasised=lambda excess: excess.is_separable, terminal_rows=5),),
         )  # fmt: skip
 
 
 def _split_table(split: StepSplit) -> Table:
     def seconds(name: str, values: Any) -> Column:
-        return Column(name, "number", digits=time_text, of=lambda row: float(np.nanmean(values[row])))
+        return Column(name, "number", digits=duration_text, of=lambda row: float(np.nanmean(values[row])))
 
     def awaited(row: int) -> str:
         waited = np.nansum(split.waiting_for[row], 1)
@@ -276,8 +320,8 @@ def _split_table(split: StepSplit) -> Table:
 def _memory_table(peaks: Sequence[MemoryPeak], from_begin: bool) -> Table:
     heads = (
         Column("rank", of=lambda one: str(one.rank)),
-        Column("peak", "number", digits=lambda size: human_bytes(round(size)), of=lambda one: one.bytes),
-        Column("step", of=lambda one: str(one.step)), Column.text("phase", lambda one: one.phase),
+        Column("peak", "number", digits=lambda size: human_bytes(round(size)), of="bytes"),
+        Column("step", of=lambda one: str(one.step)), Column.text("phase"),
     )  # fmt: skip
     title = "peak of memory allocated since the recording began" if from_begin else "peak of allocated memory"
     return Table.of(peaks, heads, title, terminal_rows=10)
@@ -294,8 +338,9 @@ def _path_table(result: Timeline) -> Table:
     heads = (
         Column("rank", of=lambda row: str(row[0][0])),
         Column.text("operation", lambda row: short(escape_unprintable(row[0][1]), MOST_NAME)),
-        Column.count("times", lambda row: row[1][0]), Column("seconds", "number", digits=time_text, of=lambda row: row[1][1]),
-        Column("gaps before", "number", digits=time_text, of=lambda row: row[1][2]),
+        Column.count("times", lambda row: row[1][0]),
+        Column("seconds", "number", digits=duration_text, of=lambda row: row[1][1]),
+        Column("gaps before", "number", digits=duration_text, of=lambda row: row[1][2]),
     )  # fmt: skip
     rows = sorted(totals.items(), key=lambda row: -row[1][1])
     return Table.of(rows, heads, "critical path", terminal_rows=8, sortable=True)
@@ -304,23 +349,23 @@ def _path_table(result: Timeline) -> Table:
 def step_figure(result: Timeline) -> Figure:
     """Operations of the median step as bars, ranks as rows, those on the critical path framed."""
     operations, critical = result.job.operations, {link.operation for link in result.path}
-    shown = np.flatnonzero(operations.step == result.step)
-    if len(shown) > MOST_BARS:
-        shown = np.sort(shown[np.argsort(-operations.duration[shown])[:MOST_BARS]])
-    begin = float(operations.start[shown].min())
+    drawn = np.flatnonzero(operations.step == result.step)
+    if len(drawn) > MOST_BARS:
+        drawn = np.sort(drawn[np.argsort(-operations.duration[drawn])[:MOST_BARS]])
+    begin = float(operations.start[drawn].min())
     rows = {rank: number for number, rank in enumerate(result.job.ranks)}
     traces = []
     for kind, name in enumerate(KINDS):
-        of_kind = shown[operations.kind[shown] == kind]
+        of_kind = drawn[operations.kind[drawn] == kind]
         if not len(of_kind):
             continue
         below = 0.22 if kind == COLLECTIVE else -0.22  # collectives run beside computation
         texts = [
             f"{label(operations.names[operations.name[one]], 60)}<br>rank {operations.rank[one]}, "
-            f"{time_text(float(operations.duration[one]))}"
+            f"{duration_text(float(operations.duration[one]))}"
             for one in of_kind
         ]
-        frames = [1.5 if one in critical else 0 for one in of_kind.tolist()]
+        frames = [1.5 if operation in critical else 0 for operation in of_kind.tolist()]
         traces.append({
             "type": "bar", "orientation": "h", "name": name, "hoverinfo": "text", "hovertext": texts, "width": 0.4,
             "base": (1e3 * (operations.start[of_kind] - begin)).tolist(), "x": (1e3 * operations.duration[of_kind]).tolist(),
@@ -346,19 +391,19 @@ def _json(result: Timeline) -> dict[str, Any]:
         "ranks": [
             {"rank": rank} | {name: of[row] for name, of in means.items()} for row, rank in enumerate(split.ranks)
         ],
-        "memory": [vars(one) for one in result.memory_peaks],
-        "late": [{**vars(one), "is_separable": one.is_separable} for one in result.excesses],
+        "memory": [vars(peak) for peak in result.memory_peaks],
+        "late": [{**vars(excess), "is_separable": excess.is_separable} for excess in result.excesses],
         "what_if": [
             {
-                "text": one.text,
-                "recorded": one.recorded.tolist(),
-                "predicted": one.predicted.tolist(),
-                "is_extrapolated": one.is_extrapolated,
-                "is_trusted": not _doubt(result, one),
-                "peak_bytes": None if one.peak is None else list(one.peak),
-                "limits": [answer_interval(one).low, answer_interval(one).high],
-                "notes": list(one.notes),
+                "text": what_if.text,
+                "recorded": what_if.recorded.tolist(),
+                "predicted": what_if.predicted.tolist(),
+                "is_extrapolated": what_if.is_extrapolated,
+                "is_trusted": not _doubt(result, what_if),
+                "peak_bytes": None if what_if.peak is None else list(what_if.peak),
+                "limits": [answer_interval(what_if).low, answer_interval(what_if).high],
+                "notes": list(what_if.notes),
             }
-            for one in answers
+            for what_if in answers
         ],
     }

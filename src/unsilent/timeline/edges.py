@@ -28,16 +28,16 @@ def make_edges(operations: Operations, lanes: Sequence[Lane], launches: Indices)
     """Dependencies within each rank.
 
     Args:
-        operations: Of all ranks; those that wait for a device cut by `cut_waits`.
+        operations: Operations of all ranks; those that wait for a device cut by `cut_waits`.
         lanes: Their threads and streams.
-        launches: What launched what: pairs of indices, int32[k, 2].
+        launches: Launches: pairs of indices of the launching and the launched operation, int32[k, 2].
     """
     order = np.lexsort((operations.end, operations.start, operations.lane)).astype(np.int32)
     bounds = np.searchsorted(operations.lane[order], np.arange(len(lanes) + 1))
     by_lane = [order[begin:end] for begin, end in pairwise(bounds)]
     previous = np.full(len(operations), -1, np.int32)
-    for own in by_lane:
-        previous[own[1:]] = own[:-1]
+    for lane_operations in by_lane:
+        previous[lane_operations[1:]] = lane_operations[:-1]
     followers = np.flatnonzero(previous >= 0).astype(np.int32)
     parts = [(CHAIN, (previous[followers], followers)), (LAUNCH, _launch_edges(operations, launches, previous))]
     parts += [(WAIT, pair) for pair in _wait_edges(operations, lanes, by_lane)]
@@ -56,15 +56,17 @@ def cut_waits(operations: Operations, lanes: Sequence[Lane], launches: Indices) 
     start, is_device = operations.start.copy(), _is_device(operations, lanes)
     calls = _synchronises(operations) & ~is_device
     for rank in np.unique(operations.rank[calls]):
-        own = np.flatnonzero(calls & (operations.rank == rank))
+        calls_of_rank = np.flatnonzero(calls & (operations.rank == rank))
         ends = np.sort(operations.end[is_device & (operations.rank == rank)])
-        ended = np.searchsorted(ends, operations.end[own], side="right")
+        ended = np.searchsorted(ends, operations.end[calls_of_rank], side="right")
         last = np.append(-np.inf, ends)[ended]
-        start[own] = np.clip(last, start[own], operations.end[own])
+        start[calls_of_rank] = np.clip(last, start[calls_of_rank], operations.end[calls_of_rank])
     order = np.lexsort((start, operations.rank))
     position = np.empty(len(order), np.int32)
     position[order] = np.arange(len(order))
-    arrays = {one.name: getattr(operations, one.name)[order] for one in fields(operations) if one.name != "names"}
+    arrays = {
+        field.name: getattr(operations, field.name)[order] for field in fields(operations) if field.name != "names"
+    }
     arrays |= {"start": start[order], "duration": (operations.end - start)[order]}
     return replace(operations, **arrays), position[launches]
 
@@ -91,28 +93,33 @@ def _wait_edges(
 ) -> Iterator[tuple[Indices, Indices]]:
     """Edges to operations after a gap in their lane, from what ended in it, by lane of the target and of the source."""
     is_collective, calls = operations.kind == COLLECTIVE, _synchronises(operations)
-    carries_out = [not lane.is_device and is_collective[own].all() for lane, own in zip(lanes, by_lane, strict=True)]
+    carries_out = [
+        not lane.is_device and is_collective[lane_operations].all()
+        for lane, lane_operations in zip(lanes, by_lane, strict=True)
+    ]
     by_rank: dict[int, list[int]] = {}
     for number, lane in enumerate(lanes):
         by_rank.setdefault(lane.rank, []).append(number)
-    for number, (lane, own) in enumerate(zip(lanes, by_lane, strict=True)):
-        if not len(own) or carries_out[number]:
+    for number, (lane, targets) in enumerate(zip(lanes, by_lane, strict=True)):
+        if not len(targets) or carries_out[number]:
             continue  # a thread of gloo takes up what was launched
-        for other in by_rank[lane.rank]:
-            sources = by_lane[other]
-            if other == number or not len(sources) or (lane.is_device and not lanes[other].is_device):
+        for source_lane in by_rank[lane.rank]:
+            sources = by_lane[source_lane]
+            if source_lane == number or not len(sources) or (lane.is_device and not lanes[source_lane].is_device):
                 continue
-            source, target = _last_in_gaps(operations, own, sources)
-            is_wait = calls[target] if lanes[other].is_device and not lane.is_device else np.ones(len(target), bool)
+            source, target = _last_in_gaps(operations, targets, sources)
+            is_wait = (
+                calls[target] if lanes[source_lane].is_device and not lane.is_device else np.ones(len(target), bool)
+            )
             yield source[is_wait], target[is_wait]
 
 
-def _last_in_gaps(operations: Operations, own: Indices, sources: Indices) -> tuple[Indices, Indices]:
-    """For each gap before an operation of a lane, the source (of another lane) that ended last in it, and the operation."""
+def _last_in_gaps(operations: Operations, targets: Indices, sources: Indices) -> tuple[Indices, Indices]:
+    """The source (of another lane) that ended last in each gap before an operation of a lane, and that operation."""
     ends = operations.end[sources]
-    after = np.searchsorted(operations.start[own], ends - ROUNDING)
-    begins = np.append(-np.inf, operations.end[own])[after]
-    is_in_gap = (after < len(own)) & (begins <= ends)
+    after = np.searchsorted(operations.start[targets], ends - ROUNDING)
+    begins = np.append(-np.inf, operations.end[targets])[after]
+    is_in_gap = (after < len(targets)) & (begins <= ends)
     sources, after = sources[is_in_gap], after[is_in_gap]
     is_last = np.append(after[1:] != after[:-1], True)[: len(after)]
-    return sources[is_last], own[after[is_last]]
+    return sources[is_last], targets[after[is_last]]

@@ -21,13 +21,13 @@ from unsilent.basics.printable import escape_unprintable
 DEFAULT_GROUP = "default_pg"
 """Description of the process group of all ranks."""
 MOST_BYTES = 2**26
-"""Of a dump. One of 2,000 entries, as many as torch holds by default, has about 2 MB."""
+"""Most bytes of a dump. One of 2,000 entries, as many as torch holds by default, has about 2 MB."""
 MOST_FILES, MOST_RANK, LARGEST = 2**16, 2**20, 2**63 - 1
 MOST_PARTS = 2**21
 """Entries, sizes and frames that are looked at in a dump, which may refer to the same ones again and again."""
 LONGEST_NAME = 300
 _NAME = re.compile(r"(?!trace-|\.)(?:.*\D)?(\d+)(?:\.json|\.pickle|\.pkl)?", re.ASCII)
-"""Of a dump: ends with the rank. ``trace-rank0.json`` is what a profiler wrote, in the same folder."""
+"""Name of a dump: ends with the rank. ``trace-rank0.json`` is what a profiler wrote, in the same folder."""
 _OF_TORCH = re.compile(r"(?:^|[\\/])torch[\\/]")
 
 
@@ -39,17 +39,17 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Name for people, with the description."""
         return f"{self.name} ({self.description})" if self.description not in ("", "undefined") else self.name
 
 
 class Collective(NamedTuple):
-    """What a rank called.
+    """The arguments of a collective that a rank called.
 
     Attributes:
         operation: Like ``all_reduce``.
         sent, received: Shapes of tensors.
-        dtypes: Of what is sent, else of what is received.
+        dtypes: Types of what is sent, else of what is received.
         file, line: Where, outside of torch; empty and 0: unknown.
     """
 
@@ -63,7 +63,7 @@ class Collective(NamedTuple):
 
 @dataclass
 class Entered:
-    """What a rank entered of a group: collectives by their numbers, and those of them that it has not left."""
+    """Collectives of a group that a rank entered, by their numbers, and those of them that it has not left."""
 
     collectives: dict[int, Collective] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
@@ -76,11 +76,11 @@ class Entered:
 
 @dataclass(frozen=True)
 class Dump:
-    """What the recorder of a rank held.
+    """The content of the flight recorder of a rank.
 
     Attributes:
-        rank: By the name of the file.
-        groups: What it entered, by group.
+        rank: Rank by the name of the file.
+        groups: Collectives that it entered, by group.
         members: Ranks of groups, where it says so.
         dropped: Entries that it held no more.
         has_unnamed: Whether it used a group of which it held no entry.
@@ -99,8 +99,8 @@ def read_dumps(paths: Sequence[str | Path]) -> list[Dump]:
     for path in _files(paths):
         rank = _rank(path)
         if rank in files:
-            shown = " and ".join(escape_unprintable(one) for one in (files[rank], path))
-            raise UsageError(f"{shown} are both of rank {rank}; give one dump of each rank, of one job")
+            both_files = " and ".join(escape_unprintable(file) for file in (files[rank], path))
+            raise UsageError(f"{both_files} are both of rank {rank}; give one dump of each rank, of one job")
         files[rank] = path
     known: dict[Collective, Collective] = {}  # the same on many ranks and in many steps
     return [_read_dump(files[rank], rank, known) for rank in sorted(files)]
@@ -112,7 +112,7 @@ def _files(paths: Sequence[str | Path]) -> Iterable[Path]:
             yield path
             continue
         try:
-            names = sorted(one for one in path.iterdir() if _NAME.fullmatch(one.name) and one.is_file())
+            names = sorted(entry for entry in path.iterdir() if _NAME.fullmatch(entry.name) and entry.is_file())
         except OSError as error:
             raise UsageError(f"cannot read {escape_unprintable(path)}: {error.strerror}; check the path") from None
         if not 0 < len(names) <= MOST_FILES:
@@ -155,7 +155,7 @@ class _Reader:
 
     def __init__(self, known: dict[Collective, Collective]) -> None:
         self._known = known
-        self._left = MOST_PARTS
+        self._parts_left = MOST_PARTS
 
     def dump(self, value: Any, rank: int) -> Dump:
         top = _mapping(value, "it")
@@ -169,7 +169,7 @@ class _Reader:
             if _flag(entry.get("is_p2p"), "is_p2p"):
                 continue
             group = Group(
-                *(_text(one, "process_group") for one in self._list(entry.get("process_group"), "process_group", 2))
+                *(_text(text, "process_group") for text in self._list(entry.get("process_group"), "process_group", 2))
             )
             number, entered = (
                 _whole(entry.get("collective_seq_id"), "collective_seq_id"),
@@ -211,7 +211,7 @@ class _Reader:
         )
 
     def _texts(self, entry: Any, key: str) -> tuple[str, ...]:
-        return tuple(_text(one, key) for one in self._list(entry.get(key), key))
+        return tuple(_text(text, key) for text in self._list(entry.get(key), key))
 
     def _site(self, frames: Any) -> tuple[str, int]:
         """File and line of the innermost frame that is not torch's."""
@@ -222,11 +222,11 @@ class _Reader:
                 return file, _whole(frame.get("line"), "line")
         return "", 0
 
-    def _list(self, value: Any, what: str, length: int | None = None) -> Sequence[Any]:
+    def _list(self, value: Any, name: str, length: int | None = None) -> Sequence[Any]:
         if not isinstance(value, (list, tuple)) or (length is not None and len(value) != length):
-            raise ValueError(f"its {what} are no list" if length is None else f"its {what} is not {length} texts")
-        self._left -= len(value) + 1
-        if self._left < 0:
+            raise ValueError(f"its {name} are no list" if length is None else f"its {name} is not {length} texts")
+        self._parts_left -= len(value) + 1
+        if self._parts_left < 0:
             raise ValueError(f"it has more than {MOST_PARTS:,} entries, sizes and frames")
         return value
 
@@ -235,35 +235,35 @@ def _is_mapping(value: Any) -> TypeGuard[Any]:
     return isinstance(value, (dict, Mapped))
 
 
-def _mapping(value: Any, what: str) -> Any:
+def _mapping(value: Any, name: str) -> Any:
     if not _is_mapping(value):
-        raise ValueError(f"{what} is no object with named values")
+        raise ValueError(f"{name} is no object with named values")
     return value
 
 
-def _pairs(value: Any, what: str) -> Iterable[tuple[Any, Any]]:
-    value = _mapping(value, f"its {what}")
+def _pairs(value: Any, name: str) -> Iterable[tuple[Any, Any]]:
+    value = _mapping(value, f"its {name}")
     pairs: Iterable[tuple[Any, Any]] = value.items if isinstance(value, Mapped) else value.items()
     return pairs
 
 
-def _whole(value: Any, what: str, least: int = 0, most: int = LARGEST) -> int:
+def _whole(value: Any, name: str, least: int = 0, most: int = LARGEST) -> int:
     """A whole number, which JSON has as text in places."""
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value, re.ASCII):
         value = int(value)
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"its {what} is no whole number from {least} to {most}")
+        raise ValueError(f"its {name} is no whole number from {least} to {most}")
     return value
 
 
-def _flag(value: Any, what: str) -> bool:
+def _flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"its {what} is neither true nor false")
+        raise ValueError(f"its {name} is neither true nor false")
     return value
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: Any, name: str) -> str:
     """A text, fit to be shown."""
     if not isinstance(value, str):
-        raise ValueError(f"its {what} is no text")
+        raise ValueError(f"its {name} is no text")
     return escape_unprintable(value[:LONGEST_NAME])

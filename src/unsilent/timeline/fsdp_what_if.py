@@ -1,4 +1,4 @@
-"""What a training under FSDP2 would take with another setting.
+"""Predicted steps of a training under FSDP2 with another setting.
 
 Forms: ``reshard_after_forward=no``, ``reduce_dtype=bf16``, ``fsdp wrap=N`` (every N neighbouring units are one) and
 ``fsdp prefetch=N`` (parameters are gathered N units ahead in backward passes).
@@ -26,14 +26,14 @@ from unsilent.timeline.step_split import Floats
 FORMS = ("reshard_after_forward=no", "reduce_dtype=bf16", "reduce_dtype=fp16", "fsdp wrap=2", "fsdp prefetch=2")
 WORDS = ("reshard_after_forward", "reduce_dtype", "fsdp wrap", "fsdp prefetch")
 MOST_UNITS = 1024
-"""That are wrapped as one, or gathered ahead: more is taken for a slip of the finger."""
+"""Most units that are wrapped as one, or gathered ahead: more is taken for a slip of the finger."""
 _GATHERS = re.compile(r"\w+::?_?all_?gather|fsdp::split_with_sizes_copy")
 """Collectives, what launches them, and copies to and from what they send."""
 _SCATTERS = re.compile(r"\w+::?_?reduce_?scatter")
 
 
 def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
-    """What a question changes in a replay; raises ``UsageError`` for an unknown setting, or without such collectives."""
+    """The change of a replay that a question names; raises ``UsageError`` if unknown, or without such collectives."""
     word, _, value = text.partition("=")
     if word.startswith("fsdp "):
         least, change = (2, _wrapped) if word == "fsdp wrap" else (1, _prefetched)
@@ -59,7 +59,7 @@ def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
 
 
 def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
-    """What is said of a cost where it is not fitted to these sizes."""
+    """Notes on a cost that is not fitted to these sizes."""
     if not cost.grows:
         yield "what a larger collective costs does not show in the traces"
     elif not cost.covers(sizes):
@@ -67,7 +67,7 @@ def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
 
 
 def _without_second_gather(replay: Replay, gaps: Floats) -> Change:
-    """All-gathers of backward passes with their launches and copies take no time, and no rank waits for another one in them."""
+    """The change in which all-gathers of backward passes with launches and copies take no time, and no rank waits in them."""
     job, operations = replay.job, replay.job.operations
     of_gathers = _named(job, _GATHERS) & (operations.phase == BACKWARD)
     again = of_gathers & (operations.kind == COLLECTIVE)
@@ -84,23 +84,23 @@ def _without_second_gather(replay: Replay, gaps: Floats) -> Change:
 
 
 def _wrapped(replay: Replay, gaps: Floats, count: int) -> Change:
-    """Each group of units has one all-gather, when the first unit needs it, and one reduce-scatter, after the last one."""
+    """The change in which each group of units has one all-gather, when its first unit needs it, and one reduce-scatter, last."""
     job, operations = replay.job, replay.job.operations
     durations, gaps, collective = replay.durations.copy(), gaps.copy(), operations.collective.copy()
     groups, notes, is_extrapolated = _groups(job, count), list[str](), False
     for pattern in (_GATHERS, _SCATTERS):
-        own = [group for group in groups if group.pattern is pattern]
-        every = np.concatenate([group.members for group in own] or [np.empty(0, np.int64)])
+        groups_of_pattern = [group for group in groups if group.pattern is pattern]
+        every = np.concatenate([group.members for group in groups_of_pattern] or [np.empty(0, np.int64)])
         if not len(every):
             continue
         cost = fit_link_cost(operations.size[every].astype(np.float64), replay.durations[every])
-        whole = np.array([float(operations.size[group.members].sum()) for group in own])
-        for group, seconds in zip(own, cost(whole), strict=True):
+        whole = np.array([float(operations.size[group.members].sum()) for group in groups_of_pattern])
+        for group, seconds in zip(groups_of_pattern, cost(whole), strict=True):
             apart = cost(operations.size[group.members].astype(np.float64)).sum()
-            left_out = np.delete(group.members, group.kept)
+            left_out = np.delete(group.members, group.kept_place)
             durations[left_out] = durations[group.launches] = gaps[left_out] = 0
             collective[left_out] = -1
-            durations[group.members[group.kept]] = replay.durations[group.members].sum() * seconds / apart
+            durations[group.members[group.kept_place]] = replay.durations[group.members].sum() * seconds / apart
         notes += _fit_notes(cost, whole)
         is_extrapolated |= not cost.covers(whole)
     changed = Replay(replace(job, operations=replace(operations, collective=collective)))
@@ -112,14 +112,14 @@ class _Group(NamedTuple):
     """Collectives that become one.
 
     Attributes:
-        members: They, in order of time.
-        kept: Place in ``members`` of the one that carries all of them.
-        launches: What launched the others, where that was found.
-        pattern: Of their names.
+        members: Members in order of time.
+        kept_place: Place in ``members`` of the one that carries all of them.
+        launches: Operations that launched the others, where that was found.
+        pattern: Pattern of their names.
     """
 
     members: Indices
-    kept: int
+    kept_place: int
     launches: Indices
     pattern: re.Pattern[str]
 
@@ -150,11 +150,11 @@ def _groups(job: Job, count: int) -> list[_Group]:
         group = np.where(np.arange(units) < alone, -1, (np.arange(units) - alone) // count)
         for (sent, launches, pattern), numbers in zip(sorts, (group, group[alone:][::-1], group[::-1]), strict=True):
             members, calls = sent.get(key, nothing), launches.get(key, nothing)
-            kept = -1 if pattern is _SCATTERS else 0
+            kept_place = -1 if pattern is _SCATTERS else 0
             for number in np.unique(numbers[numbers >= 0]) if len(members) else ():
-                own = np.flatnonzero(numbers == number)
-                known = calls[np.delete(own, kept)] if len(calls) == len(members) else nothing
-                result.append(_Group(members[own], kept, known, pattern))
+                places = np.flatnonzero(numbers == number)
+                known = calls[np.delete(places, kept_place)] if len(calls) == len(members) else nothing
+                result.append(_Group(members[places], kept_place, known, pattern))
     if not any(len(group.members) > 1 for group in result):
         raise UsageError("--what-if fsdp wrap: the traces show no two units of FSDP2 that could be wrapped as one")
     return result
@@ -163,13 +163,13 @@ def _groups(job: Job, count: int) -> list[_Group]:
 def _by_step(job: Job, which: NDArray[np.bool_]) -> dict[tuple[int, int], Indices]:
     """Indices of operations in order of time, by rank and step."""
     operations, result = job.operations, dict[tuple[int, int], list[int]]()
-    for one in np.flatnonzero(which & (operations.step >= 0)).tolist():
-        result.setdefault((int(operations.rank[one]), int(operations.step[one])), []).append(one)
-    return {key: np.array(own, np.int64) for key, own in result.items()}
+    for operation in np.flatnonzero(which & (operations.step >= 0)).tolist():
+        result.setdefault((int(operations.rank[operation]), int(operations.step[operation])), []).append(operation)
+    return {key: np.array(indices, np.int64) for key, indices in result.items()}
 
 
 def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
-    """All-gathers of backward passes on streams wait for what those ``count - 1`` units before them waited for."""
+    """The change in which all-gathers of backward passes on streams wait for what the ``count - 1`` units before did."""
     job, operations, edges = replay.job, replay.job.operations, replay.job.edges
     gathers = _named(job, _GATHERS) & (operations.kind == COLLECTIVE) & (operations.phase == BACKWARD)
     _expect(gathers, "all-gather in a backward pass")
@@ -182,18 +182,18 @@ def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
     for edge in np.flatnonzero(is_launch).tolist():
         awaited.setdefault(int(edges.target[edge]), []).append(edge)
     taken, targets, dropped = list[int](), list[int](), list[int]()
-    for own in _by_step(job, gathers & is_on_device).values():
-        for place, gather in enumerate(own.tolist()):
-            earlier = awaited.get(int(own[max(place - count + 1, 0)]), [])
+    for gathers_of_step in _by_step(job, gathers & is_on_device).values():
+        for place, gather in enumerate(gathers_of_step.tolist()):
+            earlier = awaited.get(int(gathers_of_step[max(place - count + 1, 0)]), [])
             if earlier:
                 dropped += awaited.get(gather, [])
                 taken += earlier
                 targets += [gather] * len(earlier)
-    kept = np.delete(np.arange(len(edges.source)), dropped)
+    other_edges = np.delete(np.arange(len(edges.source)), dropped)
     changed = Edges(
-        np.append(edges.source[kept], edges.source[taken]),
-        np.append(edges.target[kept], np.array(targets, np.int32)),
-        np.append(edges.kind[kept], edges.kind[taken]),
+        np.append(edges.source[other_edges], edges.source[taken]),
+        np.append(edges.target[other_edges], np.array(targets, np.int32)),
+        np.append(edges.kind[other_edges], edges.kind[taken]),
     )
     note = (
         "the recording is taken to gather one unit ahead, as FSDP2 does by default; all-gathers of backward passes alone are "
@@ -207,6 +207,6 @@ def _named(job: Job, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
     return np.array([bool(pattern.match(name)) for name in job.operations.names], bool)[job.operations.name]
 
 
-def _expect(which: NDArray[np.bool_], what: str) -> None:
+def _expect(which: NDArray[np.bool_], name: str) -> None:
     if not which.any():
-        raise UsageError(f"the traces show no {what}; record a training under FSDP2 that has one")
+        raise UsageError(f"the traces show no {name}; record a training under FSDP2 that has one")

@@ -1,4 +1,4 @@
-"""What fusing the operations of a part of a model is worth: it is compiled and measured, never guessed."""
+"""The measured gain of fusing the operations of a part of a model: it is compiled and timed, never guessed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measure_fused(module: nn.Module, *inputs: Any, repeats: int = 20) -> float:
 
     Args:
         module: The part.
-        inputs: It is called with.
+        inputs: Arguments that it is called with.
         repeats: Timed calls of each, at least 1.
     """
     check_count("repeats", repeats, 1, 10_000)
@@ -43,18 +43,18 @@ def measure_fused(module: nn.Module, *inputs: Any, repeats: int = 20) -> float:
 
 
 def _seconds(module: Any, inputs: tuple[Any, ...]) -> float:
-    """Of a forward pass, and of its backward pass where there is one."""
-    tensors = [one for one in pytree.tree_leaves(inputs) if isinstance(one, Tensor)]
-    wanted = [one for one in (*module.parameters(), *tensors) if one.requires_grad]
+    """Seconds of a forward pass, and of its backward pass where there is one."""
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    wanted = [tensor for tensor in (*module.parameters(), *tensors) if tensor.requires_grad]
     _wait(tensors)
     begin = time.perf_counter()
-    outputs = [one for one in pytree.tree_leaves(module(*inputs)) if isinstance(one, Tensor) and one.requires_grad]
+    outputs = [leaf for leaf in pytree.tree_leaves(module(*inputs)) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if outputs and wanted:
-        torch.autograd.grad([one.sum() for one in outputs], wanted, allow_unused=True)
+        torch.autograd.grad([output.sum() for output in outputs], wanted, allow_unused=True)
     _wait(tensors)
     return time.perf_counter() - begin
 
 
 def _wait(tensors: list[Tensor]) -> None:
-    for device in {one.device for one in tensors if one.is_cuda}:
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Which rank never entered which collective, and where ranks called different ones: by dumps of the flight recorder."""
+"""The rank that never entered a collective, and where ranks called different ones: by dumps of the flight recorder."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.timeline.flight_recorder import DEFAULT_GROUP, Collective, Dump, Entered, Group, read_dumps
-
-VERDICTS = ("different", "missing", "waiting", "none")
-"""Collectives differ between ranks; a rank is missing from one; ranks wait, and none is known to be missing; none of these."""
 
 
 class Missing(NamedTuple):
     """A rank that had not entered a collective which others had entered.
 
     Attributes:
-        group, number: Of the collective.
+        group, number: Group and number of the collective.
         ranks: The one that was missing; where no dump names the members of the group, those that may have been.
-        collective: As the others called it; None: no dump holds it any more.
+        collective: Collective as the others called it; None: no dump holds it any more.
         waiting: Ranks in it.
         left: Ranks that were through with it: it failed there, they did not need the rank, or their dumps are later.
         waits_in: Groups in which the rank waits itself.
@@ -53,10 +49,10 @@ class Different(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Hang(Shown):
-    """What dumps say of a job that hangs.
+    """The result of reading the dumps of a job that hangs.
 
     Attributes:
-        ranks: With a dump.
+        ranks: Ranks with a dump.
         without_dump: Ranks below the highest one, or members of a group, that have none.
         knows_size: Whether a dump says which ranks the job has.
         missing: First those that wait in no other group.
@@ -67,6 +63,7 @@ class Hang(Shown):
         dropped: Entries that the recorders held no more, by rank.
     """
 
+    REPORT = "unsilent.timeline.hang_report:hang_report"
     ranks: tuple[int, ...]
     without_dump: tuple[int, ...]
     knows_size: bool
@@ -79,10 +76,14 @@ class Hang(Shown):
 
     @property
     def verdict(self) -> str:
-        """One of `VERDICTS`."""
+        """Verdict of the dumps, in a word.
+
+        ``different``: collectives differ between ranks; ``missing``: a rank is missing from one; ``waiting``: ranks wait,
+        and none is known to be missing; ``none``: none of these.
+        """
         if self.different:
             return "different"
-        if any(one.is_certain for one in self.missing):
+        if any(absence.is_certain for absence in self.missing):
             return "missing"
         return "waiting" if self.missing or self.stuck else "none"
 
@@ -91,81 +92,86 @@ class Hang(Shown):
         """1: a rank was missing from a collective, or collectives differ."""
         return int(self.verdict in ("different", "missing"))
 
-    def report(self) -> Report:
-        """The ranks, the collectives, and what was not looked at."""
-        from unsilent.timeline.hang_report import hang_report
-
-        return hang_report(self)
-
 
 def find_hang(paths: Sequence[str | Path]) -> Hang:
-    """What the dumps in these folders and files say; raises ``UsageError``."""
+    """The hang that the dumps in these folders and files show; raises ``UsageError``."""
     return hang_of(read_dumps(paths))
 
 
 def hang_of(dumps: Sequence[Dump]) -> Hang:
-    """What these dumps, at least one, say."""
+    """The hang that these dumps, at least one, show."""
     members = {name: ranks for dump in dumps for name, ranks in dump.members.items()}
     ranks = tuple(dump.rank for dump in dumps)
     groups = sorted({group for dump in dumps for group in dump.groups})
-    world = {rank for one in groups if one.description == DEFAULT_GROUP for rank in members.get(one.name, ())}
+    world = {rank for group in groups if group.description == DEFAULT_GROUP for rank in members.get(group.name, ())}
     absent = tuple(sorted((world or set(range(max(ranks)))).union(*members.values()) - set(ranks)))
     missing: list[Missing] = []
     different, stuck = [], {}
     for group in groups:
         known = members.get(group.name, frozenset(ranks if group.description == DEFAULT_GROUP else ()))
-        entered = {dump.rank: one for dump in dumps if (one := _entered(dump, group, known)) is not None}
+        entered = {
+            dump.rank: entered_group for dump in dumps if (entered_group := _entered(dump, group, known)) is not None
+        }
         first = _first_different(group, entered, _as_compared)
         of_group = list(_missing(group, entered)) or (
             [] if known else list(_perhaps_missing(group, entered, ranks, absent))
         )
-        missing += [one._replace(waits_in=_waits_in(dumps, one.ranks, group)) for one in of_group]
+        missing += [absence._replace(waits_in=_waits_in(dumps, absence.ranks, group)) for absence in of_group]
         different += [first] if first else []
-        if first is None and not of_group and (waiting := _where(entered, lambda one: bool(one.open))):
+        if (
+            first is None
+            and not of_group
+            and (waiting := _where(entered, lambda entered_group: bool(entered_group.open)))
+        ):
             stuck[group] = waiting
-    with_finding = {one.group for one in missing} | {one.group for one in different}
+    with_finding = {absence.group for absence in missing} | {difference.group for difference in different}
     other_lines = (
         _first_different(group, {dump.rank: dump.groups[group] for dump in dumps if group in dump.groups}, _line)
         for group in sorted(with_finding)
     )
     return Hang(
-        ranks, absent, bool(world), tuple(sorted(missing, key=lambda one: bool(one.waits_in))), tuple(different),
-        tuple(one for one in other_lines if one), stuck, tuple(dump.rank for dump in dumps if dump.has_unnamed),
+        ranks, absent, bool(world), tuple(sorted(missing, key=lambda absence: bool(absence.waits_in))), tuple(different),
+        tuple(difference for difference in other_lines if difference), stuck,
+        tuple(dump.rank for dump in dumps if dump.has_unnamed),
         {dump.rank: dump.dropped for dump in dumps if dump.dropped},
     )  # fmt: skip
 
 
 def _entered(dump: Dump, group: Group, members: frozenset[int]) -> Entered | None:
-    """What a rank entered of a group; None where it is no member, or nothing is known of it."""
+    """Collectives of a group that a rank entered; None where it is no member, or nothing is known of it."""
     is_known = dump.rank in members and not dump.dropped and not dump.has_unnamed
     return dump.groups.get(group, Entered() if is_known else None)
 
 
 def _where(entered: Mapping[int, Entered], holds: Callable[[Entered], bool]) -> tuple[int, ...]:
-    return tuple(rank for rank, one in entered.items() if holds(one))
+    return tuple(rank for rank, entered_group in entered.items() if holds(entered_group))
 
 
 def _missing(group: Group, entered: Mapping[int, Entered]) -> Iterator[Missing]:
     """Ranks that are in no collective of the group, while others entered more of them."""
-    most = max(one.last for one in entered.values())
-    for rank, own in entered.items():
-        if own.open or own.last >= most:
+    most = max(entered_group.last for entered_group in entered.values())
+    for rank, of_rank in entered.items():
+        if of_rank.open or of_rank.last >= most:
             continue
-        number = own.last + 1
-        calls = {other: one.collectives[number] for other, one in entered.items() if number in one.collectives}
-        waiting = tuple(other for other in calls if number in entered[other].open)
-        left = tuple(other for other in calls if other not in waiting)
+        number = of_rank.last + 1
+        calls = {
+            caller: entered_group.collectives[number]
+            for caller, entered_group in entered.items()
+            if number in entered_group.collectives
+        }
+        waiting = tuple(caller for caller in calls if number in entered[caller].open)
+        left = tuple(caller for caller in calls if caller not in waiting)
         call = next(iter(calls.values()), None)
-        since = _since(own, number, [call] if call else [])
+        since = _since(of_rank, number, [call] if call else [])
         yield Missing(group, number, (rank,), call, waiting, left, since=since)
 
 
-def _since(own: Entered, number: int, calls: Iterable[Collective]) -> int:
-    """Number of the first collective of ``own`` from which on all before this one equal one of ``calls``."""
+def _since(of_rank: Entered, number: int, calls: Iterable[Collective]) -> int:
+    """Number of the first collective of ``of_rank`` from which on all before this one equal one of ``calls``."""
     result = number
     for call in calls:
         first = number
-        while (before := own.collectives.get(first - 1)) and (_as_compared(before), _line(before)) == (
+        while (before := of_rank.collectives.get(first - 1)) and (_as_compared(before), _line(before)) == (
             _as_compared(call), _line(call)
         ):  # fmt: skip
             first -= 1
@@ -178,7 +184,7 @@ def _perhaps_missing(
 ) -> Iterator[Missing]:
     """Where no collective of a group was ever left, which takes all members, a rank without an entry may be one."""
     candidates = tuple(rank for rank in ranks if rank not in entered)
-    if candidates and all(1 in one.open for one in entered.values()):
+    if candidates and all(1 in entered_group.open for entered_group in entered.values()):
         collective = next(iter(entered.values())).collectives[1]
         is_certain = len(entered) == 1 and not absent  # a group has two members or more
         yield Missing(group, 1, candidates, collective, tuple(entered), is_certain=is_certain)
@@ -188,11 +194,11 @@ def _waits_in(dumps: Iterable[Dump], ranks: tuple[int, ...], group: Group) -> tu
     """Other groups in which a rank waits; none of several ranks."""
     return tuple(
         sorted(
-            other
+            other_group
             for dump in dumps
             if (dump.rank,) == ranks
-            for other, one in dump.groups.items()
-            if other != group and one.open
+            for other_group, entered_group in dump.groups.items()
+            if other_group != group and entered_group.open
         )
     )
 
@@ -201,10 +207,10 @@ def _first_different(
     group: Group, entered: Mapping[int, Entered], key: Callable[[Collective], Any]
 ) -> Different | None:
     """The first collective of which ``key`` is not the same on all ranks that hold it; a key of None says nothing."""
-    for number in sorted({number for one in entered.values() for number in one.collectives}):
+    for number in sorted({number for entered_group in entered.values() for number in entered_group.collectives}):
         ways: dict[Any, tuple[Collective, list[int]]] = {}
-        for rank, one in entered.items():
-            if (call := one.collectives.get(number)) is not None and (way := key(call)) is not None:
+        for rank, entered_group in entered.items():
+            if (call := entered_group.collectives.get(number)) is not None and (way := key(call)) is not None:
                 ways.setdefault(way, (call, []))[1].append(rank)
         if len(ways) > 1:
             ordered = sorted(ways.values(), key=lambda way: -len(way[1]))
@@ -218,7 +224,7 @@ def _line(call: Collective) -> tuple[str, int] | None:
 
 
 def _as_compared(call: Collective) -> tuple[Any, ...]:
-    """What all ranks of a collective have in common: the operation, the elements and their types, but not the shapes."""
+    """The part of a call that is equal on all ranks: operation, elements and their types, but not the shapes."""
     shapes = common_shapes(call)
     return call.operation, call.dtypes if shapes is not None else (), shapes and sum(map(prod, shapes))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from typing import Any
 
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.report.model import Column, Report, Table
 from unsilent.report.text import count_text, listed
-from unsilent.timeline.flight_recorder import Collective, Group
-from unsilent.timeline.hang import Different, Hang, Missing, common_shapes
+from unsilent.timeline.flight_recorder import Collective
+from unsilent.timeline.hang import Hang, Missing, common_shapes
 
 METHOD = (
     "The entries of each process group are compared by their sequence number. A rank is missing from a collective if it was in "
@@ -21,25 +21,28 @@ MOST_FINDINGS = 12
 
 
 def hang_report(result: Hang) -> Report:
-    """What is shown of the dumps."""
+    """Report on the dumps of a job that hangs."""
     sentences = list(_sentences(result))
     if not sentences or len(result.ranks) == 1:
         sentences.insert(0, _nothing(result))
     findings = sentences[1 : MOST_FINDINGS + 1]
     if more := len(sentences) - 1 - len(findings):
         findings.append(f"{count_text(more, 'more finding')} in the JSON object (`--json`)")
-    rows = [("differs", one, ranks, call) for one in result.different for call, ranks in one.ways]
-    rows += [("missing", one, one.ranks, one.collective) for one in result.missing]  # type: ignore[misc]
+    rows = [("differs", difference, ranks, call) for difference in result.different for call, ranks in difference.ways]
+    rows += [("missing", absence, absence.ranks, absence.collective) for absence in result.missing]  # type: ignore[misc]
     heads = (
         Column.text("what", lambda row: row[0]), Column.text("group", lambda row: row[1].group.label),
         Column.count("number", lambda row: row[1].number), Column.text("ranks", lambda row: _numbers(row[2])),
         Column.text("collective", lambda row: row[3] and _call(row[3])),
     )  # fmt: skip
     return Report(
-        "unsilent/timeline-hang/1", "timeline-hang", "Collectives of a job by its flight recorders",
+        "unsilent/timeline-hang/2", "timeline-hang", "Collectives of a job by its flight recorders",
         sentences[0][:1].upper() + sentences[0][1:], Table.of(rows, heads), findings=tuple(findings),
         facts=(("dumps", f"{count_text(len(result.ranks), 'rank')}: {_numbers(result.ranks)}"),),
-        notes=tuple(_notes(result)), method=METHOD, further_json={"results": _json(result)},
+        notes=tuple(_notes(result)), method=METHOD, further_json={"results": {
+            **fields_by_name(result, "stuck"), "verdict": result.verdict,
+            "stuck": [{"group": group, "waiting": ranks} for group, ranks in result.stuck.items()],
+        }},
     )  # fmt: skip
 
 
@@ -51,42 +54,45 @@ def _nothing(result: Hang) -> str:
 
 
 def _sentences(result: Hang) -> Iterator[str]:
-    for one in result.different:
-        ways = "; ".join(f"{_call(call)} on {_ranks(ranks)}" for call, ranks in one.ways)
-        skipped = f"; one of the equal collectives {one.since:,} to {one.number:,} may have been skipped"
+    for difference in result.different:
+        ways = "; ".join(f"{_call(call)} on {_ranks(ranks)}" for call, ranks in difference.ways)
+        skipped = f"; one of the equal collectives {difference.since:,} to {difference.number:,} may have been skipped"
         yield (
-            f"collective {one.number:,} of group {one.group.label} differs between ranks: {ways}"
-            f"{skipped if one.since < one.number else ''}"
+            f"collective {difference.number:,} of group {difference.group.label} differs between ranks: {ways}"
+            f"{skipped if difference.since < difference.number else ''}"
         )
     yield from map(_missing_text, result.missing)
-    for one in result.other_lines:
-        ways = ", ".join(f"{_ranks(ranks)} at {_site(call)}" for call, ranks in one.ways)
+    for difference in result.other_lines:
+        ways = ", ".join(f"{_ranks(ranks)} at {_site(call)}" for call, ranks in difference.ways)
         yield (
-            f"collective {one.number:,} of group {one.group.label} is the first that was called in different lines: {ways}; "
-            "a rank may have skipped one there"
+            f"collective {difference.number:,} of group {difference.group.label} is the first that was called in different "
+            f"lines: {ways}; a rank may have skipped one there"
         )
     for group, waiting in result.stuck.items():
         absent = f", and {_ranks(result.without_dump, 'has')} no dump" if result.without_dump else ""
         yield f"{_ranks(waiting, 'waits')} in group {group.label}; no rank with a dump is known to be missing from it{absent}"
 
 
-def _missing_text(one: Missing) -> str:
-    called = f"collective {one.number:,} of group {one.group.label}"
-    called += f" ({_call(one.collective)})" if one.collective else ""
-    if one.is_certain and len(one.ranks) == 1:
-        text = f"{_ranks(one.ranks)} had not entered {called} when its dump was written"
-    elif one.is_certain:
-        text = f"at least one of {_ranks(one.ranks)} had not entered {called}"
+def _missing_text(absence: Missing) -> str:
+    called = f"collective {absence.number:,} of group {absence.group.label}"
+    called += f" ({_call(absence.collective)})" if absence.collective else ""
+    if absence.is_certain and len(absence.ranks) == 1:
+        text = f"{_ranks(absence.ranks)} had not entered {called} when its dump was written"
+    elif absence.is_certain:
+        text = f"at least one of {_ranks(absence.ranks)} had not entered {called}"
     else:
-        text = f"{_ranks(one.ranks, 'has')} no entry of group {one.group.label}: no dump says whether as no member or missing"
-    if 0 < one.since < one.number:
-        text += f", or skipped an earlier one, as collectives {one.since:,} to {one.number:,} are equal"
-    if one.waiting:
-        text += f"; {_ranks(one.waiting, 'waits')} in {'it' if one.is_certain else called}"
-    if one.left:
-        text += f"; {_ranks(one.left, 'has')} left it: it failed there, did not need that rank, or the dump is later"
-    if one.waits_in:
-        text += f"; {_ranks(one.ranks)} itself waits in group {listed(group.label for group in one.waits_in)}"
+        group = absence.group.label
+        text = f"{_ranks(absence.ranks, 'has')} no entry of group {group}: no dump says whether as no member or missing"
+    if 0 < absence.since < absence.number:
+        text += f", or skipped an earlier one, as collectives {absence.since:,} to {absence.number:,} are equal"
+    if absence.waiting:
+        text += f"; {_ranks(absence.waiting, 'waits')} in {'it' if absence.is_certain else called}"
+    if absence.left:
+        text += (
+            f"; {_ranks(absence.left, 'has')} left it: it failed there, did not need that rank, or the dump is later"
+        )
+    if absence.waits_in:
+        text += f"; {_ranks(absence.ranks)} itself waits in group {listed(group.label for group in absence.waits_in)}"
     return text
 
 
@@ -129,36 +135,3 @@ def _ranks(ranks: Sequence[int], verb: str = "") -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]} {verb}".rstrip()
     return f"ranks {_numbers(ranks)} {'have' if verb == 'has' else verb.removesuffix('s')}".rstrip()
-
-
-def _json(result: Hang) -> dict[str, Any]:
-    """The field ``results``."""
-    return {
-        "verdict": result.verdict,
-        "ranks": result.ranks, "ranks_without_dump": result.without_dump, "knows_number_of_ranks": result.knows_size,
-        "missing": [
-            {**_place(one), "ranks": one.ranks, "is_certain": one.is_certain,
-             "collective": one.collective and _call_json(one.collective),
-             "waiting": one.waiting, "left": one.left, "waits_in": [_group(group) for group in one.waits_in]}
-            for one in result.missing
-        ],
-        **{
-            name: [{**_place(one), "ways": [{"ranks": ranks, **_call_json(call)} for call, ranks in one.ways]} for one in those]
-            for name, those in (("different", result.different), ("called_in_different_lines", result.other_lines))
-        },
-        "waiting_without_missing": [{**_group(group), "waiting": ranks} for group, ranks in result.stuck.items()],
-        "entries_dropped": {str(rank): count for rank, count in result.dropped.items()},
-        "ranks_with_unknown_group": result.not_compared,
-    }  # fmt: skip
-
-
-def _group(group: Group) -> dict[str, Any]:
-    return {"group": group.name, "description": group.description}
-
-
-def _place(one: Missing | Different) -> dict[str, Any]:
-    return {**_group(one.group), "number": one.number, "since": one.since}
-
-
-def _call_json(call: Collective) -> dict[str, Any]:
-    return {**call._asdict(), "file": call.file or None, "line": call.line or None}

@@ -25,8 +25,8 @@ class Flat(NamedTuple):
 
     Attributes:
         start, end: Microseconds, float64.
-        event: Of the outermost event that it is part of, or of what is cut out; -1: time between events. int64.
-        outer: Of the outermost event, in any case but the last. int64.
+        event: Number of the outermost event that it is part of, or of what is cut out; -1: time between events. int64.
+        outer: Number of the outermost event, in any case but the last. int64.
     """
 
     start: Floats
@@ -44,7 +44,7 @@ def flatten(
     other one.
 
     Args:
-        start, end: Of events, microseconds.
+        start, end: Times of events, microseconds.
         is_cut: Events that become operations of their own.
         until: When the thread went on after an event: later than its end where it waited for what the event had launched.
         elsewhere: When operations of other threads ended, in order.
@@ -82,9 +82,9 @@ def _between(outer_start: Floats, outer_end: Floats, elsewhere: Floats, boundari
     is_own = np.searchsorted(elsewhere, start, "right") == np.searchsorted(elsewhere, end, "right")
     if len(boundaries):
         is_own &= (start >= boundaries[0]) & (end <= boundaries[-1]) & (end - start >= LEAST_GAP)
-    kept = np.flatnonzero(is_own & (len(boundaries) > 0))
-    nothing = np.full(len(kept), -1, np.int64)
-    return Flat(start[kept], end[kept], nothing, nothing)
+    gaps = np.flatnonzero(is_own & (len(boundaries) > 0))
+    nothing = np.full(len(gaps), -1, np.int64)
+    return Flat(start[gaps], end[gaps], nothing, nothing)
 
 
 def annotated_phase(name: str) -> int:
@@ -101,10 +101,10 @@ def phases(times: Floats, start: Floats, end: Floats, phase: NDArray[np.int8]) -
     """The phase at each time, of annotations with start and end; later ones count where several hold."""
     result = np.full(len(times), OTHER, np.int8)
     for number in (FORWARD, LOADER, OPTIMIZER, BACKWARD):
-        own = np.flatnonzero(phase == number)
-        own = own[np.argsort(start[own])]
-        if len(own):
-            before = np.searchsorted(start[own], times, "right") - 1
-            is_in = (before >= 0) & (np.maximum.accumulate(end[own])[before] > times)
+        spans = np.flatnonzero(phase == number)
+        spans = spans[np.argsort(start[spans])]
+        if len(spans):
+            before = np.searchsorted(start[spans], times, "right") - 1
+            is_in = (before >= 0) & (np.maximum.accumulate(end[spans])[before] > times)
             result[is_in] = number
     return result

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 COMPUTE, COLLECTIVE, COPY, HOST = range(4)
 KINDS = ("compute", "collective", "copy", "host")
-"""What an operation does: computes (on a device, or on the host where it trains there), takes part in a collective or a message
+"""Kinds of operations: computes (on a device, or on the host where it trains there), takes part in a collective or a message
 between two ranks, copies memory, or keeps the host busy."""
 
 OTHER, LOADER, FORWARD, BACKWARD, OPTIMIZER = range(5)
@@ -31,8 +31,8 @@ class Lane(NamedTuple):
     """A thread or a stream of a device, which runs one operation at a time.
 
     Attributes:
-        rank: It belongs to.
-        name: For people, like ``thread 123`` or ``stream 7``.
+        rank: Rank that it belongs to.
+        name: Name for people, like ``thread 123`` or ``stream 7``.
         is_device: Whether it is a stream of a device.
     """
 
@@ -57,7 +57,7 @@ class Operations:
         collective: Number of the collective or message, int32; -1: of none.
         size: Bytes of a collective's payload on this rank, int64; -1: unknown.
         item_bytes: Bytes of one number of that payload, int8; -1: unknown.
-        names: Of operations.
+        names: Names of operations.
     """
 
     rank: NDArray[np.int32]
@@ -129,19 +129,19 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What was recorded of a job.
+    """The recorded operations of a job.
 
     Attributes:
-        operations: Of all ranks.
+        operations: Operations of all ranks.
         edges: Their dependencies.
         lanes: Threads and streams.
         steps: Number of each complete step, as the trace counts.
         stages: Pipeline stage by rank; empty where there is no pipeline.
         world_size: Ranks of the job, of which some may not have been recorded.
-        notes: What a reader should know about the trace, one sentence each.
-        step_times: By rank, begin and end of each step in seconds, float64[steps, 2]; empty where operations alone tell.
+        notes: Notes for the reader about the trace, one sentence each.
+        step_times: Begin and end of each step in seconds, by rank, float64[steps, 2]; empty where operations alone tell.
         gradients: When they were ready, by rank; empty where the trace does not tell.
-        memory: By rank, rows of seconds since the job's begin, allocated bytes, bytes that were added (or freed, if negative) and
+        memory: Rows by rank: seconds since the job's begin, allocated bytes, bytes that were added (or freed, if negative) and
             their address, float64[k, 4]; of ranks that recorded them. The last two are 0 where the trace does not say them.
         parts: Named parts of forward passes, of ranks with memory.
     """
@@ -160,5 +160,5 @@ class Job:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those that were recorded."""
+        """Ranks that were recorded."""
         return tuple(int(rank) for rank in np.unique(self.operations.rank))

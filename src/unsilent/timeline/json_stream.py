@@ -92,7 +92,7 @@ def _fast_decoder() -> Callable[[bytes], list[Event]] | None:
 
 
 def kept_arguments(arguments: Arguments) -> Arguments:
-    """The same as plain values: what is left as bytes keeps the whole chunk in memory. None where a value is damaged."""
+    """The arguments as plain values: bytes would keep the whole chunk in memory. None where a value is damaged."""
     return Arguments(*(_plain(getattr(arguments, name)) for name in ARGUMENT_NAMES))
 
 
@@ -109,10 +109,10 @@ class TraceFile:
     """A trace.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
 
     Attributes:
-        name: Of the file, for messages.
+        name: Name of the file, for messages.
         fields: Values of the trace besides its events, as far as `chunks` has come.
     """
 
@@ -248,9 +248,9 @@ class TraceFile:
         return self._buffer[:1]
 
     def _take(self, character: bytes) -> None:
-        found = self._next()
-        if found != character:
-            raise self._damaged() if found else self._cut_off()
+        next_character = self._next()
+        if next_character != character:
+            raise self._damaged() if next_character else self._cut_off()
         self._buffer = self._buffer[1:]
 
     def _more(self) -> bool:
@@ -288,7 +288,7 @@ def _after_blanks(text: str, at: int) -> int:
 
 
 def _event(value: dict[str, Any]) -> Event:
-    found = value.get("args")
-    arguments = Arguments(*map(found.get, _IN_FILE)) if isinstance(found, dict) else Arguments()
+    values = value.get("args")
+    arguments = Arguments(*map(values.get, _IN_FILE)) if isinstance(values, dict) else Arguments()
     ph, cat, name, pid, tid, ts, dur = map(value.get, EVENT_NAMES)
     return Event(ph, cat, name, pid, tid, ts, dur, arguments)

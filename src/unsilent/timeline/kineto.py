@@ -29,19 +29,19 @@ _FLIGHT = re.compile(r"flight-rank\d+\.json$")
 
 @dataclass(frozen=True)
 class Recording:
-    """What the profiler recorded of a job, each rank on its own clock.
+    """The recorded operations of a job, each rank on its own clock.
 
     Attributes:
-        operations: Of all ranks; seconds count from the first one's begin.
+        operations: Operations of all ranks; seconds count from the first one's begin.
         lanes: Threads and streams.
         steps: Number of each complete step.
-        launches: What launched what: pairs of indices of operations, int32[k, 2].
+        launches: Launches: pairs of indices of the launching and the launched operation, int32[k, 2].
         world_size: Ranks of the job, of which some may not have been recorded.
-        anchors: By rank, rows of seconds, offset of the rank's clock and bound of the offset's error; float64[k, 3].
+        anchors: Rows by rank: seconds, offset of the rank's clock and bound of the offset's error; float64[k, 3].
         gradients: When each parameter's gradient was ready, by rank.
-        step_times: By rank, begin and end of each step in seconds, float64[steps, 2].
-        memory, parts: By rank, as in `unsilent.timeline.job.Job`; without ranks that recorded no memory.
-        notes: What a reader should know, one sentence each.
+        step_times: Begin and end of each step in seconds, by rank, float64[steps, 2].
+        memory, parts: Rows and parts by rank, as in `unsilent.timeline.job.Job`; without ranks that recorded no memory.
+        notes: Notes for the reader, one sentence each.
     """
 
     operations: Operations
@@ -62,14 +62,14 @@ def read_traces(paths: Sequence[str | Path]) -> Recording:
     files = list(_files(paths))
     names = make_names()
     read = (read_rank_trace(file, names, is_only=len(files) == 1) for file in files)
-    traces = sorted((one for one in read if one is not None), key=lambda one: one.rank)
+    traces = sorted((trace for trace in read if trace is not None), key=lambda trace: trace.rank)
     if not traces:
         raise UsageError("no trace of the profiler was found; give .json or .json.gz files, or a folder of them")
-    notes = [note for one in traces for note in one.notes]
+    notes = [note for trace in traces for note in trace.notes]
     world_size = _check_same_job(traces, notes)
     steps = _complete_steps(traces, names.shown, notes)
-    origin = min(_begin(one) for one in traces)
-    ranks = [rank_operations(one, names, steps, (origin - one.base) / 1000) for one in traces]
+    origin = min(_begin(trace) for trace in traces)
+    ranks = [rank_operations(trace, names, steps, (origin - trace.base) / 1000) for trace in traces]
     return _assemble(traces, ranks, names, steps, world_size, origin, notes)
 
 
@@ -79,14 +79,16 @@ def _files(paths: Sequence[str | Path]) -> Iterable[Path]:
             yield path
             continue
         try:
-            found = sorted(one for one in path.iterdir() if _TRACE.search(one.name) and not _FLIGHT.match(one.name))
+            files = sorted(
+                entry for entry in path.iterdir() if _TRACE.search(entry.name) and not _FLIGHT.match(entry.name)
+            )
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
-        if not found or len(found) > _MOST_FILES:
+        if not files or len(files) > _MOST_FILES:
             raise UsageError(
-                f"{path} has {count_text(len(found), 'trace')} (.json, .json.gz); expected 1 to {_MOST_FILES:,}"
+                f"{path} has {count_text(len(files), 'trace')} (.json, .json.gz); expected 1 to {_MOST_FILES:,}"
             )
-        yield from found
+        yield from files
 
 
 def _begin(trace: RankTrace) -> int:
@@ -97,18 +99,19 @@ def _begin(trace: RankTrace) -> int:
 def _check_same_job(traces: Sequence[RankTrace], notes: list[str]) -> int:
     """The number of ranks; raises ``UsageError`` where the traces cannot be of one job."""
     first = traces[0]
-    for one, following in pairwise(traces):
-        if one.rank == following.rank:
+    for trace, following in pairwise(traces):
+        if trace.rank == following.rank:
             raise UsageError(
-                f"{one.name} and {following.name} are both of rank {one.rank}; give one trace of each rank"
+                f"{trace.name} and {following.name} are both of rank {trace.rank}; give one trace of each rank"
             )
-    for one in traces:
-        if (one.world_size, one.distributed.get("backend")) != (first.world_size, first.distributed.get("backend")):
+    for trace in traces:
+        if (trace.world_size, trace.distributed.get("backend")) != (first.world_size, first.distributed.get("backend")):
             raise UsageError(
-                f"{first.name} and {one.name} are of different jobs: {_job_text(first)}, {_job_text(one)}; give traces of one job"
+                f"{first.name} and {trace.name} are of different jobs: {_job_text(first)}, {_job_text(trace)}; "
+                "give traces of one job"
             )
-        if abs(_begin(one) - _begin(first)) > _LONGEST_APART * 1e9:
-            raise UsageError(f"{first.name} and {one.name} begin more than an hour apart; give traces of one run")
+        if abs(_begin(trace) - _begin(first)) > _LONGEST_APART * 1e9:
+            raise UsageError(f"{first.name} and {trace.name} begin more than an hour apart; give traces of one run")
     last = traces[-1].rank
     if first.world_size and last >= first.world_size:
         raise UsageError(
@@ -127,20 +130,21 @@ def _job_text(trace: RankTrace) -> str:
 
 def _complete_steps(traces: Sequence[RankTrace], names: Sequence[str], notes: list[str]) -> tuple[int, ...]:
     """Numbers of the steps that all traces hold."""
-    found = [find_steps(one, names) for one in traces]
-    common = set(found[0]).intersection(*found)
+    steps_of_traces = [find_steps(trace, names) for trace in traces]
+    common = set(steps_of_traces[0]).intersection(*steps_of_traces)
     if not common:
-        empty = next((one.name for one, steps in zip(traces, found, strict=True) if not steps), None)
+        empty = next((trace.name for trace, steps in zip(traces, steps_of_traces, strict=True) if not steps), None)
         problem = f"{empty} has no complete step" if empty else "the traces have no step in common"
         raise UsageError(
             f"{problem} (ProfilerStep#…); record some with step() of the profiler, or unsilent timeline record"
         )
     if len(common) > 2 and any(
-        _is_cut(trace, [of[one] for one in sorted(common)]) for trace, of in zip(traces, found, strict=True)
+        _is_cut(trace, [of[number] for number in sorted(common)])
+        for trace, of in zip(traces, steps_of_traces, strict=True)
     ):
         notes.append(f"step {max(common)} was left out: the program ended in it")
         common.remove(max(common))
-    elif left := len(set().union(*found)) - len(common):
+    elif left := len(set().union(*steps_of_traces)) - len(common):
         notes.append(f"{count_text(left, 'step')} that not all traces hold {'was' if left == 1 else 'were'} left out")
     return tuple(sorted(common))
 
@@ -164,20 +168,21 @@ def _assemble(
     lanes: list[Lane] = []
     parts, launches, taken = [], [np.empty((0, 2), np.int32)], list[Taken]()
     before = 0
-    for one in ranks:
-        columns = dict(one.columns)
+    # Lanes and operations are numbered from 0 in each rank; here they are numbered over all ranks.
+    for of_rank in ranks:
+        columns = dict(of_rank.columns)
         columns["lane"] = columns["lane"] + np.int32(len(lanes))
         parts.append(columns)
-        lanes += one.lanes
-        launches.append(one.launches + np.int32(before))
-        taken += [row._replace(operation=row.operation + before) for row in one.taken]
+        lanes += of_rank.lanes
+        launches.append(of_rank.launches + np.int32(before))
+        taken += [row._replace(operation=row.operation + before) for row in of_rank.taken]
         before += len(columns["start"])
-        notes += one.notes
+        notes += of_rank.notes
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     groups = {group: known for rank in ranks for group, known in rank.groups.items()}
     members = {
-        group: [one.rank for one, rank in zip(traces, ranks, strict=True)
-                if (one.rank in known if known is not None else not group or group in rank.groups)]
+        group: [trace.rank for trace, rank in zip(traces, ranks, strict=True)
+                if (trace.rank in known if known is not None else not group or group in rank.groups)]
         for group, known in groups.items()
     }  # fmt: skip
     matching = match_collectives(taken, members)
@@ -189,10 +194,13 @@ def _assemble(
         notes.append(f"{count_text(messages, 'message')} between two ranks {verb} not matched")
     arrays["collective"] = collective
     operations = Operations(
-        names=tuple(names.shown), **{one.name: arrays[one.name] for one in fields(Operations) if one.name != "names"}
+        names=tuple(names.shown),
+        **{field.name: arrays[field.name] for field in fields(Operations) if field.name != "names"},
     )
-    anchors = {one.rank: one.anchors - np.array([origin * 1e-9, 0.0, 0.0]) for one in traces if len(one.anchors)}
-    gradients = {one.rank: rank.gradients for one, rank in zip(traces, ranks, strict=True)}
+    anchors = {
+        trace.rank: trace.anchors - np.array([origin * 1e-9, 0.0, 0.0]) for trace in traces if len(trace.anchors)
+    }
+    gradients = {trace.rank: rank.gradients for trace, rank in zip(traces, ranks, strict=True)}
     return Recording(
         operations,
         tuple(lanes),
@@ -201,8 +209,8 @@ def _assemble(
         world_size,
         anchors,
         gradients,
-        {one.rank: rank.step_times for one, rank in zip(traces, ranks, strict=True)},
-        {one.rank: rank.memory for one, rank in zip(traces, ranks, strict=True) if len(rank.memory)},
-        {one.rank: rank.parts for one, rank in zip(traces, ranks, strict=True) if len(rank.memory)},
+        {trace.rank: rank.step_times for trace, rank in zip(traces, ranks, strict=True)},
+        {trace.rank: rank.memory for trace, rank in zip(traces, ranks, strict=True) if len(rank.memory)},
+        {trace.rank: rank.parts for trace, rank in zip(traces, ranks, strict=True) if len(rank.memory)},
         (*notes, *matching.notes),
     )

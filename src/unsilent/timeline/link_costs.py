@@ -1,4 +1,4 @@
-"""What reductions over all ranks cost, from a description or a measurement of the machine (`unsilent placement measure`)."""
+"""Costs of reductions over all ranks, from a description or a measurement of the machine (`unsilent placement`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EVERY = 10**9
 
 @dataclass(frozen=True)
 class MeasuredCost(LinkCost):
-    """What a collective costs, interpolated between measured sizes; latency and cost by the byte are of a line fitted to them.
+    """The cost of a collective, interpolated between measured sizes; latency and cost by the byte are of a fitted line.
 
     Beyond the largest size the last slope goes on.
 
@@ -66,7 +66,7 @@ def reduction_costs(path: str, ranks: int) -> dict[str, LinkCost]:
 
     Args:
         path: A system of `unsilent placement`: a sweep (.json), a TOML file or a preset.
-        ranks: That reduce; the system has as many devices.
+        ranks: Number of ranks that reduce; the system has as many devices.
 
     Raises:
         UsageError: it cannot be read, or has another number of devices.
@@ -88,7 +88,7 @@ def reduction_costs(path: str, ranks: int) -> dict[str, LinkCost]:
 
     def seconds(payload: float) -> dict[str, float]:
         ranking = rank_placements(system, {"data": ranks}, [Reduction(("data",), payload)], model, top=_EVERY)
-        return {one.text(system): one.seconds for one in ranking.placements[0].programs[0]}
+        return {step.text(system): step.seconds for step in ranking.placements[0].programs[0]}
 
     if not measured:
         small, large = seconds(MIB), seconds(2 * MIB)  # a latency and so much for each byte

@@ -42,9 +42,9 @@ def job_of_recording(recording: Recording) -> Job:
     bounds = np.searchsorted(before.rank, np.arange(before.rank[-1] + 2 if len(before) else 1))
 
     def on_one_clock(rank: int, times: NDArray[np.float64]) -> NDArray[np.float64]:
-        own = slice(bounds[rank], bounds[rank + 1])
-        moved = clocks.start[own] - before.start[own]  # before the first and after the last one as at these
-        return np.asarray(times + np.interp(times, before.start[own], moved))
+        rows = slice(bounds[rank], bounds[rank + 1])
+        moved = clocks.start[rows] - before.start[rows]  # before the first and after the last one as at these
+        return np.asarray(times + np.interp(times, before.start[rows], moved))
 
     times = {rank: on_one_clock(rank, of) for rank, of in recording.step_times.items()}
     gradients = {rank: of._replace(ready=on_one_clock(rank, of.ready)) for rank, of in recording.gradients.items()}
@@ -54,8 +54,8 @@ def job_of_recording(recording: Recording) -> Job:
     parts = {rank: of._replace(times=on_one_clock(rank, of.times)) for rank, of in recording.parts.items()}
     end = before.end
     for rank in np.unique(before.rank):  # with their begins: what began as another one ended still does
-        own = slice(bounds[rank], bounds[rank + 1])
-        end[own] = on_one_clock(rank, end[own])
+        rank_rows = slice(bounds[rank], bounds[rank + 1])
+        end[rank_rows] = on_one_clock(rank, end[rank_rows])
     operations = replace(before, start=clocks.start, duration=np.maximum(end - clocks.start, 0))
     operations, launches = cut_waits(operations, recording.lanes, recording.launches)
     edges = make_edges(operations, recording.lanes, launches)

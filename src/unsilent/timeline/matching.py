@@ -1,4 +1,4 @@
-"""Which collectives of different ranks are one: by number where the trace numbers them, else by their order."""
+"""Matching of collectives of different ranks: by number where the trace numbers them, else by their order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Taken(NamedTuple):
     Attributes:
         operation: Index of the operation.
         rank: Took part.
-        group: Of ranks.
-        step: In which it was launched; -1: in none.
-        name: What it does.
+        group: Group of ranks.
+        step: Step in which it was launched; -1: in none.
+        name: Name of the operation.
         size: Bytes on this rank; -1: unknown.
         sequence: Number within the group as the trace says; None: it does not.
         communication: Number of the communication as the trace says; None: it does not.
@@ -36,7 +36,7 @@ class Taken(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, int]:
-        """What must be equal on all ranks."""
+        """The values that must be equal on all ranks."""
         return self.name, self.size
 
 
@@ -51,31 +51,34 @@ def match_collectives(taken: Sequence[Taken], members: Mapping[str, Sequence[int
     """Number the collectives.
 
     Args:
-        taken: On all ranks, each rank's in order.
+        taken: Collectives on all ranks, each rank's in order.
         members: Recorded ranks of each group.
     """
     by_group: dict[str, dict[int, list[Taken]]] = {}
-    for one in taken:
-        by_group.setdefault(one.group, {}).setdefault(one.rank, []).append(one)
+    for collective in taken:
+        by_group.setdefault(collective.group, {}).setdefault(collective.rank, []).append(collective)
     numbers: dict[int, int] = {}
     notes, count = [], 0
     for group, ranks in by_group.items():
         lists = {rank: ranks.get(rank, []) for rank in members[group]}
         matched = _by_number(lists) or _by_order(lists)
         for together in matched:
-            numbers.update((one.operation, count) for one in together)
+            numbers.update((collective.operation, count) for collective in together)
             count += 1
         notes += _unmatched(group, lists, matched, numbers)
     return Matching(numbers, tuple(notes))
 
 
 def _by_number(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
-    """By the numbers of the trace, where these can be believed; else nothing.
+    """Matches by the numbers of the trace, where these can be believed; else nothing.
 
     They were seen twice, missing, and counted over all groups of a process.
     """
     for attribute in ("communication", "sequence"):
-        rows = {rank: {getattr(one, attribute): one for one in own} for rank, own in lists.items()}
+        rows = {
+            rank: {getattr(collective, attribute): collective for collective in collectives}
+            for rank, collectives in lists.items()
+        }
         if any(None in row or len(row) != len(lists[rank]) or not row for rank, row in rows.items()):
             continue
         if attribute == "sequence" and any(max(row) - min(row) + 1 != len(row) for row in rows.values()):
@@ -90,16 +93,19 @@ def _by_number(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
 def _by_order(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
     """The k-th of each step on all ranks, as far as these are equal in name and size."""
     steps: dict[int, dict[int, list[Taken]]] = defaultdict(lambda: {rank: [] for rank in lists})
-    for rank, own in lists.items():
-        for one in own:
-            steps[one.step][rank].append(one)
+    for rank, collectives in lists.items():
+        for collective in collectives:
+            steps[collective.step][rank].append(collective)
     matched = []
     for step, ranks in steps.items():
-        if step < 0 and len({tuple(one.kind for one in own) for own in ranks.values()}) > 1:
+        if (
+            step < 0
+            and len({tuple(collective.kind for collective in collectives) for collectives in ranks.values()}) > 1
+        ):
             continue  # ranks may have begun to record at different collectives
         first, *others = _in_one_order(list(ranks.values()))
         for together in zip(first, *others, strict=False):
-            if len({one.kind for one in together}) > 1:
+            if len({collective.kind for collective in together}) > 1:
                 break
             matched.append(list(together))
     return matched
@@ -107,15 +113,15 @@ def _by_order(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
 
 def _in_one_order(lists: Sequence[Sequence[Taken]]) -> list[list[Taken]]:
     """The lists, those in the order of the first that only differ in it: gloo begins two at once, either of them first."""
-    first = [one.kind for one in lists[0]]
+    first = [collective.kind for collective in lists[0]]
     result = []
-    for own in lists:
-        if sorted(one.kind for one in own) != sorted(first):
-            result.append(list(own))
+    for collectives in lists:
+        if sorted(collective.kind for collective in collectives) != sorted(first):
+            result.append(list(collectives))
             continue
         of_kind = defaultdict[tuple[str, int], list[Taken]](list)
-        for one in reversed(own):
-            of_kind[one.kind].append(one)
+        for collective in reversed(collectives):
+            of_kind[collective.kind].append(collective)
         result.append([of_kind[kind].pop() for kind in first])
     return result
 
@@ -123,17 +129,26 @@ def _in_one_order(lists: Sequence[Sequence[Taken]]) -> list[list[Taken]]:
 def _unmatched(
     group: str, lists: Mapping[int, list[Taken]], matched: Sequence[object], numbers: Mapping[int, Hashable]
 ) -> list[str]:
-    """What has no partner on other ranks, in at most one sentence."""
-    left = [one for own in lists.values() for one in own if one.operation not in numbers]
-    in_steps = [one for one in left if one.step >= 0]
+    """Note on collectives that have no partner on other ranks, at most one sentence."""
+    left = [
+        collective
+        for collectives in lists.values()
+        for collective in collectives
+        if collective.operation not in numbers
+    ]
+    in_steps = [collective for collective in left if collective.step >= 0]
     if not in_steps:
         return []
-    kinds = Counter(f"{one.name} of {count_text(one.size, 'byte') if one.size >= 0 else 'unknown size'} on rank {one.rank}"
-                    for one in in_steps)  # fmt: skip
+    kinds = Counter(map(_kind_text, in_steps))
     more = f" and {len(kinds) - _SHOWN} other kinds" if len(kinds) > _SHOWN else ""
-    shown = ", ".join(f"{text} ({number:,})" for text, number in kinds.most_common(_SHOWN))
+    kinds_text = ", ".join(f"{text} ({number:,})" for text, number in kinds.most_common(_SHOWN))
     where = f" of group {group}" if group else ""
     return [
         f"{count_text(len(in_steps), 'collective')}{where} in complete steps differ between ranks and were not matched: "
-        f"{shown}{more}; {len(matched):,} were matched"
+        f"{kinds_text}{more}; {len(matched):,} were matched"
     ]
+
+
+def _kind_text(collective: Taken) -> str:
+    size = count_text(collective.size, "byte") if collective.size >= 0 else "unknown size"
+    return f"{collective.name} of {size} on rank {collective.rank}"

@@ -16,8 +16,8 @@ class MemoryPeak:
     """The most that a rank had allocated in recorded steps.
 
     Attributes:
-        rank: It.
-        bytes: As the trace counts them.
+        rank: Rank with this peak.
+        bytes: Bytes as the trace counts them.
         step: Number of the step, as in `Job.steps`.
         phase: One of `PHASES`: of the last operation of the host that had begun.
     """
@@ -38,8 +38,8 @@ def memory_peaks(job: Job) -> list[MemoryPeak]:
         if not len(inside):
             continue
         peak = inside[events[inside, 1].argmax()]
-        own = np.flatnonzero(is_host & (operations.rank == rank) & (operations.start <= events[peak, 0]))
-        phase = int(operations.phase[own[-1]]) if len(own) else 0
+        begun = np.flatnonzero(is_host & (operations.rank == rank) & (operations.start <= events[peak, 0]))
+        phase = int(operations.phase[begun[-1]]) if len(begun) else 0
         result.append(MemoryPeak(rank, int(events[peak, 1]), job.steps[int(steps[peak])], PHASES[phase]))
     return result
 
@@ -57,9 +57,9 @@ def steps_of_events(job: Job, rank: int) -> NDArray[np.int64]:
 def blocks(events: NDArray[np.float64]) -> NDArray[np.float64]:
     """Blocks of memory in order of their allocation: rows of when each was allocated and freed (inf: never) and its bytes."""
     order = np.lexsort((np.arange(len(events)), events[:, 3]))
-    own = events[order]
-    is_new = own[:, 2] > 0
-    is_freed = np.append((own[1:, 3] == own[:-1, 3]) & (own[1:, 2] < 0), False)[: len(own)]
-    freed = np.where(is_freed, np.append(own[1:, 0], np.inf)[: len(own)], np.inf)
-    result = np.stack([own[:, 0], freed, own[:, 2]], 1)[is_new]
+    ordered = events[order]
+    is_new = ordered[:, 2] > 0
+    is_freed = np.append((ordered[1:, 3] == ordered[:-1, 3]) & (ordered[1:, 2] < 0), False)[: len(ordered)]
+    freed = np.where(is_freed, np.append(ordered[1:, 0], np.inf)[: len(ordered)], np.inf)
+    result = np.stack([ordered[:, 0], freed, ordered[:, 2]], 1)[is_new]
     return np.asarray(result[np.argsort(result[:, 0], kind="stable")])

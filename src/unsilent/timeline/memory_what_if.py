@@ -1,4 +1,4 @@
-"""What steps would take, and the memory at their peak, if a training held fewer activations.
+"""Predicted steps, and the memory at their peak, if a training held fewer activations.
 
 Forms: ``recompute=GLOB`` (activations of named parts of the model are dropped after their forward pass and computed again before
 their backward pass) and ``accumulate=N`` (a batch is divided into N, whose gradients are accumulated). Both need memory events.
@@ -29,10 +29,10 @@ MOST_PARTS_OF_A_BATCH = 2**20
 
 
 def memory_change(text: str, replay: Replay, gaps: Floats) -> Change:
-    """What a question changes; raises ``UsageError`` for one that names nothing, and where traces do not say enough of memory."""
+    """The change that a question names; raises ``UsageError`` for one that names nothing, or without traced memory."""
     word, _, value = text.partition("=")
     job = replay.job
-    recorded = max((one.bytes for one in memory_peaks(job)), default=0)
+    recorded = max((memory_peak.bytes for memory_peak in memory_peaks(job)), default=0)
     if not any(rows[:, 3].any() and (steps_of_events(job, rank) >= 0).any() for rank, rows in job.memory.items()):
         raise UsageError(
             f"--what-if {word}: the traces have no memory events with addresses in steps; record with profile_memory=True"
@@ -47,7 +47,7 @@ def memory_change(text: str, replay: Replay, gaps: Floats) -> Change:
 
 def _recomputed(glob: str, replay: Replay, gaps: Floats, recorded: int) -> Change:
     job, durations, peak = replay.job, replay.durations.copy(), 0.0
-    names = {job.operations.names[one] for parts in job.parts.values() for one in parts.name}
+    names = {job.operations.names[name] for parts in job.parts.values() for name in parts.name}
     if not names:
         raise UsageError(
             "--what-if recompute: the traces name no part of a forward pass; name some with torch.profiler.record_function, or "
@@ -69,9 +69,9 @@ def _recomputed(glob: str, replay: Replay, gaps: Floats, recorded: int) -> Chang
 def _chosen(glob: str, job: Job, rank: int) -> Floats:
     """Times of a rank's parts in steps that match, without those within others, as rows of `Parts.times`."""
     parts, result = job.parts[rank], list[Floats]()
-    own = job.operations.start[(job.operations.rank == rank) & (job.operations.step >= 0)]
+    starts = job.operations.start[(job.operations.rank == rank) & (job.operations.step >= 0)]
     matching = np.array([fnmatch.fnmatchcase(job.operations.names[name], glob) for name in parts.name], bool)
-    matching &= (parts.times[:, 0] >= own.min(initial=np.inf)) & (parts.times[:, 0] <= own.max(initial=-np.inf))
+    matching &= (parts.times[:, 0] >= starts.min(initial=np.inf)) & (parts.times[:, 0] <= starts.max(initial=-np.inf))
     times = parts.times[matching]
     for row in times[np.lexsort((-times[:, 1], times[:, 0]))]:
         if not result or row[0] >= result[-1][1]:
@@ -81,11 +81,11 @@ def _chosen(glob: str, job: Job, rank: int) -> Floats:
 
 def _peak_without(job: Job, rank: int, parts: Floats) -> float:
     """Most bytes of a rank in steps where activations of parts are gone from their end to their backward pass."""
-    events, made = job.memory[rank], blocks(job.memory[rank])
+    events, allocated = job.memory[rank], blocks(job.memory[rank])
     times, dropped = events[:, 0], np.zeros(len(parts))
     for number, (begin, end, back, back_end) in enumerate(parts):
-        own = made[np.searchsorted(made[:, 0], begin) : np.searchsorted(made[:, 0], end)]
-        held = own[own[:, 1] >= end][:-1]  # the last one is what the part returns
+        part_blocks = allocated[np.searchsorted(allocated[:, 0], begin) : np.searchsorted(allocated[:, 0], end)]
+        held = part_blocks[part_blocks[:, 1] >= end][:-1]  # the last one is what the part returns
         dropped[number] = held[(held[:, 1] >= back) & (held[:, 1] <= back_end + ROUNDING), 2].sum()
     less = np.zeros(len(events) + 1)
     np.add.at(less, np.searchsorted(times, parts[:, 1]), dropped)
@@ -104,9 +104,12 @@ def _peak_without(job: Job, rank: int, parts: Floats) -> float:
 def _compute_again(replay: Replay, rank: int, parts: Floats, durations: Floats) -> None:
     """Add what parts took to the first operation of their backward pass, in its thread and in streams."""
     job, operations, edges = replay.job, replay.job.operations, replay.job.edges
-    own = np.flatnonzero((operations.rank == rank) & (operations.kind != COLLECTIVE))
+    of_rank = np.flatnonzero((operations.rank == rank) & (operations.kind != COLLECTIVE))
     is_device = np.array([lane.is_device for lane in job.lanes], bool)[operations.lane]
-    host, launches = own[~is_device[own]], np.isin(edges.target, own[is_device[own]]) & (edges.kind == LAUNCH)
+    host, launches = (
+        of_rank[~is_device[of_rank]],
+        np.isin(edges.target, of_rank[is_device[of_rank]]) & (edges.kind == LAUNCH),
+    )
     start, end, lane = operations.start[host], operations.end[host], operations.lane
     entered = start - replay.gaps[host].clip(0)  # what a thread does between operations is part of them
     launched = operations.start[edges.source[launches]], edges.target[launches]
@@ -117,10 +120,10 @@ def _compute_again(replay: Replay, rank: int, parts: Floats, durations: Floats) 
             durations[host[first[0]]] += np.bincount(lane[host], within).max()  # a part runs in one thread
         again = np.unique(launched[1][(launched[0] >= begin - ROUNDING) & (launched[0] < until)])
         after = np.unique(launched[1][launched[0] >= back - ROUNDING])
-        for one in np.unique(lane[again]):
-            target = after[lane[after] == one]
+        for thread_or_stream in np.unique(lane[again]):
+            target = after[lane[after] == thread_or_stream]
             if len(target):
-                durations[target[0]] += operations.duration[again[lane[again] == one]].sum()
+                durations[target[0]] += operations.duration[again[lane[again] == thread_or_stream]].sum()
 
 
 def _accumulated(count: int, replay: Replay, gaps: Floats, recorded: int) -> Change:
@@ -146,7 +149,7 @@ def _accumulated(count: int, replay: Replay, gaps: Floats, recorded: int) -> Cha
 
 def _peak_accumulated(job: Job, rank: int, count: int) -> float:
     """Most bytes of a rank in steps whose batch is divided into ``count``."""
-    operations, events, own = job.operations, job.memory[rank], blocks(job.memory[rank])
+    operations, events, rank_blocks = job.operations, job.memory[rank], blocks(job.memory[rank])
     steps, peak = steps_of_events(job, rank), 0.0
     names = np.array([name.startswith(f"{EVALUATES}: {GRADIENT}") for name in operations.names], bool)
     sums = np.flatnonzero((operations.rank == rank) & names[operations.name])
@@ -156,17 +159,19 @@ def _peak_accumulated(job: Job, rank: int, count: int) -> float:
         if backward is None:
             peak = max(peak, float(now[:, 1].max()))
             continue
-        made = own[(own[:, 0] >= now[0, 0]) & (own[:, 0] <= backward[1])]
-        before = np.searchsorted(operations.start[sums], made[:, 1], "right") - 1
-        is_summed = (before >= 0) & (made[:, 1] <= np.append(operations.end[sums], -np.inf)[before] + ROUNDING)
-        is_summed &= made[:, 0] >= backward[0]
-        batch = made[(made[:, 1] <= backward[1] + ROUNDING) & ~is_summed]
-        held, summed = (_held(of, now[:, 0]) for of in (batch, made[is_summed]))
+        step_blocks = rank_blocks[(rank_blocks[:, 0] >= now[0, 0]) & (rank_blocks[:, 0] <= backward[1])]
+        before = np.searchsorted(operations.start[sums], step_blocks[:, 1], "right") - 1
+        is_summed = (before >= 0) & (step_blocks[:, 1] <= np.append(operations.end[sums], -np.inf)[before] + ROUNDING)
+        is_summed &= step_blocks[:, 0] >= backward[0]
+        batch = step_blocks[(step_blocks[:, 1] <= backward[1] + ROUNDING) & ~is_summed]
+        held, summed = (_held(of, now[:, 0]) for of in (batch, step_blocks[is_summed]))
         in_passes = (now[:, 0] >= batch[:, 0].min(initial=np.inf)) & (now[:, 0] <= backward[1])
         rest = now[:, 1] - held - summed
         after = rest[in_passes][-1] if in_passes.any() else 0.0
         is_gradient = (
-            (now[:, 2] > 0) & (now[:, 0] >= backward[0]) & ~np.isin(now[:, 0], made[made[:, 1] <= backward[1], 0])
+            (now[:, 2] > 0)
+            & (now[:, 0] >= backward[0])
+            & ~np.isin(now[:, 0], step_blocks[step_blocks[:, 1] <= backward[1], 0])
         )
         added = np.maximum(rest, after) + summed + held / count + np.where(is_gradient, now[:, 2], 0)
         peak = max(peak, float(np.where(in_passes, added, now[:, 1]).max()))
@@ -177,15 +182,19 @@ def _backward_pass(job: Job, rank: int, step: int) -> tuple[float, float] | None
     """Begin and end on the host of a step's backward pass; None where there is none."""
     operations = job.operations
     is_host = np.array([not lane.is_device for lane in job.lanes], bool)[operations.lane]
-    own = (operations.rank == rank) & (operations.step == step) & (operations.phase == BACKWARD) & is_host
-    own &= operations.kind != COLLECTIVE
-    return (float(operations.start[own].min()), float(operations.end[own].max())) if own.any() else None
+    is_backward = (operations.rank == rank) & (operations.step == step) & (operations.phase == BACKWARD) & is_host
+    is_backward &= operations.kind != COLLECTIVE
+    return (
+        (float(operations.start[is_backward].min()), float(operations.end[is_backward].max()))
+        if is_backward.any()
+        else None
+    )
 
 
 def _held(blocks_: Floats, times: NDArray[np.float64]) -> Floats:
     """Bytes of blocks at each time, what happens at it included."""
-    made = np.append(0.0, np.cumsum(blocks_[:, 2]))
+    allocated = np.append(0.0, np.cumsum(blocks_[:, 2]))
     by_end = blocks_[np.argsort(blocks_[:, 1], kind="stable")]
     gone = np.append(0.0, np.cumsum(by_end[:, 2]))
     begun, ended = np.searchsorted(blocks_[:, 0], times, "right"), np.searchsorted(by_end[:, 1], times, "right")
-    return np.asarray(made[begun] - gone[ended])
+    return np.asarray(allocated[begun] - gone[ended])

@@ -16,7 +16,7 @@ from unsilent.timeline.ddp_model import DEFAULT_CAPS, MIB, Cost, DdpSteps, LinkC
 from unsilent.timeline.step_split import Floats
 
 PRECISIONS = {"fp32": 1.0, "fp16": 0.5}
-"""Of the gradients that are sent: bytes for a byte of a gradient of 32 bits."""
+"""Bytes sent for a byte of a gradient of 32 bits, by precision."""
 MOST_ROUNDS = 20
 
 
@@ -43,7 +43,7 @@ class DdpSettings:
 
     @property
     def arguments(self) -> str:
-        """What to pass to ``DistributedDataParallel``; empty: nothing."""
+        """Arguments to pass to ``DistributedDataParallel``; empty: none."""
         if not self.caps:
             return ""
         return f"bucket_cap_mb={self.caps[0]}" if len(self.caps) == 1 else f"bucket_cap_mb_list={list(self.caps)}"
@@ -72,9 +72,12 @@ def optimise(recorded: DdpSteps, cost: LinkCost, precisions: Sequence[str] = tup
         tried = [
             predict(recorded, cost, caps, precision) for caps in [(), *((cap,) for cap in _different_caps(recorded))]
         ]
-        best = min(tried, key=lambda one: (_is_beyond(recorded, cost, one), round(one.mean, 9), len(one.caps)))
+        best = min(
+            tried,
+            key=lambda settings: (_is_beyond(recorded, cost, settings), round(settings.mean, 9), len(settings.caps)),
+        )
         result.append(_improved(recorded, cost, best))
-    return sorted(result, key=lambda one: one.mean)
+    return sorted(result, key=lambda settings: settings.mean)
 
 
 def _is_beyond(recorded: DdpSteps, cost: LinkCost, settings: DdpSettings) -> bool:
@@ -103,8 +106,8 @@ def _improved(recorded: DdpSteps, cost: LinkCost, best: DdpSettings) -> DdpSetti
             for place, cap in enumerate(caps)
             for change in sorted({-cap // 2, -1, 1, cap})
         ]
-        tried = [predict(recorded, cost, one, best.precision) for one in candidates]
-        better = min(tried, key=lambda one: (_is_beyond(recorded, cost, one), one.mean), default=best)
+        tried = [predict(recorded, cost, caps, best.precision) for caps in candidates]
+        better = min(tried, key=lambda settings: (_is_beyond(recorded, cost, settings), settings.mean), default=best)
         if better.mean > best.mean * 0.999 or _is_beyond(recorded, cost, better):
             return best
         best = better

@@ -1,20 +1,18 @@
-"""What ``unsilent timeline optimise`` finds, and what is shown of it."""
+"""The result of ``unsilent timeline optimise``, and its report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.sizes import human_bytes
-from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Report, Section, Table, TextBlock
 from unsilent.report.shown import Shown
-from unsilent.report.text import count_text
+from unsilent.report.text import count_text, duration_text
 from unsilent.timeline.ddp_model import DdpSteps, LinkCost
 from unsilent.timeline.ddp_traces import DdpJob
 from unsilent.timeline.ddp_what_if import DOES_NOT_GROW, beyond_fit
@@ -35,12 +33,12 @@ class Optimised(Shown):
     """The best settings for a recorded training under DDP.
 
     Attributes:
-        job: What was recorded.
-        recorded: What the recorded buckets take by prediction, with which others are compared.
-        default: What DDP's default would take.
+        job: The recorded job.
+        recorded: Settings with the recorded buckets, with which others are compared.
+        default: Settings of DDP's default.
         best: Settings by gradient precision, the fastest first.
         reduction: Program by which buckets are reduced in ``best``; `FLAT`: DDP's own.
-        cost: Of that program.
+        cost: Cost of that program.
     """
 
     job: DdpJob
@@ -57,20 +55,20 @@ class Optimised(Shown):
         return float(2 * recorded.std(ddof=1) / len(recorded) ** 0.5) if len(recorded) > 1 else float("inf")
 
     def label(self, one: DdpSettings) -> str:
-        """What settings are called: by what to pass to DDP, or by whether they were recorded."""
+        """Name of settings: the arguments of DDP, or whether they were recorded."""
         default = "DDP's default"
         if one.buckets == self.recorded.buckets:
             return f"as recorded ({default})" if one.buckets == self.default.buckets else "as recorded"
         return one.arguments or default
 
     def precision(self, one: DdpSettings) -> str:
-        """In how many bits gradients are sent."""
+        """Precision in which gradients are sent."""
         return (
             one.precision if one.precision != "fp32" else {2: "16 bits", 8: "64 bits"}.get(self.job.item_bytes, "fp32")
         )
 
     def cost_of(self, one: DdpSettings) -> LinkCost:
-        """Of the program that reduces the buckets: DDP's own but for the best settings."""
+        """Cost of the program that reduces the buckets: DDP's own but for the best settings."""
         return self.cost if any(one is best for best in self.best) else self.job.cost
 
     def ratio(self, one: DdpSettings) -> Interval:
@@ -86,23 +84,25 @@ class Optimised(Shown):
     def shown(self) -> list[DdpSettings]:
         """Recorded, default and best settings, each once; the recorded ones alone where predictions are not believed."""
         every = [self.recorded] if self.job.doubt else [self.recorded, self.default, *self.best]
-        keys = [(one.buckets, one.precision, self.cost_of(one)) for one in every]
-        return [one for place, one in enumerate(every) if keys[place] not in keys[:place]]
+        keys = [(settings.buckets, settings.precision, self.cost_of(settings)) for settings in every]
+        return [settings for place, settings in enumerate(every) if keys[place] not in keys[:place]]
 
     def report(self, source: str = "") -> Report:
-        """What is shown of it; ``source``: the name of the traces."""
+        """Report on the settings; ``source``: the name of the traces."""
         job, steps = self.job, count_text(len(self.job.recorded), "step")
         best = [] if job.doubt else self.best
-        lines = tuple((None, line) for one in best[:1] for line in reasons(job.steps, self.cost, one))
-        ratios = {f"{self.precision(one)} {self.label(one)}": self.ratio(one) for one in self.shown[1:]}
+        lines = tuple((None, line) for settings in best[:1] for line in reasons(job.steps, self.cost, settings))
+        ratios = {
+            f"{self.precision(settings)} {self.label(settings)}": self.ratio(settings) for settings in self.shown[1:]
+        }
         return Report(
-            "unsilent/timeline-optimise/1", "timeline optimise", f"Buckets for {source or 'a job'}", _headline(self),
+            "unsilent/timeline-optimise/2", "timeline optimise", f"Buckets for {source or 'a job'}", _headline(self),
             machine_table(measured({}, ratios, "step"), ("measure", "")),
             numbers=(
-                ("step time", time_text(float(job.recorded.mean())), f"recorded, mean of {steps}"),
-                ("as recorded", time_text(self.recorded.mean), "predicted"),
-                *(("best", time_text(one.mean), f"predicted, {self.precision(one)} gradients") for one in best[:1]),
-                ("noise floor", time_text(self.noise_floor), "of the recorded mean"),
+                ("step time", duration_text(float(job.recorded.mean())), f"recorded, mean of {steps}"),
+                ("as recorded", duration_text(self.recorded.mean), "predicted"),
+                *(("best", duration_text(one.mean), f"predicted, {self.precision(one)} gradients") for one in best[:1]),
+                ("noise floor", duration_text(self.noise_floor), "of the recorded mean"),
                 ("error of the model", f"{100 * job.error:+.2g} %", "recorded buckets replayed, against recorded steps"),
             ),
             findings=tuple(_findings(self, best)),
@@ -113,8 +113,8 @@ class Optimised(Shown):
             notes=tuple(_notes(self)),
             method=METHOD,
             further_json={"results": {
-                "reduction": self.reduction, "best": [_json(self, one) for one in best],
-                "default": _json(self, self.default), "recorded": _json(self, self.recorded), "is_trusted": not job.doubt,
+                "reduction": self.reduction, "best": best, "default": self.default,
+                "recorded": self.recorded, "arguments": [settings.arguments for settings in best], "is_trusted": not job.doubt,
             }},
         )  # fmt: skip
 
@@ -137,7 +137,7 @@ def _undominated(costs: Mapping[str, LinkCost], steps: DdpSteps) -> Iterator[str
     better = list[Floats]()
     for name in sorted(costs, key=lambda name: (float(costs[name](sizes).sum()), name != FLAT)):
         seconds = costs[name](sizes)
-        if name == FLAT or not any((other <= seconds).all() for other in better):
+        if name == FLAT or not any((better_seconds <= seconds).all() for better_seconds in better):
             better.append(seconds)
             yield name
 
@@ -146,7 +146,7 @@ def _headline(result: Optimised) -> str:
     if result.job.doubt:
         return f"No settings are recommended: {result.job.doubt}."
     best = next(one for one in result.best if one.precision == "fp32")
-    gain, floor = result.recorded.mean - best.mean, time_text(result.noise_floor)
+    gain, floor = result.recorded.mean - best.mean, duration_text(result.noise_floor)
     if gain <= result.noise_floor:
         return (
             f"By prediction no buckets shorten a step by more than the noise floor ({floor}); keep the recorded ones."
@@ -159,8 +159,8 @@ def _headline(result: Optimised) -> str:
         )
     setting = f"DistributedDataParallel(…, {best.arguments})" if best.arguments else "DDP's default"
     return (
-        f"{setting} shortens a step from {time_text(result.recorded.mean)} as recorded to {time_text(best.mean)} by prediction "
-        f"(noise floor {floor})."
+        f"{setting} shortens a step from {duration_text(result.recorded.mean)} as recorded to {duration_text(best.mean)} by "
+        f"prediction (noise floor {floor})."
     )
 
 
@@ -170,29 +170,29 @@ def _findings(result: Optimised, best: list[DdpSettings]) -> Iterator[str]:
             f"in these settings buckets are reduced by: {result.reduction}, while gradients are computed; "
             "unsilent.placement.program_hook runs the program, but waits for each bucket"
         )
-    for one in best:
-        if one.precision != "fp32":
-            ratio = result.ratio(one)
-            is_clear = ratio.high < 1 and result.recorded.mean - one.mean > result.noise_floor
+    for settings in best:
+        if settings.precision != "fp32":
+            ratio = result.ratio(settings)
+            is_clear = ratio.high < 1 and result.recorded.mean - settings.mean > result.noise_floor
             unclear = "" if is_clear else "; whether that is faster is not established"
             yield (
                 f"with gradients sent in 16 bits (torch's fp16_compress_hook, or with NCCL bf16_compress_hook) and the buckets "
-                f"{result.label(one)}, a step takes {time_text(one.mean)} by prediction{unclear}"
+                f"{result.label(settings)}, a step takes {duration_text(settings.mean)} by prediction{unclear}"
             )
 
 
 def _table(result: Optimised) -> Table:
     steps = result.job.steps
 
-    def buckets(one: DdpSettings) -> str:
-        sizes = bucket_sizes(steps, one)
+    def buckets(settings: DdpSettings) -> str:
+        sizes = bucket_sizes(steps, settings)
         return (
             f"{count_text(len(sizes), 'bucket')}, {human_bytes(round(min(sizes)))} to {human_bytes(round(max(sizes)))}"
         )
 
     heads = (
         Column.text("setting", result.label), Column.text("gradients", result.precision),
-        Column("predicted step", "number", digits=time_text, of=lambda one: one.mean), Column.text("buckets", buckets),
+        Column("predicted step", "number", digits=duration_text, of="mean"), Column.text("buckets", buckets),
     )  # fmt: skip
     return Table.of(result.shown, heads, "settings")
 
@@ -201,19 +201,10 @@ def _notes(result: Optimised) -> Iterator[str]:
     cost = result.cost
     if not cost.grows:
         yield DOES_NOT_GROW
-    yield f"a collective costs {time_text(cost.latency)} and {time_text(cost.per_byte * 2**20)} for each MiB"
+    yield f"a collective costs {duration_text(cost.latency)} and {duration_text(cost.per_byte * 2**20)} for each MiB"
     for one in result.shown:
         own, sizes = result.cost_of(one), bucket_sizes(result.job.steps, one)
         if own.grows and not own.covers(sizes):
             of = f"{result.label(one)}, {result.precision(one)}"
             yield f"{of}: {beyond_fit(own, sizes)}; give a --system that was measured with --sizes around these"
     yield from result.job.notes
-
-
-def _json(result: Optimised, one: DdpSettings) -> dict[str, Any]:
-    return {
-        "caps_mib": list(one.caps),
-        "precision": result.precision(one),
-        "arguments": one.arguments,
-        "seconds": one.seconds.tolist(),
-    }

@@ -17,7 +17,7 @@ import numpy as np
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.plainfiles import replace_file
-from unsilent.timeline.critical_path import Link
+from unsilent.timeline.diagnosis import Link
 from unsilent.timeline.job import KINDS, PHASES, Job
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.step_split import Floats
@@ -31,7 +31,7 @@ def write_perfetto(path: Path, job: Job, runs: Mapping[str, Run], critical: Coll
     """Write an archive for Perfetto.
 
     Args:
-        path: Of the zip; a file that is there must be a zip.
+        path: Path of the zip; a file that is there must be a zip.
         runs: Name of a run, like ``recorded`` -> its times.
         critical: Operations on a critical path, which are marked.
 
@@ -65,7 +65,7 @@ def write_runs(path: Path, job: Job, critical: Collection[Link]) -> None:
 
 
 def manifest(files: Collection[tuple[str, int, str]]) -> dict[str, Any]:
-    """What says how the files of an archive belong together: each run, rank and name; all times are of one clock."""
+    """The manifest that groups the files of an archive: each run, rank and name; all times are of one clock."""
     entries = [
         {"path": name, "clocks": {"offset_ns": 0}, "machine": {"name": f"{run}, rank {rank}"}}
         for run, rank, name in files

@@ -33,7 +33,7 @@ WITHIN, ACROSS = "one data-parallel rank", "one stage"
 
 
 class OperationType(NamedTuple):
-    """What the operations of a name are: kind and phase as in `Operations`, lane as in `LANES`.
+    """Type of the operations of a name: kind and phase as in `Operations`, lane as in `LANES`.
 
     ``waits``: which operations of one step with this name and number wait for each other; of messages, see `_pair_messages`.
     """
@@ -75,7 +75,7 @@ class Pattern(NamedTuple):
     """The operations that each data-parallel rank runs in each step; arrays with m elements, in the order of stages.
 
     Attributes:
-        stage, type: Of each operation, int64.
+        stage, type: Stage and type of each operation, int64.
         number: Among those of its worker and type, as recorded.
         chunk, model_chunk: Part of the model on the worker, and in the model; -1: none.
         start, end: Usual seconds since the step's begin, float64.
@@ -109,7 +109,9 @@ def dependencies(pattern: Pattern) -> tuple[list[Edge], list[list[int]]]:
             outer = 0 if kind in (FORWARD_RECEIVE, BACKWARD_SEND) else last_chunk
             matched = worker.matched_messages(kind, outer)
             edges += worker.message_edges(kind, matched)
-            messages[stage, kind] = [message for message, one in matched if pattern.model_chunk[one] != outer]
+            messages[stage, kind] = [
+                message for message, computation in matched if pattern.model_chunk[computation] != outer
+            ]
     return edges, _pair_messages(messages, int(pattern.stage.max()) + 1)
 
 
@@ -134,24 +136,24 @@ class _Worker:
 
     def __init__(self, pattern: Pattern, stage: int) -> None:
         self.pattern, self.stage = pattern, stage
-        own = np.arange(*np.searchsorted(pattern.stage, (stage, stage + 1)))
-        own = own[np.lexsort((pattern.type[own], pattern.number[own], pattern.start[own]))]
-        self._by_type = [own[pattern.type[own] == kind].tolist() for kind in range(len(TYPES))]
+        of_stage = np.arange(*np.searchsorted(pattern.stage, (stage, stage + 1)))
+        of_stage = of_stage[np.lexsort((pattern.type[of_stage], pattern.number[of_stage], pattern.start[of_stage]))]
+        self._by_type = [of_stage[pattern.type[of_stage] == kind].tolist() for kind in range(len(TYPES))]
         computes = (FORWARD_COMPUTE, BACKWARD_COMPUTE)
-        self.computations: list[int] = own[np.isin(pattern.type[own], computes)].tolist()
-        self.data_parallel: list[int] = own[np.isin(pattern.type[own], (GATHER, SCATTER))].tolist()
+        self.computations: list[int] = of_stage[np.isin(pattern.type[of_stage], computes)].tolist()
+        self.data_parallel: list[int] = of_stage[np.isin(pattern.type[of_stage], (GATHER, SCATTER))].tolist()
         if not self.computations:
             raise UsageError(
                 f"stage {stage} computes nothing; expected {TYPES[0].name} and {TYPES[1].name} of each stage"
             )
 
     def of(self, kind: int) -> list[int]:
-        """Its operations of a type."""
+        """Operations of a type."""
         operations: list[int] = self._by_type[kind]
         return operations
 
     def chains(self) -> Iterator[Edge]:
-        """What runs one after the other."""
+        """Edges between operations that run one after the other."""
         kinds = (FORWARD_SEND, FORWARD_RECEIVE, BACKWARD_SEND, BACKWARD_RECEIVE)
         for lane in (self.computations, self.data_parallel, *map(self.of, kinds)):
             yield from ((a, b, CHAIN) for a, b in pairwise(lane))
@@ -168,22 +170,22 @@ class _Worker:
 
     def _last_of_chunk(self, kind: int) -> dict[int, int]:
         """The last operation of a type of each part of the model."""
-        return {int(self.pattern.chunk[one]): one for one in self.of(kind)}
+        return {int(self.pattern.chunk[operation]): operation for operation in self.of(kind)}
 
     def _first_of_chunk(self, kind: int) -> dict[int, int]:
-        return {int(self.pattern.chunk[one]): one for one in reversed(self.of(kind))}
+        return {int(self.pattern.chunk[operation]): operation for operation in reversed(self.of(kind))}
 
     def after_last_computation(self, overlapped: bool) -> Iterator[Edge]:
         """Reductions of gradients, and the update: what of it was recorded, one after the other."""
-        last = max(self.computations, key=lambda one: self.pattern.end[one])
+        last = max(self.computations, key=lambda operation: self.pattern.end[operation])
         scatters = self.of(SCATTER)
         parts = (self.of(GC), self.of(LAYERNORM), self.of(EMBEDDING), [] if overlapped else scatters, self.of(SEPARATE),
                  self.of(CLIP), self.of(OPTIMIZE))  # fmt: skip
-        chain = [last, *(one for part in parts for one in part)]
+        chain = [last, *(operation for part in parts for operation in part)]
         yield from ((a, b, CHAIN) for a, b in pairwise(chain))
         if overlapped and scatters:
-            after = [one for one in chain[1:] if self.pattern.type[one] != GC]
-            yield from ((scatters[-1], one, CHAIN) for one in after[:1])
+            after = [operation for operation in chain[1:] if self.pattern.type[operation] != GC]
+            yield from ((scatters[-1], operation, CHAIN) for operation in after[:1])
 
     def matched_messages(self, kind: int, outer: int) -> list[tuple[int, int]]:
         """Messages of a type with the computation that each feeds or comes from.
@@ -196,12 +198,12 @@ class _Worker:
         computed = self.of(FORWARD_COMPUTE if kind in (FORWARD_SEND, FORWARD_RECEIVE) else BACKWARD_COMPUTE)
         messages = self.of(kind)
         if computed and is_receive:
-            latest = max(start[one] for one in computed) + CLOCK_ERROR
-            messages = [one for one in messages if start[one] <= latest]
+            latest = max(start[operation] for operation in computed) + CLOCK_ERROR
+            messages = [message for message in messages if start[message] <= latest]
         elif computed:
-            earliest = min(end[one] for one in computed) - CLOCK_ERROR
-            messages = [one for one in messages if end[one] >= earliest]
-        inner = [one for one in computed if self.pattern.model_chunk[one] != outer]
+            earliest = min(end[operation] for operation in computed) - CLOCK_ERROR
+            messages = [message for message in messages if end[message] >= earliest]
+        inner = [operation for operation in computed if self.pattern.model_chunk[operation] != outer]
         if len(messages) == len(inner):
             computed = inner
         elif len(messages) == len(computed) - 1:  # the first one to receive, or the last one to send, has no partner
@@ -214,7 +216,7 @@ class _Worker:
         return list(zip(messages, computed, strict=True))
 
     def message_edges(self, kind: int, matched: Sequence[tuple[int, int]]) -> Iterator[Edge]:
-        """What is computed is sent; what is received is computed with; a receive is posted between computations.
+        """Edges of messages: what is computed is sent; what is received is computed with; receives are posted between.
 
         Posted: once the last computation before the one that it feeds had ended which usually had when it started.
         """
@@ -222,7 +224,7 @@ class _Worker:
             yield from ((computation, message, PIPELINE) for message, computation in matched)
             return
         ends = np.maximum.accumulate(self.pattern.end[self.computations])
-        place = {one: at for at, one in enumerate(self.computations)}
+        place = {operation: at for at, operation in enumerate(self.computations)}
         ended = np.searchsorted(ends, self.pattern.start[[m for m, _ in matched]] + CLOCK_ERROR, "right")
         for (message, computation), before in zip(matched, ended.tolist(), strict=True):
             yield message, computation, PIPELINE

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.timeline.host_operations import Flat, annotated_phase, flatten, is_backward, phases
+from unsilent.timeline.host_operations import EVALUATES, Flat, annotated_phase, flatten, is_backward, phases
 from unsilent.timeline.job import BACKWARD, COLLECTIVE, COMPUTE, COPY, HOST, OTHER, Gradients, Lane, Parts
 from unsilent.timeline.json_stream import Arguments
 from unsilent.timeline.matching import Taken
-from unsilent.timeline.named_parts import named_parts
 from unsilent.timeline.rank_trace import (
     ANNOTATION,
     CPU_OP,
@@ -28,6 +27,41 @@ from unsilent.timeline.rank_trace import (
     item_bytes,
     payload_bytes,
 )
+
+
+def named_parts(trace: RankTrace, names: Sequence[str]) -> Parts:
+    """Annotations in which operations of a forward pass ran whose backward passes all followed later; microseconds.
+
+    An operation of a forward pass has the number of the node that it makes for the backward pass; operations within it that make
+    none, and those before it in its thread, may have the same number, so that the last one with a number counts.
+    """
+    evaluates = np.array([name.startswith(EVALUATES) for name in names], bool)[trace.event_name]
+    has_node = (trace.category == CPU_OP) & (trace.node >= 0)
+    backward = np.flatnonzero(has_node & evaluates)
+    nodes, place = np.unique(trace.node[backward], return_inverse=True)
+    begin, end = np.full(len(nodes), np.inf), np.full(len(nodes), -np.inf)
+    np.minimum.at(begin, place, trace.start[backward])
+    np.maximum.at(end, place, trace.end[backward])
+    forward = np.flatnonzero(has_node & ~evaluates & np.isin(trace.node, nodes))
+    place = np.searchsorted(nodes, trace.node[forward])
+    forward, place = (events[trace.start[forward] < begin[place]] for events in (forward, place))
+    order = np.argsort(trace.start[forward], kind="stable")
+    maker = np.full(len(nodes), -1, np.int64)
+    maker[place[order]] = forward[order]  # of equal numbers, the last one stays
+    begin, end, maker = begin[maker >= 0], end[maker >= 0], maker[maker >= 0]
+    order = np.argsort(trace.start[maker], kind="stable")
+    begin, end, maker = begin[order], end[order], maker[order]
+    named = np.flatnonzero(trace.category == ANNOTATION)
+    first = np.searchsorted(trace.start[maker], trace.start[named])
+    last = np.searchsorted(trace.start[maker], trace.end[named])
+    events_with_parts, times = list[int](), list[tuple[float, ...]]()
+    for event, low, high in zip(named.tolist(), first.tolist(), last.tolist(), strict=True):
+        makers = np.flatnonzero(trace.thread[maker[low:high]] == trace.thread[event]) + low
+        if len(makers) and begin[makers].min() >= trace.end[event]:
+            events_with_parts.append(event)
+            times.append((trace.start[event], trace.end[event], begin[makers].min(), end[makers].max()))
+    return Parts(trace.event_name[events_with_parts], np.array(times, float).reshape(-1, 4))
+
 
 BETWEEN = "(between operations)"
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
@@ -46,19 +80,19 @@ _LONGEST_GROUP = 4096
 
 @dataclass(frozen=True)
 class RankOperations:
-    """What a rank did.
+    """The operations of one rank.
 
     Attributes:
         columns: Arrays of `unsilent.timeline.job.Operations` by name, but ``collective``.
         lanes: Threads and streams.
-        launches: What launched what: pairs of indices, int32[k, 2].
+        launches: Launches: pairs of indices of the launching and the launched operation, int32[k, 2].
         taken: Collectives that it took part in, without messages between two ranks.
         groups: Ranks of each group that it names; None: unknown.
         gradients: When they were ready.
         step_times: Begin and end of each step, seconds since the recording's begin, float64[steps, 2].
         memory: Rows as in `unsilent.timeline.job.Job`; seconds count from the recording's begin.
         parts: Named parts of forward passes, where there are rows of memory.
-        notes: What a reader should know.
+        notes: Notes for the reader.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -75,19 +109,19 @@ class RankOperations:
 
 def find_steps(trace: RankTrace, names: Sequence[str]) -> dict[int, int]:
     """Event of each step by its number."""
-    found: dict[int, int] = {}
+    events: dict[int, int] = {}
     numbers = {number: int(match[1]) for number, name in enumerate(names) if (match := _STEP.match(name))}
     for event in np.flatnonzero((trace.category == ANNOTATION) & np.isin(trace.event_name, list(numbers))):
-        found.setdefault(numbers[int(trace.event_name[event])], int(event))
-    return found
+        events.setdefault(numbers[int(trace.event_name[event])], int(event))
+    return events
 
 
 def rank_operations(trace: RankTrace, names: Numbering[Any], steps: Sequence[int], origin: float) -> RankOperations:
     """The operations of a rank.
 
     Args:
-        trace: Of the rank.
-        names: Of events, to which some are added.
+        trace: Trace of the rank.
+        names: Names of events, to which some are added.
         steps: Numbers of steps that count.
         origin: Microseconds on the trace's clock at which the recording begins.
     """
@@ -99,8 +133,8 @@ class _Rank:
 
     def __init__(self, trace: RankTrace, names: Numbering[Any], steps: Sequence[int], origin: float) -> None:
         self._trace, self._names, self._origin = trace, names, origin
-        found = find_steps(trace, names.shown)
-        events = np.array([found[one] for one in steps])
+        event_of_step = find_steps(trace, names.shown)
+        events = np.array([event_of_step[step] for step in steps])
         self._step_start, self._step_end = trace.start[events], trace.end[events]
         self._step_thread = int(trace.thread[events[0]])
         is_device = (trace.category == KERNEL) | (trace.category == MEMORY)
@@ -178,14 +212,14 @@ class _Rank:
         """
         trace = self._trace
         is_named = np.array(
-            [one in trace.details and trace.details[one].collective is not None for one in pairs[:, 1].tolist()]
+            [event in trace.details and trace.details[event].collective is not None for event in pairs[:, 1].tolist()]
         )
         calls, kernels = pairs[self._is_named(_NCCL)[pairs[:, 1]] & ~is_named.astype(bool)].T
         annotations = np.flatnonzero((trace.category == ANNOTATION) & self._is_named(_ANNOTATED))
         for thread in np.unique(trace.thread[annotations]):
-            own = annotations[trace.thread[annotations] == thread]
-            own = own[np.argsort(trace.start[own])]
-            around = own[np.searchsorted(trace.start[own], trace.start[calls], "right") - 1]
+            of_thread = annotations[trace.thread[annotations] == thread]
+            of_thread = of_thread[np.argsort(trace.start[of_thread])]
+            around = of_thread[np.searchsorted(trace.start[of_thread], trace.start[calls], "right") - 1]
             is_around = (trace.thread[calls] == thread) & (trace.start[around] <= trace.start[calls])
             is_around &= trace.end[around] >= trace.end[calls]
             self._annotation.update(zip(kernels[is_around].tolist(), around[is_around].tolist(), strict=True))
@@ -210,9 +244,9 @@ class _Rank:
             early = len(carried_out) - len(calls_of_it)
             if early > 0:  # launched before the recording began
                 carried_out = carried_out[early:]
-            own = list(zip(calls_of_it, carried_out, strict=False))
-            right = [(call, event) for call, event in own if trace.start[call] <= trace.start[event]]
-            if early or len(right) < len(own):
+            matched = list(zip(calls_of_it, carried_out, strict=False))
+            right = [(call, event) for call, event in matched if trace.start[call] <= trace.start[event]]
+            if early or len(right) < len(matched):
                 self._notes.append(
                     f"rank {trace.rank}: the launch of {len(right):,} of {len(carried_out) + max(early, 0):,} collectives "
                     f"named gloo:{sort} was found"
@@ -235,10 +269,10 @@ class _Rank:
         marks = np.flatnonzero((trace.category == ANNOTATION) & ~self._is_named(_GLOO))
         mark_phase = np.array([annotated_phase(name) for name in self._names.shown], np.int8)[trace.event_name[marks]]
         threads = np.unique(np.append(trace.thread[is_host], self._step_thread))
-        others = [np.flatnonzero(is_host & (trace.thread == one)) for one in threads]
-        for thread, own in zip(threads, others, strict=True):
+        others = [np.flatnonzero(is_host & (trace.thread == thread)) for thread in threads]
+        for thread, events_of_thread in zip(threads, others, strict=True):
             elsewhere = np.sort(
-                np.concatenate([trace.end[one] for t, one in zip(threads, others, strict=True) if t != thread]
+                np.concatenate([trace.end[events] for t, events in zip(threads, others, strict=True) if t != thread]
                                + [trace.end[self._gloo]])
             )  # fmt: skip
             here = trace.thread[marks] == thread
@@ -247,18 +281,25 @@ class _Rank:
                 phased = marks[here & (mark_phase != OTHER)]
                 times = (self._step_start, self._step_end, trace.start[phased], trace.end[phased])
                 boundaries = np.unique(np.concatenate(times))
-            flat = flatten(trace.start[own], trace.end[own], is_cut[own], until[own], elsewhere, boundaries)
-            self._add_thread(int(thread), own, flat, is_cut, marks[here], mark_phase[here])
+            flat = flatten(
+                trace.start[events_of_thread],
+                trace.end[events_of_thread],
+                is_cut[events_of_thread],
+                until[events_of_thread],
+                elsewhere,
+                boundaries,
+            )
+            self._add_thread(int(thread), events_of_thread, flat, is_cut, marks[here], mark_phase[here])
 
     def _is_in_collective(self) -> NDArray[np.bool_]:
-        """Which events began while their thread carried out a collective, and so are part of it."""
+        """Whether each event began while its thread carried out a collective, and so is part of it."""
         trace, result = self._trace, np.zeros(len(self._trace.start), bool)
         for thread in np.unique(trace.thread[self._gloo]):
-            own = self._gloo[trace.thread[self._gloo] == thread]
-            own = own[np.argsort(trace.start[own])]
+            of_thread = self._gloo[trace.thread[self._gloo] == thread]
+            of_thread = of_thread[np.argsort(trace.start[of_thread])]
             events = np.flatnonzero(trace.thread == thread)
-            before = np.searchsorted(trace.start[own], trace.start[events], "right") - 1
-            result[events] = (before >= 0) & (trace.start[events] < trace.end[own][before])
+            before = np.searchsorted(trace.start[of_thread], trace.start[events], "right") - 1
+            result[events] = (before >= 0) & (trace.start[events] < trace.end[of_thread][before])
         return result
 
     def _ends_of_waits(self, events: NDArray[np.int64], pairs: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -269,22 +310,22 @@ class _Rank:
         trace, until = self._trace, self._trace.end.copy()
         launch, launched = pairs[np.isin(pairs[:, 1], self._gloo)].T
         for thread in np.unique(trace.thread[launch]):
-            own, here = events[trace.thread[events] == thread], trace.thread[launch] == thread
-            starts, ends = (np.append(np.sort(times[own]), np.inf) for times in (trace.start, trace.end))
+            of_thread, here = events[trace.thread[events] == thread], trace.thread[launch] == thread
+            starts, ends = (np.append(np.sort(times[of_thread]), np.inf) for times in (trace.start, trace.end))
             end, done = trace.end[launch[here]], trace.end[launched[here]]
             following = np.minimum(starts[np.searchsorted(starts, end)], ends[np.searchsorted(ends, end, "right")])
             until[launch[here]] = np.where((end < done) & (done <= following), done, end)
         return until
 
     def _add_thread(
-        self, thread: int, own: NDArray[np.int64], flat: Flat, is_cut: NDArray[np.bool_], marks: NDArray[np.int64],
+        self, thread: int, thread_events: NDArray[np.int64], flat: Flat, is_cut: NDArray[np.bool_], marks: NDArray[np.int64],
         mark_phase: NDArray[np.int8],
     ) -> None:  # fmt: skip
         trace = self._trace
-        event = np.where(flat.event >= 0, np.append(own, -1)[flat.event], -1)
-        outer = np.where(flat.outer >= 0, np.append(own, -1)[flat.outer], -1)
+        event = np.where(flat.event >= 0, np.append(thread_events, -1)[flat.event], -1)
+        outer = np.where(flat.outer >= 0, np.append(thread_events, -1)[flat.outer], -1)
         name = np.where(event >= 0, np.append(trace.event_name, 0)[event], self._names[BETWEEN])
-        backward = np.array([is_backward(one) for one in self._names.shown], bool)
+        backward = np.array([is_backward(name) for name in self._names.shown], bool)
         phase = phases(flat.start, trace.start[marks], trace.end[marks], mark_phase)
         phase[(outer >= 0) & backward[np.append(trace.event_name, 0)[outer]]] = BACKWARD
         between = np.flatnonzero((outer < 0) & (phase == OTHER))
@@ -301,28 +342,32 @@ class _Rank:
         trace = self._trace
         is_nccl = self._is_named(_NCCL)
         for lane in np.unique(trace.thread[events]):
-            own = events[trace.thread[events] == lane]
-            own = own[np.lexsort((trace.end[own], trace.start[own]))]
-            latest = np.maximum.accumulate(trace.end[own])
+            lane_events = events[trace.thread[events] == lane]
+            lane_events = lane_events[np.lexsort((trace.end[lane_events], trace.start[lane_events]))]
+            latest = np.maximum.accumulate(trace.end[lane_events])
             start = np.maximum(
-                trace.start[own], np.append(-np.inf, latest[:-1])
+                trace.start[lane_events], np.append(-np.inf, latest[:-1])
             )  # events may overlap by a rounded microsecond
-            kind = np.full(len(own), COLLECTIVE)
+            kind = np.full(len(lane_events), COLLECTIVE)
             if is_device:
-                kind = np.where(trace.category[own] == MEMORY, COPY, np.where(is_nccl[own], COLLECTIVE, COMPUTE))
-            name = trace.event_name[own].copy()
-            size, width = np.full(len(own), -1, np.int64), np.full(len(own), -1, np.int8)
+                kind = np.where(
+                    trace.category[lane_events] == MEMORY, COPY, np.where(is_nccl[lane_events], COLLECTIVE, COMPUTE)
+                )
+            name = trace.event_name[lane_events].copy()
+            size, width = np.full(len(lane_events), -1, np.int64), np.full(len(lane_events), -1, np.int8)
             for at in np.flatnonzero(kind == COLLECTIVE):
-                event = int(own[at])
+                event = int(lane_events[at])
                 if (annotation := self._annotation.get(event)) is not None:
                     name[at], event = trace.event_name[annotation], annotation
                 arguments = trace.details.get(event, Arguments())
                 size[at], width[at] = payload_bytes(arguments), item_bytes(arguments)
                 if is_device and isinstance(arguments.collective, str):
                     name[at] = self._names[f"nccl:{arguments.collective}"]
-            shown = f"{'stream' if is_device else 'gloo thread'} {trace.threads[lane]}"
-            phase = np.full(len(own), OTHER)
-            self._add(shown, is_device, start, np.maximum(latest, start), name, kind, phase, own, size, width)
+            lane_name = f"{'stream' if is_device else 'gloo thread'} {trace.threads[lane]}"
+            phase = np.full(len(lane_events), OTHER)
+            self._add(
+                lane_name, is_device, start, np.maximum(latest, start), name, kind, phase, lane_events, size, width
+            )
 
     def _add(
         self, lane: str, is_device: bool, start: NDArray[np.float64], end: NDArray[np.float64], name: NDArray[Any],
@@ -343,8 +388,8 @@ class _Rank:
     def _step_of(self, times: NDArray[np.float64]) -> NDArray[np.int32]:
         order = np.argsort(self._step_start)
         before = np.searchsorted(self._step_start[order], times, "right") - 1
-        found = order[before]
-        return np.where((before >= 0) & (times < self._step_end[found]), found, -1).astype(np.int32)
+        step = order[before]
+        return np.where((before >= 0) & (times < self._step_end[step]), step, -1).astype(np.int32)
 
     def _collectives(self, columns: dict[str, NDArray[Any]]) -> tuple[list[Taken], dict[str, frozenset[int] | None]]:
         taken: list[Taken] = []
@@ -357,7 +402,9 @@ class _Rank:
             group = f"{arguments.group} {arguments.group_ranks}"[:_LONGEST_GROUP] if arguments.group is not None else ""
             match = _RANKS.fullmatch(arguments.group_ranks) if isinstance(arguments.group_ranks, str) else None
             groups[group] = frozenset(map(int, match[1].split(","))) if match else None
-            numbers = (one if type(one) is int else None for one in (arguments.sequence, arguments.communication))
+            numbers = (
+                number if type(number) is int else None for number in (arguments.sequence, arguments.communication)
+            )
             taken.append(
                 Taken(
                     int(at), self._trace.rank, group, int(columns["step"][at]), name, int(columns["size"][at]), *numbers
@@ -367,9 +414,11 @@ class _Rank:
 
     def _gradients(self) -> Gradients:
         trace = self._trace
-        own = np.flatnonzero((trace.category == CPU_OP) & self._is_named(re.compile(f"{GRADIENT}$")))
-        own = own[np.argsort(trace.end[own], kind="stable")]
-        sizes = [payload_bytes(trace.details.get(int(one), Arguments())) for one in own]
+        gradients = np.flatnonzero((trace.category == CPU_OP) & self._is_named(re.compile(f"{GRADIENT}$")))
+        gradients = gradients[np.argsort(trace.end[gradients], kind="stable")]
+        sizes = [payload_bytes(trace.details.get(int(gradient), Arguments())) for gradient in gradients]
         return Gradients(
-            self._step_of(trace.start[own]), (trace.end[own] - self._origin) * 1e-6, np.array(sizes, np.int64)
+            self._step_of(trace.start[gradients]),
+            (trace.end[gradients] - self._origin) * 1e-6,
+            np.array(sizes, np.int64),
         )

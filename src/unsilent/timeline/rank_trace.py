@@ -68,12 +68,12 @@ def make_names() -> Numbering[Any]:
 
 @dataclass
 class RankTrace:
-    """What a trace says of its rank. Arrays have an element for each event.
+    """The trace of one rank. Arrays have an element for each event.
 
     Attributes:
-        name: Of the file.
-        rank, world_size: Of the job; a world size of 0 is unknown.
-        distributed: What the trace says of the job.
+        name: Name of the file.
+        rank, world_size: Rank, and ranks of the job; a world size of 0 is unknown.
+        distributed: Facts on the job in the trace.
         base: Unix nanoseconds that times count from.
         anchors: Rows of Unix seconds, offset and bound of the rank's clock, float64[k, 3].
         start, duration: Microseconds, float64.
@@ -86,7 +86,7 @@ class RankTrace:
         threads: Names of threads and streams.
         memory: Rows of microseconds, allocated bytes, bytes that were added (or freed, if negative) and their address, of the
             device where there is one, float64[k, 4]; 0 for what an event does not say.
-        notes: What a reader should know.
+        notes: Notes for the reader.
     """
 
     name: str
@@ -117,8 +117,8 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
     """A trace of one rank; None for a dump of the flight recorder.
 
     Args:
-        path: Of the file.
-        names: Of events, numbered over all ranks.
+        path: Path of the file.
+        names: Names of events, numbered over all ranks.
         is_only: Whether it may have no rank, as no other trace is read.
 
     Raises:
@@ -130,20 +130,23 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
     memory = [np.empty((0, 5))]
     try:
         for chunk in trace.chunks():
-            events = [one for one in chunk if one.ph == "X" and type(one.cat) is str and one.cat in _CATEGORIES]
-            events = [one for one in events if one.cat != "python_function" or str(one.name).startswith(MODULE)]
+            events = [
+                event for event in chunk if event.ph == "X" and type(event.cat) is str and event.cat in _CATEGORIES
+            ]
+            events = [event for event in events if event.cat != "python_function" or str(event.name).startswith(MODULE)]
             parts.append(_columns(events, names, threads))
             for number, event in enumerate(events, count):
                 if event.args.collective is not None or _HAS_DETAILS.match(event.name):
                     details[number] = kept_arguments(event.args)
             count += len(events)
-            allocations = [one for one in chunk if one.name == "[memory]" and _is_memory(one)]
-            memory.append(np.array([_memory_row(one) for one in allocations], float).reshape(-1, 5))
+            allocations = [event for event in chunk if event.name == "[memory]" and _is_memory(event)]
+            memory.append(np.array([_memory_row(event) for event in allocations], float).reshape(-1, 5))
             if count + sum(map(len, memory)) > MOST_EVENTS:
                 raise UsageError(
                     f"{trace.name} has more than {MOST_EVENTS:,} events that are of use; record fewer steps"
                 )
     except UsageError:
+        # Dumps of the flight recorder are JSON as well, and may lie in the folder of the traces.
         if {"pg_status", "entries"} <= trace.fields.keys():
             return None
         raise
@@ -175,16 +178,16 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
 
 def _columns(events: Sequence[Event], names: Numbering[Any], threads: Numbering[Any]) -> tuple[NDArray[Any], ...]:
     """The arrays of some events. Raises ``TypeError``, ``ValueError`` or ``OverflowError`` where one is damaged."""
-    start, duration = (np.array([getattr(one, key) for one in events], float) for key in ("ts", "dur"))
+    start, duration = (np.array([getattr(event, key) for event in events], float) for key in ("ts", "dur"))
     if not ((np.abs(start) < _MOST_TIME) & (duration >= 0) & (duration < _MOST_TIME)).all():
         raise ValueError
-    numbers = ([getattr(one.args, key) for one in events] for key in ("correlation", "node"))
+    numbers = ([getattr(event.args, key) for event in events] for key in ("correlation", "node"))
     return (
         start, duration,
-        np.array([names[one.name] for one in events], np.int32),
-        np.array([_CATEGORIES[one.cat] for one in events], np.int8),
-        np.array([threads[one.pid, one.tid] for one in events], np.int32),
-        *(np.array([one if type(one) is int and 0 <= one < 2**62 else -1 for one in of], np.int64) for of in numbers),
+        np.array([names[event.name] for event in events], np.int32),
+        np.array([_CATEGORIES[event.cat] for event in events], np.int8),
+        np.array([threads[event.pid, event.tid] for event in events], np.int32),
+        *(np.array([number if type(number) is int and 0 <= number < 2**62 else -1 for number in of], np.int64) for of in numbers),
     )  # fmt: skip
 
 
@@ -248,7 +251,7 @@ def payload_bytes(arguments: Arguments) -> int:
     pairs = [(kind, size) for kind, size in zip(types, dimensions, strict=True) if isinstance(size, list) and size]
     total = 0
     for kind, size in pairs:
-        if not isinstance(kind, str) or len(size) > 64 or not all(_is_count(one, 2**40) for one in size):
+        if not isinstance(kind, str) or len(size) > 64 or not all(_is_count(length, 2**40) for length in size):
             return -1
         part = _bounded(math.prod(size) * _bytes(kind))
         if part < 0:
@@ -262,7 +265,7 @@ def item_bytes(arguments: Arguments) -> int:
     if isinstance(arguments.dtype, str):
         return _bytes(arguments.dtype)
     types = arguments.input_type if isinstance(arguments.input_type, list) else []
-    sizes = {_bytes(one) for one in types if isinstance(one, str)} - {-1}
+    sizes = {_bytes(name) for name in types if isinstance(name, str)} - {-1}
     return sizes.pop() if len(sizes) == 1 else -1
 
 

@@ -67,10 +67,10 @@ class RecordedRun:
             self._print(line)
 
     def _summary(self) -> str:
-        """What was recorded, in rank 0; in every rank, why less than asked."""
+        """Summary of what was recorded, in rank 0; in every rank, why less than asked."""
         from unsilent.report.text import count_text
 
-        recorder, asked = self._recorder, count_text(self._steps, "step")
+        recorder, count_of_steps = self._recorder, count_text(self._steps, "step")
         if recorder is None or not recorder.ended:
             return "no step of an optimizer of torch.optim was seen; nothing was recorded"
         if not recorder.recorded:
@@ -78,8 +78,8 @@ class RecordedRun:
             problem = f"the program ended after {ended}, and recording begins after {self._warmup}"
             return f"{problem}; nothing was recorded; give a smaller --warmup"
         if recorder.recorded < self._steps:
-            return f"the program ended after {recorder.recorded} of {asked} to record; these are in {self._folder}"
-        return "" if recorder.rank else f"{asked} recorded in {self._folder}; {recorder.cost_text()}"
+            return f"the program ended after {recorder.recorded} of {count_of_steps} to record; these are in {self._folder}"
+        return "" if recorder.rank else f"{count_of_steps} recorded in {self._folder}; {recorder.cost_text()}"
 
     def _print(self, text: str) -> None:
         self._stderr.print_line(f"unsilent: {escape_unprintable(text)}")

@@ -24,10 +24,10 @@ class Replay:
     """Makes replays of one job.
 
     Attributes:
-        job: It.
-        durations: As recorded, seconds, float64[n]; of a member of a collective its transfer time, from the latest start of the
+        job: The job that is replayed.
+        durations: Recorded durations, seconds, float64[n]; of a member of a collective its transfer time, from the last start of
             members to its own end.
-        gaps: As recorded, seconds, float64[n]: from when an operation could have started to when it did.
+        gaps: Recorded gaps, seconds, float64[n]: from when an operation could have started to when it did.
         is_chained: Whether steps depend on each other.
 
     Raises:
@@ -75,18 +75,18 @@ class Replay:
         start[:] = self._release[plan.heads, None]
         after = self._after_heads(durations, gaps)
         behind = after[plan.sources_behind]
-        for one in plan.levels:
-            begun = slice(one.first, one.last)
-            if len(one.sources):
-                ended = end.take(one.sources, 0)
-                if len(one.behind):
-                    ended[one.behind] += behind[one.behind_first : one.behind_first + len(one.behind)]
-                start[begun] = np.maximum.reduceat(ended, one.source_begins, 0)
+        for level in plan.levels:
+            begun = slice(level.first, level.last)
+            if len(level.sources):
+                ended = end.take(level.sources, 0)
+                if len(level.behind):
+                    ended[level.behind] += behind[level.behind_first : level.behind_first + len(level.behind)]
+                start[begun] = np.maximum.reduceat(ended, level.source_begins, 0)
             start[begun] += waiting[begun]
             np.add(start[begun], lasting[begun], out=end[begun])
-            if len(one.members):
-                latest = np.maximum.reduceat(start.take(one.members, 0), one.member_begins, 0)
-                end[one.members] = latest.take(one.which, 0) + lasting.take(one.members, 0)
+            if len(level.members):
+                latest = np.maximum.reduceat(start.take(level.members, 0), level.member_begins, 0)
+                end[level.members] = latest.take(level.which, 0) + lasting.take(level.members, 0)
         result = np.empty((2, *durations.shape))
         result[0, plan.heads], result[1, plan.heads] = start, end
         if len(plan.followers):
@@ -95,7 +95,7 @@ class Replay:
         return result[0].reshape(shape), result[1].reshape(shape)
 
     def _after_heads(self, durations: Floats, gaps: Floats) -> Floats:
-        """From the end of a chain's first operation to that of each one that follows in the chain, float64[followers, k]."""
+        """Seconds from the end of a chain's first operation to that of each later one in it, float64[followers, k]."""
         plan = self._schedule
         after = np.cumsum(durations[plan.followers] + gaps[plan.followers, None], axis=0)
         begins = (np.cumsum(plan.counts) - plan.counts)[plan.counts > 0]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from unsilent.basics.printable import escape_unprintable
-from unsilent.placement.report import time_text
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Report, Section, Table
-from unsilent.report.text import count_text, interval_text, listed, short
+from unsilent.report.text import count_text, duration_text, interval_text, listed, short
 from unsilent.timeline.job import EDGE_KINDS
 from unsilent.timeline.slowdown import Removal, Slowdown
 from unsilent.timeline.step_split import step_bounds
@@ -29,23 +28,19 @@ MOST_NAME = 60
 """Characters of the name of an operation that are shown."""
 OVERLAP = 1.1
 """The first step is said to count for too much where steps take so many times as long as the time from begin to begin."""
-STEP_KEYS = ("step", "recorded", "without_gaps", "straggler_free", "prediction_error")
 
 
 def slowdown_report(result: Slowdown, source: str = "") -> Report:
-    """What is shown of a slowdown; ``source``: the name of the trace."""
-    slowdown, kept, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
-    is_job = len(result.workers) > 1
+    """Report on a slowdown; ``source``: the name of the trace."""
+    slowdown, with_gaps = result.slowdown, result.slowdown_with_gaps
     return Report(
-        "unsilent/timeline/1", "timeline", f"Timeline of {escape_unprintable(source) or 'a job'}", _headline(result),
-        machine_table(measured({}, {"slowdown": slowdown, "slowdown_with_gaps": kept}, "step"), ("measure", "")),
+        "unsilent/timeline/2", "timeline", f"Timeline of {escape_unprintable(source) or 'a job'}", _headline(result),
+        machine_table(measured({}, {"slowdown": slowdown, "slowdown_with_gaps": with_gaps}, "step"), ("measure", "")),
         numbers=(
             ("slowdown", interval_text(slowdown), f"{_quantiles(result)} in single steps"),
-            ("slowdown, gaps kept", interval_text(kept), "with recorded gaps in both replays"),
-            ("step time", time_text(result.recorded.mean()),
+            ("slowdown, gaps kept", interval_text(with_gaps), "with recorded gaps in both replays"),
+            ("step time", duration_text(result.recorded.mean()),
              f"recorded, from last end to last end, mean of {count_text(len(result.recorded), 'step')}"),
-            *([("slowest workers (M_W)", _share(result.slow_workers), _ranks(result.slow_workers))] if is_job else []),
-            *((("last stage (M_S)", _share(last), f"{count_text(len(last.ranks), 'rank')}"),) if last else ()),
             ("unexplained gaps", f"{100 * result.unexplained_share:.2g} %", "of the time of all ranks"),
         ),
         findings=tuple(_findings(result)),
@@ -53,7 +48,7 @@ def slowdown_report(result: Slowdown, source: str = "") -> Report:
         facts=tuple(_facts(result)),
         notes=tuple(_notes(result)),
         method=METHOD,
-        further_json={"results": {"slowdown": _json(result)}},
+        further_json={"results": {**fields_by_name(result, "job"), "steps": result.job.steps}},
     )  # fmt: skip
 
 
@@ -63,8 +58,8 @@ def _notes(result: Slowdown) -> Iterator[str]:
     period = float(np.nanmean([end - begin for begin, end in (step_bounds(job, rank) for rank in job.ranks)]))
     if (recorded := float(result.recorded.mean())) > OVERLAP * period:
         yield (
-            f"steps overlap: a step begins every {time_text(period)}, and takes {time_text(recorded)} (means), as the first one "
-            "counts from its begin to its last end; replays count it so as well"
+            f"steps overlap: a step begins every {duration_text(period)}, and takes {duration_text(recorded)} (means), as the "
+            "first one counts from its begin to its last end; replays count it so as well"
         )
     if len(job.ranks) == 2 and not job.stages:
         yield (
@@ -99,7 +94,7 @@ def _headline(result: Slowdown) -> str:
     slowdown = result.slowdown.estimate or 0.0
     return (
         f"By replay without gaps, a step takes {slowdown:.3g} times as long as without stragglers: "
-        f"{time_text(result.without_gaps.mean())} instead of {time_text(result.straggler_free.mean())}."
+        f"{duration_text(result.without_gaps.mean())} instead of {duration_text(result.straggler_free.mean())}."
     )
 
 
@@ -108,7 +103,7 @@ def _findings(result: Slowdown) -> Iterator[str]:
     removals += [("the last stage", "M_S", result.last_stage)] if result.last_stage else []
     for name, symbol, removal in removals:
         if removal.share is not None:
-            seconds, share = time_text(removal.seconds), _percent(removal.share)
+            seconds, share = duration_text(removal.seconds), _percent(removal.share)
             yield f"with {name} at straggler-free durations, a step takes {seconds}: {share} of the slowdown is gone ({symbol})"
     first = result.classes[0]
     if (slowdown := f"{first.slowdown:.3g}") != "1":
@@ -119,20 +114,17 @@ def _ranks(removal: Removal) -> str:
     return f"rank{'s' if len(removal.ranks) > 1 else ''} {listed(map(str, removal.ranks))}"
 
 
-def _share(removal: Removal) -> str:
-    return "–" if removal.share is None else _percent(removal.share)
-
-
 def _quantiles(result: Slowdown) -> str:
     low, high = np.quantile(result.without_gaps / result.straggler_free, (0.05, 0.95))
     return f"{low:.3g} to {high:.3g} (5 and 95 %)"
 
 
 def _sections(result: Slowdown) -> Iterator[Section]:
-    slowdown = Column("slowdown", "number", digits=".4g", of=lambda one: one.slowdown)
+    slowdown = Column("slowdown", "number", digits=".4g", of="slowdown")
     worker_heads = (
-        Column("rank", of=lambda one: str(one.rank)), slowdown, Column("data-parallel rank", of=lambda one: str(one.data_rank)),
-        *([Column("stage", of=lambda one: str(one.stage))] if result.stages else []),
+        Column("rank", of=lambda worker: str(worker.rank)), slowdown,
+        Column("data-parallel rank", of=lambda worker: str(worker.data_rank)),
+        *([Column("stage", of=lambda worker: str(worker.stage))] if result.stages else []),
     )  # fmt: skip
     is_job = len(result.workers) > 1
     if is_job:
@@ -142,8 +134,8 @@ def _sections(result: Slowdown) -> Iterator[Section]:
         )  # fmt: skip
     heads = (
         Column.text("group", lambda one: short(one.name, MOST_NAME)), slowdown,
-        Column.count("operations", lambda one: one.operations, 1),
-        Column.percent("unexplained gaps", lambda one: one.unexplained_share, digits=".2g"),
+        Column.count("operations", priority=1),
+        Column.percent("unexplained gaps", "unexplained_share", digits=".2g"),
     )  # fmt: skip
     data_ranks = result.data_ranks if result.stages else ()  # else they are the workers
     parts = (("operations", result.classes), ("stages", result.stages), ("data-parallel ranks", data_ranks))
@@ -172,7 +164,7 @@ def _dependencies(result: Slowdown) -> Table:
 
 def _steps(result: Slowdown) -> Table:
     def seconds(name: str, at: int) -> Column:
-        return Column(name, "number", digits=time_text, of=lambda row: row[at])
+        return Column(name, "number", digits=duration_text, of=lambda row: row[at])
 
     heads = (
         Column("step", of=lambda row: str(row[0])), seconds("recorded", 1), seconds("replayed without gaps", 2),
@@ -185,29 +177,7 @@ def _steps(result: Slowdown) -> Table:
 def _step_rows(result: Slowdown) -> Iterator[tuple[int, float, float, float, float | None]]:
     """Number, recorded, replayed and straggler-free seconds, and error of the prediction of each step."""
     columns = (result.recorded, result.without_gaps, result.straggler_free, result.prediction_errors)
-    for step, recorded, replayed, free, error in zip(result.job.steps, *(one.tolist() for one in columns), strict=True):
+    for step, recorded, replayed, free, error in zip(
+        result.job.steps, *(column.tolist() for column in columns), strict=True
+    ):
         yield step, recorded, replayed, free, error if np.isfinite(error) else None
-
-
-def _json(result: Slowdown) -> dict[str, Any]:
-    """The field ``slowdown`` of ``results``."""
-    interval, kept, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
-    groups = {
-        "classes": result.classes,
-        "stages": result.stages,
-        "data_ranks": result.data_ranks,
-        "workers": result.workers,
-    }
-
-    def number(value: float) -> float | None:
-        return float(value) if np.isfinite(value) else None
-
-    return {
-        "estimate": interval.estimate, "low": number(interval.low), "high": number(interval.high),
-        "confidence": interval.confidence, "n": interval.n, "unit": "step", "method": interval.method,
-        "with_gaps": {"estimate": kept.estimate, "low": number(kept.low), "high": number(kept.high)},
-        "slow_workers": vars(result.slow_workers), "last_stage": last and vars(last),
-        **{name: [dict(vars(one)) for one in rows] for name, rows in groups.items()},
-        "unexplained_share": result.unexplained_share, "unexplained_share_without": result.unexplained_without,
-        "steps": [dict(zip(STEP_KEYS, row, strict=True)) for row in _step_rows(result)],
-    }  # fmt: skip

@@ -22,7 +22,7 @@ class Level(NamedTuple):
     """Chains that can start once those of earlier levels have ended; indices count chains in the order of the replay.
 
     Attributes:
-        first, last: Those from ``first`` to ``last`` start.
+        first, last: Numbers of the first chain that starts, and of the first one after these.
         sources: Chains that they depend on, together; empty in the first level.
         source_begins: Where in ``sources`` those of each chain begin.
         behind: Where in ``sources`` it is not the first operation of the chain that counts, but one that follows in it.
@@ -51,7 +51,7 @@ class Schedule(NamedTuple):
         followers: The other operations, one chain after the other.
         counts: How many followers each chain has.
         sources_behind: Where in ``followers`` those operations are that a chain depends on, one level after the other.
-        levels: Of chains.
+        levels: Levels of chains.
     """
 
     heads: Indices
@@ -139,7 +139,7 @@ def _levels(
     """The order of chains; those that start in each level, and the collectives of which the last member does.
 
     Args:
-        job: It.
+        job: The job to sort.
         source, target: Chains of the edges between chains.
         collective: Number of each chain's collective, -1: none.
         members: Chains that are members, in the order of collectives; ``member_begins``: where those of each begin.
@@ -198,7 +198,7 @@ def _ranges(begins: Indices, of: Indices) -> Indices:
 
 
 def _distinct(values: Indices, stamp: Indices) -> Indices:
-    """Each value once; ``stamp`` is space for as many numbers as there are values to be."""
+    """The distinct values; ``stamp`` is space for as many numbers as there are values to be."""
     if len(values) < 2:
         return values
     number = np.arange(len(values))

@@ -27,7 +27,7 @@ from unsilent.timeline.job import COLLECTIVE, EDGE_KINDS, KINDS, PHASES, Job
 from unsilent.timeline.replay import Floats, Indices, Replay, leave_one_step_out, same_place, unexplained_gaps
 
 if TYPE_CHECKING:
-    from unsilent.report.model import Report
+    pass
 
 CONFIDENCE = 0.95
 CLOCK_FAULT = -0.01
@@ -35,9 +35,9 @@ CLOCK_FAULT = -0.01
 SLOW_SHARE = 3
 """Percent of the workers, and at least one, that count as few slow workers."""
 MOST_CLASSES = 24
-"""With more names than this, operations are put together by phase and kind."""
+"""Most names; with more of them, operations are put together by phase and kind."""
 MOST_VALUES = 2**23
-"""Of one array of replays that are made at once."""
+"""Most values of one array of replays that are made at once."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class GroupSlowdown:
     """Slowdown by a group of operations.
 
     Attributes:
-        name: Of the group.
+        name: Name of the group.
         slowdown: Step time over the straggler-free one where only this group takes what it took.
         operations: Number of them.
         unexplained_share: Gaps before them that no dependency explains, as a share of the time of all ranks.
@@ -69,12 +69,12 @@ class Worker:
 
 @dataclass(frozen=True)
 class Removal:
-    """What is left of a slowdown where some ranks take the straggler-free durations.
+    """The slowdown that is left where some ranks take the straggler-free durations.
 
     Attributes:
-        ranks: Those ranks.
+        ranks: The ranks.
         seconds: Mean step time then.
-        share: Of the difference to the straggler-free step time that is gone then; None where there is no difference.
+        share: Share of the difference to the straggler-free step time that is gone then; None: there is no difference.
     """
 
     ranks: tuple[int, ...]
@@ -87,22 +87,23 @@ class Slowdown(Shown):
     """Slowdown of a job, and what causes it.
 
     Attributes:
-        job: What was recorded.
+        job: The recorded job.
         recorded: Seconds of each step, float64[steps], as the next three.
-        without_gaps: Of the replay with the recorded durations.
-        straggler_free: Of the straggler-free replay.
+        without_gaps: Step times of the replay with the recorded durations.
+        straggler_free: Step times of the straggler-free replay.
         prediction_errors: Predicted from the other steps over recorded, minus 1; NaN with one step.
         slowdown: Mean of ``without_gaps`` over mean of ``straggler_free``, with an interval over steps.
-        slowdown_with_gaps: The same of two replays with the recorded gaps.
+        slowdown_with_gaps: Slowdown between two replays with the recorded gaps.
         classes, stages, data_ranks: Slowdown by operations of a name or kind, of a stage, of a data-parallel rank; the largest
             first. Without stages a data-parallel rank is a rank.
         workers: Ranks, the largest slowdown first.
-        slow_workers: What the slowest few workers explain (M_W).
-        last_stage: What the last stage explains (M_S); None without stages.
+        slow_workers: Removal of the slowest few workers (M_W).
+        last_stage: Removal of the last stage (M_S); None without stages.
         unexplained_without: Gaps that no dependency explains if a kind of dependencies is ignored, as a share of the time of all
             ranks.
     """
 
+    REPORT = "unsilent.timeline.report:slowdown_report"
     job: Job
     recorded: Floats
     without_gaps: Floats
@@ -121,13 +122,7 @@ class Slowdown(Shown):
     @property
     def unexplained_share(self) -> float:
         """Gaps that no dependency explains, as a share of the time of all ranks."""
-        return math.fsum(one.unexplained_share for one in self.classes)
-
-    def report(self, source: str = "") -> Report:
-        """What is shown of it; ``source``: the name of the trace."""
-        from unsilent.timeline.report import slowdown_report
-
-        return slowdown_report(self, source)
+        return math.fsum(group.unexplained_share for group in self.classes)
 
 
 def measure_slowdown(job: Job) -> Slowdown:
@@ -135,7 +130,7 @@ def measure_slowdown(job: Job) -> Slowdown:
     analysis = _Analysis(job)
     replay, operations = analysis.replay, job.operations
     gaps = np.where(replay.gaps <= CLOCK_FAULT, 0.0, replay.gaps)
-    kept = replay.step_seconds(*replay.run(np.stack([analysis.own, analysis.free], axis=1), gaps))
+    seconds_with_gaps = replay.step_seconds(*replay.run(np.stack([analysis.own, analysis.free], axis=1), gaps))
     ranks, place = np.unique(operations.rank, return_inverse=True)
     stage_of, data_rank_of = _grid(job, ranks)
     stage_names = [f"stage {at}" for at in range(stage_of.max() + 1)] if job.stages else []
@@ -148,13 +143,13 @@ def measure_slowdown(job: Job) -> Slowdown:
         slowed = data_ranks[data_rank].slowdown
         slowed = min(slowed, stages[stage].slowdown) if stages else slowed
         workers.append(Worker(rank, data_rank, stage if stages else None, slowed))
-    workers.sort(key=lambda one: (-one.slowdown, one.rank))
-    few = [one.rank for one in workers[: math.ceil(len(workers) * SLOW_SHARE / 100)]]
-    last = [one.rank for one in workers if one.stage == len(stages) - 1]
+    workers.sort(key=lambda worker: (-worker.slowdown, worker.rank))
+    few = [worker.rank for worker in workers[: math.ceil(len(workers) * SLOW_SHARE / 100)]]
+    last = [worker.rank for worker in workers if worker.stage == len(stages) - 1]
     kinds = np.unique(job.edges.kind).tolist()
     return Slowdown(
         job, analysis.recorded, analysis.without_gaps, analysis.straggler_free, leave_one_step_out(replay),
-        mean_ratio(analysis.without_gaps, analysis.straggler_free), mean_ratio(kept[:, 0], kept[:, 1]),
+        mean_ratio(analysis.without_gaps, analysis.straggler_free), mean_ratio(seconds_with_gaps[:, 0], seconds_with_gaps[:, 1]),
         _largest_first(analysis.groups(*_classes(job))), _largest_first(stages), _largest_first(data_ranks), tuple(workers),
         analysis.removal(few), analysis.removal(sorted(last)) if stages else None,
         {EDGE_KINDS[kind]: float(analysis.unexplained((kind,)).sum()) for kind in kinds},
@@ -189,16 +184,16 @@ class _Analysis:
         return np.asarray(gaps / (self.recorded.sum() * len(self.job.ranks)))
 
     def groups(self, names: Sequence[str], of: Indices) -> list[GroupSlowdown]:
-        """Of each name; ``of``: index of the name of each operation, int64[n]."""
+        """Slowdown of each name; ``of``: index of the name of each operation, int64[n]."""
         if not names:
             return []
         seconds = self._seconds(np.where(of == at, self.own, self.free) for at in range(len(names)))
-        slowed = [float(one.mean() / self.straggler_free.mean()) for one in seconds]
+        slowed = [float(steps.mean() / self.straggler_free.mean()) for steps in seconds]
         counts, shares = np.bincount(of, minlength=len(names)), np.bincount(of, self.unexplained(), len(names))
-        return [GroupSlowdown(*one) for one in zip(names, slowed, counts.tolist(), shares.tolist(), strict=True)]
+        return [GroupSlowdown(*values) for values in zip(names, slowed, counts.tolist(), shares.tolist(), strict=True)]
 
     def removal(self, ranks: Sequence[int]) -> Removal:
-        """What is left where these ranks take straggler-free durations."""
+        """The slowdown that is left where these ranks take straggler-free durations."""
         [seconds] = self._seconds([np.where(np.isin(self.job.operations.rank, ranks), self.free, self.own)])
         usual, least = float(self.without_gaps.mean()), float(self.straggler_free.mean())
         left = float(seconds.mean())
@@ -207,7 +202,7 @@ class _Analysis:
 
 
 def _largest_first(groups: list[GroupSlowdown]) -> tuple[GroupSlowdown, ...]:
-    return tuple(sorted(groups, key=lambda one: -one.slowdown))
+    return tuple(sorted(groups, key=lambda group: -group.slowdown))
 
 
 def straggler_free_durations(job: Job, own: Floats) -> Floats:

@@ -21,13 +21,13 @@ class StepSplit:
     """Seconds of each rank's steps, by what they went to; float64[ranks, steps] each.
 
     Attributes:
-        ranks: Of the rows.
-        begin, end: Of the steps: of its first operation, and of the next step's first (or its last operation's end).
+        ranks: Ranks of the rows.
+        begin, end: Begin of the first operation of each step, and of that of the next step (or its last operation's end).
         compute: Something computed.
-        transfer: Nothing computed, and a collective was transferred that all its ranks had entered; or, as transfer and waiting
-            cannot be separated there, the rank was in a collective whose other ranks were not found.
+        transfer: Time in which nothing computed, and a collective was transferred that all its ranks had entered; or, as transfer
+            and waiting cannot be separated there, the rank was in a collective whose other ranks were not found.
         waiting: Neither, and the rank was in a collective that another rank had not entered.
-        gap: None of these.
+        gap: Time of none of these.
         waiting_for: float64[ranks, ranks, steps]: ``waiting`` of a rank (first) by the rank that came last (second).
     """
 
@@ -100,7 +100,7 @@ def split_steps(job: Job) -> StepSplit:
         parts["compute"][number], parts["gap"][number] = totals[0], (end - begin)[number] - totals[2]
         parts["transfer"][number], parts["waiting"][number] = totals[1] - totals[0], totals[2] - totals[1]
         alone = ((all_in - start) - used.between(start, all_in))[first:]
-        late = np.array([row[int(one)] for one in operations.rank[last[operations.collective[matched]]]], np.int64)
+        late = np.array([row[int(rank)] for rank in operations.rank[last[operations.collective[matched]]]], np.int64)
         is_of_step = operations.step[matched] >= 0
         np.add.at(waiting_for[number], (late[is_of_step], operations.step[matched][is_of_step]), alone[is_of_step])
         # two collectives may wait at once: each counts for its part

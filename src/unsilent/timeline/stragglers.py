@@ -1,4 +1,4 @@
-"""Which rank holds the others back, and in which phase: by when it launches collectives, not by how long its phases last.
+"""The rank that holds the others back, and the phase: by when it launches collectives, not by how long phases last.
 
 A collective makes the ends of a backward pass equal on all ranks, and its wait stands on those that are not late. So a step is
 divided at moments that no other rank delays: its begin, the first operations of the forward and the backward pass, the launches
@@ -21,9 +21,9 @@ from unsilent.timeline.step_split import Floats, StepSplit, split_steps, step_bo
 PARTS = ("loader", "forward", "early backward", "late backward", "optimizer")
 """Parts of a step in which a rank may be late; the backward pass is divided at the launch of its first collective."""
 CONFIDENCE = 0.999
-"""Of the limits of all ranks and parts together."""
+"""Confidence of the limits of all ranks and parts together."""
 LEAST_SHARE = 0.005
-"""Of a step; differences below it are no cause that anybody looks for, and clocks of processes differ by as much."""
+"""Least share of a step; smaller differences are no cause that anybody looks for, and clocks differ by as much."""
 LEAST_STEPS = 5
 AT_ONCE = 3e-4
 """Seconds within which a thread goes on after what it waited for, or within a tenth of its wait."""
@@ -79,8 +79,8 @@ def part_seconds(job: Job) -> Floats:
         first, last = _first(job, of_backward), -_first(job, of_backward, -1)
         last = np.where(np.isfinite(last), last, np.nan)
         moments = (begin, forward, backward, first, last)
-        for part, (one, other) in enumerate(pairwise(moments)):
-            result[number, :, part] = other - one
+        for part, (begun, ended) in enumerate(pairwise(moments)):
+            result[number, :, part] = ended - begun
         # a collective that the host waits for is no work of its own
         is_inside = of_rank & (operations.start > first[operations.step]) & (operations.start <= last[operations.step])
         result[number, :, PARTS.index("late backward")] -= np.bincount(
@@ -131,7 +131,7 @@ def has_like_parts(job: Job) -> bool:
 
 
 def excesses(job: Job, split: StepSplit | None = None) -> list[Excess]:
-    """How late every rank is in every part, the clearest first; ``split``: of the job, where it is known already.
+    """Excesses of every rank in every part, the clearest first; ``split``: split of the job, where it is known already.
 
     Empty where ranks or steps are too few to compare, and where parts are not alike.
     """
@@ -149,21 +149,23 @@ def array_excesses(
     """How late every rank is in every part, the clearest first; empty where ranks or steps are too few to compare.
 
     Args:
-        seconds: Of parts, float64[ranks, steps, parts]; NaN: not known.
+        seconds: Seconds of parts, float64[ranks, steps, parts]; NaN: not known.
         ranks, parts: Numbers and names.
         step: Seconds of a step.
-        is_awaited: As of `Excess`, bool[ranks].
+        is_awaited: Whether others wait for each rank, as of `Excess`, bool[ranks].
     """
     result = []
     for number, rank in enumerate(ranks if len(ranks) > 1 else ()):
         differences = differences_from_others(seconds, number)
         for part, name in enumerate(parts):
-            own = differences[np.isfinite(differences[:, part]), part]
-            if len(own) >= LEAST_STEPS:
-                floor = max(LEAST_SHARE * step, _half_width(own, 1 - (1 - CONFIDENCE) / (len(ranks) * len(parts))))
-                excess = Excess(rank, name, float(np.median(own)), floor, len(own), bool(is_awaited[number]))
+            values = differences[np.isfinite(differences[:, part]), part]
+            if len(values) >= LEAST_STEPS:
+                floor = max(LEAST_SHARE * step, _half_width(values, 1 - (1 - CONFIDENCE) / (len(ranks) * len(parts))))
+                excess = Excess(rank, name, float(np.median(values)), floor, len(values), bool(is_awaited[number]))
                 result.append(excess)
-    return sorted(result, key=lambda one: (-one.is_awaited, -one.seconds / one.floor if one.floor else 0.0))
+    return sorted(
+        result, key=lambda excess: (-excess.is_awaited, -excess.seconds / excess.floor if excess.floor else 0.0)
+    )
 
 
 def differences_from_others(seconds: Floats, number: int) -> Floats:
@@ -173,7 +175,7 @@ def differences_from_others(seconds: Floats, number: int) -> Floats:
 
 
 def _half_width(values: Floats, confidence: float) -> float:
-    """Of the interval of the median of a sample of numbers that may hold outliers.
+    """Half the width of the interval of the median of a sample of numbers that may hold outliers.
 
     The lower limit is also one that holds for any distribution: so many values are above it that chance does not explain it. With
     too few values for that, it is the smallest one. Another program that delays a rank in half of the steps makes no straggler.

@@ -16,10 +16,10 @@ from unsilent.timeline.pipeline import TYPES
 WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc")
 SECONDS = ("start_ts", "duration")
 COLUMNS = (*WHOLE, *SECONDS, "optype")
-"""That a table needs. In ``mc`` and ``gmc``, the part of the model on the worker and in the model, -1 and null are none."""
+"""Columns that a table needs. In ``mc`` and ``gmc``, the part of the model on the worker and in all, -1 and null: none."""
 MOST_ROWS = 10_000_000
 MOST_BYTES = 2**31
-"""Of all columns before compression."""
+"""Most bytes of all columns before compression."""
 LARGEST_NUMBER = 2**31 - 1
 MISSING_EXTRA = "needs an optional package; install it with: pip install 'unsilent[timeline]'"
 
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     model_chunk: Integers
 
     def of(self, which: NDArray[Any]) -> Rows:
-        """Those rows."""
+        """Rows at these indices."""
         return Rows(*(column[which] for column in self))
 
 
@@ -62,20 +62,20 @@ def read_rows(path: Path) -> tuple[Rows, list[str]]:
             names_column = table["optype"].unify_dictionaries().combine_chunks()
             names = [str(name) for name in names_column.dictionary.to_pylist()]
             name = names_column.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)
-            of = {one: _numbers(table[one], one, path) for one in (*WHOLE, *SECONDS)}
+            of = {column: _numbers(table[column], column, path) for column in (*WHOLE, *SECONDS)}
         except UsageError:
             raise
         except Exception as error:  # a damaged file can raise anything
             reason = escape_unprintable(" ".join(str(error).split()))[:120]
             raise UsageError(f"{path} cannot be read as Parquet ({reason}); expected an operation table") from None
-    known = {one.name: at for at, one in enumerate(TYPES)}
-    types = np.array([*(known.get(one, -1) for one in names), -1], np.int64)[name]
-    whole = {one: of[one].astype(np.int64) for one in WHOLE}
+    known = {operation_type.name: at for at, operation_type in enumerate(TYPES)}
+    types = np.array([*(known.get(text, -1) for text in names), -1], np.int64)[name]
+    whole = {column: of[column].astype(np.int64) for column in WHOLE}
     rows = Rows(
         whole["dp_rank"], whole["stage"], whole["rank"], whole["step"], types, of["start_ts"], of["duration"], whole["seq_id"],
         whole["mc"], whole["gmc"],
     )  # fmt: skip
-    return rows, [escape_unprintable(one)[:40] for one in names]
+    return rows, [escape_unprintable(text)[:40] for text in names]
 
 
 def _check_size_and_types(source: Any, path: Path) -> None:

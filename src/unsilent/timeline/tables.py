@@ -33,7 +33,7 @@ def read_operation_table(path: str | Path) -> Job:
     rows, names = read_rows(path)
     notes = []
     if (rows.type < 0).any():
-        others = listed((name for name in names if name not in {one.name for one in TYPES}), 4)
+        others = listed((name for name in names if name not in {sort.name for sort in TYPES}), 4)
         notes.append(f"{count_text(int((rows.type < 0).sum()), 'operation')} of unknown types left out: {others}")
         rows = rows.of(rows.type >= 0)
     ranks = _worker_ranks(rows, path)
@@ -51,11 +51,11 @@ def _worker_ranks(rows: Rows, path: Path) -> Integers:
     """The rank of each data-parallel rank and stage, int64[data-parallel ranks, stages]."""
     workers = np.unique(np.stack([rows.data_rank, rows.stage, rows.rank], axis=1), axis=0)
     shape = tuple(workers[:, :2].max(axis=0) + 1) if len(workers) else (0, 0)
-    for what, seen in (("rank", workers[:, 2:]), ("pair of dp_rank and stage", workers[:, :2])):
+    for noun, seen in (("rank", workers[:, 2:]), ("pair of dp_rank and stage", workers[:, :2])):
         values, counts = np.unique(seen, axis=0, return_counts=True)
         if (counts > 1).any():
             twice = ", ".join(map(str, values[counts > 1][0]))
-            raise UsageError(f"{path}: {what} {twice} is two workers; expected one rank for each dp_rank and stage")
+            raise UsageError(f"{path}: {noun} {twice} is two workers; expected one rank for each dp_rank and stage")
     if len(workers) > MOST_WORKERS:
         raise UsageError(f"{path} has operations of {len(workers):,} workers; expected {MOST_WORKERS:,} at most")
     if len(workers) != shape[0] * shape[1] or not len(workers):
@@ -148,17 +148,17 @@ def _job(rows: Rows, ranks: Integers, world_size: int, notes: list[str]) -> Job:
     source, target, kind = np.array(edges, np.int64).reshape(-1, 3).T
     every_unit = np.arange(units)[:, None] * len(first.step)
     kind_of, phase_of, lane_of = (
-        np.array([getattr(one, name) for one in TYPES])[rows.type[order]] for name in ("kind", "phase", "lane")
+        np.array([getattr(sort, name) for sort in TYPES])[rows.type[order]] for name in ("kind", "phase", "lane")
     )
     worker_place = np.argsort(np.argsort(ranks, axis=None))
     operations = Operations(
         rank[order].astype(np.int32), (worker_place[of_worker[order]] * len(LANES) + lane_of).astype(np.int32),
         rows.type[order].astype(np.int32), kind_of.astype(np.int8), phase_of.astype(np.int8), step[order].astype(np.int32),
         start[order], rows.duration[order], _collectives(pattern, pairs, len(steps), data_ranks)[order],
-        np.full(len(order), -1, np.int64), np.full(len(order), -1, np.int8), tuple(one.name for one in TYPES),
+        np.full(len(order), -1, np.int64), np.full(len(order), -1, np.int8), tuple(sort.name for sort in TYPES),
     )  # fmt: skip
-    lanes = tuple(Lane(int(one), name, True) for one in np.sort(ranks, axis=None) for name in LANES)
-    stage_of = {int(one): stage for stage in range(stages) for one in ranks[:, stage]}
+    lanes = tuple(Lane(int(rank), name, True) for rank in np.sort(ranks, axis=None) for name in LANES)
+    stage_of = {int(rank): stage for stage in range(stages) for rank in ranks[:, stage]}
     sources, targets = (position[(every_unit + ends).reshape(-1)].astype(np.int32) for ends in (source, target))
     job_edges = Edges(sources, targets, np.tile(kind, units).astype(np.int8))
     return Job(operations, job_edges, lanes, tuple(map(int, steps)), stage_of, world_size, (*notes, *note))
@@ -184,7 +184,7 @@ def _one_clock(rows: Rows, step: Integers) -> tuple[Floats, Floats, list[str]]:
 
 def _collectives(pattern: Pattern, pairs: list[list[int]], steps: int, data_ranks: int) -> NDArray[np.int32]:
     """The number of each operation's collective or message, -1: it waits for no other rank; int32[n]."""
-    waits = np.array([one.waits for one in TYPES])[pattern.type]
+    waits = np.array([sort.waits for sort in TYPES])[pattern.type]
     own_stage = np.where(waits == ACROSS, pattern.stage, 0)
     key = np.stack([np.zeros_like(pattern.type), own_stage, pattern.type, pattern.number])
     for at, pair in enumerate(pairs):

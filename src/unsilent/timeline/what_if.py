@@ -1,4 +1,4 @@
-"""What the steps of a job would take if something were different: each question is a text, answered by a replay of every step.
+"""Predicted steps of a job if something were different: each question is a text, answered by a replay of every step.
 
 Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` (a rank begins each step later;
 ``-20ms``: does all that it does itself faster, by so much in a step), ``rank:R=0.9`` (computes in so much of the time),
@@ -14,16 +14,14 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.basics.interval import Interval
 from unsilent.basics.printable import escape_unprintable
-from unsilent.placement.report import time_text
-from unsilent.report.text import listed
-from unsilent.timeline.change import Change
+from unsilent.report.text import duration_text, listed
+from unsilent.timeline.change import Answer, Change
 from unsilent.timeline.ddp_what_if import FORMS as DDP_FORMS
 from unsilent.timeline.ddp_what_if import WORDS as DDP_WORDS
 from unsilent.timeline.ddp_what_if import DdpQuestions
@@ -53,37 +51,6 @@ LARGEST_FACTOR = 1e3
 _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What steps would take.
-
-    Attributes:
-        text: The question.
-        recorded, predicted: Seconds of each step, replayed as recorded and with the change, float64[steps].
-        notes: What was assumed, one sentence each.
-        is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
-        of_model: Mean predicted over mean recorded step by the model of DDP, with limits; None: a replay.
-        doubt: Why the prediction is not to be believed; empty: it may be.
-        longest: Seconds of each step where what is not known takes as long as it can, float64[steps]; None: ``predicted``.
-        peak: Most bytes that a rank has allocated, as recorded and with the change; None: not predicted.
-    """
-
-    text: str
-    recorded: Floats
-    predicted: Floats
-    notes: tuple[str, ...] = ()
-    is_extrapolated: bool = False
-    of_model: Interval | None = None
-    doubt: str = ""
-    longest: Floats | None = None
-    peak: tuple[int, int] | None = None
-
-    @property
-    def ratios(self) -> Floats:
-        """Predicted time of each step, in multiples of the recorded one, float64[steps]."""
-        return self.predicted / self.recorded
-
-
 def answer_interval(one: Answer) -> Interval:
     """Predicted time of a step in multiples of the recorded one, with an interval over steps, or all that it may be."""
     if one.longest is not None:
@@ -109,7 +76,7 @@ def answer(replay: Replay, questions: Sequence[str], system: str | None = None) 
     result = []
     for text in questions:
         if is_of_ddp(text):
-            result.append(Answer(text, *of_ddp.answer(text)))
+            result.append(of_ddp.answer(text))
         else:
             change = parse_change(text, replay)
             seconds = replay.step_seconds(*change.replay.run(change.durations, change.gaps))
@@ -133,42 +100,39 @@ def kept_gaps(replay: Replay) -> Floats:
 
 
 def parse_change(text: str, replay: Replay) -> Change:
-    """What a question asks to change; raises ``UsageError`` where it names nothing of the job."""
-    what, _, value = text.partition("=")
+    """The change that a question asks for; raises ``UsageError`` where it names nothing of the job."""
+    question, _, value = text.partition("=")
     if not value:
         raise UsageError(f"--what-if {text[:60]!r} asks for nothing; expected one of {', '.join(FORMS)}")
-    word, _, name = what.partition(":")
+    word, _, name = question.partition(":")
     durations, gaps, notes = replay.durations.copy(), kept_gaps(replay), tuple[str, ...]()
     if word == "scale":
         durations[_named(name, replay.job)] *= _factor(value, text)
     elif word == "rank":
         notes = _change_rank(replay, _rank(name, replay.job), value, text, durations, gaps)
-    elif what == "network":
-        _expect(value, "infinite", what)
+    elif question == "network":
+        _expect(value, "infinite", question)
         notes = _network_notes(replay.job)
         durations[replay.job.operations.kind == COLLECTIVE] = 0
-    elif what == "straggler":
-        _expect(value, "none", what)
+    elif question == "straggler":
+        _expect(value, "none", question)
         durations = straggler_free_durations(replay.job, replay.durations)
-    elif what in FSDP_WORDS:
+    elif question in FSDP_WORDS:
         return sharded_change(text, replay, gaps)
-    elif what in MEMORY_WORDS:
-        of_memory = memory_change(text, replay, gaps)
-        return Change(
-            replay, of_memory.durations, of_memory.gaps, of_memory.notes, False, of_memory.longest, of_memory.peak
-        )
+    elif question in MEMORY_WORDS:
+        return memory_change(text, replay, gaps)
     else:
-        raise unknown_name_error("what-if", what, dict.fromkeys(form.partition("=")[0] for form in FORMS))
+        raise unknown_name_error("what-if", question, dict.fromkeys(form.partition("=")[0] for form in FORMS))
     return Change(replay, durations, gaps, notes)
 
 
-def _expect(value: str, known: str, what: str) -> None:
+def _expect(value: str, known: str, name: str) -> None:
     if value != known:
-        raise wrong_value_error(f"--what-if {what}", value, known)
+        raise wrong_value_error(f"--what-if {name}", value, known)
 
 
 def _network_notes(job: Job) -> tuple[str, ...]:
-    """What is assumed of collectives that were found on one rank alone; raises ``UsageError`` where all are."""
+    """Assumptions on collectives that were found on one rank alone; raises ``UsageError`` where all are."""
     operations = job.operations
     is_member = operations.collective >= 0
     pairs = np.unique(np.stack([operations.collective[is_member], operations.rank[is_member]]), axis=1)
@@ -192,19 +156,23 @@ def _named(name: str, job: Job) -> np.ndarray:
     operations = job.operations
     computes = operations.kind == COMPUTE
     if name in KINDS:
-        what, which = "kind", operations.kind == KINDS.index(name)
-        present = [one for number, one in enumerate(KINDS) if (operations.kind == number).any()]
+        noun, which = "kind", operations.kind == KINDS.index(name)
+        present = [kind for number, kind in enumerate(KINDS) if (operations.kind == number).any()]
     elif name in PHASES:
-        what, which = "phase", computes & (operations.phase == PHASES.index(name))
-        present = [one for number, one in enumerate(PHASES) if (computes & (operations.phase == number)).any()]
+        noun, which = "phase", computes & (operations.phase == PHASES.index(name))
+        present = [phase for number, phase in enumerate(PHASES) if (computes & (operations.phase == number)).any()]
     else:
-        matching = [number for number, one in enumerate(operations.names) if fnmatch.fnmatchcase(one, name)]
+        matching = [
+            number
+            for number, operation_name in enumerate(operations.names)
+            if fnmatch.fnmatchcase(operation_name, name)
+        ]
         if not matching:
             raise unknown_name_error("operation", name, [*KINDS, *PHASES, *operations.names])
-        what, which, present = "name", np.isin(operations.name, matching), ["such operations between steps alone"]
+        noun, which, present = "name", np.isin(operations.name, matching), ["such operations between steps alone"]
     if not (which & (operations.step >= 0)).any():
         raise UsageError(
-            f"--what-if scale: the traces have no operation of the {what} {escape_unprintable(name)[:60]} in a step; they have "
+            f"--what-if scale: the traces have no operation of the {noun} {escape_unprintable(name)[:60]} in a step; they have "
             f"{', '.join(present)}"
         )
     return np.asarray(which)
@@ -234,9 +202,9 @@ def _change_rank(replay: Replay, rank: int, value: str, text: str, durations: Fl
         sign, number, unit = delay.groups()
         seconds = float(f"{sign}{number}") * UNITS[unit]
         by_step = [np.flatnonzero(of_rank & (operations.step == step)) for step in range(len(replay.job.steps))]
-        steps = [one for one in by_step if len(one)]
+        steps = [indices for indices in by_step if len(indices)]
         if seconds >= 0:
-            gaps[[one[np.argmin(operations.start[one])] for one in steps]] += seconds
+            gaps[[indices[np.argmin(operations.start[indices])] for indices in steps]] += seconds
             return ()
         return _speed_up(replay, rank, -seconds, steps, durations, gaps)
     if value[0] in "+-":
@@ -256,18 +224,18 @@ def _speed_up(
 ) -> tuple[str, ...]:
     """Make all that a rank does itself in its steps faster, by one factor for each step; a note where it takes too little."""
     spent = []
-    for one in steps:
-        own = one[replay.job.operations.collective[one] < 0]
-        taken = float(durations[own].sum() + np.maximum(gaps[own], 0).sum())
+    for step_operations in steps:
+        own_operations = step_operations[replay.job.operations.collective[step_operations] < 0]
+        taken = float(durations[own_operations].sum() + np.maximum(gaps[own_operations], 0).sum())
         spent.append(taken)
         factor = max(1 - seconds / taken, 0.0) if taken > 0 else 1.0
-        durations[own] *= factor
-        gaps[own] *= np.where(gaps[own] > 0, factor, 1.0)
+        durations[own_operations] *= factor
+        gaps[own_operations] *= np.where(gaps[own_operations] > 0, factor, 1.0)
     short = [taken for taken in spent if taken < seconds]
     if not short:
         return ()
     return (
-        f"rank {rank} itself takes {time_text(float(np.mean(spent)))} of a step (mean), less than it is to be faster by"
+        f"rank {rank} itself takes {duration_text(float(np.mean(spent)))} of a step (mean), less than it is to be faster by"
         f"{'' if len(short) == len(spent) else f' in {len(short):,} of {len(spent):,} steps'}: the answer is that of a rank that "
         "takes no time" + ("" if len(short) == len(spent) else " there"),
     )

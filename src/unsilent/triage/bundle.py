@@ -61,34 +61,34 @@ class RankSeries:
 
 
 Gathered = tuple[dict[int, T], tuple[str, ...]]
-"""What could be read, by rank, and a sentence for each rank, or other part, where it could not."""
+"""Parts that could be read, by rank, and a sentence for each rank, or other part, where it could not."""
 Optional = tuple[T | None, tuple[str, ...]]
-"""What an optional part holds, and a sentence where it cannot be read; neither where there is none."""
+"""Content of an optional part, and a sentence where it cannot be read; neither where there is none."""
 
 
 class Bundle:
     """An incident. Raises ``UsageError`` where its first file cannot be read.
 
     Attributes:
-        incident: What ``incident.json`` says; paths of checkpoints that are not absolute are those in its folder.
+        incident: Content of ``incident.json``; paths of checkpoints that are not absolute are those in its folder.
     """
 
     def __init__(self, path: Path) -> None:
         incident = read_incident(path)
         self.incident = replace(incident, checkpoints=tuple(
-            replace(one, path=str(incident.folder / one.path), manifest=str(incident.folder / one.manifest))
-            for one in incident.checkpoints
+            replace(saved, path=str(incident.folder / saved.path), manifest=str(incident.folder / saved.manifest))
+            for saved in incident.checkpoints
         ))  # fmt: skip
         self._read: dict[tuple[str, int | str], Any] = {}
 
     @property
     def folder(self) -> Path:
-        """Of the incident."""
+        """Folder of the incident."""
         return self.incident.folder
 
     def parts(self, rank: int | None = None) -> Gathered[RankPart]:
         """``rank.json`` of each rank, or of one."""
-        return self._gather("part", lambda one: read_rank_part(self.folder, one), rank)
+        return self._gather("part", lambda number: read_rank_part(self.folder, number), rank)
 
     def series(self, rank: int | None = None) -> Gathered[RankSeries]:
         """Series of each rank, or of one."""
@@ -96,21 +96,21 @@ class Bundle:
 
     def batches(self, rank: int | None = None) -> Gathered[RecordedTensors]:
         """The batch of each rank, or of one."""
-        return self._gather("batch", lambda one: self._tensors_of(one, BATCH_FILE), rank)
+        return self._gather("batch", lambda number: self._tensors_of(number, BATCH_FILE), rank)
 
     def states(self, rank: int | None = None) -> Gathered[RecordedTensors]:
         """The state of each rank, or of one."""
-        return self._gather("state", lambda one: self._tensors_of(one, STATE_FILE), rank)
+        return self._gather("state", lambda number: self._tensors_of(number, STATE_FILE), rank)
 
     def alarms(self) -> list[Alarm]:
-        """Those of all ranks that can be read, each once, by step."""
+        """Alarms of all ranks that can be read, each once, by step."""
         parts, _ = self.parts()
-        of_parts = [one for part in parts.values() for one in part.alarms]
-        others = [one for one in self.incident.alarms if one.rank not in parts]
-        return sorted([*of_parts, *others], key=lambda one: (one.step, one.rank))
+        of_parts = [alarm for part in parts.values() for alarm in part.alarms]
+        others = [alarm for alarm in self.incident.alarms if alarm.rank not in parts]
+        return sorted([*of_parts, *others], key=lambda alarm: (alarm.step, alarm.rank))
 
     def report(self) -> Optional[str]:
-        """What somebody saw, in words."""
+        """The report of what somebody saw, in words."""
         return self._optional(REPORT_FILE, optional_parts.read_report)
 
     def times(self) -> Optional[optional_parts.RecordedTimes]:
@@ -126,28 +126,30 @@ class Bundle:
         return self._optional(EARLIER_CONFIGURATION_FILE, optional_parts.read_configuration)
 
     def dumps(self) -> Gathered[Dump]:
-        """What the flight recorders of ranks held."""
+        """Dumps of the flight recorders of ranks."""
         folder = self.folder / FLIGHT_FOLDER
         try:
-            names = sorted(one.name for one in folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+            names = (
+                sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+            )
         except OSError as error:
             return {}, (f"cannot read {folder}: {error.strerror}",)
         named = [name for name in names if optional_parts.DUMP_NAME.fullmatch(name)][: optional_parts.MOST_DUMPS]
         read = [self._optional(f"{FLIGHT_FOLDER}/{name}", optional_parts.read_dump) for name in named]
-        found = {dump.rank: dump for dump, _ in read if dump is not None}
-        return dict(sorted(found.items())), tuple(text for _, missing in read for text in missing)
+        read_dumps = {dump.rank: dump for dump, _ in read if dump is not None}
+        return dict(sorted(read_dumps.items())), tuple(text for _, missing in read for text in missing)
 
     def logs(self) -> Gathered[tuple[LoggedError, ...]]:
         """Lines that look like errors in what each rank printed; where no rank has a log, there is nothing and no sentence."""
         read = {rank: self._optional(f"rank{rank}/{LOG_FILE}", read_log_errors) for rank in self._ranks()}
-        found = {rank: errors for rank, (errors, _) in read.items() if errors is not None}
+        errors_by_rank = {rank: errors for rank, (errors, _) in read.items() if errors is not None}
         missing = [text for _, texts in read.values() for text in texts]
-        absent = self.incident.world_size - len(self.incident.ranks) + len(read) - len(found) - len(missing)
-        if found and absent > 0:
+        absent = self.incident.world_size - len(self.incident.ranks) + len(read) - len(errors_by_rank) - len(missing)
+        if errors_by_rank and absent > 0:
             missing.append(f"there is no {LOG_FILE} of {absent:,} of {count_text(self.incident.world_size, 'rank')}")
-        if found and (left := len(self.incident.ranks) - len(read)):
+        if errors_by_rank and (left := len(self.incident.ranks) - len(read)):
             missing.append(f"the logs of {count_text(left, 'more rank')} were not read")
-        return found, tuple(missing)
+        return errors_by_rank, tuple(missing)
 
     def has_telemetry(self) -> bool:
         """Whether anything can be read that queries look at, beside settings of optimizers and recorded verdicts."""
@@ -171,31 +173,31 @@ class Bundle:
 
     def _ranks(self) -> list[int]:
         """Ranks whose parts are read."""
-        ranks = sorted(self.incident.ranks, key=lambda one: (one != self.incident.suspect, one))[:MOST_RANKS]
+        ranks = sorted(self.incident.ranks, key=lambda rank: (rank != self.incident.suspect, rank))[:MOST_RANKS]
         return sorted(ranks)
 
-    def _gather(self, what: str, read: Callable[[int], T], rank: int | None) -> Gathered[T]:
+    def _gather(self, noun: str, read: Callable[[int], T], rank: int | None) -> Gathered[T]:
         present: Sequence[int] = self.incident.ranks if rank is None else [rank]
         ranks = self._ranks() if rank is None else [rank]
-        found: dict[int, T] = {}
+        result: dict[int, T] = {}
         missing = []
-        for one in ranks:
-            if (what, one) not in self._read:
+        for number in ranks:
+            if (noun, number) not in self._read:
                 try:
-                    self._read[what, one] = read(one)
+                    self._read[noun, number] = read(number)
                 except UsageError as error:
-                    self._read[what, one] = error
-            if isinstance(value := self._read[what, one], UsageError):
-                missing.append(f"rank {one}: {value}")
+                    self._read[noun, number] = error
+            if isinstance(value := self._read[noun, number], UsageError):
+                missing.append(f"rank {number}: {value}")
             else:
-                found[one] = value
+                result[number] = value
         if left := len(present) - len(ranks):
             missing.append(f"the parts of {count_text(left, 'more rank')} were not read")
         if rank is None and (absent := self.incident.world_size - len(present)) > 0:
             missing.append(
                 f"there is no part of {absent:,} of {count_text(self.incident.world_size, 'rank')} in {self.folder}"
             )
-        return found, tuple(missing)
+        return result, tuple(missing)
 
     def _file(self, rank: int, name: str) -> tuple[RankPart, Path]:
         """A file of a rank and its ``rank.json``. Raises ``UsageError`` where one is missing."""
@@ -217,7 +219,7 @@ class Bundle:
         if not all(0 <= step <= MOST_STEP for step in part.series_steps):
             raise UsageError(f"rank.json of {file} has numbers of steps that no training has")
         steps, rows = np.unique(np.array(part.series_steps, np.int64), return_index=True)
-        names = tuple((str(one[0]), str(one[1]), str(one[2])) for one in recording.series)
+        names = tuple((str(name[0]), str(name[1]), str(name[2])) for name in recording.series)
         return RankSeries(steps, names, recording.values[rows], recording.seen[rows])
 
     def _tensors_of(self, rank: int, name: str) -> RecordedTensors:

@@ -1,4 +1,4 @@
-"""What blanks can be filled with: ranks, tensors and windows of an incident, described by features and never by identity."""
+"""Candidates for blanks of queries: ranks, tensors and windows of an incident, described by features, not by identity."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NARROW, WIDE = 2, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """What is known of a candidate. Numbers are over the steps around the alarm.
+    """Features of a candidate. Numbers are over the steps around the alarm.
 
     Attributes:
         peer_score: Largest number of deviations from other ranks; infinite where only it is not finite; 0: not known.
-        position: Of 1, the most unusual candidate, to 0, among those of the incident.
+        position: Position from 1, the most unusual candidate, to 0, among those of the incident.
         onset: Steps from the alarm to the first value far from its own past (negative: before); None where there is none.
         past_ratio: Largest factor between a value and the usual one of its past, up or down; 1: not known.
         nonfinite: Share of values that are not finite.
@@ -42,7 +42,7 @@ class Features:
 
     @property
     def unusual(self) -> tuple[bool, float, bool, float, float]:
-        """What candidates are sorted by: alarms, share not finite, unlike others, distance from others, from the past."""
+        """Key to sort candidates by: alarms, share not finite, unlike others, distance from others, from the past."""
         onset = math.inf if self.onset is None else self.onset
         return self.alarms > 0, -onset, self.nonfinite > 0, self.peer_score, self.past_ratio
 
@@ -57,7 +57,7 @@ class Candidate(Generic[V]):
 
 @dataclass(frozen=True)
 class Candidates:
-    """All of an incident, the most unusual ones first.
+    """All candidates of an incident, the most unusual ones first.
 
     Attributes:
         windows: Around the onset and around the alarm.
@@ -71,7 +71,7 @@ class Candidates:
 
 
 def candidates_of(bundle: Bundle) -> Candidates:
-    """Those of an incident; parts that cannot be read are left out."""
+    """Candidates of an incident; parts that cannot be read are left out."""
     series, _ = bundle.series()
     before, (first, last) = past_end(bundle, Blanks()), window(bundle, Blanks())
     peers = dict.fromkeys(series, np.zeros((0, 0)))
@@ -81,30 +81,34 @@ def candidates_of(bundle: Bundle) -> Candidates:
         steps, names, peers = peer_scores(series, before)
     by_rank: dict[int, list[Features]] = defaultdict(list)
     by_tensor: dict[str, list[Features]] = defaultdict(list)
-    for rank, one in series.items():
-        rows = (one.steps >= first) & (one.steps <= last)
-        scores, numbers = past_scores(one, before)[rows], one.steps[rows]
+    for rank, rank_series in series.items():
+        rows = (rank_series.steps >= first) & (rank_series.steps <= last)
+        scores, numbers = past_scores(rank_series, before)[rows], rank_series.steps[rows]
         near = peers[rank][(steps >= first) & (steps <= last)]
         of_peers = dict(zip(names, _largest(near), strict=False))
-        bad = (one.seen & ~np.isfinite(one.values))[rows].sum(0) / np.maximum(1, one.seen[rows].sum(0))
+        bad = (rank_series.seen & ~np.isfinite(rank_series.values))[rows].sum(0) / np.maximum(
+            1, rank_series.seen[rows].sum(0)
+        )
         far = (
-            np.vstack([scores >= FAR, np.ones(len(one.names), np.bool_)]).argmax(0).tolist()
+            np.vstack([scores >= FAR, np.ones(len(rank_series.names), np.bool_)]).argmax(0).tolist()
         )  # the first row of each column
         onsets = [int(numbers[row]) - bundle.incident.step if row < len(numbers) else None for row in far]
         with np.errstate(over="ignore"):
-            ratios = np.exp(_largest(np.abs(past_gaps(one, before)[rows]))).tolist()
-        columns = zip(one.names, onsets, ratios, bad.tolist(), strict=True)
+            ratios = np.exp(_largest(np.abs(past_gaps(rank_series, before)[rows]))).tolist()
+        columns = zip(rank_series.names, onsets, ratios, bad.tolist(), strict=True)
         for name, onset, ratio, share in columns:
-            own = Features(peer_score=of_peers.get(name, 0.0), onset=onset, past_ratio=ratio, nonfinite=share)
-            by_rank[rank].append(own)
+            series_features = Features(
+                peer_score=of_peers.get(name, 0.0), onset=onset, past_ratio=ratio, nonfinite=share
+            )
+            by_rank[rank].append(series_features)
             if name[1]:
-                by_tensor[name[1]].append(own)
+                by_tensor[name[1]].append(series_features)
     alarms = bundle.alarms()
-    rank_alarms = Counter(one.rank for one in alarms)
-    rank_alarms.update(rank for one in alarms for rank in one.ranks)
+    rank_alarms = Counter(alarm.rank for alarm in alarms)
+    rank_alarms.update(rank for alarm in alarms for rank in alarm.ranks)
     ranks = _sorted({rank: by_rank.get(rank, []) for rank in bundle.incident.ranks}, rank_alarms)
-    tensors = _sorted(by_tensor, Counter(one.tensor for one in alarms if one.tensor))
-    begin = min((one.features.onset for one in ranks if one.features.onset is not None), default=None)
+    tensors = _sorted(by_tensor, Counter(alarm.tensor for alarm in alarms if alarm.tensor))
+    begin = min((candidate.features.onset for candidate in ranks if candidate.features.onset is not None), default=None)
     middle = bundle.incident.step + (begin or 0)
     features = Features(onset=begin, alarms=len(alarms), position=1.0)
     spans = dict.fromkeys((max(0, first, middle - width), min(last, middle + width)) for width in (NARROW, WIDE))
@@ -115,22 +119,23 @@ def _sorted(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple
     """Candidates with the features of their series put together, the most unusual one first."""
     every = [
         Candidate(value, Features(
-            peer_score=max((one.peer_score for one in own), default=0.0),
-            onset=min((one.onset for one in own if one.onset is not None), default=None),
-            past_ratio=max((one.past_ratio for one in own), default=1.0),
-            nonfinite=sum(one.nonfinite for one in own) / max(1, len(own)), alarms=alarms.get(value, 0),
+            peer_score=max((features.peer_score for features in features_of_value), default=0.0),
+            onset=min((features.onset for features in features_of_value if features.onset is not None), default=None),
+            past_ratio=max((features.past_ratio for features in features_of_value), default=1.0),
+            nonfinite=sum(features.nonfinite for features in features_of_value) / max(1, len(features_of_value)),
+            alarms=alarms.get(value, 0),
         ))
-        for value, own in parts.items()
+        for value, features_of_value in parts.items()
     ]  # fmt: skip
-    every.sort(key=lambda one: one.features.unusual, reverse=True)
+    every.sort(key=lambda candidate: candidate.features.unusual, reverse=True)
     last = max(1, len(every) - 1)
     return tuple(
-        Candidate(one.value, Features(**{**vars(one.features), "position": 1 - place / last}))
-        for place, one in enumerate(every)
+        Candidate(candidate.value, Features(**{**vars(candidate.features), "position": 1 - place / last}))
+        for place, candidate in enumerate(every)
     )
 
 
 def _largest(values: Floats) -> Floats:
-    """Of each column, of what is known; 0 where nothing is."""
+    """Largest known value of each column; 0 where nothing is known."""
     result: Floats = np.nan_to_num(values, nan=0.0, posinf=np.inf).max(0, initial=0.0)
     return result

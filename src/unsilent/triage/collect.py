@@ -43,9 +43,9 @@ def collect(
     Args:
         job: Folder of a job, or of an incident in one.
         output: Folder to write, empty or not there.
-        step: Of the incident, where no alarm says it; by default the last one that a trace or a log names.
+        step: Step of the incident, where no alarm says it; by default the last one that a trace or a log names.
         earlier: File with the settings of an earlier job.
-        report: What somebody saw, in words, or a file of it.
+        report: Words on what somebody saw, or a file of them.
 
     Raises:
         UsageError: a folder or a file that is not there or not fit, or a step for an incident that says it.
@@ -54,16 +54,19 @@ def collect(
     if recorded is not None and step is not None:
         raise UsageError(f"--step is {step}, and {recorded} says which step it is; leave --step out")
     _check_output(root, output)
-    files, given = job_files.files_below(root), dict(_given(report, earlier))
+    files, reports = job_files.files_below(root), dict(_given_parts(report, earlier))
     collection = _Collection(root, output)
     try:
         output.mkdir(parents=True, exist_ok=True)
         incident = collection.copy_incident(recorded) if recorded is not None else None
-        for part, content in given.items():
+        for part, content in reports.items():
             (output / part.name).write_bytes(content)
-        collected = (*given, *collection.from_job(files))
+        collected = (*reports, *collection.from_job(files))
         incident = incident or _new_incident(collection, collection.last_step if step is None else step)
-        saved = {one.path: one for one in (*incident.checkpoints, *collection.checkpoints)}
+        saved = {
+            saved_checkpoint.path: saved_checkpoint
+            for saved_checkpoint in (*incident.checkpoints, *collection.checkpoints)
+        }
         incident = replace(incident, folder=output, checkpoints=tuple(saved.values()))
         write_record(output, incident)
     except OSError as error:
@@ -77,7 +80,7 @@ def _recorded_incident(job: Path) -> tuple[Path | None, Path]:
         raise UsageError(f"{job} is no folder; give that of a job")
     if is_incident(job):
         return job, job.absolute().parent.parent if job.absolute().parent.name == FOLDER else job
-    has_incident = (job / FOLDER).is_dir() and any(is_incident(one) for one in (job / FOLDER).iterdir())
+    has_incident = (job / FOLDER).is_dir() and any(is_incident(entry) for entry in (job / FOLDER).iterdir())
     return find_incident(job) if has_incident else None, job
 
 
@@ -100,9 +103,9 @@ class _Collection:
     """Takes parts of a job; what it learns of the job on the way is kept.
 
     Attributes:
-        last_step: That a trace or a log names; 0 where none does.
+        last_step: Last step that a trace or a log names; 0 where none does.
         world_size: Ranks that were seen, at least 1.
-        checkpoints: With manifests.
+        checkpoints: Checkpoints with manifests.
     """
 
     def __init__(self, root: Path, output: Path) -> None:
@@ -113,8 +116,8 @@ class _Collection:
     def copy_incident(self, recorded: Path) -> Incident:
         """Copy all plain files of an incident, and of its folders."""
         incident = read_incident(recorded)
-        folders = [one for one in recorded.iterdir() if one.is_dir() and not one.is_symlink()]
-        for path in (*recorded.iterdir(), *(file for one in folders for file in one.iterdir())):
+        folders = [entry for entry in recorded.iterdir() if entry.is_dir() and not entry.is_symlink()]
+        for path in (*recorded.iterdir(), *(file for entry in folders for file in entry.iterdir())):
             if path.is_file() and not path.is_symlink() and path.name != INCIDENT_FILE:
                 target = self.output / path.relative_to(recorded)
                 target.parent.mkdir(exist_ok=True)
@@ -122,7 +125,7 @@ class _Collection:
         return incident
 
     def from_job(self, files: list[Path]) -> Iterator[CollectedPart]:
-        """What lies in the folder of the job."""
+        """Parts collected from the folder of the job."""
         takers: dict[str, Callable[[list[Path]], tuple[str, str]]] = {
             parts.TIMELINE_FILE: self._take_traces, parts.FLIGHT_FOLDER: self._take_dumps, parts.LOG_FILE: self._take_logs,
             CHECKPOINTS: self._take_manifests, parts.CONFIGURATION_FILE: self._take_configuration,
@@ -176,10 +179,10 @@ class _Collection:
         elif unnamed:
             problem = f"{count_text(len(unnamed), 'log')} without a rank in the name, such as {unnamed[0].name}"
         for rank, paths in sorted((rank, paths) for rank, paths in logs.items() if rank is not None):
-            own = self.output / f"rank{rank}"
-            own.mkdir(exist_ok=True)
-            (own / parts.LOG_FILE).write_bytes(b"\n".join(map(_tail, paths))[-parts.MOST_LOG :])
-            self._saw(last_step(own / parts.LOG_FILE) or 0, rank + 1)
+            rank_folder = self.output / f"rank{rank}"
+            rank_folder.mkdir(exist_ok=True)
+            (rank_folder / parts.LOG_FILE).write_bytes(b"\n".join(map(_tail, paths))[-parts.MOST_LOG :])
+            self._saw(last_step(rank_folder / parts.LOG_FILE) or 0, rank + 1)
         return listed((str(path) for paths in logs.values() for path in paths), 1), problem
 
     def _take_manifests(self, files: list[Path]) -> tuple[str, str]:
@@ -194,9 +197,9 @@ class _Collection:
                 continue
             name, of = str(checkpoint.absolute()), str(path.absolute())
             saved.append(SavedCheckpoint(path=name, manifest=of, step=manifest.step, time=written))
-        saved.sort(key=lambda one: (-1 if one.step is None else one.step, one.time))
+        saved.sort(key=lambda checkpoint: (-1 if checkpoint.step is None else checkpoint.step, checkpoint.time))
         self.checkpoints = saved[-MOST_CHECKPOINTS:]
-        return listed((one.path for one in self.checkpoints), 1), listed(problems, 1)
+        return listed((checkpoint.path for checkpoint in self.checkpoints), 1), listed(problems, 1)
 
     def _take_configuration(self, files: list[Path]) -> tuple[str, str]:
         if (path := job_files.configuration_in(files)) is None:
@@ -208,7 +211,7 @@ class _Collection:
         self.last_step, self.world_size = max(self.last_step, step), max(self.world_size, ranks)
 
 
-def _given(report: str | None, earlier: Path | None) -> Iterator[tuple[CollectedPart, bytes]]:
+def _given_parts(report: str | None, earlier: Path | None) -> Iterator[tuple[CollectedPart, bytes]]:
     """The report and the configuration of an earlier job, with what their files hold. Raises ``UsageError``."""
     if report is not None:
         is_file = len(report) < LONGEST_PATH and "\n" not in report and Path(report).is_file()

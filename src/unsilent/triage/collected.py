@@ -1,4 +1,4 @@
-"""What was collected of a job, and how to record what was not found."""
+"""The parts collected of a job, and how to record those that were not found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CollectedPart:
     """A part of the incident.
 
     Attributes:
-        name: Of its file or folder.
+        name: Name of its file or folder.
         source: Where it is from; empty: nothing was taken.
         problem: Why not, or why not all.
     """
@@ -44,11 +44,11 @@ class CollectedPart:
 
 @dataclass(frozen=True, repr=False)
 class Collected(Shown):
-    """What was written.
+    """The incident that was written, and its parts.
 
     Attributes:
-        job, folder: What was looked through, and the folder of the incident.
-        incident: That was written.
+        job, folder: Folder that was looked through, and that of the incident.
+        incident: Incident that was written.
         is_new: Whether no alarm had written one.
     """
 
@@ -60,14 +60,14 @@ class Collected(Shown):
 
     def report(self) -> Report:
         """A row for each part, and how to record those that were not found."""
-        rows = [{"part": one.name, "from": one.source, "problem": one.problem} for one in self.parts]
-        problems = [f"{one.name}: {one.problem}" for one in self.parts if one.problem]
-        absent = [SERIES] * self.is_new + [one.name for one in self.parts if not one.source and not one.problem]
+        rows = [{"part": part.name, "from": part.source, "problem": part.problem} for part in self.parts]
+        problems = [f"{part.name}: {part.problem}" for part in self.parts if part.problem]
+        absent = [SERIES] * self.is_new + [part.name for part in self.parts if not part.source and not part.problem]
         how = [f"to have {name}: {COMMANDS[name]}" for name in absent]
-        taken = count_text(sum(bool(one.source) for one in self.parts), "optional part")
+        taken = count_text(sum(bool(part.source) for part in self.parts), "optional part")
         kind = f"A new incident of step {self.incident.step:,}" if self.is_new else f"A copy of {self.incident.since}"
         headline = f"{kind} with {taken} was written; next: unsilent triage {self.folder}"
-        if self.is_new and not any(one.source for one in self.parts):
+        if self.is_new and not any(part.source for part in self.parts):
             headline = f"Nothing that queries read was found in {self.job}; how to record it is said below"
         columns = (Column.text("part"), Column.text("from"))
         return Report(

@@ -1,4 +1,4 @@
-"""What is asked of an incident, and what came of it."""
+"""Queries on an incident, and their findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _range_text(steps: tuple[int, int]) -> tuple[str]:
 
 @dataclass(frozen=True)
 class Blanks:
-    """What the blanks of a query are filled with; one that is left out stands for everything."""
+    """Values for the blanks of a query; one that is left out stands for everything."""
 
     rank: Annotated[int | None, Option("Look at this rank alone.", WORKLOAD_PANEL)] = None
     tensor: Annotated[str | None, Option("Look at this tensor alone, by its name.", WORKLOAD_PANEL)] = None
@@ -35,12 +35,12 @@ class Blanks:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Those that are filled, by name."""
+        """Blanks that are filled, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     @property
     def words(self) -> list[str]:
-        """As a command line has them."""
+        """Blanks as words of a command line."""
         fields = options_of(Blanks)
         return [
             word
@@ -65,7 +65,7 @@ class Blanks:
 
 
 class Outcome(Enum):
-    """What came of a query."""
+    """The outcome of a query."""
 
     NOTHING = "nothing found"
     DIFFERS = "differs"
@@ -74,7 +74,7 @@ class Outcome(Enum):
 
 
 class FindingKind(Enum):
-    """What is unusual at the place of a finding."""
+    """The kind of what is unusual at the place of a finding."""
 
     GRADIENT = "a rank's own gradient"
     CHANGED_BITS = "bits of the state changed between two steps"
@@ -106,11 +106,11 @@ class Finding:
     Attributes:
         outcome: ``NOTHING``: of what was looked at; ``LOCALISED``: in ranks that it tells from others, or in values that are
             wrong by themselves, in a step; ``UNANSWERED``: nothing could be read.
-        text: What was found, or what was looked at, in one sentence.
-        kind: What is unusual there; None where nothing is.
-        ranks, tensor, step: Its place, as far as it is known.
-        numbers: That it rests on, by name.
-        missing: What could not be read, one sentence each.
+        text: Sentence on what was found, or what was looked at.
+        kind: Kind of what is unusual there; None where nothing is.
+        ranks, tensor, step: Place of the finding, as far as it is known.
+        numbers: Numbers that it rests on, by name.
+        missing: Sentences on parts that could not be read.
     """
 
     outcome: Outcome
@@ -126,19 +126,14 @@ class Finding:
     def place(self) -> str:
         """Where it is: ``step 90, rank 1, gradient fc.weight l2``."""
         ranks = f"rank{'s' * (len(self.ranks) > 1)} {listed(map(str, self.ranks))}" if self.ranks else ""
-        return join_with_commas(f"step {self.step:,}" if self.step is not None else "", ranks, self.tensor)
-
-
-def join_with_commas(*texts: str) -> str:
-    """Those that are not empty."""
-    return ", ".join(filter(None, texts))
+        return ", ".join(filter(None, (f"step {self.step:,}" if self.step is not None else "", ranks, self.tensor)))
 
 
 def placed(text: str, ranks: list[int], several: str, is_told_apart: bool = True, **more: Any) -> Finding:
     """A finding in a step: localised where one rank has it, and others are known not to.
 
     Args:
-        several: Is said where several ranks have it.
+        several: Sentence for the case that several ranks have it.
         is_told_apart: Whether another rank was looked at, or what was found is wrong by itself.
     """
     if len(ranks) == 1 and is_told_apart:

@@ -57,22 +57,22 @@ def peer_scores(
 ) -> tuple[NDArray[np.int64], tuple[SeriesName, ...], dict[int, Floats]]:
     """Steps and series that all ranks have, and by rank how far it is from the median of the others there, float64[n, m]."""
     every = [*ranks.values()]
-    common = set.intersection(*(set(one.names) for one in every))
+    common = set.intersection(*(set(rank_series.names) for rank_series in every))
     names = tuple(name for name in dict.fromkeys(every[0].names) if name in common)
     steps = every[0].steps
-    for one in every[1:]:
-        steps = np.intersect1d(steps, one.steps)
-    kept = [_common(one, steps, names) for one in every]
-    logarithms = np.stack([_logarithms(one) for one in kept])
-    bad = np.stack([one.seen & ~np.isfinite(one.values) for one in kept])
+    for rank_series in every[1:]:
+        steps = np.intersect1d(steps, rank_series.steps)
+    common_parts = [_common(rank_series, steps, names) for rank_series in every]
+    logarithms = np.stack([_logarithms(rank_series) for rank_series in common_parts])
+    bad = np.stack([rank_series.seen & ~np.isfinite(rank_series.values) for rank_series in common_parts])
     is_alone = bad.sum(0) == 1
     all_centre = _median(logarithms) if len(every) > FEW else None
     scores: dict[int, Floats] = {}
     for place, rank in enumerate(ranks):
-        others = [other for other in range(len(every)) if other != place]
+        others = [number for number in range(len(every)) if number != place]
         gaps = logarithms[place] - (_median(logarithms[others]) if all_centre is None else all_centre)
-        own = _scores(gaps, steps < before)
-        scores[rank] = np.where(bad[place] & is_alone, np.inf, own)
+        from_others = _scores(gaps, steps < before)
+        scores[rank] = np.where(bad[place] & is_alone, np.inf, from_others)
     return steps, names, scores
 
 
@@ -83,7 +83,7 @@ def _common(series: RankSeries, steps: NDArray[np.int64], names: tuple[SeriesNam
 
 
 def _logarithms(series: RankSeries) -> Floats:
-    """Of magnitudes; NaN where a value was not seen or is not finite."""
+    """Logarithms of magnitudes; NaN where a value was not seen or is not finite."""
     is_known: Bools = series.seen & np.isfinite(series.values)
     return np.where(is_known, np.log(np.maximum(np.abs(np.where(is_known, series.values, 1.0)), _SMALLEST)), np.nan)
 

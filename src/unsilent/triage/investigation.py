@@ -32,7 +32,7 @@ FEWEST = 3
 
 
 class Order(Protocol):
-    """What ranks queries and judges findings.
+    """An order that ranks queries and judges findings.
 
     Attributes:
         least_gain: Queries that would tell less are not executed.
@@ -83,12 +83,12 @@ class Conclusion(Enum):
 
 @dataclass(frozen=True)
 class Investigation:
-    """What was asked of an incident, and what is left to ask.
+    """The executed queries on an incident, and those that are left.
 
     Attributes:
         bundle: The incident.
         ranked: All queries, the most telling one first.
-        executed: Those that were executed, in order.
+        executed: Queries that were executed, in order.
         is_run: Whether any were to be.
     """
 
@@ -100,13 +100,13 @@ class Investigation:
     @property
     def localised(self) -> Finding | None:
         """The believed finding: one that says what went wrong, where there is one, else one that says where."""
-        believed = [one.finding for one in self.executed if one.belief >= BELIEVED]
-        return next((one for one in believed if one.kind not in SYMPTOMS), next(iter(believed), None))
+        believed = [executed.finding for executed in self.executed if executed.belief >= BELIEVED]
+        return next((finding for finding in believed if finding.kind not in SYMPTOMS), next(iter(believed), None))
 
     @property
     def answered(self) -> list[Executed]:
         """Queries for which something could be read."""
-        return [one for one in self.executed if one.finding.outcome is not Outcome.UNANSWERED]
+        return [executed for executed in self.executed if executed.finding.outcome is not Outcome.UNANSWERED]
 
     @property
     def conclusion(self) -> Conclusion:
@@ -115,14 +115,14 @@ class Investigation:
             return Conclusion.LOCALISED
         if not self.answered:
             return Conclusion.UNANSWERED
-        is_doubted = all(one.belief < DOUBTED for one in self.executed)
+        is_doubted = all(executed.belief < DOUBTED for executed in self.executed)
         return Conclusion.HEALTHY if is_doubted else Conclusion.NOT_LOCALISED
 
     @property
     def left(self) -> list[ScoredQuery]:
         """Queries that were not executed, in the order in which they would be."""
-        done = {one.query.query for one in self.executed}
-        return in_order([one for one in self.ranked if one.query not in done], self.executed)
+        done = {executed.query.query for executed in self.executed}
+        return in_order([query for query in self.ranked if query.query not in done], self.executed)
 
 
 RUNBOOK = Runbook()
@@ -141,13 +141,13 @@ def investigate(path: Path, is_run: bool = False, order: Order = RUNBOOK, adapti
     state = Investigation(bundle, ranked, is_run=is_run)
     while is_run and (state.localised is None or state.localised.kind in SYMPTOMS):
         known = state.executed if adaptive else ()
-        done = {one.query.query for one in state.executed}
-        left = [one for one in executable(ranked, known) if one.query not in done]
+        done = {executed.query.query for executed in state.executed}
+        left = [query for query in executable(ranked, known) if query.query not in done]
         if state.localised is not None:
-            left = [one for one in left if one.query.template in EXPLAINING and not one.query.blanks.given]
+            left = [query for query in left if query.query.template in EXPLAINING and not query.query.blanks.given]
         is_enough = len(state.answered) >= FEWEST
         if not left or (
-            state.localised is None and is_enough and max(gain(one, known) for one in left) < order.least_gain
+            state.localised is None and is_enough and max(gain(query, known) for query in left) < order.least_gain
         ):
             break
         chosen = in_order(left, known)[0]
@@ -161,36 +161,38 @@ def investigate(path: Path, is_run: bool = False, order: Order = RUNBOOK, adapti
 
 def executable(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> list[ScoredQuery]:
     """Queries that the folder answers, that were not executed, and whose answer is not implied."""
-    done = {one.query.query for one in executed}
+    done = {earlier.query.query for earlier in executed}
     return [
-        one
-        for one in queries
-        if one.query not in done and not TEMPLATES[one.query.template].command and not is_implied(one.query, executed)
+        query
+        for query in queries
+        if query.query not in done
+        and not TEMPLATES[query.query.template].command
+        and not is_implied(query.query, executed)
     ]
 
 
 def in_order(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> list[ScoredQuery]:
-    """By expected gain per second, after what was found; queries whose answer is implied come last."""
+    """Queries by expected gain per second, after what was found; those whose answer is implied come last."""
 
-    def key(one: ScoredQuery) -> tuple[bool, float]:
-        seconds = max(LEAST_SECONDS, TEMPLATES[one.query.template].seconds)
-        return not is_implied(one.query, executed), gain(one, executed) / seconds
+    def key(query: ScoredQuery) -> tuple[bool, float]:
+        seconds = max(LEAST_SECONDS, TEMPLATES[query.query.template].seconds)
+        return not is_implied(query.query, executed), gain(query, executed) / seconds
 
     return sorted(queries, key=key, reverse=True)
 
 
 def gain(query: ScoredQuery, executed: Sequence[Executed]) -> float:
     """How much a query is expected to tell after what was found: its score, changed by `POINTED` and `REPEATED`."""
-    is_pointed = any(query.query.blanks.rank in one.finding.ranks for one in executed)
-    repeated = sum(one.query.query.template == query.query.template for one in executed)
+    is_pointed = any(query.query.blanks.rank in earlier.finding.ranks for earlier in executed)
+    repeated = sum(earlier.query.query.template == query.query.template for earlier in executed)
     return (POINTED if is_pointed else 1.0) * REPEATED**repeated * query.score
 
 
 def is_implied(query: Query, executed: Sequence[Executed]) -> bool:
     """Whether a query of the same template that looked at all of this found nothing, or what this one would find."""
     return any(
-        one.query.query.template == query.template
-        and one.query.query.blanks.covers(query.blanks)
-        and (one.finding.outcome in (Outcome.NOTHING, Outcome.UNANSWERED) or query.blanks.contain(one.finding))
-        for one in executed
+        earlier.query.query.template == query.template
+        and earlier.query.query.blanks.covers(query.blanks)
+        and (earlier.finding.outcome in (Outcome.NOTHING, Outcome.UNANSWERED) or query.blanks.contain(earlier.finding))
+        for earlier in executed
     )

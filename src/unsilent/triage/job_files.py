@@ -28,10 +28,12 @@ def files_below(folder: Path) -> list[Path]:
         here = Path(name)
         is_deepest = len(here.relative_to(folder).parts) >= DEEPEST
         folders[:] = sorted(
-            one for one in folders if not is_deepest and one != FOLDER and (one == ".hydra" or not one.startswith("."))
+            name
+            for name in folders
+            if not is_deepest and name != FOLDER and (name == ".hydra" or not name.startswith("."))
         )
-        paths = (here / one for one in sorted(files))
-        result += [one for one in paths if one.is_file() and not one.is_symlink()]
+        paths = (here / name for name in sorted(files))
+        result += [path for path in paths if path.is_file() and not path.is_symlink()]
         if len(result) > MOST_FILES:
             raise UsageError(f"{folder} has more than {MOST_FILES:,} files; give the folder of one job")
     return result
@@ -41,7 +43,7 @@ def logs_in(files: Sequence[Path]) -> dict[int | None, list[Path]]:
     """Logs by rank, of the last attempt of torchrun; None: their names have no rank."""
     result: dict[tuple[int, int | None], list[Path]] = defaultdict(list)
     for path in files:
-        attempt = next((int(found[1]) for part in path.parts if (found := _ATTEMPT.fullmatch(part))), -1)
+        attempt = next((int(match[1]) for part in path.parts if (match := _ATTEMPT.fullmatch(part))), -1)
         if path.name in ("stdout.log", "stderr.log") and _NUMBER.fullmatch(path.parent.name):
             result[attempt, int(path.parent.name)].append(path)
         elif path.suffix == ".log" or (path.suffix == ".txt" and path.name.startswith("log_rank")):
@@ -53,22 +55,22 @@ def logs_in(files: Sequence[Path]) -> dict[int | None, list[Path]]:
 
 def dumps_in(files: Sequence[Path]) -> dict[int, Path]:
     """Dumps of the flight recorder by rank, those that were written last."""
-    named = ((found, path) for path in files if (found := _DUMP.fullmatch(path.name)))
-    return {int(found[1]): path for found, path in sorted(named, key=lambda one: one[1].stat().st_mtime)}
+    named = ((match, path) for path in files if (match := _DUMP.fullmatch(path.name)))
+    return {int(match[1]): path for match, path in sorted(named, key=lambda named_dump: named_dump[1].stat().st_mtime)}
 
 
 def traces_in(files: Sequence[Path]) -> list[Path]:
     """Traces of the profiler in the folder in which one was written last."""
     traces = [path for path in files if _TRACE.fullmatch(path.name)]
-    last = max(traces, key=lambda one: one.stat().st_mtime, default=Path())
-    return [one for one in traces if one.parent == last.parent]
+    last = max(traces, key=lambda path: path.stat().st_mtime, default=Path())
+    return [path for path in traces if path.parent == last.parent]
 
 
 def configuration_in(files: Sequence[Path]) -> Path | None:
-    """That of hydra, else the one that lies highest."""
+    """The configuration of hydra, else the one that lies highest."""
     named = [path for path in files if _CONFIGURATION.fullmatch(path.name) and path.parent.name != ".hydra"]
     hydra = [path for path in files if path.parts[-2:] == (".hydra", "config.yaml")]
-    return min(hydra or named, key=lambda one: (len(one.parts), one), default=None)
+    return min(hydra or named, key=lambda path: (len(path.parts), path), default=None)
 
 
 def manifests_in(files: Sequence[Path]) -> dict[Path, Path]:

@@ -27,7 +27,7 @@ _WORDS = (
     "watchdog", "timeout", "nan", "xid", "bus", "exitcode", "signal", "oom-kill", "terminate called", "double bit", "assertion",
     "panic", "abort", "hardware failure", "failed to", "unexpectedly",
 )  # fmt: skip
-"""Of these a line that looks like an error has one; to look for them first takes a tenth of the time."""
+"""Words of which a line that looks like an error has one; to look for them first takes a tenth of the time."""
 _HARMLESS = re.compile(
     r"(?i:\b(?:0|no|without)\s+(?:\w+\s+){0,2}(?:errors?|exceptions?|fatal|critical)\b)"
     r"|(?i:\b(?:errors?|fatal|critical|out of memory retries)\s*[:=]\s*(?:0|none)\b(?!\.))"
@@ -35,9 +35,9 @@ _HARMLESS = re.compile(
 )
 """Numbers of errors that are 0, metrics that are called an error, and names of losses."""
 _EXCEPTION = re.compile(r"\s*(?:[A-Za-z_][\w.]*\.)?\w*(?:Error|Exception)(?::|\s*$)")
-"""As Python prints an exception that nothing handled, at the beginning of a line."""
+"""Exception as Python prints one that nothing handled, at the beginning of a line."""
 LAST_LINES = 10
-"""At the end of a log: what is there may have ended the program. An error elsewhere may have been handled."""
+"""Number of last lines of a log that may have ended the program. An error elsewhere may have been handled."""
 OF_ANOTHER_RANK = re.compile(
     r"(?i:by peer|broken pipe|watchdog|timed out|timeout|sigterm|signal 15|childfailed|\bnan\b|heartbeat|remoteerror)"
     r"|(?i:socket closed|gracefulexit)"
@@ -54,8 +54,8 @@ class LoggedError:
     """A line that looks like an error.
 
     Attributes:
-        number: Of the line, from 1.
-        step: That the line or the nearest one before it names; None where none does.
+        number: Number of the line, from 1.
+        step: Step that the line or the nearest one before it names; None where none does.
         text: Fit to be shown.
         masked: The line without numbers, addresses and paths.
         names_rank: Whether it may tell of the rank that logs it: an exception, or one of the last lines, and not of another rank.
@@ -69,9 +69,9 @@ class LoggedError:
 
 
 def read_log_errors(path: Path) -> tuple[LoggedError, ...]:
-    """Those of a log, the first ones. Raises ``UsageError``."""
+    """The first errors of a log. Raises ``UsageError``."""
     text = read_plain(path, MOST_LOG).decode("utf-8", "replace")
-    return tuple(one for one, _ in zip(_errors(text), range(MOST_ERRORS), strict=False))
+    return tuple(error for error, _ in zip(_errors(text), range(MOST_ERRORS), strict=False))
 
 
 def last_step(path: Path) -> int | None:
@@ -100,8 +100,8 @@ def _errors(text: str) -> Iterator[LoggedError]:
         elif is_traceback or (any(map(line.lower().__contains__, _WORDS)) and ERROR.search(_HARMLESS.sub("", line))):
             is_own = is_traceback or number > len(lines) - LAST_LINES or _EXCEPTION.match(line)
             is_traceback = False
-            shown, names_rank = (
+            line_text, names_rank = (
                 escape_unprintable(line.strip()[:LONGEST_SHOWN]),
                 bool(is_own and not OF_ANOTHER_RANK.search(line)),
             )
-            yield LoggedError(number, step, shown, mask_line(line), names_rank)
+            yield LoggedError(number, step, line_text, mask_line(line), names_rank)

@@ -34,7 +34,7 @@ class RecordedTimes:
 
     Attributes:
         ranks, parts: Numbers and names.
-        steps: Of the run, increasing, int64[s].
+        steps: Steps of the run, increasing, int64[s].
         seconds: float64[ranks, steps, parts]; NaN: a rank has no such part.
     """
 
@@ -45,7 +45,7 @@ class RecordedTimes:
 
 
 def read_report(path: Path) -> str:
-    """What somebody saw, in words."""
+    """The report of what somebody saw, in words."""
     return read_plain(path, MOST_TEXT).decode("utf-8", "replace")
 
 
@@ -62,7 +62,7 @@ def read_times(path: Path) -> RecordedTimes:
 
 
 def read_dump(path: Path) -> Dump:
-    """What the flight recorder of a rank held, in JSON. A pickle is not opened."""
+    """The dump of a rank's flight recorder, in JSON. A pickle is not opened."""
     with open_plain(path) as file:
         if not file.read(64).lstrip().startswith(b"{"):
             raise UsageError(f"{path} is no JSON object; write the dump in JSON, as unsilent timeline record does")
@@ -91,7 +91,7 @@ def settings_of(value: Any) -> dict[str, Any]:
 
 def _settings(value: Any, name: str, levels: int) -> Iterator[tuple[str, Any]]:
     """Settings below a name; a list of plain values is one."""
-    is_list = isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)
+    is_list = isinstance(value, list) and any(isinstance(part, (dict, list)) for part in value)
     if not is_list and (not isinstance(value, dict) or (name and not value)):
         yield name, value
         return
@@ -107,23 +107,29 @@ def _times(values: Any) -> RecordedTimes:
     if values.get("schema") != 1 or any(not isinstance(values.get(key), list) for key in TIMELINE_KEYS[1:]):
         raise ValueError(f"expected schema 1 and lists of {', '.join(TIMELINE_KEYS[1:])}")
     parts, ranks, steps, seconds = (values[key] for key in TIMELINE_KEYS[1:])
-    if not all(isinstance(one, str) for one in parts) or not 0 < len(set(parts)) == len(parts) <= MOST_PARTS:
+    if not all(isinstance(name, str) for name in parts) or not 0 < len(set(parts)) == len(parts) <= MOST_PARTS:
         raise ValueError(f"its parts are not 1 to {MOST_PARTS} names")
     _check_numbers("ranks", ranks, MOST_RANK)
     _check_numbers("steps", steps, MOST_STEP)
     if sorted(steps) != steps:
         raise ValueError("its steps are not in order")
     shape = (len(ranks), len(steps), len(parts))
-    if [len(seconds), *{len(one) for one in seconds}, *{len(row) for one in seconds for row in one}] != [*shape]:
+    if [
+        len(seconds),
+        *{len(of_rank) for of_rank in seconds},
+        *{len(row) for of_rank in seconds for row in of_rank},
+    ] != [*shape]:
         raise ValueError("its seconds are not a number for each rank, step and part")
-    every = [value for one in seconds for row in one for value in row]
+    every = [value for of_rank in seconds for row in of_rank for value in row]
     if not all(value is None or (type(value) in (int, float) and 0 <= value <= MOST_SECONDS) for value in every):
         raise ValueError("its seconds are not all numbers from 0, or null")
-    names = tuple(escape_unprintable(one[:LONGEST_NAME]) for one in parts)
+    names = tuple(escape_unprintable(name[:LONGEST_NAME]) for name in parts)
     return RecordedTimes(tuple(ranks), names, np.array(steps, np.int64), np.array(every, np.float64).reshape(shape))
 
 
 def _check_numbers(name: str, values: list[Any], most: int) -> None:
     """Raise ``ValueError`` for what are no different whole numbers in range."""
-    if not all(type(one) is int and 0 <= one <= most for one in values) or not 0 < len(set(values)) == len(values):
+    if not all(type(value) is int and 0 <= value <= most for value in values) or not 0 < len(set(values)) == len(
+        values
+    ):
         raise ValueError(f"its {name} are not different whole numbers from 0 to {most}")

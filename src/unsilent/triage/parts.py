@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 REPORT_FILE = "report.txt"
-"""In words: what somebody saw. Text of at most `MOST_TEXT` bytes."""
+"""File of words: what somebody saw. Text of at most `MOST_TEXT` bytes."""
 CONFIGURATION_FILE, EARLIER_CONFIGURATION_FILE = "configuration.json", "earlier-configuration.json"
 """Settings of the job, and of an earlier one that went well: an object, whose values may be objects again."""
 FLIGHT_FOLDER = "flight"
@@ -14,5 +14,5 @@ TIMELINE_KEYS = ("schema", "parts", "ranks", "steps", "seconds")
 """``schema`` 1; ``parts``: p names as in `timeline.stragglers.PARTS`; ``ranks``: r numbers; ``steps``: s numbers of steps of the
 run; ``seconds``: [r][s][p] numbers, null where a rank has no such part."""
 LOG_FILE = "log.txt"
-"""In the folder of a rank: the last `MOST_LOG` bytes of what it printed."""
+"""File in the folder of a rank: the last `MOST_LOG` bytes of what it printed."""
 MOST_TEXT, MOST_LOG = 2**16, 2**22

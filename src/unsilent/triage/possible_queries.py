@@ -22,8 +22,8 @@ class PossibleQuery:
 
     Attributes:
         blank: Name of the blank that is filled with a candidate; empty: the query looks at everything.
-        features: Of the candidate; None where there is none.
-        place: Of the candidate among those of its kind, from 1; 0 where there is none.
+        features: Features of the candidate; None where there is none.
+        place: Place of the candidate among those of its kind, from 1; 0 where there is none.
     """
 
     query: Query
@@ -33,21 +33,21 @@ class PossibleQuery:
 
     @property
     def reason(self) -> str:
-        """What is unusual about the candidate, in words; empty where there is none."""
+        """Why the candidate is unusual, in words; empty where there is none."""
         return describe(self.features, self.blank) if self.features else ""
 
 
 def possible_queries(bundle: Bundle, candidates: Candidates) -> list[PossibleQuery]:
-    """Those of an incident, by template; templates that need more ranks than it has are left out."""
+    """Queries possible on an incident, by template; templates that need more ranks than it has are left out."""
     return [
-        one
+        query
         for name, template in TEMPLATES.items()
         if bundle.incident.world_size >= template.least_ranks
-        for one in _filled(name, template.blanks, bundle, candidates)
+        for query in _filled(name, template.blanks, bundle, candidates)
     ]
 
 
-def _filled(template: str, blanks: Sequence[str], bundle: Bundle, found: Candidates) -> Iterator[PossibleQuery]:
+def _filled(template: str, blanks: Sequence[str], bundle: Bundle, candidates: Candidates) -> Iterator[PossibleQuery]:
     """First the query that looks at everything, then one for each candidate."""
     if "host" in blanks:
         incident = bundle.incident
@@ -55,18 +55,18 @@ def _filled(template: str, blanks: Sequence[str], bundle: Bundle, found: Candida
         yield PossibleQuery(Query(template, blank))
         return
     yield PossibleQuery(Query(template))
-    ranks = found.ranks[:MOST_RANKS] if len(found.ranks) > 1 else ()
+    ranks = candidates.ranks[:MOST_RANKS] if len(candidates.ranks) > 1 else ()
     kinds: dict[str, Sequence[Candidate[int] | Candidate[str] | Candidate[tuple[int, int]]]] = {
-        "rank": ranks, "steps": found.windows, "tensor": found.tensors[:MOST_TENSORS],
+        "rank": ranks, "steps": candidates.windows, "tensor": candidates.tensors[:MOST_TENSORS],
     }  # fmt: skip
-    for blank_name in (one for one in kinds if one in blanks):
-        for place, one in enumerate(kinds[blank_name], 1):
-            filled = Blanks(**{blank_name: one.value})  # type: ignore[arg-type]
-            yield PossibleQuery(Query(template, filled), blank_name, one.features, place)
+    for blank_name in (kind for kind in kinds if kind in blanks):
+        for place, candidate in enumerate(kinds[blank_name], 1):
+            filled = Blanks(**{blank_name: candidate.value})  # type: ignore[arg-type]
+            yield PossibleQuery(Query(template, filled), blank_name, candidate.features, place)
 
 
 def describe(features: Features, blank: str) -> str:
-    """What is unusual about a candidate, in words."""
+    """Why a candidate is unusual, in words."""
     words = []
     if features.alarms:
         words.append(count_text(features.alarms, "alarm"))

@@ -7,6 +7,7 @@ could have been fitted to. A model that learns from executed queries has to be b
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,26 +20,43 @@ from unsilent.triage.history import FAR
 from unsilent.triage.possible_queries import possible_queries
 from unsilent.triage.queries.compare_settings import differing_settings
 from unsilent.triage.queries.table import TEMPLATES
-from unsilent.triage.symptoms import DIFFER, DISK, LOSS_ROSE, NONFINITE, SLOW, STUCK, symptoms_in
+
+SLOW, STUCK, NONFINITE, LOSS_ROSE, DIFFER, DISK = "slow", "stuck", "not finite", "loss rose", "ranks differ", "disk"
+_SYMPTOMS = {
+    SLOW: r"\bslow\w*|\bstraggl\w+|throughput|longer than|takes long",
+    STUCK: r"\bstuck\b|\bhang\w*|\bhung\b|\bfroze\w*|\bfrozen\b|deadlock\w*|no progress|\btime[ds]? ?out\b|\bdied\b|\bkilled\b",
+    NONFINITE: r"\bnans?\b|\binf\b|\binfinit\w+|not finite|non-?finite|overflow\w*",
+    LOSS_ROSE: r"loss\W+(?:\w+\W+){0,3}(?:rose|ris\w+|spik\w+|jump\w*|diverg\w+|went up|goes up|higher|explod\w+|blew up)"
+    r"|(?:spike|jump|rise) (?:in|of) (?:the )?loss",
+    DIFFER: r"\breplicas?\b|ranks (?:\w+ )?(?:differ|disagree|diverge)\w*|out of sync|desync\w*",
+    DISK: r"\bdisks?\b|no space|\bquota\b|\bfile ?system\b",
+}  # fmt: skip
+_PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _SYMPTOMS.items()}
+
+
+def symptoms_in(report: str) -> frozenset[str]:
+    """Symptoms that a report names. Whether it denies them is not looked at."""
+    return frozenset(name for name, pattern in _PATTERNS.items() if pattern.search(report))
+
 
 NEXT_RULE, NEXT_QUERY, NEXT_CANDIDATE = 0.9, 0.85, 0.8
-"""Each rule, query of a rule and candidate of a blank counts this much of the one before."""
+"""Factors of the score of each rule, query of a rule and candidate of a blank, against the one before."""
 
 
 @dataclass(frozen=True)
 class Signals:
-    """What is seen of an incident before a query is made.
+    """Signals of an incident before a query is made.
 
     Attributes:
-        features: Of alarms.
-        ranks: That have alarms.
+        features: Features of alarms.
+        ranks: Ranks that have alarms.
         nonfinite: Whether an alarm is of a value that is not finite, or a series has one.
         apart: Whether one rank alone left its own past first, and is far from the others.
         early: Whether something left its own past before the alarm.
         ended: Whether series of a rank end before those of another one.
         logged: Whether a log has a line that looks like an error.
         settings_differ: Whether the configuration is not that of the earlier job.
-        symptoms: That the report names.
+        symptoms: Symptoms that the report names.
     """
 
     bundle: Bundle
@@ -55,15 +73,16 @@ class Signals:
 
 
 def signals_of(bundle: Bundle, candidates: Candidates) -> Signals:
-    """Those of an incident."""
+    """Signals of an incident."""
     alarms = bundle.alarms()
-    known = [one.features for one in candidates.ranks]
-    onsets = [one.onset for one in known if one.onset is not None]
-    ends = [int(one.steps[-1]) for one in bundle.series()[0].values() if len(one.steps)]
-    begin = [one for one in known if one.onset is not None and one.onset == min(onsets)]
+    known = [candidate.features for candidate in candidates.ranks]
+    onsets = [features.onset for features in known if features.onset is not None]
+    ends = [int(rank_series.steps[-1]) for rank_series in bundle.series()[0].values() if len(rank_series.steps)]
+    begin = [features for features in known if features.onset is not None and features.onset == min(onsets)]
     return Signals(
-        bundle, candidates, features=frozenset(one.feature for one in alarms), ranks=frozenset(one.rank for one in alarms),
-        nonfinite=any(not math.isfinite(one.value) for one in alarms) or any(one.nonfinite > 0 for one in known),
+        bundle, candidates, features=frozenset(alarm.feature for alarm in alarms),
+        ranks=frozenset(alarm.rank for alarm in alarms),
+        nonfinite=any(not math.isfinite(alarm.value) for alarm in alarms) or any(features.nonfinite > 0 for features in known),
         apart=len(begin) == 1 and begin[0].peer_score >= FAR, early=min(onsets, default=0) < 0,
         ended=max(ends, default=0) - min(ends, default=0) > 1, logged=any(bundle.logs()[0].values()),
         settings_differ=bool(differing_settings(bundle)), symptoms=symptoms_in(bundle.report()[0] or ""),
@@ -72,10 +91,10 @@ def signals_of(bundle: Bundle, candidates: Candidates) -> Signals:
 
 @dataclass(frozen=True)
 class Rule:
-    """If a signal is there, then these queries first.
+    """A rule: if a signal is there, then these queries first.
 
     Attributes:
-        signal: In words: the reason for its queries.
+        signal: Signal in words: the reason for its queries.
         applies: Whether it is there.
         queries: Names of templates, the most useful one first.
     """
@@ -172,11 +191,11 @@ def scored_queries(signals: Signals) -> list[ScoredQuery]:
     """Every possible query, the most telling one first."""
     templates = scored_templates(signals)
     result = []
-    for one in possible_queries(signals.bundle, signals.candidates):
-        score, rule = templates[one.query.template]
-        reason = "; ".join(filter(None, (rule.signal, one.reason)))
-        result.append(ScoredQuery(one.query, score * NEXT_CANDIDATE**one.place, reason))
-    return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
+    for query in possible_queries(signals.bundle, signals.candidates):
+        score, rule = templates[query.query.template]
+        reason = "; ".join(filter(None, (rule.signal, query.reason)))
+        result.append(ScoredQuery(query.query, score * NEXT_CANDIDATE**query.place, reason))
+    return sorted(result, key=lambda query: (-query.score, TEMPLATES[query.query.template].seconds))
 
 
 def scored_templates(signals: Signals) -> dict[str, tuple[float, Rule]]:

@@ -1,4 +1,4 @@
-"""What the elements of recorded tensors are like; the tensors themselves are not kept."""
+"""Summaries of the elements of recorded tensors; the tensors themselves are not kept."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ GENERATORS = "generators"
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """What the elements of one tensor are like.
+    """Counts and sizes of the elements of one tensor.
 
     Attributes:
         is_number: Whether its elements are numbers with a point.
-        elements: How many there are.
-        nonfinite: How many of them are NaN or infinite.
+        elements: Number of elements.
+        nonfinite: Number of elements that are NaN or infinite.
         largest: Largest magnitude of the finite ones.
         others: Root mean square of the finite ones but for one of the largest magnitude.
         low, high: Smallest and largest finite element.
-        digest: Of its bits.
+        digest: Digest of its bits.
     """
 
     is_number: bool
@@ -45,7 +45,7 @@ class RecordedTensors:
     """A file of tensors.
 
     Attributes:
-        tensors: By the keys that lead to each; states of generators are left out.
+        tensors: Summaries by the keys that lead to each tensor; states of generators are left out.
         values: Numbers and texts beside them, in the same way.
     """
 
@@ -54,7 +54,7 @@ class RecordedTensors:
 
 
 def read_recorded_tensors(path: Path) -> RecordedTensors:
-    """What a file of a batch or a state holds. Raises ``UsageError``."""
+    """Summaries of the tensors in a file of a batch or a state. Raises ``UsageError``."""
     from torch import Tensor
 
     from unsilent.basics.nested import leaves_in

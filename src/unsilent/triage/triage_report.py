@@ -1,4 +1,4 @@
-"""What is shown of an investigation: the queries to run next with their reasons, and what those that were run found."""
+"""Report on an investigation: the queries to run next with their reasons, and what those that were run found."""
 
 from __future__ import annotations
 
@@ -30,86 +30,85 @@ class Triage(Shown):
 
     def report(self) -> Report:
         """A row for each query: first those that were run, then those to run next."""
-        own, incident = self.investigation, self.investigation.bundle.incident
-        shown = [*map(self._executed_row, own.executed), *map(self._next_row, own.left[: self.top])]
+        investigation, incident = self.investigation, self.investigation.bundle.incident
+        rows = [*map(self._executed_row, investigation.executed), *map(self._next_row, investigation.left[: self.top])]
         headline = self._headline()
         columns = (
-            Column.text("query"), Column.text("outcome"), Column.text("place"), Column("score", "number", digits=".2f"),
-            Column("expected", "number", "s", digits=".3g"),
+            Column.text("query"), Column.text("outcome"), Column.text("place"),
+            Column("score", "number", digits=".2f"), Column("expected", "number", "s", digits=".3g"),
         )  # fmt: skip
         return Report(
-            "unsilent/triage/1", "triage", f"Incident of step {incident.step:,}", headline, Table.of(shown, columns),
+            "unsilent/triage/1", "triage", f"Incident of step {incident.step:,}", headline, Table.of(rows, columns),
             findings=tuple(self._findings()), sections=tuple(self._sections()), facts=(("Incident", incident.since),),
-            further_json={"folder": str(own.bundle.folder), "since": incident.since, "headline": headline,
-                "conclusion": own.conclusion.value if own.is_run else "", "results": shown,
+            further_json={"folder": str(investigation.bundle.folder), "since": incident.since, "headline": headline,
+                "conclusion": investigation.conclusion.value if investigation.is_run else "", "results": rows,
             },
         )  # fmt: skip
 
     def _headline(self) -> str:
-        own = self.investigation
-        if (finding := own.localised) is not None:
+        investigation = self.investigation
+        if (finding := investigation.localised) is not None:
             is_one = finding.outcome is Outcome.LOCALISED
             text = f"{finding.place}: {finding.kind.value if finding.kind else finding.text}"
             return f"Localised: {text}" if is_one else f"Found: {text}; {finding.text}"
-        if not own.is_run and not own.bundle.has_telemetry():
+        if not investigation.is_run and not investigation.bundle.has_telemetry():
             return "No query can be answered from this folder; how to record and collect what they read stands below"
-        if not own.is_run:
-            first = own.left[0]
+        if not investigation.is_run:
+            first = investigation.left[0]
             return f"Run first: {first.query.name} ({first.reason})"
-        if own.conclusion is Conclusion.UNANSWERED:
+        if investigation.conclusion is Conclusion.UNANSWERED:
             return "No query could be answered from this folder; what is missing stands below"
-        found = [one.finding for one in own.executed if _is_found(one.finding)]
-        if own.conclusion is Conclusion.NOT_LOCALISED:
-            return f"Not localised: {max(own.executed, key=lambda one: one.belief).finding.text}"
-        kinds = count_text(len({one.query.query.template for one in own.answered}), "kind")
-        asked = f"{count_text(len(own.answered), 'query').replace('querys', 'queries')} of {kinds}"
-        if not found:
-            return f"Nothing that was looked for was found, in {asked}"
-        return f"Nothing that is likely a fault was found, in {asked}: {count_text(len(found), 'finding')}, all doubted"
+        findings = [executed.finding for executed in investigation.executed if _is_found(executed.finding)]
+        if investigation.conclusion is Conclusion.NOT_LOCALISED:
+            return f"Not localised: {max(investigation.executed, key=lambda executed: executed.belief).finding.text}"
+        kinds = count_text(len({executed.query.query.template for executed in investigation.answered}), "kind")
+        queries = f"{count_text(len(investigation.answered), 'query').replace('querys', 'queries')} of {kinds}"
+        if not findings:
+            return f"Nothing that was looked for was found, in {queries}"
+        return f"Nothing that is likely a fault was found, in {queries}: {count_text(len(findings), 'finding')}, all doubted"
 
     def _findings(self) -> list[str]:
-        missing = dict.fromkeys(text for one in self.investigation.executed for text in one.finding.missing)
-        found = dict.fromkeys(one.finding.text for one in self.investigation.executed if _is_found(one.finding))
-        return [*found, *list(missing)[:8], *([] if self.investigation.bundle.has_telemetry() else HOW_TO_RECORD)]
+        missing = dict.fromkeys(text for executed in self.investigation.executed for text in executed.finding.missing)
+        texts = dict.fromkeys(
+            executed.finding.text for executed in self.investigation.executed if _is_found(executed.finding)
+        )
+        return [*texts, *list(missing)[:8], *([] if self.investigation.bundle.has_telemetry() else HOW_TO_RECORD)]
 
     def _sections(self) -> list[Section]:
-        own, result = self.investigation, []
-        if own.executed:
+        investigation, result = self.investigation, []
+        if investigation.executed:
             columns = (
-                Column.text("query", lambda one: one.query.query.name),
-                Column.text("outcome", lambda one: one.finding.outcome.value),
-                Column.text("found", lambda one: one.finding.text),
-                Column("belief", "number", digits=".2f", of=lambda one: one.belief),
-                Column("took", "number", "s", digits=".2g", of=lambda one: one.seconds),
-                Column.text("why", lambda one: one.query.reason, 1),
+                Column.text("query", "query.query.name"), Column.text("outcome", "finding.outcome.value"),
+                Column.text("found", "finding.text"), Column("belief", "number", digits=".2f", of="belief"),
+                Column("took", "number", "s", digits=".2g", of="seconds"), Column.text("why", "query.reason", 1),
             )  # fmt: skip
             text = f"In this order. A finding that is believed to {BELIEVED} or more ends it."
-            result.append(Section("Executed", text, (Table.of(own.executed, columns),)))
+            result.append(Section("Executed", text, (Table.of(investigation.executed, columns),)))
         heads = (
-            Column.text("query", lambda one: one.query.name), Column.text("why", lambda one: one.reason),
+            Column.text("query", "query.name"), Column.text("why", "reason"),
             Column.text("expected", lambda one: duration_text(TEMPLATES[one.query.template].seconds)),
-            Column.text("command", lambda one: command_of(own.bundle, one.query)),
+            Column.text("command", lambda one: command_of(investigation.bundle, one.query)),
         )  # fmt: skip
-        if left := own.left[: self.top]:
+        if left := investigation.left[: self.top]:
             text = "By expected gain per second. `step.py:make` and `train.py:loop` stand for code of yours."
             result.append(Section("To run next", text, (Table.of(left, heads),)))
         return result
 
-    def _executed_row(self, one: Executed) -> dict[str, Any]:
+    def _executed_row(self, executed: Executed) -> dict[str, Any]:
         return {
-            **_query_fields(self.investigation.bundle, one.query),
-            **finding_fields(one.finding),
-            "seconds": one.seconds,
-            "belief": one.belief,
+            **_query_fields(self.investigation.bundle, executed.query),
+            **finding_fields(executed.finding),
+            "seconds": executed.seconds,
+            "belief": executed.belief,
         }
 
-    def _next_row(self, one: ScoredQuery) -> dict[str, Any]:
-        return _query_fields(self.investigation.bundle, one)
+    def _next_row(self, query: ScoredQuery) -> dict[str, Any]:
+        return _query_fields(self.investigation.bundle, query)
 
 
 @dataclass(frozen=True, repr=False)
 class QueryAnswer(Shown):
-    """What one query found."""
+    """The finding of one query."""
 
     bundle: Bundle
     query: Query
@@ -122,16 +121,16 @@ class QueryAnswer(Shown):
 
     def report(self) -> Report:
         """The finding, and the numbers that it rests on."""
-        found = self.finding
+        finding = self.finding
         columns = (Column.text("name"), Column("value", "number"))
-        table = Table.of([{"name": name, "value": value} for name, value in found.numbers.items()], columns)
-        where = f" ({found.place})" if found.place else ""
-        headline = f"{found.outcome.value.capitalize()}{where}: {found.text}"
-        sections = (Section("Numbers", "What the finding rests on.", (table,)),) if found.numbers else ()
+        table = Table.of([{"name": name, "value": value} for name, value in finding.numbers.items()], columns)
+        where = f" ({finding.place})" if finding.place else ""
+        headline = f"{finding.outcome.value.capitalize()}{where}: {finding.text}"
+        sections = (Section("Numbers", "What the finding rests on.", (table,)),) if finding.numbers else ()
         return Report(
-            "unsilent/triage-query/1", "triage query", self.query.name, headline, table, findings=found.missing,
+            "unsilent/triage-query/1", "triage query", self.query.name, headline, table, findings=finding.missing,
             sections=sections, facts=(("Looks at", TEMPLATES[self.query.template].help),),
-            further_json={"query": self.query.template, "blanks": self.query.blanks.given, **finding_fields(found)},
+            further_json={"query": self.query.template, "blanks": self.query.blanks.given, **finding_fields(finding)},
         )  # fmt: skip
 
 
@@ -143,10 +142,10 @@ def finding_fields(finding: Finding) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _query_fields(bundle: Bundle, one: ScoredQuery) -> dict[str, Any]:
+def _query_fields(bundle: Bundle, query: ScoredQuery) -> dict[str, Any]:
     return {
-        "query": one.query.name, "template": one.query.template, "blanks": one.query.blanks.given, "score": one.score,
-        "reason": one.reason, "expected": TEMPLATES[one.query.template].seconds, "command": command_of(bundle, one.query),
+        "query": query.query.name, "template": query.query.template, "blanks": query.query.blanks.given, "score": query.score,
+        "reason": query.reason, "expected": TEMPLATES[query.query.template].seconds, "command": command_of(bundle, query.query),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What runs: the workload contract, the built-in zoo, and loading the user's own.
+"""Workloads, which are what runs: their contract, the built-in zoo, and loading the user's own.
 
 Importing this package imports neither torch nor numpy; `Workload` and `InferenceWorkload` are looked up on first use.
 """

@@ -1,4 +1,4 @@
-"""What runs: a trained model, the batches it is evaluated on, and the rule that says when its answer changed.
+"""Inference workloads: a trained model, the batches it is evaluated on, and the rule that says when its answer changed.
 
 `InferenceWorkload` is the protocol; `Workload` the plain implementation that a model and an iterable of batches are
 enough for. The output of ``run`` may be a tensor or any nesting of tuples, lists and dicts of tensors whose first
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unsilent.basics.error_origin import advise_on_arguments, call_user_code, calls_user_code
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.outcomes.base import Judge
+from unsilent.outcomes.scores import SCORE_RANGE, Score
 from unsilent.workloads.batch_samples import count_samples
 from unsilent.workloads.registry import UNNAMED
 
@@ -29,7 +30,7 @@ class InferenceWorkload(Protocol):
     components: Mapping[str, Sequence[str]]
     """Name -> globs over parameter names (``"emb_l.*"``). Empty: one component per top-level child module."""
     info: Mapping[str, Any]
-    """What the reader of a report should know: data, reached accuracy … (JSON values)."""
+    """Facts for the reader of a report: data, reached accuracy … (JSON values)."""
 
     def model(self) -> nn.Module:
         """The trained model in eval mode; the same object at every call."""
@@ -40,7 +41,7 @@ class InferenceWorkload(Protocol):
         ...
 
     def run(self, model: nn.Module, batch: Any) -> Any:
-        """One golden or faulty evaluation of one batch."""
+        """Output of one golden or faulty evaluation of one batch."""
         ...
 
 
@@ -69,7 +70,7 @@ class CalibratedWorkload(InferenceWorkload, Protocol):
 
 @calls_user_code
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """One call of the model: a dict as keyword arguments, a tuple or list as positional ones, else the one input."""
+    """Output of one call: a dict is keyword arguments, a tuple or list positional ones, else the one input."""
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, (tuple, list)):
@@ -89,6 +90,23 @@ def labels_of(workload: InferenceWorkload) -> Sequence[Any] | None:
     return None if labels is None else list(labels)
 
 
+def score_of(workload: InferenceWorkload) -> Score | None:
+    """The score of a workload, from its method ``score(output, batch)``; None where it has none.
+
+    ``score_name`` and ``score_range`` are read if they are there. Raises ``UsageError`` for a range that is none.
+    """
+    function = getattr(workload, "score", None)
+    if not callable(function):
+        return None
+    limits = getattr(workload, "score_range", SCORE_RANGE)
+    try:
+        lowest, highest = map(float, limits)
+    except (TypeError, ValueError):
+        raise UsageError(f"score_range is {limits!r}; expected two numbers, the lowest score first") from None
+    batches = workload.whole_batches() if isinstance(workload, Workload) else None
+    return Score(str(getattr(workload, "score_name", "score")), function, lowest, highest, batches)
+
+
 class Workload:
     """A workload from a model and batches.
 
@@ -98,6 +116,10 @@ class Workload:
             batch. ``labelled=True`` takes the last item of each tuple as its labels, for a data loader that yields
             ``(inputs, labels)``.
         labels: The right answers of each batch, in the order of ``batches``, for what compares answers with them.
+        score: ``score(output, batch)`` -> a number for each sample, the higher the better, which depends on that sample alone.
+            Campaigns report how much of it a fault costs. ``batch`` is as it was given, with its labels where ``labelled=True``.
+        score_name: Name of the score for readers, like "IoU".
+        score_range: The lowest and the highest score that there can be. An output without an answer has the lowest.
         show: ``show(batch) -> text`` of a batch of one sample, for readers; default: its values, or a picture.
         judge: A judge object or the text of one (``"top1"``, ``"threshold:at=0.5"``); see
             ``unsilent.outcomes``.
@@ -110,6 +132,10 @@ class Workload:
             batches, or a function ``clean(part, samples) -> batches``. See `CalibratedWorkload.clean_batches`. Where samples are
             copies of fewer originals, an object that also has a method of `clean_originals`.
     """
+
+    score: Callable[[Any, Any], Any] | None = None  # of the class, so that subclasses may define it as a method
+    score_name: str = "score"
+    score_range: tuple[float, float] = SCORE_RANGE
 
     def __init__(
         self,
@@ -126,6 +152,9 @@ class Workload:
         clean: CleanSource | None = None,
         labels: Iterable[Any] | None = None,
         show: Callable[[Any], str] | None = None,
+        score: Callable[[Any, Any], Any] | None = None,
+        score_name: str = "score",
+        score_range: tuple[float, float] = SCORE_RANGE,
     ) -> None:
         from unsilent.outcomes import judge as make_judge
 
@@ -148,6 +177,8 @@ class Workload:
         self._labelled = labelled
         self._labels = labels
         self.show = show
+        if score is not None:
+            self.score, self.score_name, self.score_range = score, score_name, score_range
         if isinstance(clean, Mapping):
             for part in clean:
                 _check_part(part)
@@ -158,7 +189,9 @@ class Workload:
             )
         self._clean = clean
         self._clean_parts: dict[str, list[Any]] = {}
+        # Batches are read when they are first needed, as an iterable may take long or be of no use for a command.
         self._batches: list[Any] | None = None
+        self._whole_batches: list[Any] | None = None
 
     def model(self) -> nn.Module:
         """The model, built on the first call."""
@@ -173,13 +206,20 @@ class Workload:
     def batches(self) -> Sequence[Any]:
         """The batches, read once from the iterable and kept."""
         if self._batches is None:
-            given = call_user_code(list, self._source)
-            self._batches = self._unlabelled(given)
+            source_batches = call_user_code(list, self._source)
+            self._batches = self._unlabelled(source_batches)
             if not self._batches:
                 raise UsageError(f"workload {self.name!r} has no batches; give at least one")
             if self._labelled and self._labels is None:
-                self._labels = [batch[-1] for batch in given]
+                self._labels = [batch[-1] for batch in source_batches]
+            if self._labelled and self.score is not None:
+                self._whole_batches = source_batches
         return self._batches
+
+    def whole_batches(self) -> Sequence[Any] | None:
+        """The batches as they were given, where they have labels that ``score`` needs; else None."""
+        self.batches()
+        return self._whole_batches
 
     def labels(self) -> Sequence[Any] | None:
         """The right answers of each batch of `batches`; None where the workload has none."""
@@ -212,7 +252,7 @@ class Workload:
         return result
 
     def clean_originals(self, part: str, samples: int) -> Sequence[Sequence[int]]:
-        """Which original each sample of each batch of `clean_batches` is of: samples with the same number are not independent.
+        """Originals of the samples of each batch of `clean_batches`: samples with the same number are not independent.
 
         From the method ``originals_of_samples(part, samples)`` of ``clean``; without it, each sample is an original of its own.
 
@@ -231,7 +271,7 @@ class Workload:
         return [as_inputs(_inputs(batch) if self._labelled else batch, self._run) for batch in batches]
 
     def run(self, model: nn.Module, batch: Any) -> Any:
-        """One evaluation of one batch."""
+        """Output of one evaluation of one batch."""
         try:
             return call_user_code(self._run, model, batch)
         except TypeError as error:

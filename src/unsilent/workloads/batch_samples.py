@@ -36,10 +36,10 @@ def count_samples(batch: Any) -> int:
 
 def check_samples(batch: Any, output: Any) -> None:
     """Raise ``UsageError`` where the answer has as many samples as another reading of the batch, and not as many as ours."""
-    ours, other = count_samples(batch), _other_count(batch)
-    if other is not None and _has(output, other) and not _has(output, ours):
+    ours, others = count_samples(batch), _other_count(batch)
+    if others is not None and _has(output, others) and not _has(output, ours):
         raise UsageError(
-            f"a batch was read as {count_text(ours, 'sample')}, but the model answers with {other}; give the inputs of one call "
+            f"a batch was read as {count_text(ours, 'sample')}, but the model answers with {others}; give the inputs of one call "
             "as a tuple or a dict, or the samples as a list that is one input: ([sample, …],)"
         )
 

@@ -32,13 +32,13 @@ _LEFT_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class TrainedWeightsRecipe:
-    """What decides the trained bits."""
+    """The settings that decide the trained bits."""
 
     workload: str
     version: int
     """Raised whenever the model or its training changes."""
     options: Mapping[str, Any]
-    """Those options (JSON values) that the training depends on."""
+    """Options (JSON values) that the training depends on."""
     data: str
     """Hash of the training data."""
 
@@ -73,7 +73,7 @@ def load_or_train(
         build: Makes the model with fresh weights.
         train: Trains it in place and returns its score on held-out data.
         goal: The score it must reach.
-        seed: Of the fresh weights.
+        seed: Seed of the fresh weights.
 
     Raises:
         UsageError: the cache cannot be written.
@@ -141,13 +141,13 @@ def _read(path: Path, model: nn.Module) -> float | None:
         sound = _digest(tensors) == metadata["digest"]
     except (OSError, SafetensorError, KeyError, ValueError, TypeError):
         return None
-    own = _tensors(model)
-    if not sound or {n: (t.shape, t.dtype) for n, t in own.items()} != {
+    model_tensors = _tensors(model)
+    if not sound or {n: (t.shape, t.dtype) for n, t in model_tensors.items()} != {
         n: (t.shape, t.dtype) for n, t in tensors.items()
     }:
         return None
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in model_tensors.items():
             tensor.copy_(tensors[name])
     return score
 

@@ -116,6 +116,7 @@ def cifar_resnet(
     images, labels = read_images(data, classes)
     check_option_range(name, "eval", eval, len(images), f"images in {data}")
     check_option_range(name, "batch", batch, len(images), f"images in {data}")
+    # Building a model draws weights: the caller's random generators stay as they are.
     with isolated_training(0):
         model = CifarResNet(depth, classes).eval()
         _fit_in(model, state, depth, weights)
@@ -172,11 +173,11 @@ def input_range() -> tuple[Tensor, Tensor]:
 
 def _fit_in(model: nn.Module, state: Mapping[str, Tensor], depth: int, path: str) -> None:
     """Copy ``state`` into ``model``; an error names the first key that does not fit and the depth that would."""
-    own = model.state_dict()
-    problem = state_dict_misfit(own, state, "the model")
+    model_state = model.state_dict()
+    problem = state_dict_misfit(model_state, state, "the model")
     if problem:
         result = {int(m[1]) for m in (re.match(r"layer1\.(\d+)\.", key) for key in state) if m}
         fits = 6 * (max(result) + 1) + 2 if result else depth
         hint = f"; it looks like cifar-resnet{fits}" if fits != depth else ""
         raise UsageError(f"{path} does not fit cifar-resnet{depth}: it {problem}{hint}")
-    model.load_state_dict({**own, **state})
+    model.load_state_dict({**model_state, **state})

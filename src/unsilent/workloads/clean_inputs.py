@@ -43,7 +43,7 @@ class CleanInputs:
     Called with a part and a number of samples, it takes as many copies of each original as are needed, at most ``most_copies``.
 
     Attributes:
-        name: Of the workload.
+        name: Name of the workload.
         originals: ``originals(part)`` -> originals int64.
         make: ``make(part, original, copies)`` -> a tensor or a dict of tensors: the first ``copies`` copies of an original.
         batch: Samples per batch, as far as the copies of an original allow.
@@ -88,7 +88,7 @@ class CleanInputs:
 def joined(inputs: Sequence[Any]) -> Any:
     """Inputs of several samples each as one batch: tensors, or dicts of tensors."""
     if isinstance(inputs[0], Mapping):
-        return {key: torch.cat([one[key] for one in inputs]) for key in inputs[0]}
+        return {key: torch.cat([batch[key] for batch in inputs]) for key in inputs[0]}
     return torch.cat(list(inputs))
 
 
@@ -128,7 +128,7 @@ def altered_copies(
 
 
 def _alter(image: Tensor, how: ImageAlteration, rng: np.random.Generator, *, mirrored: bool) -> Tensor:
-    """One copy; elementwise arithmetic alone, which rounds alike with any number of threads."""
+    """One altered copy; elementwise arithmetic alone, which rounds alike with any number of threads."""
     _, h, w = image.shape
     angle, right, down, brighter, noisy = rng.uniform(-1, 1, 5)
     noise = rng.standard_normal(tuple(image.shape))

@@ -121,8 +121,8 @@ def _labels(path: str, name: str, values: Sequence[str], positive: str) -> NDArr
     """The target column as 0 and 1."""
     counts = Counter(value.strip() for value in values)
     if len(counts) != 2:
-        shown = ", ".join(repr(value) for value in sorted(counts)[:5])
-        raise UsageError(f"{path}: target column {name!r} has {len(counts)} distinct values ({shown}); expected two")
+        examples = ", ".join(repr(value) for value in sorted(counts)[:5])
+        raise UsageError(f"{path}: target column {name!r} has {len(counts)} distinct values ({examples}); expected two")
     if positive and positive not in counts:
         raise unknown_name_error(f"positive value of column {name!r}", positive, counts)
     usual = [value for value in sorted(counts) if value.lower() in POSITIVE]

@@ -10,7 +10,7 @@ after Dosovitskiy et al. (ICLR 2021), in 2x2 patches. The other two are in `inve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -25,15 +25,16 @@ from unsilent.workloads.clean_inputs import CleanInputs, ImageAlteration, altere
 from unsilent.workloads.inverted_residuals import DigitsEfficientNet, DigitsMobileNet
 from unsilent.workloads.layers import TransformerBlock
 from unsilent.workloads.model_fitting import (
+    FittedModel,
     Goal,
     Progress,
     Schedule,
     accuracy_of,
     check_option_range,
     fit,
+    model_info,
     no_progress,
     outputs,
-    parameter_count,
 )
 
 DESCRIPTION = "scikit-learn digits (UCI handwritten digits, 8x8 grey), 1,347 training and 450 held-out images"
@@ -123,17 +124,11 @@ class DigitsVit(nn.Module):
         return out
 
 
-@dataclass(frozen=True)
-class DigitsClassifierSpec:
-    """What tells one classifier of the digits from another: images [n, 1, 8, 8] -> scores [n, 10]."""
+@dataclass(frozen=True, kw_only=True)
+class DigitsClassifierSpec(FittedModel):
+    """The specification of one classifier of the digits: images [n, 1, 8, 8] -> scores [n, 10]."""
 
-    version: int
-    """Raised whenever the model or its training changes."""
-    description: str
-    build: Callable[[], nn.Module]
     schedule: Schedule
-    goal: Goal
-    components: Mapping[str, str | Sequence[str]]
 
 
 INVERTED_RESIDUAL_COMPONENTS: dict[str, str | Sequence[str]] = {
@@ -191,7 +186,7 @@ def clean_copies(part: str, original: int, copies: int) -> Tensor:
 
 def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
     """The trained model on the first ``eval`` held-out images [eval, 1, 8, 8]; its answer is the most likely digit."""
-    one, data = CLASSIFIERS[name], digits()
+    spec, data = CLASSIFIERS[name], digits()
     check_option_range(name, "eval", eval, len(data.test), "held-out images")
 
     def train(model: nn.Module) -> float:
@@ -200,15 +195,15 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
             lambda rows: (data.train[rows], data.train_labels[rows]),
             len(data.train),
             nn.functional.cross_entropy,
-            one.schedule,
+            spec.schedule,
             seed=seed,
             description=f"training {name}",
             progress=progress,
         )
         return accuracy_of(outputs(model, [data.test]).argmax(1), data.test_labels)
 
-    recipe = TrainedWeightsRecipe(name, one.version, {"seed": seed}, data.hash)
-    model, accuracy = load_or_train(recipe, one.build, train, one.goal, seed=seed)
+    recipe = TrainedWeightsRecipe(name, spec.version, {"seed": seed}, data.hash)
+    model, accuracy = load_or_train(recipe, spec.build, train, spec.goal, seed=seed)
     return Workload(
         model,
         [data.test[:eval].clone()],
@@ -216,14 +211,7 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
         judge="top1",
         name=name,
         input_range=(-1.0, 1.0),
-        components=one.components,
+        components=spec.components,
         clean=CleanInputs(name, split_originals(range(eval, len(data.test))).__getitem__, clean_copies, batch=128),
-        info={
-            "description": one.description,
-            "data": DESCRIPTION,
-            "accuracy": {"name": one.goal.metric, "value": accuracy},
-            "parameters": parameter_count(model),
-            "samples": eval,
-            "citation": CITATION,
-        },
+        info=model_info(spec, DESCRIPTION, accuracy, model, eval, CITATION),
     )

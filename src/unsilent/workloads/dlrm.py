@@ -11,16 +11,17 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
 
 from unsilent.basics.errors import UsageError
-from unsilent.workloads.base import Workload
+from unsilent.workloads.base import CLEAN_PARTS, SHIFTED, CleanSource, Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
-from unsilent.workloads.clean_clicks import clean_requests
+from unsilent.workloads.clean_inputs import CleanInputs, split_originals
 from unsilent.workloads.click_csv import ROOM, from_csv
-from unsilent.workloads.clicks import Clicks, synthetic_clicks
+from unsilent.workloads.clicks import POPULARITY, Clicks, more_synthetic_requests, synthetic_clicks
 from unsilent.workloads.dlrm_model import COMPONENTS, Dlrm
 from unsilent.workloads.model_fitting import (
     Goal,
@@ -33,6 +34,54 @@ from unsilent.workloads.model_fitting import (
     outputs,
     parameter_count,
 )
+
+# The unusual requests have dense features that are half as far again from their mean. Synthetic ones ask for rare
+# categories more often; those of a CSV combine categories of different rows.
+
+BATCH = 512
+SPREAD = 1.5
+"""Factor on the dense features of unusual requests."""
+FLATTER = 0.7
+"""Exponent of Zipf's law for the categories of unusual requests."""
+LARGEST = 10.0
+"""Largest distance of a dense feature of a CSV from its mean, in standard deviations."""
+
+
+def clean_requests(clicks: Clicks, first_free: int) -> CleanSource:
+    """The ``clean`` argument of the workload; rows from ``first_free`` on are neither trained on nor evaluated."""
+    return _further_requests if clicks.by_popularity else _held_out_requests(clicks, first_free)
+
+
+def _further_requests(part: str, samples: int) -> list[dict[str, Tensor]]:
+    """Batches with as many requests as are wanted, drawn batch by batch."""
+    unusual = part == SHIFTED
+    batches = []
+    for start in range(0, samples, BATCH):
+        dense, sparse = more_synthetic_requests(
+            (CLEAN_PARTS.index(part), start),
+            BATCH,
+            popularity=FLATTER if unusual else POPULARITY,
+            spread=SPREAD if unusual else 1.0,
+        )
+        count = min(BATCH, samples - start)
+        batches.append({"dense": dense[:count].clone(), "sparse": sparse[:count].clone()})
+    return batches
+
+
+def _held_out_requests(clicks: Clicks, first_free: int) -> CleanInputs:
+    originals = split_originals(range(first_free, len(clicks.labels)))
+
+    def make(part: str, original: int, copies: int) -> dict[str, Tensor]:
+        row = slice(original, original + 1)
+        if part != SHIFTED:
+            return {"dense": clicks.dense[row], "sparse": clicks.sparse[row]}
+        tables = len(clicks.tables)
+        others = np.random.default_rng(original).choice(originals[SHIFTED].numpy(), tables)
+        dense = (SPREAD * clicks.dense[row]).clamp(-LARGEST, LARGEST)
+        return {"dense": dense, "sparse": clicks.sparse[torch.from_numpy(others), torch.arange(tables)][None]}
+
+    return CleanInputs("dlrm", originals.__getitem__, make, batch=BATCH, most_copies=1)
+
 
 NAME = "dlrm"
 VERSION = 1
@@ -102,7 +151,7 @@ def dlrm(
         judge=f"threshold:at={at:g}",
         name=NAME,
         components=COMPONENTS,
-        clean=clean_requests(NAME, clicks, held_out.stop),
+        clean=clean_requests(clicks, held_out.stop),
         info={
             "description": "DLRM click prediction, dot interaction",
             "data": clicks.description,

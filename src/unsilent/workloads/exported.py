@@ -107,7 +107,7 @@ def _silent() -> Iterator[None]:
 
 @torch.no_grad()
 def _try_out(ref: str, module: Program, batch: dict[str, Any]) -> Any:
-    """One run, so that inputs which do not fit are reported now and in one line."""
+    """Output of one run, so that inputs which do not fit are reported now and in one line."""
     try:
         return call_model(module, batch)
     except Exception as error:

@@ -29,7 +29,7 @@ FORMS = (
 
 
 class ProgramInputs:
-    """What a program takes: names of its inputs, their nesting, and what it was exported with in place of each tensor.
+    """Inputs of a program: their names, their nesting, and what it was exported with in place of each tensor.
 
     Args:
         exported: The program as it was loaded.
@@ -57,19 +57,19 @@ class ProgramInputs:
         return [self._checked(batch, f"{path}, batch {i}") for i, batch in enumerate(batches)]
 
     def _checked(self, batch: Any, where: str) -> dict[str, Any]:
-        given = {**self._fixed, **self._named(batch, where)}
-        if missing := [name for name in self.names if name not in given]:
+        inputs = {**self._fixed, **self._named(batch, where)}
+        if missing := [name for name in self.names if name not in inputs]:
             raise UsageError(f"{where} has no {missing[0]!r}; {self._expected()}")
         leaves = iter(self._leaves)
         for name, spec in self._specs.items():
             try:
-                values = _flat(given[name], spec)
+                values = _flat(inputs[name], spec)
             except LookupError:
                 text = " ".join(str(spec).split())
                 raise UsageError(f"{where}: {name!r} is not nested as at export; expected {text}") from None
             for value in values:
                 self._check(value, next(leaves), f"{where}: {name!r}")
-        return {name: given[name] for name in self.names}
+        return {name: inputs[name] for name in self.names}
 
     def _named(self, batch: Any, where: str) -> Mapping[str, Any]:
         """The inputs of a batch by name; fixed ones may be left out."""
@@ -87,19 +87,19 @@ class ProgramInputs:
     def _expected(self) -> str:
         return f"the program takes {', '.join(self.names)}; expected {FORMS}"
 
-    def _check(self, value: Any, exported: Any, what: str) -> None:
+    def _check(self, value: Any, exported: Any, name: str) -> None:
         """Raise ``UsageError`` where a value is not what stood in its place when the program was exported."""
         if not isinstance(exported, Tensor):
             free = isinstance(exported, (torch.SymInt, torch.SymFloat))
             if not isinstance(value, Tensor) and (free or value == exported):
                 return
             raise UsageError(
-                f"{what} is {value!r}, but the program was exported with the constant {exported!r}; give that value"
+                f"{name} is {value!r}, but the program was exported with the constant {exported!r}; give that value"
             )
         sizes = [self._size(size) for size in exported.shape]
         wanted = f"{dtype_name(exported.dtype)} [{', '.join(text for text, _ in sizes)}]"
         if not isinstance(value, Tensor):
-            raise UsageError(f"{what} is {type(value).__name__}, the program takes {wanted}; expected {FORMS}")
+            raise UsageError(f"{name} is {type(value).__name__}, the program takes {wanted}; expected {FORMS}")
         fits = len(sizes) == value.ndim and all(
             n in allowed for n, (_, allowed) in zip(value.shape, sizes, strict=True)
         )
@@ -110,7 +110,7 @@ class ProgramInputs:
                 else "give inputs of that shape and dtype, or export with dynamic_shapes"
             )
             raise UsageError(
-                f"{what} is {dtype_name(value.dtype)} {list(value.shape)}, the program takes {wanted}; {advice}"
+                f"{name} is {dtype_name(value.dtype)} {list(value.shape)}, the program takes {wanted}; {advice}"
             )
 
     def _size(self, size: Any) -> tuple[str, range]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,10 +23,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from unsilent.basics.errors import UsageError
+from unsilent.outcomes.base import LOG_LIKELIHOOD
 from unsilent.workloads.base import SHIFTED, TEST, Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
 from unsilent.workloads.clean_inputs import CleanInputs
-from unsilent.workloads.model_fitting import Goal, Progress, Schedule, check_option_range, fit, parameter_count
+from unsilent.workloads.model_fitting import FittedModel, Progress, Schedule, check_option_range, fit, model_info
 
 CONTEXT = 64
 """Characters that a model sees at once."""
@@ -133,6 +135,12 @@ def loss(scores: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(scores.flatten(0, 1), target.flatten())
 
 
+def log_likelihood(scores_of: Callable[[Any], Tensor], output: Any, windows: Tensor) -> Tensor:
+    """Mean log-likelihood of the characters of each context [n, 64] but the first, in nats: float64[n]."""
+    likelihoods = scores_of(output)[:, :-1].double().log_softmax(-1)
+    return likelihoods.gather(2, windows[:, 1:, None]).squeeze(2).mean(1)
+
+
 def unigram_cross_entropy() -> float:
     """Mean cross entropy, in nats, of the held-out text under the character frequencies of the training text."""
     data = load_help_texts()
@@ -140,58 +148,16 @@ def unigram_cross_entropy() -> float:
     return float(-(counts / counts.sum()).log()[data.test].mean())
 
 
-def fit_to_help_texts(
-    model: nn.Module,
-    steps: int,
-    schedule: Schedule,
-    *,
-    name: str,
-    seed: int,
-    progress: Progress,
-    scores_of: Callable[[Any], Tensor] = lambda output: output,
-) -> None:
-    """Train a model of token ids int64 [n, 64] in place.
-
-    Args:
-        scores_of: Output of the model -> scores of the next character [n, 64, 97].
-    """
-    text, offsets = load_help_texts().train, torch.arange(CONTEXT + 1)
-    # One "epoch" over a seeded choice of starting points: the text holds far more than are needed.
-    starts = torch.randperm(len(text) - CONTEXT, generator=torch.Generator().manual_seed(seed))
-
-    def sample(rows: Tensor) -> tuple[Tensor, Tensor]:
-        window = text[starts[rows][:, None] + offsets]
-        return window[:, :-1], window[:, 1:]
-
-    fit(
-        model,
-        sample,
-        steps * schedule.batch,
-        lambda output, target: loss(scores_of(output), target),
-        schedule,
-        seed=seed,
-        description=f"training {name}",
-        progress=progress,
-    )
-
-
-@dataclass(frozen=True)
-class CharacterModel:
-    """What tells one workload of the help texts from another.
+@dataclass(frozen=True, kw_only=True)
+class CharacterModel(FittedModel):
+    """The specification of one workload of the help texts, with a model of token ids int64 [n, 64].
 
     Attributes:
-        version: Raised whenever the model or its training change.
-        build: Makes the model with fresh weights: token ids int64 [n, 64] -> an output.
-        score: What ``goal`` is about, of the model, held-out contexts and the characters that follow, see `held_out_contexts`.
+        score: Function of the model, held-out contexts and the characters that follow, whose value ``goal`` is about.
         scores_of: Output of the model -> scores of the next character [n, 64, 97].
     """
 
     name: str
-    version: int
-    description: str
-    build: Callable[[], nn.Module]
-    components: Mapping[str, str | Sequence[str]]
-    goal: Goal
     score: Callable[[nn.Module, Tensor, Tensor], float]
     scores_of: Callable[[Any], Tensor] = lambda output: output
 
@@ -200,13 +166,30 @@ STEPS = 1600
 SCHEDULE = Schedule(epochs=1, batch=8, rate=0.003, decay=0.05)
 
 
+def _fit(one: CharacterModel, model: nn.Module, seed: int, progress: Progress) -> None:
+    """Train a model of token ids int64 [n, 64] in place."""
+    text, offsets = load_help_texts().train, torch.arange(CONTEXT + 1)
+    # One "epoch" over a seeded choice of starting points: the text holds far more than are needed.
+    starts = torch.randperm(len(text) - CONTEXT, generator=torch.Generator().manual_seed(seed))
+
+    def sample(rows: Tensor) -> tuple[Tensor, Tensor]:
+        window = text[starts[rows][:, None] + offsets]
+        return window[:, :-1], window[:, 1:]
+
+    def loss_of(output: Any, target: Tensor) -> Tensor:
+        return loss(one.scores_of(output), target)
+
+    description = f"training {one.name}"
+    fit(model, sample, STEPS * SCHEDULE.batch, loss_of, SCHEDULE, seed=seed, description=description, progress=progress)
+
+
 def character_workload(one: CharacterModel, evaluations: int, seed: int, progress: Progress) -> Workload:
     """The trained model on so many held-out contexts [n, 64]; its answer is the most likely next character."""
     windows, following = held_out_contexts()
     check_option_range(one.name, "eval", evaluations, len(windows), "held-out contexts")
 
     def train(model: nn.Module) -> float:
-        fit_to_help_texts(model, STEPS, SCHEDULE, name=one.name, seed=seed, progress=progress, scores_of=one.scores_of)
+        _fit(one, model, seed, progress)
         return one.score(model, windows, following)
 
     recipe = TrainedWeightsRecipe(one.name, one.version, {"seed": seed}, load_help_texts().hash)
@@ -219,15 +202,11 @@ def character_workload(one: CharacterModel, evaluations: int, seed: int, progres
         labels=[following[rows, -1]],
         show=lambda window: "".join((*ALPHABET, "?")[token] for token in window[0].tolist()),
         judge="next-token",
+        score=partial(log_likelihood, one.scores_of),
+        score_name=LOG_LIKELIHOOD,
+        score_range=(-math.log(len(ALPHABET) + 1), 0.0),
         name=one.name,
         components=one.components,
         clean=clean_contexts(one.name, evaluated),
-        info={
-            "description": one.description,
-            "data": DESCRIPTION,
-            "accuracy": {"name": one.goal.metric, "value": reached},
-            "parameters": parameter_count(model),
-            "samples": evaluations,
-            "citation": CITATION,
-        },
+        info=model_info(one, DESCRIPTION, reached, model, evaluations, CITATION),
     )

@@ -48,7 +48,7 @@ def hf_folder(
         eval: Number of synthetic samples.
         batch: Samples per batch; 0 for all in one.
         length: Tokens per synthetic sample, cut to what the model takes.
-        seed: Of synthetic inputs.
+        seed: Seed of synthetic inputs.
         generate: New tokens that are generated greedily for each sample; default: one call of the model.
         data: ``.npz`` of inputs.
 
@@ -179,15 +179,15 @@ def _split(inputs: Inputs, size: int) -> list[dict[str, Tensor]]:
 
 @torch.no_grad()
 def _try_out(ref: str, model: Any, batch: dict[str, Tensor], evaluate: Callable[[nn.Module, Any], Tensor]) -> None:
-    """One run, so that inputs which do not fit are reported now and in one line."""
+    """Run once, so that inputs which do not fit are reported now and in one line."""
     try:
         evaluate(model, batch)
     except UsageError:
         raise
     except Exception as error:
-        given = ", ".join(f"{name} {list(array.shape)}" for name, array in batch.items())
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in batch.items())
         raise UsageError(
-            f"workload {ref!r}: {type(model).__name__} cannot run on {given}: {first_line(error)}; "
+            f"workload {ref!r}: {type(model).__name__} cannot run on {shapes}: {first_line(error)}; "
             "try batch=1 or other inputs with --data"
         ) from None
 

@@ -48,14 +48,14 @@ def prepare(ref: str, model: Any, tokens: int, length: int) -> int:
 def run_generate(model: Any, batch: Mapping[str, Tensor], tokens: int) -> Tensor:
     """The new tokens, int64 [n, at most ``tokens``]; the prompt is not among them."""
     prompt = _Prompt()
-    made: Tensor = model.generate(
+    sequences: Tensor = model.generate(
         **batch, do_sample=False, num_beams=1, max_new_tokens=tokens, use_cache=True, logits_processor=[prompt]
     )
-    return made[:, prompt.length :]
+    return sequences[:, prompt.length :]
 
 
 class _Prompt:
-    """Given to ``generate``, sees how long rows are before the first new token: some models put a token of their own there."""
+    """Hook of ``generate`` that sees how long rows are before the first new token: some models insert one of their own."""
 
     def __init__(self) -> None:
         self.length = 0

@@ -42,7 +42,7 @@ class TransformerBlock(nn.Module):
 
 
 class Bias(nn.Module):
-    """One number for each channel, added."""
+    """Layer that adds one number for each channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

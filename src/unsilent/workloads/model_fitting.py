@@ -6,7 +6,7 @@ of the caller are as before afterwards; a reached score below the declared floor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -48,7 +48,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a trained model must reach on held-out data: ``metric`` at least ``floor``."""
+    """The score that a trained model must reach on held-out data: ``metric`` at least ``floor``."""
 
     metric: str
     floor: float
@@ -66,7 +66,7 @@ class Goal:
 
 @contextmanager
 def isolated_training(seed: int) -> Iterator[None]:
-    """One thread, seeded global randomness and gradients inside; the caller's settings back afterwards."""
+    """Context with one thread, seeded global randomness and gradients; the caller's settings come back afterwards."""
     threads = torch.get_num_threads()
     state = torch.random.get_rng_state()
     try:
@@ -97,8 +97,8 @@ def fit(
         sample: Maps int64 indices [batch] into the training set to ``(model input, target)``.
         count: Size of the training set.
         loss: Scalar from model output and target.
-        seed: Of the order of the samples.
-        description: What ``progress`` is called with.
+        seed: Seed of the order of the samples.
+        description: Description that ``progress`` is called with.
     """
     order = torch.Generator().manual_seed(seed)
     size = min(schedule.batch, count)
@@ -154,6 +154,36 @@ def check_option_range(workload: str, option: str, asked: int, available: int, w
     if not 1 <= asked <= available:
         raise UsageError(f"workload {workload!r}: option {option!r} is {asked}; expected 1 to {available} ({what})")
     return asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedModel:
+    """The specification of a built-in model that is trained at its first use.
+
+    Attributes:
+        version: Raised whenever the data, the model or its training change.
+        build: Makes the model with fresh weights.
+    """
+
+    version: int
+    description: str
+    build: Callable[[], nn.Module]
+    goal: Goal
+    components: Mapping[str, str | Sequence[str]]
+
+
+def model_info(
+    one: FittedModel, data: str, reached: float, model: nn.Module, samples: int, citation: str
+) -> dict[str, Any]:
+    """The ``info`` of a workload whose model was trained to a goal."""
+    return {
+        "description": one.description,
+        "data": data,
+        "accuracy": {"name": one.goal.metric, "value": reached},
+        "parameters": parameter_count(model),
+        "samples": samples,
+        "citation": citation,
+    }
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""What user code does to its process, and notes on it: forked children, torch's number of threads, threads that go on.
+"""Effects of user code on its process, and notes on them: forked children, torch's number of threads, other threads.
 
 A forked child that returns from user code would go on as a second copy of the campaign, so it is ended, and its parent can find
 out (`check_no_returned_fork`). What is harmless is put back, and noted once.
@@ -58,7 +58,7 @@ def check_no_returned_fork(name: str) -> None:
 
 
 def take_notes(name: str) -> list[str]:
-    """What was noted since this was last asked, each once in a process."""
+    """Notes since this was last called, each once in a process."""
     notes = [f"Workload {name!r} {note}." for note in _new]
     _new.clear()
     return notes

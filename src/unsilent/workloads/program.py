@@ -51,7 +51,7 @@ class OriginalModule(nn.Module):
                 setattr(self, name, value)
 
     def forward(self, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """One operation, as part of this module."""
+        """Result of one operation, as part of this module."""
         return operation(*args, **kwargs)
 
 
@@ -65,7 +65,7 @@ class GraphRunningModule(OriginalModule):
         self._program = ProgramCode(self, source.graph)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """One call, with the inputs of the graph."""
+        """Result of one call, with the inputs of the graph."""
         return self._program.function(self, *args, **kwargs)
 
     @property
@@ -83,7 +83,7 @@ class Program(GraphRunningModule):
     Tied weights stay tied when it is moved or converted, and devices that are written into the code follow it.
 
     Args:
-        exported: What ``torch.export.load`` gave.
+        exported: Program as ``torch.export.load`` returned it.
     """
 
     def __init__(self, exported: ExportedProgram) -> None:
@@ -115,7 +115,7 @@ def graph_running_modules(program: Program) -> list[GraphRunningModule]:
 
 
 def code_of(body: GraphRunningModule) -> ProgramCode:
-    """What a module runs."""
+    """Code that a module runs."""
     return body._program
 
 

@@ -16,11 +16,11 @@ from unsilent.sites.memory import dtype_name
 
 
 class ProgramCode:
-    """What a program, or a part of it, runs; never changed, and shared by copies of the program.
+    """Code of a program, or of a part of it; never changed, and shared by copies of the program.
 
     Args:
         program: The module whose tensors the graph names.
-        graph: As ``ExportedProgram.module()`` gives it.
+        graph: Graph as ``ExportedProgram.module()`` gives it.
 
     Attributes:
         function: ``function(program, *inputs)``.
@@ -29,16 +29,16 @@ class ProgramCode:
 
     def __init__(self, program: nn.Module, graph: fx.Graph) -> None:
         self._graph = graph
-        made: Any = fx.GraphModule(program, _scoped(graph))
-        self.function: Callable[..., Any] = type(made).forward
-        self.in_spec: Any = getattr(made, "_in_spec", None)
-        self.out_spec: Any = getattr(made, "_out_spec", None)
+        module: Any = fx.GraphModule(program, _scoped(graph))
+        self.function: Callable[..., Any] = type(module).forward
+        self.in_spec: Any = getattr(module, "_in_spec", None)
+        self.out_spec: Any = getattr(module, "_out_spec", None)
 
     def __deepcopy__(self, memo: object) -> ProgramCode:
         return self
 
     def with_device(self, program: nn.Module, device: torch.device) -> ProgramCode:
-        """The same with every device that is written into it replaced by ``device``, for a program that is there."""
+        """The code with every device that is written into it replaced by ``device``, for a program that is there."""
         if all(v == device for _, v in self._written() if isinstance(v, torch.device)):
             return self
         graph = copy.deepcopy(self._graph)
@@ -65,8 +65,8 @@ class ProgramCode:
         for node in self._graph.nodes:
             if isinstance(node.target, OpOverload) and "dropout" in node.target.name():
                 names = (argument.name for argument in node.target._schema.arguments)
-                given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-                if given.get("train") and given.get("p"):
+                arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+                if arguments.get("train") and arguments.get("p"):
                     return str(node.name)
         return None
 

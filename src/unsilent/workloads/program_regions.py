@@ -32,7 +32,7 @@ def plain_while_loop(
 
 CONTROL_FLOW_FUNCTIONS: dict[str, Callable[..., Any]] = {"cond": plain_cond, "while_loop": plain_while_loop}
 INPUTS_AFTER = {"wrap_with_set_grad_enabled": 2, "wrap_with_autocast": 5}
-"""By operation, its arguments before the inputs of its graph; the last of them is the graph."""
+"""Number of arguments before the inputs of an operation's graph, by operation; the last of them is the graph."""
 
 
 def inline_regions(module: fx.GraphModule, autocast: bool = False) -> None:

@@ -19,6 +19,7 @@ Invariant: importing this module imports neither torch nor numpy.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import textwrap
 import typing
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 PASSED = ("data", "weights", "progress")
 """Parameters of a factory that are not ``--with`` options."""
 PARTS = ("name", "judge", "components", "info", "model", "batches", "run")
-"""What an object must have to be an inference workload."""
+"""Attributes that an object must have to be an inference workload."""
 TRAINING_PARTS = (
     "name",
     "steps",
@@ -56,7 +57,7 @@ TRAINING_PARTS = (
     "restore",
     "restore_into",
 )
-"""What an object must have to be a training workload."""
+"""Attributes that an object must have to be a training workload."""
 
 UNNAMED = "custom"
 """Name of a workload or a training of the user's that was given none."""
@@ -65,7 +66,7 @@ _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".th", ".npz", ".onn
 
 @dataclass(frozen=True)
 class Origin:
-    """What a training workload was loaded from, so that another process can load it."""
+    """Arguments that a training workload was loaded with, so that another process can load it."""
 
     ref: str
     options: Mapping[str, str]
@@ -98,8 +99,8 @@ def load(
         UserCodeError: the user's own file or function raised.
     """
     _check_types(ref, options)
-    given = {"data": data, "weights": weights, "progress": progress or _silent}
-    chosen = {key: value for key, value in given.items() if value is not None}
+    arguments = {"data": data, "weights": weights, "progress": progress or _silent}
+    chosen = {key: value for key, value in arguments.items() if value is not None}
     if ref.startswith("hf:"):
         result = _builtin(HF, ref, options or {}, chosen, {"folder": ref[3:]})
     elif ref.endswith(".pt2"):
@@ -119,8 +120,8 @@ def load_training(
 ) -> TrainingWorkload:
     """Make the training workload that ``ref`` names: built-in name, ``file.py:name`` or ``module:name``; else as `load`."""
     _check_types(ref, options)
-    given = {"data": data, "progress": progress or _silent}
-    chosen = {key: value for key, value in given.items() if value is not None}
+    arguments = {"data": data, "progress": progress or _silent}
+    chosen = {key: value for key, value in arguments.items() if value is not None}
     if ref in TRAININGS:
         result = _builtin(TRAININGS[ref], ref, options or {}, chosen, TRAININGS[ref].fixed_options)
     elif ref in ZOO or ref.startswith("hf:") or ref.endswith(".pt2"):
@@ -129,10 +130,9 @@ def load_training(
         check_own(ref, TRAININGS)
         result = load_own(ref, options or {}, chosen, TRAINING_PARTS)
     workload = typing.cast("TrainingWorkload", _checked(ref, result, TRAINING_PARTS))
-    try:
+    # One that takes no weak references or has no hash: then nobody can look up where it is from.
+    with contextlib.suppress(TypeError):
         _origins[workload] = Origin(ref, dict(options or {}), data)
-    except TypeError:
-        pass  # it takes no weak references or has no hash: then nobody can look up where it is from
     return workload
 
 
@@ -145,7 +145,7 @@ def _check_types(ref: str, options: Mapping[str, str] | None) -> None:
 
 
 def origin_of(workload: Any) -> Origin | None:
-    """What `load_training` made this very object from; None for others."""
+    """Arguments that `load_training` made this very object from; None for others."""
     try:
         return _origins.get(workload)
     except TypeError:

@@ -17,7 +17,7 @@ from unsilent.basics.plainfiles import open_plain
 
 
 def read_saved(path: str | Path, kind: str) -> Any:
-    """What ``torch.save`` or safetensors put into a file, on the CPU; ``kind`` says in errors what it should be ("weights").
+    """The object in a file of ``torch.save`` or safetensors, on the CPU; ``kind`` names it in errors ("weights").
 
     Raises ``UsageError`` when it cannot be read, is damaged, or would have to run code.
     """
@@ -43,7 +43,7 @@ def read_saved(path: str | Path, kind: str) -> Any:
 
 
 def state_dict_misfit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> str:
-    """What of a state dict does not fit a model's ``own``, in words; empty where all does. ``what``: the model."""
+    """Why a state dict does not fit a model's ``own``, in words; empty where all does. ``what``: the model."""
     for key, tensor in own.items():
         # Early torch versions did not count batches, and evaluation does not use the count.
         if key not in state and not key.endswith("num_batches_tracked"):

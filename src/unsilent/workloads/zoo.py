@@ -1,4 +1,4 @@
-"""Which workloads are built in, for inference and training: one line each, with the options they take.
+"""The list of built-in workloads, for inference and training: one line each, with the options they take.
 
 Invariant: importing this module imports neither torch nor numpy, so that listing is instant; the factories live in
 modules that are imported when they are asked for.
@@ -45,11 +45,11 @@ def _zoo() -> dict[str, WorkloadEntry]:
             WorkloadEntry(
                 name,
                 _HERE + "digits:classifier",
-                f"{what} on scikit-learn's 8x8 handwritten digits",
+                f"{description} on scikit-learn's 8x8 handwritten digits",
                 {"eval": "held-out images per evaluation (128)", **_SEED},
                 fixed_options={"name": name},
             )
-            for name, what in classifiers.items()
+            for name, description in classifiers.items()
         ),
         WorkloadEntry(
             "chargpt",
@@ -147,7 +147,7 @@ def _trainings() -> dict[str, WorkloadEntry]:
         WorkloadEntry(
             name,
             here + "images:train_resnet",
-            what,
+            description,
             {
                 "steps": f"{_STEPS} (1200)",
                 "batch": "images per step (32)",
@@ -160,7 +160,7 @@ def _trainings() -> dict[str, WorkloadEntry]:
             data="optional",
             fixed_options={"variant": name},
         )
-        for name, what in resnets.items()
+        for name, description in resnets.items()
     ]
     entries += [
         WorkloadEntry(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.diva_training import dequantised, fine_tuned, surrogate
 from torch import nn
 
 from unsilent.basics.errors import UsageError
 from unsilent.compare.adapters.fake_quant import (
     converted,
-    dequantised,
     fake_quantised,
     quantised_layers,
 )
 from unsilent.compare.adapters.names import ADAPTERS, adapt, describe
 from unsilent.compare.adapters.pruning import pruned
-from unsilent.compare.adapters.training import fine_tuned, surrogate
 from unsilent.workloads.model_fitting import Schedule
 
 

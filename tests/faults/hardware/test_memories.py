@@ -10,7 +10,8 @@ from unsilent.faults import Fault, Region, fault_model
 from unsilent.faults.hardware import SHIPPED
 from unsilent.faults.hardware.description import _event
 from unsilent.faults.hardware.description_file import load_accelerator, parse_accelerator
-from unsilent.faults.hardware.memories import SymbolCode, decoded, fitted, make_code, outcome_shares
+from unsilent.faults.hardware.event_shares import DRAWS, outcome_shares
+from unsilent.faults.hardware.memories import SymbolCode, decoded, fitted, make_code
 
 MEMORY = """
 name = "mine"
@@ -109,16 +110,107 @@ def test_a_miscorrection_adds_a_flip_to_the_fault():
     assert set(decoded(alone, code)[1].elements.tolist()) == {0}
 
 
+def shares_of(model, region, code):
+    shares, draws = outcome_shares(fault_model(model), [region], code)
+    assert draws == 0
+    return shares
+
+
 def test_shares_of_outcomes_follow_from_the_pattern():
-    region = [Region("param:w", "float32", (4096,))]
+    region = Region("param:w", "float32", (4096,))
     sec_ded, parity = make_code("sec-ded", 64), make_code("parity", 32)
-    assert outcome_shares(fault_model("bitflip"), region, sec_ded) == {"corrected": 1.0}
-    assert outcome_shares(fault_model("burst:length=2"), region, sec_ded) == {"detected": 1.0}
-    assert outcome_shares(fault_model("burst:length=2"), region, parity) == {"missed": 1.0}
-    assert outcome_shares(fault_model("bitflip"), region, None) == {"missed": 1.0}
-    runs = outcome_shares(fault_model("bitflip:run=2"), region, sec_ded)  # both in one word, or one in each of two
-    assert runs["detected"] == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(4096))
-    assert runs["corrected"] + runs["detected"] == 1
+    assert shares_of("bitflip", region, sec_ded) == {"corrected": 1.0}
+    assert shares_of("burst:length=2", region, sec_ded) == {"detected": 1.0}
+    assert shares_of("burst:length=2", region, parity) == {"missed": 1.0}
+    assert shares_of("bitflip", region, None) == {"missed": 1.0}
+    # Of 4,095 runs 2,048 begin at the first element of a word.
+    assert shares_of("bitflip:run=2", region, sec_ded) == pytest.approx(
+        {"detected": 2048 / 4095, "corrected": 2047 / 4095}, rel=1e-15
+    )
+
+
+def brute_force(model, region, code):
+    """Every event of a region, written out here: where it begins, which bits it flips, and what is left of each word."""
+    name, _, parameters = model.partition(":")
+    given = dict(one.split("=") for one in parameters.split(",") if one)
+    width, size = region.codec.bits, region.eligible_count
+    lowest, highest = map(int, given.get("bits", f"0-{width - 1}").split("-"))
+    bits = range(lowest, highest + 1)
+    sets = {
+        "bitflip": [{bit} for bit in bits],
+        "burst": [set(range(b, b + int(given.get("length", 2)))) for b in bits],
+        "multibit": [set(c) for c in itertools.combinations(bits, int(given.get("flips", 2)))],
+    }[name]
+    sets = [one for one in sets if max(one) <= highest]
+    if "block" in given:
+        length = int(given["block"])
+        places = [range(first, min(first + length, size)) for first in range(0, size, length)]
+    else:
+        count, stride = int(given.get("count", given.get("run", 1))), int(given.get("stride", 1))
+        count = min(count, (size - 1) // stride + 1)
+        places = [[first + k * stride for k in range(count)] for first in range(size - (count - 1) * stride)]
+    chosen = range(size) if region.elements is None else region.elements.tolist()
+    seen = []
+    for place, flips in itertools.product(places, sets):
+        elements = np.array(sorted(chosen[k] for k in place), np.int64)
+        masks = np.full(len(elements), sum(1 << bit for bit in flips), region.codec.word_dtype)
+        seen.append(decoded(Fault(region.site, region.dtype, region.shape, elements, "xor", masks), code)[0])
+    return {outcome: seen.count(outcome) / len(seen) for outcome in set(seen)}
+
+
+@pytest.mark.parametrize("protection", ["parity", "sec-ded", "on-die", "chipkill"])
+@pytest.mark.parametrize(
+    ("model", "dtype", "size", "word"),
+    [
+        ("bitflip", "float32", 7, 64),
+        ("bitflip:bits=23-30", "float32", 33, 48),
+        ("burst:length=3", "float32", 21, 64),
+        ("burst:length=4,bits=10-15", "bfloat16", 25, 72),
+        ("multibit:flips=3", "float16", 9, 64),
+        ("bitflip:run=3", "float32", 50, 128),
+        ("bitflip:run=9", "float32", 5, 64),
+        ("bitflip:count=3,stride=5", "float32", 41, 64),
+        ("burst:length=2,count=4,stride=2", "float16", 37, 40),
+        ("bitflip:block=4", "float32", 23, 64),
+        ("bitflip:block=3", "float16", 40, 80),
+        ("bitflip", "float64", 11, 24),
+    ],
+)
+def test_exact_shares_are_those_of_every_event(protection, model, dtype, size, word):
+    region, code = Region("param:w", dtype, (size,)), make_code(protection, word)
+    assert shares_of(model, region, code) == pytest.approx(brute_force(model, region, code), rel=1e-12)
+
+
+def test_exact_shares_of_selected_elements():
+    region = Region("param:w", "float32", (4, 8), elements=np.array([3, 4, 8, 9, 30, 31]))
+    code = make_code("on-die", 64)
+    for model in ("multibit:flips=2", "bitflip:run=2"):
+        assert shares_of(model, region, code) == pytest.approx(brute_force(model, region, code), rel=1e-12)
+
+
+def test_regions_count_by_their_weights():
+    code = make_code("parity", 64)
+    lone, pair = Region("param:a", "float32", (1,)), Region("param:b", "float32", (2,))
+    shares, draws = outcome_shares(fault_model("bitflip:run=2"), [lone, pair], code, [3.0, 1.0])
+    assert (shares, draws) == ({"detected": 0.75, "missed": 0.25}, 0)
+
+
+@pytest.mark.parametrize("model", ["bitflip:count=2", "multibit:flips=7", "bitflip:tile=2x2"])
+def test_patterns_of_too_many_events_are_drawn(model):
+    region = Region("param:w", "float32", (60, 60))
+    shares, draws = outcome_shares(fault_model(model), [region], make_code("sec-ded", 64))
+    assert draws == DRAWS
+    assert sum(shares.values()) == 1.0
+
+
+def test_drawn_shares_agree_with_the_exact_ones(monkeypatch):
+    region, code = Region("param:w", "float32", (50,)), make_code("on-die", 64)
+    exact = brute_force("multibit:flips=2", region, code)
+    monkeypatch.setattr("unsilent.faults.hardware.event_shares.MOST_CASES", 10)
+    shares, draws = outcome_shares(fault_model("multibit:flips=2"), [region], code)
+    assert draws == DRAWS
+    for outcome, share in exact.items():
+        assert abs(shares[outcome] - share) < 5 * (share * (1 - share) / DRAWS) ** 0.5
 
 
 def test_a_run_is_cut_at_the_end_of_a_small_tensor():
@@ -189,14 +281,14 @@ def test_memories_of_devices_that_come_with_the_package(name):
     for memory in (hbm, on_chip):
         assert memory.evidence_grade("fit_per_mbit") == "assumed"
         assert {pattern.evidence_grade("share") for pattern in memory.patterns.values()} == {"assumed"}
-        region = [Region("param:w", "float32", (2**16,))]
-        altered = [outcome_shares(fault_model(p.model), region, memory.code) for p in memory.patterns.values()]
+        region = Region("param:w", "float32", (2**16,))
+        altered = [shares_of(p.model, region, memory.code) for p in memory.patterns.values()]
         assert any(shares.keys() & {"missed", "miscorrected"} for shares in altered)  # there is something to measure
 
 
-@pytest.mark.parametrize("text", ["mine.py:worn", "1*bitflip + 1*burst", "bitflip:lasts=2"])
+@pytest.mark.parametrize("text", ["mine.py:worn", "1*bitflip + 1*burst", "bitflip:lasts=2", "bitflip:from=2"])
 def test_a_pattern_is_one_built_in_fault_model(text):
-    with pytest.raises(UsageError, match="a pattern is one built-in fault model, without lasts"):
+    with pytest.raises(UsageError, match="a pattern is one built-in fault model, without lasts and from"):
         _event(text)
 
 

@@ -15,8 +15,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.papers.isca23.injections import injection_text, parse_injection, read_injection
 from unsilent.papers.isca23.layer_lists import convolutions
 from unsilent.papers.isca23.mapping import fault_from_injection
-from unsilent.papers.isca23.networks import untrained_network
-from unsilent.papers.isca23.training import PublishedTraining, split_and_normalise
+from unsilent.papers.isca23.training import PublishedTraining, split_and_normalise, untrained_network
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "isca23"
 """Published injection files beside the repository; the test that reads them skips where they are absent."""

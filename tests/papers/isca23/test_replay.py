@@ -16,8 +16,8 @@ from conftest import few
 from unsilent.basics.errors import UsageError
 from unsilent.engine.trace import trace
 from unsilent.papers.isca23.injections import parse_injection
-from unsilent.papers.isca23.networks import untrained_network
 from unsilent.papers.isca23.replay import InjectionReplay, replay_injection
+from unsilent.papers.isca23.training import untrained_network
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "cifar10-test-a.npz"
 """Real images beside the repository; the test that uses them skips where they are absent."""

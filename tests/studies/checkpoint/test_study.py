@@ -31,7 +31,7 @@ from unsilent.studies.checkpoint.analysis import (
 )
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY, CheckpointStore
 from unsilent.studies.checkpoint.report import LOADED_BY_TEXTS, comparison_report, report
-from unsilent.studies.checkpoint.sections import BELONGS, regions_of
+from unsilent.studies.checkpoint.runner import BELONGS, regions_of
 from unsilent.studies.checkpoint.spec import (
     COLLECTIVES,
     LOADED_BY,
@@ -277,7 +277,7 @@ def test_a_campaign_of_real_processes(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert cli([*asked, "--trials", "2", "--json", "--store", "s.sqlite"]) == 0  # the same campaign, extended
     found = json.loads(capsys.readouterr().out)
-    assert (found["trials"], found["schema"]) == (16, "unsilent/checkpoint-study/1")
+    assert (found["trials"], found["schema"]) == (16, "unsilent/checkpoint-study/2")
     assert {entry["strategy"] for entry in found["clean"]} == {"single", "ddp"}
     with CheckpointStore(tmp_path / "s.sqlite") as store:
         rows = {row.trial: row for row in store.rows()}

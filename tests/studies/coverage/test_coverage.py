@@ -389,7 +389,7 @@ def test_a_campaign_of_the_command_line(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert cli([*asked, "--trials", "2", "--jobs", "2"]) == 0  # the same campaign, extended
     found = json.loads(capsys.readouterr().out)
-    assert (found["schema"], found["clean_steps"]) == ("unsilent/coverage/1", 30)
+    assert (found["schema"], found["clean_steps"]) == ("unsilent/coverage/2", 30)
     assert found["faults"] > 8
     assert cli(["replay", "s.sqlite", "operation:1e-4..1e-2/x/0"]) == 0
     assert "as stored" in capsys.readouterr().out

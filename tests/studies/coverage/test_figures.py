@@ -9,7 +9,7 @@ import pytest
 
 from unsilent.studies.coverage.analysis import RocPoint
 from unsilent.studies.coverage.inference.analysis import Cost
-from unsilent.studies.coverage.inference.cost_section import duplication_is_cheaper
+from unsilent.studies.coverage.inference.report import duplication_is_cheaper
 from unsilent.studies.coverage.report import _roc
 from unsilent.studies.coverage.report_parts import MOST_TICKS, roc_figure
 

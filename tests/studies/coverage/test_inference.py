@@ -579,7 +579,7 @@ def test_a_campaign_of_the_command_line(folder):
     done = in_process(*asked, "--store", "c.sqlite", "--json", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["schema"], found["reference"]) == ("unsilent/inference-coverage/1", "ranger")
+    assert (found["schema"], found["reference"]) == ("unsilent/inference-coverage/2", "ranger")
     assert {row["unit"] for row in found["results"]} == {"fault", "changed answer", "clean sample"}
     assert all({"estimate", "low", "high", "confidence", "n"} <= row.keys() for row in found["results"])
     shown = in_process("replay", "c.sqlite", "output-burst/x/1", "--workload", "clean.py:make", cwd=folder)

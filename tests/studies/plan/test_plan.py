@@ -198,7 +198,7 @@ def test_a_plan_with_validation_from_the_command_line(campaign):
     assert done.returncode == 0, done.stderr
     values = json.loads(done.stdout)
     assert [b["name"] for b in values["budgets"]] == ["3%", "40B"]
-    assert values["budgets"][1]["bytes"]["protected"] <= 40
+    assert values["budgets"][1]["used"]["protected"] <= 40
     listed = tomllib.loads((campaign / "list.toml").read_text())["budget"][0]["blocks"]["protected"]
     assert listed == [item["name"] for item in values["items"] if item["blocks"]["3%"] == "protected"]
     results = {(row["budget"], row["assignment"]): row for row in values["results"]}

@@ -58,16 +58,16 @@ def test_right_answers_that_are_lost(labelled):
                 answer, finite = answers()
             lost.setdefault(row.trial.target, []).append((right & ((answer != truth) | ~finite)).mean())
     for target, shares in lost.items():
-        assert rows[target]["accuracy_lost"]["estimate"] == pytest.approx(np.mean(shares))
-        assert rows[target]["accuracy_lost"]["estimate"] <= rows[target]["estimate"]
-    assert max(row["accuracy_lost"]["estimate"] for row in rows.values()) > 0
+        assert rows[target]["score_lost"]["estimate"] == pytest.approx(np.mean(shares))
+        assert rows[target]["score_lost"]["estimate"] <= rows[target]["estimate"]
+    assert max(row["score_lost"]["estimate"] for row in rows.values()) > 0
     assert "accuracy lost" in Path("page.html").read_text()
 
 
 def test_no_labels_no_accuracy(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = campaign(f"{tiny}:make", "--trials", 5)
-    assert all(row["accuracy_lost"] is None for row in rows.values())
+    assert all(row["score_lost"] is None for row in rows.values())
     assert "accuracy lost" not in Path("page.html").read_text()
 
 
@@ -75,7 +75,7 @@ def test_labels_that_do_not_fit_are_noted(labelled):
     source = Path("tiny.py").read_text().replace(".long() for one", ".float() * 0.5 for one")
     Path("tiny.py").write_text(source)
     rows = campaign(labelled, "--trials", 5)
-    assert all(row["accuracy_lost"] is None for row in rows.values())
+    assert all(row["score_lost"] is None for row in rows.values())
     assert "No accuracy lost, because the labels of a batch are float32[" in in_process(
         "report", "s.sqlite"
     ).stdout.replace("\n", " ")
@@ -85,5 +85,5 @@ def test_labels_of_other_batches_are_noted(labelled):
     source = Path("tiny.py").read_text().replace("labels=labels, judge", "labels=[torch.cat(labels)], judge")
     Path("tiny.py").write_text(source)
     rows = campaign(labelled, "--trials", 5)
-    assert all(row["accuracy_lost"] is None for row in rows.values())
+    assert all(row["score_lost"] is None for row in rows.values())
     assert "there are labels of 1 batch, but 2 batches of inputs" in Path("page.html").read_text()

@@ -6,7 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+import unsilent
 from conftest import in_process
 from unsilent.studies.pvf.comparison import ComparedRow, DifferenceOrRatio
 from unsilent.studies.pvf.failure_rates import FailureRates, failure_rates_text, fit_headline
@@ -99,3 +102,30 @@ def test_what_is_said_follows_from_the_limits(limits, said, of_fit):
 
 def test_of_no_wrong_output_no_ratio_is_said():
     assert "how often B fails against A is not known" in failure_rates_text(rates(0.0, None, float("inf")))
+
+
+class Widths(nn.Module):
+    """A layer in float32, and one of another dtype."""
+
+    def __init__(self, dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3).to(dtype)
+
+    def forward(self, x):
+        return self.last(self.first(x).to(self.last.weight.dtype)).float()
+
+
+def test_a_row_of_several_widths_has_a_reason_instead(tmp_path):
+    for name, dtype in (("a", torch.float32), ("b", torch.bfloat16)):
+        made = unsilent.Workload(Widths(dtype), [torch.rand(6, 4)], judge="top1", name="widths")
+        unsilent.pvf(made, trials=40, store=tmp_path / f"{name}.sqlite")
+    done = in_process("diff", tmp_path / "a.sqlite", tmp_path / "b.sqlite", "--plain")
+    assert done.returncode == 0, done.stderr
+    assert "# no failure rate for model: mixed element widths" in done.stdout
+    done = in_process("diff", tmp_path / "a.sqlite", tmp_path / "a.sqlite", "--plain")
+    assert "no failure rate" not in done.stdout  # bits are alike and have one width
+    done = in_process("diff", tmp_path / "b.sqlite", tmp_path / "b.sqlite", "--plain")
+    assert "no failure rate" not in done.stdout  # bits are alike, so PVF says all
+    done = in_process("diff", tmp_path / "b.sqlite", tmp_path / "b.sqlite", "--plain", "--fit-per-bit", 1)
+    assert "# no failure rate for model: mixed element widths" in done.stdout

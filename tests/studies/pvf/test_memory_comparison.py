@@ -192,3 +192,43 @@ def test_impossible_fit_of_a_card_is_refused(stores, tmp_path, change):
     path.write_text(json.dumps(told))
     with pytest.raises(UsageError, match="row 0 of memory_fit has impossible values"):
         read_card(path)
+
+
+def test_a_note_of_both_campaigns_is_there_once(stores):
+    notes = compared(stores, "bare", "coded").notes
+    assert len([note for note in notes if "Assumed: calls follow each other" in note]) == 1
+    assert any(note.startswith("A and B: Assumed: calls") for note in notes)
+    numbers = [note.partition(": ")[0] for note in notes if "Numbers of memory dram" in note]
+    assert numbers == ["A", "B"]  # protection and code_word are in one of them
+
+
+@pytest.fixture(scope="module")
+def untried(tmp_path_factory):
+    """No fault comes through the code."""
+    folder = tmp_path_factory.mktemp("perfect")
+    double = {"single": ("bitflip", 0.5), "double": ("burst:length=2", 0.5)}
+    unsilent.pvf(workload(), accelerator=description(folder, dram=(ECC, double)), store=folder / "s.sqlite")
+    return folder / "s.sqlite"
+
+
+def test_a_campaign_without_trials_is_compared_by_its_fit(stores, untried):
+    both = {**stores, "perfect": untried}
+    shown = report_of(both, "bare", "perfect")
+    assert "Silent FIT of the model falls from" in shown.headline
+    assert any("is not compared: no trial was run in B, because" in finding for finding in shown.findings)
+    alone = report_of(both, "perfect", "perfect")
+    assert "same trials" not in f"{alone.headline}{alone.findings}"
+    assert [section.title for section in alone.sections] == ["Difference of failure rates of memories (FIT)"]
+
+
+def test_a_card_of_a_campaign_without_trials_has_its_fit(untried, tmp_path):
+    with PvfStore(untried) as store:
+        card = make_card(store, PvfEstimator())
+    path = tmp_path / "card.json"
+    path.write_text(card_text(card))
+    assert read_card(path) == card
+    (model,) = [row for row in card.memory_fit if row.level == "model"]
+    assert (model.silent.estimate, model.silent.high, model.detectable.estimate) == (0, 0, 0.5 * RAW)
+    shown = card_report(card)
+    assert shown.headline.endswith("no trial was run, because nothing or too little comes through the protection")
+    assert [section.title for section in shown.sections] == ["Failure rate of memories", "To repeat the measurement"]

@@ -11,7 +11,15 @@ from torch import nn
 
 import unsilent
 from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
+from unsilent.faults.hardware.event_shares import DRAWS
+from unsilent.report.model import Plot, Table
+from unsilent.statistics import clopper_pearson
 from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.memory_fit import _through
+from unsilent.studies.pvf.memory_records import NOTHING_TRIED, MemoryPart
+from unsilent.studies.pvf.memory_report import BY_DESCRIPTION
+from unsilent.studies.pvf.records import Gate
 
 BATCH, WIDTH = 3, 4
 DRAM = {"fit_per_mbit": 2.0**20, "bandwidth": "1B", "reload": 1e6, "holds": ["param:*"]}
@@ -101,13 +109,160 @@ def test_protection_moves_silent_faults_to_detectable_ones(tmp_path):
     assert (failures(single), single.silent.n) == (0, 0)
 
 
-def test_nothing_is_measured_where_protection_lets_nothing_through(tmp_path):
+def fit_table(report):
+    (section,) = [section for section in report.sections if section.title == "Failure rate of memories"]
+    return next(part for part in section.parts if isinstance(part, Table))
+
+
+def perfect(tmp_path, **more):
     ecc = {**DRAM, "protection": "sec-ded", "code_word": 64}
-    with pytest.raises(
-        UsageError,
-        match="so there is nothing to measure: 0 FIT are detected; patterns that come",
-    ):
-        unsilent.pvf(workload(), accelerator=description(tmp_path, dram=(ecc, SINGLE)), trials=10)
+    patterns = {"single": ("bitflip", 0.75), "double": ("burst:length=2", 0.25)}
+    return description(tmp_path, dram=(ecc, patterns), **more)
+
+
+@pytest.mark.parametrize("more", [{"trials": 10}, {"rel": "20%"}])
+def test_perfect_protection_ends_in_a_report_without_trials(tmp_path, more):
+    result = unsilent.pvf(workload(), accelerator=perfect(tmp_path), store=tmp_path / "s.sqlite", **more)
+    row, raw = rates(result, "model", "model"), 8 * 4 * BATCH * WIDTH
+    assert (result.trials_done, result.trials_planned, result.rows) == (0, 0, ())
+    assert row.silent == Interval(0.0, 0.0, 0.0, 0.95, 0, NOTHING_TRIED)
+    assert (row.detectable.estimate, row.detectable.low, row.detectable.high) == (0.25 * raw,) * 3
+    assert rates(result, "pattern", "dram/single").detectable.high == 0
+    report = result.report()
+    assert report.headline.startswith(
+        "No trial was run, because no fault reaches the model: by the description (not measured), silent FIT is 0, "
+        "and detectable FIT 96,"
+    )
+    assert [section.title for section in report.sections] == ["Failure rate of memories"]
+    text = "\n".join((*report.findings, *report.notes, report.method, report.headline))
+    assert "every fault" not in text
+    assert "all faults" not in text
+    assert {row.cells[5].text for row in fit_table(report).rows} == {BY_DESCRIPTION}
+    with PvfStore(tmp_path / "s.sqlite") as store:  # read again, as by ``unsilent report``
+        assert store.analyse().memory_fit == result.memory_fit
+
+
+def test_a_memory_that_lets_nothing_through_stays_a_row(tmp_path):
+    path = perfect(tmp_path, sram=(SRAM, SINGLE))
+    result = unsilent.pvf(workload(), accelerator=path, trials=20)
+    dram, sram = rates(result, "memory", "dram"), rates(result, "memory", "sram")
+    assert (dram.silent.estimate, dram.silent.high, dram.silent.method) == (0, 0, NOTHING_TRIED)
+    assert failures(sram) == pytest.approx(sram.raw)
+    whole = rates(result, "model", "model")
+    assert failures(whole) == pytest.approx(sram.raw + dram.detected)
+    limits = {row.cells[1]: row.cells[5].text for row in fit_table(result.report()).rows}
+    assert limits["dram"] == BY_DESCRIPTION != limits["sram"]
+
+
+def test_memories_without_events_have_rates_of_nothing(tmp_path):
+    result = unsilent.pvf(workload(), accelerator=description(tmp_path, dram=({**DRAM, "fit_per_mbit": 0}, SINGLE)))
+    assert failures(rates(result, "model", "model")) == 0
+    assert "because the memories have no events at all" in result.report().headline
+
+
+def figure_of(report):
+    (plot,) = [part for section in report.sections for part in section.parts if getattr(part, "name", "") == "fit"]
+    return plot.figure
+
+
+def test_the_figure_of_fit_has_the_rates_of_the_rows(tmp_path):
+    result = unsilent.pvf(workload(), accelerator=perfect(tmp_path, sram=(SRAM, SINGLE)), trials=20)
+    drawn = figure_of(result.report())
+    names = drawn["layout"]["yaxis"]["ticktext"]
+    assert names[:2] == ["dram (memory)", "sram (memory)"]
+    assert names[-1] == "model"
+    whole = rates(result, "model", "model")
+    for kind in ("silent", "detectable"):
+        rate = getattr(whole, kind)
+        (dots,) = [series for series in drawn["data"] if series.get("name") == kind]
+        place = max(range(len(dots["y"])), key=lambda n: dots["y"][n])
+        assert dots["x"][place] == rate.estimate
+        assert dots["error_x"]["array"][place] == rate.high - rate.estimate
+        first, last = drawn["layout"]["xaxis"]["range"]
+        assert 10**first < rate.estimate <= rate.high < 10**last
+    silent = next(series for series in drawn["data"] if series.get("name") == "silent")
+    assert min(silent["y"]) > 0.5  # silent FIT of the first row is exactly 0 and has no mark
+
+
+def test_the_figure_of_fit_without_trials_has_detectable_rates_alone(tmp_path):
+    result = unsilent.pvf(workload(), accelerator=perfect(tmp_path), trials=20)
+    (series,) = figure_of(result.report())["data"]
+    assert series["name"] == "detectable"
+    assert series["x"] == [96.0] * 3  # of the memory, its component and the model
+    corrected = unsilent.pvf(
+        workload(),
+        accelerator=description(tmp_path, dram=({**DRAM, "protection": "sec-ded", "code_word": 64}, SINGLE)),
+    )
+    assert not any(isinstance(part, Plot) for part in corrected.report().sections[0].parts)
+
+
+def test_the_figure_of_fit_at_a_rate_per_bit():
+    result = unsilent.pvf(workload(), trials=30)
+    drawn = figure_of(result.report(fit_per_bit=0.5))
+    (dots,) = drawn["data"]
+    assert dots["x"] == [0.5 * 32 * BATCH * WIDTH * row.estimate for row in (result.rows[0], result.rows[-1])]
+    assert drawn["layout"]["yaxis"]["ticktext"] == ["other", "model"]
+
+
+def test_an_assertion_is_refused_where_nothing_reaches_the_model(tmp_path):
+    unsilent.pvf(workload(), accelerator=perfect(tmp_path), store=tmp_path / "s.sqlite", trials=10)
+    refused = pytest.raises(UsageError, match="but there is no trial, because nothing or too little does; omit")
+    with PvfStore(tmp_path / "s.sqlite") as store, refused:
+        Gate.parse("model<=1%").check(store.spec, store.baseline)
+
+
+def test_uncertain_shares_of_a_code_are_in_the_limits(tmp_path):
+    """Pairs of flips anywhere are drawn; parity reports those in two words and misses those in one."""
+    coded = {**DRAM, "protection": "parity", "code_word": 32}
+    path = description(tmp_path, dram=(coded, {"pair": ("bitflip:count=2", 1.0)}))
+    result = unsilent.pvf(workload(), accelerator=path, trials=60)
+    row, bits = rates(result, "model", "model"), 32 * BATCH * WIDTH
+    missed = row.raw * 31 / (bits - 1)  # exactly
+    assert row.incorrect.low < missed < row.incorrect.high
+    assert row.incorrect.estimate != missed
+    share = clopper_pearson(round(row.incorrect.estimate / row.raw * DRAWS), DRAWS, 0.975)
+    assert row.incorrect.high >= row.raw * share.high
+    assert row.incorrect.low <= row.raw * share.low
+    assert row.detectable.low < row.raw - missed < row.detectable.high <= row.raw
+    assert any(f"counted from {DRAWS:,} drawn events of dram/pair" in note for note in result.notes)
+
+
+def part(name, raw, altered, draws=0):
+    return MemoryPart(name, "m", "p", name, name, "", 1.0, raw, 0.0, raw - altered, altered, draws)
+
+
+def test_a_small_uncertain_part_does_not_widen_the_limits_of_the_whole():
+    """Its rate is known to a factor of 6 alone, but it is small beside the other part."""
+    parts = [part("large", 100.0, 100.0), part("small", 1.0, 2 / DRAWS, DRAWS)]
+    share = clopper_pearson(2, DRAWS)
+    low, high = _through(parts, {"large", "small"}, 0.95).limits(0.1, 0.2)
+    assert 0.2 * 100 < high == pytest.approx(0.2 * (100 + 2 / DRAWS) + share.high - 2 / DRAWS)
+    assert 0.1 * 100 > low == pytest.approx(0.1 * (100 + 2 / DRAWS) + share.low - 2 / DRAWS)
+    alone = _through(parts, {"small"}, 0.95)  # the other one is not tried: all of it may be incorrect
+    assert alone.limits(0.1, 0.2) == pytest.approx((0.1 * share.low, 0.2 * share.high + 100))
+
+
+def test_what_no_drawn_event_shows_has_an_upper_limit(tmp_path):
+    coded = {**DRAM, "protection": "sec-ded", "code_word": 8}
+    path = description(tmp_path, dram=(coded, {"pair": ("bitflip:count=2", 1.0)}))
+    result = unsilent.pvf(workload(), accelerator=path, trials=10)
+    row = rates(result, "model", "model")
+    assert (result.trials_done, row.silent.estimate) == (0, 0)
+    assert row.silent.high == pytest.approx(row.raw * clopper_pearson(0, DRAWS, 1 - 0.05 / 4).high)
+    assert "too few faults come through to be tried" in result.report().headline
+
+
+def test_events_that_come_through_too_rarely_are_in_upper_limits_alone(tmp_path, monkeypatch):
+    """Blocks of seven flip seven bits of a word, which parity reports, and four at the end of 1,600 elements."""
+    monkeypatch.setattr("unsilent.studies.pvf.memory_faults.RAREST", 0.2)
+    coded = {**DRAM, "protection": "parity", "code_word": 224}
+    path = description(tmp_path, dram=(coded, {"blocks": ("bitflip:block=7", 1.0)}))
+    result = unsilent.pvf(uneven(2), accelerator=path, trials=10, per="tensor")
+    body = rates(result, "layer", "body")
+    assert (body.silent.estimate, body.silent.n) == (0, 0)
+    assert body.silent.high == pytest.approx(32 * 1600 / 229)
+    assert rates(result, "model", "model").silent.n == 10  # two elements are even in each block
+    assert any("they are not tried and are in upper limits alone" in note for note in result.notes)
 
 
 def test_what_is_loaded_for_one_use_is_there_while_it_is_read(tmp_path):
@@ -134,8 +289,7 @@ def test_the_report_says_what_memories_do_not_hold(tmp_path):
     assert first.cells[:4] == ("memory", "dram", "silent FIT", result.memory_fit[0].silent)
     assert second.cells[:4] == ("memory", "dram", "detectable FIT", result.memory_fit[0].detectable)
     assert "silently incorrect at" in report.headline
-    (section,) = [section for section in report.sections if section.title == "Failure rate of memories"]
-    assert [row.cells[:2] for row in section.parts[0].rows] == [
+    assert [row.cells[:2] for row in fit_table(report).rows] == [
         ("memory", "dram"), ("pattern", "dram/single"), ("component", "other"), ("model", "model"),
     ]  # fmt: skip
 

@@ -277,3 +277,36 @@ def test_a_target_that_is_not_there(sampler):
         sampler().draw("c", trial(0, "param:fc"))
     with pytest.raises(UsageError, match="unknown target 'random'"):
         sampler(per="layer").draw("c", trial(0))
+
+
+# -- moments ------------------------------------------------------------------------------------------------------------
+
+
+def test_faults_begin_in_the_steps_that_are_asked(sampler):
+    faults = (("RD:from=5", 1.0), ("zero:from=2..4", 1.0), ("bitflip", 1.0))
+    steps = {}
+    for one in draws(sampler(faults=faults)):
+        steps.setdefault(one.injection.model, Counter())[one.injection.step] += 1
+    assert set(steps["RD:from=5"]) == {5}
+    check(steps["zero:from=2..4"], dict.fromkeys(range(2, 5), 1 / 3))
+    check(steps["bitflip"], dict.fromkeys(range(STEPS), 1 / STEPS))
+
+
+def test_faults_in_memory_begin_in_the_steps_that_are_asked(sampler):
+    of = sampler(faults=(("bitflip:from=0..2", 1.0),), per="component")
+    for target, first in (("param:head", 0), ("optim:head", 1)):
+        steps = Counter(one.injection.step for one in draws(of, target=target))
+        check(steps, dict.fromkeys(range(first, 3), 1 / (3 - first)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"faults": (("RD:from=24", 1.0),)}, "from=24 of --fault goes beyond the last step: a run has 24 steps"),
+        ({"faults": (("zero:from=3..30", 1.0),)}, "goes beyond the last step"),
+        ({"faults": (("zero:from=0", 1.0),), "per": "component"}, "before the optimizer has state"),
+    ],
+)
+def test_steps_that_there_are_not(sampler, changed, why):
+    with pytest.raises(UsageError, match=why):
+        sampler(**changed)

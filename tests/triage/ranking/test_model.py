@@ -25,8 +25,7 @@ from unsilent.triage.ranking.features import candidate_features, incident_featur
 from unsilent.triage.ranking.model import known_incidents, train
 from unsilent.triage.ranking.model_file import SHIPPED, read_model, write_model
 from unsilent.triage.ranking.trees_order import OF_RUNBOOK, template_rows
-from unsilent.triage.runbook import has_fault_verdict, signals_of
-from unsilent.triage.symptoms import SLOW
+from unsilent.triage.runbook import SLOW, has_fault_verdict, signals_of
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from unsilent.faults.models import fault_model
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.workloads import load_training
 from unsilent.workloads.distributed import Gang
-from unsilent.workloads.distributed.checkpoint_files import load_snapshot
+from unsilent.workloads.distributed.rank_training import load_snapshot
 from unsilent.workloads.distributed.strategy_names import PACKAGES
 from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 
@@ -64,7 +64,7 @@ def test_two_ranks_start_resume_and_end(tmp_path):
     assert (record.start_step, record.losses.shape, record.evaluated_at.tolist()) == (1, (2, 1), [1, 2])
     assert (record.tensors, record.layers) == (("0.weight", "0.bias"), ("0",))
     assert np.isfinite(record.losses).all()
-    assert np.isnan(record.changed_share()).all()
+    assert (record.changed_parameters() == -1).all()
     assert not any(map(is_running, ids))
 
 
@@ -207,7 +207,7 @@ def test_a_fault_in_the_file_of_all_ranks_reaches_all(run, strategy):
     bad = altered(one.clean, one.folder / "all.pt", "model/head.2.weight")
     record = one.resume(bad, evaluate_every=3)
     assert record.changed[:, 0].sum() == (1 if strategy == "fsdp2" else 2)  # fsdp2: the rank that holds it
-    assert (record.changed_share()[:, -1] > 0.5).all()
+    assert (record.changed_parameters()[:, -1].sum(-1) > 0.5 * record.parameter_elements().sum(-1)).all()
     layers = record.by_layer(record.changed[:, 0])
     assert layers[:, record.layers.index("head.2")].sum() == layers.sum()
 
@@ -350,7 +350,7 @@ def test_strategies_that_cannot_run_are_one_line(options, text):
 @pytest.mark.parametrize("strategy", PACKAGES)
 def test_strategies_that_are_not_installed_are_one_line(monkeypatch, strategy):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    text = f"'{strategy}': {PACKAGES[strategy]} is not installed.*docs/concepts/distributed-strategies.md"
+    text = f"'{strategy}': {PACKAGES[strategy]} is not installed.*docs/concepts/checkpoints.md"
     with pytest.raises(UsageError, match=text) as caught:
         Gang(*TRAINING, strategy=strategy)
     assert "\n" not in str(caught.value)

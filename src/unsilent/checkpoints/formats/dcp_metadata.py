@@ -1,4 +1,4 @@
-"""What ``.metadata`` of a folder of ``torch.distributed.checkpoint`` says: which chunks a tensor has, and where each of them is.
+"""Reader of ``.metadata`` of a folder of ``torch.distributed.checkpoint``: chunks of tensors, and where each one is.
 
 The file is a pickle of dataclasses (torch 2.13: ``torch/distributed/checkpoint/metadata.py``), which is read without being
 unpickled. Everything is checked: shapes, chunks that fill their tensor, and places inside of the folder's files.
@@ -44,7 +44,7 @@ class TensorRecord(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """What ``.metadata`` says.
+    """Content of ``.metadata``.
 
     Attributes:
         values: Keys that lead to a value and its description, by its name; None: it is no tensor.

@@ -43,11 +43,11 @@ _LAYER = re.compile(r"layer_(?P<number>\d{1,6})(?:-model_(?P<mp>\d{1,6}))?-model
 
 
 class _StateFile(NamedTuple):
-    """One file: what it pickles, and its values.
+    """One file: the object that it pickles, and its values.
 
     Attributes:
         label: Stands for the file in the names of its values; empty where they are those of the whole model.
-        prefix: What the model puts before the names of this part of it; None for a file that is no such part.
+        prefix: Prefix that the model puts before the names of this part of it; None for a file that is no such part.
     """
 
     name: str
@@ -121,7 +121,7 @@ def _read(files: CheckpointFiles, folder: str, names: list[str]) -> Iterator[_St
 
 
 def _prefix(name: str, of_file: str | None) -> str | None:
-    """What goes before the names in the file of an expert or layer: as in the whole model, or ``of_file``; None: no such file."""
+    """Prefix of the names in an expert's or layer's file: as in the whole model, or ``of_file``; None: no such file."""
     layer = _LAYER.fullmatch(name)
     if layer is None and not _EXPERT.fullmatch(name):
         return None
@@ -208,7 +208,7 @@ def _shapes(described: Any) -> list[tuple[str, Shape]]:
 
 
 def _get(value: Any, key: str) -> Any:
-    """What a dict of any kind has for a key; None for anything else."""
+    """The value for a key in a dict of any kind; None for anything else."""
     return next((part for name, part in _items(value) if type(name) is str and name == key), None)
 
 

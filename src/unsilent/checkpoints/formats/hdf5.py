@@ -39,41 +39,41 @@ _LAYOUTS = {
 
 def matches(files: CheckpointFiles) -> bool:
     """Whether the checkpoint is such a file."""
-    return not files.is_folder and signature_offset(files, "", 0, files.size("")) is not None
+    return not files.is_folder and signature_offset(files, 0, files.size("")) is not None
 
 
 def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     """All datasets of the file."""
-    return range_tensors(files, "", 0, files.size(""))
+    return range_tensors(files, 0, files.size(""))
 
 
-def signature_offset(files: CheckpointFiles, file: str, begin: int, size: int) -> int | None:
+def signature_offset(files: CheckpointFiles, begin: int, size: int) -> int | None:
     """Where HDF5's data begin, after bytes of the user's: at byte 0, 512, 1024, 2048 and so on; None for no HDF5 file."""
     at = 0
     while at + len(SIGNATURE) <= size:
-        if files.read(file, begin + at, len(SIGNATURE)) == SIGNATURE:
+        if files.read("", begin + at, len(SIGNATURE)) == SIGNATURE:
             return at
         at = 2 * at or 512
     return None
 
 
 def range_tensors(
-    files: CheckpointFiles, file: str, begin: int, size: int, checksums: tuple[Checksum, ...] = ()
+    files: CheckpointFiles, begin: int, size: int, checksums: tuple[Checksum, ...] = ()
 ) -> list[StoredTensor]:
-    """All datasets of an HDF5 file that is a range of bytes of a checkpoint's file.
+    """All datasets of an HDF5 file that is a range of bytes of a checkpoint of one file.
 
     Args:
-        checksums: Those of the file around it, which cover all of its bytes.
+        checksums: Checksums of the file around it, which cover all of its bytes.
 
     Raises:
         UsageError: it is no HDF5 file, or damaged.
     """
-    after = signature_offset(files, file, begin, size)
+    after = signature_offset(files, begin, size)
     if after is None:
-        raise UsageError(f"{files.shown(file)} has no HDF5 data where they are expected; it is damaged")
-    found = datasets(files, file, begin + after, size - after)
-    names = unique_names([_naming_path(dataset.path) for dataset in found], [dataset.shape for dataset in found])
-    return [_tensor(name, dataset, file, checksums) for name, dataset in zip(names, found, strict=True)]
+        raise UsageError(f"{files.shown('')} has no HDF5 data where they are expected; it is damaged")
+    listing = datasets(files, begin + after, size - after)
+    names = unique_names([_naming_path(dataset.path) for dataset in listing], [dataset.shape for dataset in listing])
+    return [_tensor(name, dataset, checksums) for name, dataset in zip(names, listing, strict=True)]
 
 
 def _naming_path(path: tuple[str, ...]) -> tuple[str, ...]:
@@ -81,13 +81,13 @@ def _naming_path(path: tuple[str, ...]) -> tuple[str, ...]:
     return path[1:] if len(path) > 1 and path[0] == "model_weights" else path
 
 
-def _tensor(name: str, dataset: Dataset, file: str, checksums: tuple[Checksum, ...]) -> StoredTensor:
+def _tensor(name: str, dataset: Dataset, checksums: tuple[Checksum, ...]) -> StoredTensor:
     obstacle = _obstacle(dataset)
     blocks: tuple[Block, ...] = ()
     if not obstacle and dataset.offset is not None and dataset.layout == "contiguous":
-        blocks = (dense_block(file, dataset.offset, dataset.shape, checksums=checksums),)
+        blocks = (dense_block("", dataset.offset, dataset.shape, checksums),)
     elif not obstacle:
-        blocks = tuple(_block(name, dataset, chunk, file, checksums) for chunk in dataset.chunks)
+        blocks = tuple(_block(name, dataset, chunk, checksums) for chunk in dataset.chunks)
     stored_as = "/".join(dataset.path)
     return StoredTensor(
         name,
@@ -155,7 +155,7 @@ def _applied(dataset: Dataset, chunk: Chunk) -> tuple[int, ...]:
     return tuple(code for place, (code, _) in enumerate(dataset.filters) if not chunk.skipped >> place & 1)
 
 
-def _block(name: str, dataset: Dataset, chunk: Chunk, file: str, checksums: tuple[Checksum, ...]) -> Block:
+def _block(name: str, dataset: Dataset, chunk: Chunk, checksums: tuple[Checksum, ...]) -> Block:
     """One chunk, without what of it is beyond the dataset's edge."""
     shape: Shape = tuple(
         min(step, n - at) for step, n, at in zip(dataset.chunk, dataset.shape, chunk.start, strict=True)
@@ -163,11 +163,11 @@ def _block(name: str, dataset: Dataset, chunk: Chunk, file: str, checksums: tupl
     filters, stored = _applied(dataset, chunk), chunk.size
     if filters and filters[-1] == FLETCHER32:
         filters, stored = filters[:-1], stored - CHECKSUM_BYTES
-        checksums = (ChunkChecksum(file, chunk.offset, stored, repr(name)), *checksums)
+        checksums = (ChunkChecksum("", chunk.offset, stored, repr(name)), *checksums)
     packing = None
     if filters:
         size = math.prod(dataset.chunk) * ITEM_SIZES[dataset.dtype]
         packing = ChunkPacking(filters, size, _shuffled_item(dataset), repr(name))
     return Block(
-        file, chunk.offset, chunk.start, shape, c_strides(dataset.chunk), packing, stored if packing else 0, checksums
+        "", chunk.offset, chunk.start, shape, c_strides(dataset.chunk), packing, stored if packing else 0, checksums
     )

@@ -82,7 +82,7 @@ class ChunkChecksum:
 
     @property
     def name(self) -> str:
-        """What it is, for messages."""
+        """Name of the checksum, for messages."""
         return f"the Fletcher-32 of a chunk of {self.tensor}"
 
     @property
@@ -117,7 +117,7 @@ class ChunkPacking:
     A Fletcher-32 among them, whose own bytes are packed, is made anew with the elements, as a writer does.
 
     Attributes:
-        filters: In the order of writing; each of `DEFLATE`, `SHUFFLE` and `FLETCHER32` once at most.
+        filters: Filters in the order of writing; each of `DEFLATE`, `SHUFFLE` and `FLETCHER32` once at most.
         size: Bytes of the elements of a chunk.
         shuffled_item: Bytes of an item that is shuffled.
         tensor: Whose chunk it is, for messages.
@@ -162,8 +162,8 @@ class ChunkPacking:
     def _checksum_bytes(filters: tuple[int, ...]) -> int:
         return CHECKSUM_BYTES * filters.count(FLETCHER32)
 
-    def _damaged(self, what: str) -> UsageError:
-        return UsageError(f"a chunk of {self.tensor} is damaged: {what}; restore the file from a copy")
+    def _damaged(self, problem: str) -> UsageError:
+        return UsageError(f"a chunk of {self.tensor} is damaged: {problem}; restore the file from a copy")
 
     def _inflated(self, stored: bytes, size: int) -> bytes:
         """The content of a zlib stream, which bytes may follow, as libhdf5 reads it; never more than ``size`` bytes."""

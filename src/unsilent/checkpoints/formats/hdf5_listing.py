@@ -152,10 +152,10 @@ def _limit(memory: int, seconds: int, output: int) -> None:
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_FSIZE: output,
     }
-    for what, most in limits.items():
-        _, present = resource.getrlimit(what)
+    for limit, most in limits.items():
+        _, present = resource.getrlimit(limit)
         least = most if present == resource.RLIM_INFINITY else min(most, present)
-        resource.setrlimit(what, (least, least))
+        resource.setrlimit(limit, (least, least))
 
 
 def main(arguments: list[str]) -> None:

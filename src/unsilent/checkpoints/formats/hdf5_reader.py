@@ -30,11 +30,11 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What reading one file may take.
+    """Limits on what reading one file may take.
 
     Attributes:
         memory: Bytes of address space.
-        cpu_seconds, seconds: Of its processor, and of the clock.
+        cpu_seconds, seconds: Seconds of its processor, and of the clock.
         chunks: Most chunks of all datasets together.
     """
 
@@ -51,7 +51,7 @@ class Chunk(NamedTuple):
     """A chunk that is in the file.
 
     Attributes:
-        offset, size: Its bytes in the file.
+        offset, size: Place and number of its bytes in the file.
         skipped: Bit n is set where filter n was not applied.
         start: Index of its first element in the dataset.
     """
@@ -89,17 +89,17 @@ class Dataset:
 
     @property
     def name(self) -> str:
-        """Its path, for messages."""
+        """Path of the dataset, for messages."""
         return ascii("/".join(self.path))[:80]
 
 
-def datasets(files: CheckpointFiles, file: str, begin: int, size: int) -> list[Dataset]:
-    """The datasets of an HDF5 file that is a range of bytes of a checkpoint's file; offsets are those of the checkpoint's file.
+def datasets(files: CheckpointFiles, begin: int, size: int) -> list[Dataset]:
+    """The datasets of an HDF5 file that is a range of bytes of a checkpoint of one file; offsets are those of this file.
 
     Raises ``UsageError`` where it is damaged, or h5py is missing.
     """
-    where = files.shown(file)
-    answer = _answer(files.descriptor(file), begin, size, where)
+    where = files.shown("")
+    answer = _answer(files.descriptor(""), begin, size, where)
     try:
         if "error" in answer:
             raise _damaged(where, escape_unprintable(answer["error"])[:300])
@@ -110,20 +110,20 @@ def datasets(files: CheckpointFiles, file: str, begin: int, size: int) -> list[D
     return result
 
 
-def _damaged(where: str, what: str) -> UsageError:
+def _damaged(where: str, problem: str) -> UsageError:
     return UsageError(
-        f"{where} cannot be read as HDF5: {what}; it is damaged, or written in part; restore it from a copy"
+        f"{where} cannot be read as HDF5: {problem}; it is damaged, or written in part; restore it from a copy"
     )
 
 
 def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
-    """What the child says. Raises ``UsageError`` where it says nothing."""
+    """The child's answer. Raises ``UsageError`` where there is none."""
     folders = []
     for package in ("h5py", "numpy"):
-        found = find_spec(package)
-        if found is None or not found.origin:
+        module = find_spec(package)
+        if module is None or not module.origin:
             raise UsageError(f"{where} is an HDF5 file, which needs h5py; run: pip install 'unsilent[hdf5]'")
-        folders.append(str(Path(found.origin).parents[1].absolute()))
+        folders.append(str(Path(module.origin).parents[1].absolute()))
     limits = LIMITS
     numbers = (descriptor, begin, size, limits.memory, limits.cpu_seconds, MOST_METADATA, limits.chunks)
     command = [sys.executable, "-I", str(LISTING), *map(str, numbers), *dict.fromkeys(folders)]
@@ -213,11 +213,11 @@ def _are_of_grid(starts: list[tuple[int, ...]], shape: tuple[int, ...], chunk: t
     )
 
 
-def _refuse_overlaps(found: list[Dataset], where: str) -> None:
+def _refuse_overlaps(listed: list[Dataset], where: str) -> None:
     """Raise ``UsageError`` where two datasets, or two chunks, have a byte in common."""
-    parts = [(d.offset, d.offset + d.size, d.name) for d in found if d.offset is not None and d.size]
-    parts += [(chunk.offset, chunk.offset + chunk.size, d.name) for d in found for chunk in d.chunks if chunk.size]
+    parts = [(d.offset, d.offset + d.size, d.name) for d in listed if d.offset is not None and d.size]
+    parts += [(chunk.offset, chunk.offset + chunk.size, d.name) for d in listed for chunk in d.chunks if chunk.size]
     parts.sort()
-    for (_, end, name), (first, _, other) in itertools.pairwise(parts):
+    for (_, end, name), (first, _, next_name) in itertools.pairwise(parts):
         if first < end:
-            raise _damaged(where, f"bytes of {name} and {other} overlap")
+            raise _damaged(where, f"bytes of {name} and {next_name} overlap")

@@ -30,4 +30,4 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
         raise UsageError(
             f"{files.root} has its {_WEIGHTS} compressed, expected stored as Keras does; save it again with Keras"
         )
-    return range_tensors(files, "", entry.offset, entry.size, (entry.checksum,))
+    return range_tensors(files, entry.offset, entry.size, (entry.checksum,))

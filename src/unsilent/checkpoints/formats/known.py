@@ -27,10 +27,10 @@ from unsilent.checkpoints.stored_tensors import StoredTensor
 
 
 class Format(NamedTuple):
-    """One format.
+    """One checkpoint format: its name, and functions that recognise and list it.
 
     Attributes:
-        name: As reports show it.
+        name: Name in reports.
         matches: Whether files are of it; must raise ``UsageError`` at most, on any content.
         tensors: All tensors and numbers in the order of the file; raises ``UsageError`` for damaged files.
     """
@@ -42,7 +42,7 @@ class Format(NamedTuple):
 
 _MODULES = (torch_zip, dcp, deepspeed, trainer_folder, safetensors_file, torch_legacy, orbax, hdf5, keras_archive)
 FORMATS = tuple(Format(module.NAME, module.matches, module.tensors) for module in _MODULES)
-"""In the order in which they are tried."""
+"""All formats, in the order in which they are tried."""
 
 
 def format_of(files: CheckpointFiles, formats: Iterable[Format] = ()) -> Format:
@@ -53,10 +53,10 @@ def format_of(files: CheckpointFiles, formats: Iterable[Format] = ()) -> Format:
         if known.matches(files):
             return known
         names.append(known.name)
-    what = "folder" if files.is_folder else "file"
+    noun = "folder" if files.is_folder else "file"
     raise UsageError(
         "; ".join(
-            [f"{files.root} is no {what} of a known checkpoint format; expected one of {', '.join(names)}", *problems]
+            [f"{files.root} is no {noun} of a known checkpoint format; expected one of {', '.join(names)}", *problems]
         )
     )
 
@@ -70,10 +70,10 @@ def all_formats(problems: list[str] | None = None) -> Iterator[Format]:
     yield from FORMATS
     for entry in installed_parts(GROUP).values():
         try:
-            found = load_part("checkpoint format", entry)
-            if not isinstance(found, Format):
-                raise wrong_part_error(entry, f"a {type(found).__name__}", "a Format")
-            yield found
+            module = load_part("checkpoint format", entry)
+            if not isinstance(module, Format):
+                raise wrong_part_error(entry, f"a {type(module).__name__}", "a Format")
+            yield module
         except UsageError as error:
             if problems is not None:
                 problems.append(str(error))

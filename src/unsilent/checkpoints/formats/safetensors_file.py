@@ -36,7 +36,7 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 
 
 class _Part(NamedTuple):
-    """What the header says of one tensor: its dtype, its shape, and its bytes from the header's end on."""
+    """The header's entry for one tensor: its dtype, its shape, and its bytes from the header's end on."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -181,8 +181,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _checked(record: dict[str, Any]) -> _Part:
     """Dtype, shape and bytes of one tensor; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
-    if other := record.keys() - _FIELDS:
-        raise ValueError(f"a tensor has the field {min(other)[:20]}")
+    if unknown := record.keys() - _FIELDS:
+        raise ValueError(f"a tensor has the field {min(unknown)[:20]}")
     first, last = record["data_offsets"]
     shape = tuple(record["shape"])
     if any(type(n) is not int or not 0 <= n < 2**62 for n in (*shape, first, last)) or first > last or len(shape) > 64:

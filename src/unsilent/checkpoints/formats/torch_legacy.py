@@ -52,11 +52,11 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
         )
     try:
         root, places = _object_and_places(files)
-        found = list(leaves(root, where, min(files.size(""), MOST_METADATA)))
+        pickled = list(leaves(root, where, min(files.size(""), MOST_METADATA)))
     except (PickleDamaged, ValueError) as error:
         raise UsageError(f"{where} cannot be read: {error}; the file is truncated or damaged") from None
     values = []
-    for path, leaf in found:
+    for path, leaf in pickled:
         name = "/".join(path)
         if isinstance(leaf, PickledTensor):
             values.append(ArchiveValue(path, True, _tensor(name, leaf, places, where)))

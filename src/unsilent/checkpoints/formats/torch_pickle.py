@@ -24,7 +24,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.pickle_values import (
@@ -67,7 +67,7 @@ _SPARSE = "torch._utils._rebuild_sparse_tensor"
 _NESTED = "torch._utils._rebuild_nested_tensor"
 _WITHOUT_VALUES = {"torch.device"}
 _MODULES = "torch.nn.modules."
-"""Before the names of the layers of torch, which are no more than their attributes, as the user's own are."""
+"""Prefix of the names of torch's layers, which are no more than their attributes, as the user's own are."""
 _CONTENT = {"data", "real", "imag"}
 """Attributes of a tensor that are its values."""
 _MOST_HASHED = 100_000
@@ -80,7 +80,7 @@ class PickledTensor(NamedTuple):
 
     Attributes:
         storage: Name of the record with its bytes.
-        offset: Of its first element, in elements.
+        offset: Place of its first element, in elements.
         storage_size: Bytes of the storage, as the pickle says.
         obstacle: Why its values are not those of its bytes; empty where they are.
     """
@@ -98,7 +98,7 @@ class PickledObject(NamedTuple):
     """An object whose content is not read.
 
     Attributes:
-        kind: What it is, for messages: the name of its class.
+        kind: Name of its class, for messages.
         fingerprint: Hash of all that the pickle says of it; empty where that is too much, or tensors belong to it.
     """
 
@@ -114,8 +114,8 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
     """All tensors and numbers with the keys that lead to them, in the pickle's order.
 
     Args:
-        root: What the pickle holds.
-        where: What errors call the file.
+        root: The pickled object.
+        where: Name of the file in errors.
         pickle_size: Bytes of the pickle.
 
     Raises:
@@ -129,7 +129,10 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
         path, value = waiting.pop()
         leaf, contained = _interpreted(value)
         if leaf is not None:
-            yield path, leaf._replace(fingerprint=_hash(value, left_to_hash)) if _is_object(leaf) else leaf
+            yield (
+                path,
+                leaf._replace(fingerprint=_hash(value, left_to_hash)) if isinstance(leaf, PickledObject) else leaf,
+            )
         parts: list[tuple[KeyPath, Any]] = []
         for key, part in contained:
             values_left -= 1
@@ -161,7 +164,7 @@ def _interpreted(value: Any) -> tuple[Leaf | None, Parts]:
 
 
 def _called(call: Call) -> tuple[Leaf | None, Parts]:
-    """The same for a call or object."""
+    """The leaf that a call or object is, or its parts."""
     match call.function:
         case Persistent(
             ("module", Name() as kind, *_)
@@ -216,7 +219,7 @@ def _tensor_and_parts(call: Call) -> tuple[Leaf | None, Parts]:
 
 
 def _wrapped(call: Call) -> tuple[Call, Any] | None:
-    """What makes the tensor that a parameter or subclass is made of, and its attributes; None for any other call."""
+    """The call that makes the tensor in a parameter or subclass, and its attributes; None for any other call."""
     match call.name, call.arguments:
         case "torch._tensor._rebuild_from_type_v2", (Name() as function, _, tuple(arguments), state):
             return Call(function, arguments), state
@@ -239,7 +242,7 @@ def _quantiser(call: Call) -> Parts:
 
 
 def _attributes(state: Any, others: Any) -> Any:
-    """What is set on a tensor besides its values, as a dict; raises ``PickleDamaged`` for attributes that are its values."""
+    """Attributes set on a tensor besides its values, as a dict; raises ``PickleDamaged`` where they are its values."""
     parts = state if isinstance(state, tuple) else (state,)
     items = [item for part in parts for item in (part.items if isinstance(part, (Mapped, Call)) else ())]
     if any(not isinstance(part, (Mapped, type(None))) for part in parts) or _CONTENT & {
@@ -281,10 +284,6 @@ def _are_no_hooks(value: Any) -> bool:
 
 def _is_names(values: Any) -> bool:
     return isinstance(values, tuple) and all(isinstance(value, (Name, type(None))) for value in values)
-
-
-def _is_object(leaf: Leaf) -> TypeGuard[PickledObject]:
-    return isinstance(leaf, PickledObject)
 
 
 def _items(value: Mapped | Call) -> Parts:

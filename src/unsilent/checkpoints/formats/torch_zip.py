@@ -89,7 +89,7 @@ def _without_numbering(named: Iterable[tuple[str, ArchiveValue]]) -> Iterator[tu
 def read_archive(
     files: CheckpointFiles, file: str, start: int = 0, size: int | None = None
 ) -> tuple[Any, list[ArchiveValue]]:
-    """What one archive of ``torch.save`` pickles, and all of its values; it may lie inside of a larger file.
+    """The object that one archive of ``torch.save`` pickles, and all of its values; it may lie inside of a larger file.
 
     Args:
         files: The checkpoint.
@@ -118,12 +118,12 @@ def read_archive(
                 f"{where} has tensors in two orders of bytes; load it where it was saved, and save it again"
             )
         root, _ = read_pickle(content)
-        found = list(leaves(root, where, len(content)))
+        pickled = list(leaves(root, where, len(content)))
     except PickleDamaged as error:
         raise UsageError(f"{where}: {pickle.name!r} cannot be read: {error}; the file is damaged") from None
     is_script = f"{folder}{_CONSTANTS}" in archive.entries
     values = []
-    for path, leaf in found:
+    for path, leaf in pickled:
         name = "/".join(path)
         if isinstance(leaf, PickledTensor):
             path = (".".join(path),) if is_script else path  # as the state dict of the module names it

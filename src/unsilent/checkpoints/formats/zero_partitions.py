@@ -1,4 +1,4 @@
-"""Which part of which rank's partition belongs to which parameter, as ZeRO flattens and divides them.
+"""The parameters that parts of each rank's partition belong to, as ZeRO flattens and divides them.
 
 ``sequence`` below is what lies one after the other: of stage 1 and 2 the partitions of a group on all ranks, of stage 3 the
 groups of one rank. A parameter is a range of it, or in stage 3 one range on every rank, so it is made of 1-D blocks.
@@ -41,8 +41,8 @@ class Flat(NamedTuple):
 
     Attributes:
         path: The keys that lead to it in each rank's file.
-        files: Of each rank.
-        partitions: Of each rank.
+        files: File of each rank.
+        partitions: Partition of each rank.
     """
 
     path: KeyPath
@@ -56,7 +56,7 @@ class Parameter(NamedTuple):
     Attributes:
         path: The keys that name it.
         parameter: Name of the parameter.
-        stored: Where it is.
+        stored: Places of its elements.
         flats: File and keys of the partitions that all of its group are taken from.
     """
 

@@ -29,9 +29,9 @@ def repeat_sequence(
     Args:
         checkpoint: Where they are to be injected.
         content: The file.
-        name: Its name, for messages.
+        name: Name of the sequence, for messages.
         names: Locations in it, or parts of their names -> what they are called in the checkpoint.
-        seed: Of what the file leaves open.
+        seed: Seed of what the file leaves open.
 
     Raises:
         UsageError: it is damaged, or an entry does not fit the checkpoint.
@@ -100,7 +100,7 @@ def _mask(entry: SequenceEntry, tensor: StoredTensor, name: str) -> int:
 
 
 def _notes(counts: Counter[str], seed: int) -> list[str]:
-    """What hdf5_corrupter does in its own way, where it matters for this file."""
+    """Notes on how hdf5_corrupter differs, where it matters for this file."""
     texts = {
         "missed": "entries without bits, because the injection's probability let them pass, are left out",
         "element": f"entries without an index: the element is drawn with seed {seed}",

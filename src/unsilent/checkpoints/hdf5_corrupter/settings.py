@@ -87,15 +87,15 @@ def _in_one_line(name: str, error: ValidationError) -> UsageError:
 
 
 def _problem(settings: InjectorSettings) -> str:
-    """What is wrong with settings that are right one by one; empty for nothing."""
+    """The problem with settings that are right one by one; empty for none."""
     modes = {
         "float_precision: auto": settings.width is None,
         "a bit range or burst": settings.first_bit is not None or settings.last_bit is not None or settings.burst > 1,
         "scaling_factor": settings.scaling_factor is not None,
         "bit_mask": settings.bit_mask is not None,
     }
-    if len(asked := [mode for mode, given in modes.items() if given]) > 1:
-        return f"found {' and '.join(asked)}; expected one of them, remove the others"
+    if len(modes_set := [mode for mode, is_set in modes.items() if is_set]) > 1:
+        return f"found {' and '.join(modes_set)}; expected one of them, remove the others"
     first, last = settings.first_bit, settings.last_bit
     width = settings.width or 64
     if (first is None) != (last is None):

@@ -14,7 +14,7 @@ from unsilent.faults.record import Fault
 
 @dataclass
 class _Hits:
-    """What was done to one tensor: of every round the operands by element. A second hit of an element begins a new round."""
+    """Operands by element of every round of hits on one tensor. A second hit of an element begins a new round."""
 
     operation: str
     held: str | None
@@ -68,7 +68,7 @@ class SuccessiveInjections:
         self._hits.setdefault(tensor.name, _Hits(operation, held)).add(element, operand)
 
     def faults(self) -> list[Fault]:
-        """All of it, one fault a tensor where no element was hit twice in a way that cannot be merged."""
+        """Faults of all rounds, one a tensor where no element was hit twice in a way that cannot be merged."""
         tensors = [tensor for name, tensor in self._checkpoint.tensors.items() if name in self._hits]
         return [
             _fault(tensor, hits.operation, hits.held, dict(sorted(each.items())))

@@ -52,7 +52,7 @@ def draw_tries(checkpoint: Checkpoint, settings: InjectorSettings, seed: int) ->
 
 
 def number_of_tries(settings: InjectorSettings, elements: int) -> int:
-    """How often is tried; a percentage is one of all elements of the file, whatever the locations."""
+    """Number of tries; a percentage is one of all elements of the file, whatever the locations."""
     counted = settings.injection_type == "count"
     result = int(settings.injection_tries if counted else settings.injection_tries * elements / 100)
     if result > MOST_TRIES:
@@ -65,20 +65,20 @@ def _corruption(
     settings: InjectorSettings, tensor: StoredTensor, word: int, rng: np.random.Generator
 ) -> tuple[str, float, str | None]:
     """Operation, operand and ``held`` of a fault in one element."""
-    own = tensor.codec
+    tensor_codec = tensor.codec
     if settings.scaling_factor is not None:
         return "scale", settings.scaling_factor, None
-    if own.kind == "int":
-        return "xor", shortest_form_mask(word, own, rng), None
+    if tensor_codec.kind == "int":
+        return "xor", shortest_form_mask(word, tensor_codec, rng), None
     held = _held(settings, tensor)
     layout = codec(held or tensor.dtype)
     if held:
-        word = int(layout.encode(own.decode(np.array([word], own.word_dtype)))[0])
+        word = int(layout.encode(tensor_codec.decode(np.array([word], tensor_codec.word_dtype)))[0])
     draw = _flips if settings.bit_mask is None else _placed_mask
     mask = draw(settings, layout, word, rng)
     if mask is None:
         raise UsageError(
-            f"no bits that the settings allow leave {tensor.name} finite where it is {own.decode(word):g}; "
+            f"no bits that the settings allow leave {tensor.name} finite where it is {tensor_codec.decode(word):g}; "
             "set allow_NaN_values: True, or give other bits"
         )
     return "xor", mask, held
@@ -87,8 +87,8 @@ def _corruption(
 def _held(settings: InjectorSettings, tensor: StoredTensor) -> str | None:
     """The dtype in which a floating-point tensor is corrupted; None for its own."""
     dtype = f"float{settings.float_precision}"
-    own = settings.width is None or settings.scaling_factor is not None or tensor.dtype == dtype
-    return None if own or tensor.codec.kind == "int" else dtype
+    is_own_dtype = settings.width is None or settings.scaling_factor is not None or tensor.dtype == dtype
+    return None if is_own_dtype or tensor.codec.kind == "int" else dtype
 
 
 def _flips(settings: InjectorSettings, layout: Codec, word: int, rng: np.random.Generator) -> int | None:
@@ -124,7 +124,7 @@ def _placed_mask(settings: InjectorSettings, layout: Codec, word: int, rng: np.r
 
 
 def _notes(settings: InjectorSettings, tensors: Sequence[StoredTensor], elements: int, tries: int) -> list[str]:
-    """What hdf5_corrupter does in its own way, where it matters for these settings."""
+    """Notes on how hdf5_corrupter differs, where it matters for these settings."""
     notes, tried, distinct = [], settings.injection_tries, {t.name: t for t in tensors}
     if settings.injection_type == "percentage":
         how = "a percentage, as in its code, though its README says a fraction"

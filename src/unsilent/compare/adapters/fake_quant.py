@@ -27,7 +27,7 @@ ACTIVATION_LEVELS = 255
 
 
 class FakeQuantized(nn.Module):
-    """What a quantised layer adds to a convolution or a linear layer: the scales, and how they are found."""
+    """The scales that a quantised layer adds to a convolution or a linear layer, and how they are found."""
 
     weight: Tensor
     bias: Any  # a tensor or None, which linear layers and convolutions declare differently
@@ -180,7 +180,7 @@ def fake_quantised(
 
     Args:
         calibration: Batches whose largest and least values set the ranges of inputs.
-        bits: Of weights, 2 to 8.
+        bits: Bits of weights, 2 to 8.
 
     Raises:
         UsageError: nothing can be quantised, or there is no batch.
@@ -227,21 +227,11 @@ def converted(twin: nn.Module) -> nn.Module:
     if not quantised_layers(twin):
         return twin
     result = copy.deepcopy(twin).eval()
-    made = {layer: IntegerLayer(layer) for layer in quantised_layers(result)}
+    layers = {layer: IntegerLayer(layer) for layer in quantised_layers(result)}
     for name, layer in list(result.named_modules(remove_duplicate=False)):  # a layer may have several names
-        if layer in made:
+        if layer in layers:
             parent, _, child = name.rpartition(".")
             if not name:
-                return made[layer]
-            setattr(result.get_submodule(parent), child, made[layer])
-    return result
-
-
-def dequantised(twin: nn.Module) -> nn.Module:
-    """A float32 copy that has the rounded weights and does not round activations."""
-    result = copy.deepcopy(twin).eval()
-    for layer in quantised_layers(result):
-        with torch.no_grad():
-            layer.weight.copy_(layer.quantised_weight())
-        layer.take_down()
+                return layers[layer]
+            setattr(result.get_submodule(parent), child, layers[layer])
     return result

@@ -1,4 +1,4 @@
-"""Which layers adapters change: convolutions and linear layers whose ``forward`` is torch's own, on a weight of their own.
+"""Layers that adapters change: convolutions and linear layers with torch's own ``forward``, on a weight of their own.
 
 Other layers compute something else from their weight, compute the weight anew in each pass, or have no ``forward`` that is
 called: nobody could tell that a change of their weight is what the model computes with.
@@ -17,8 +17,8 @@ def computes_as(layer: nn.Module) -> type[nn.Module] | None:
     """The one of `KINDS` that computes as a layer does, which may be of a subclass; None where none does."""
     if isinstance(layer, NonDynamicallyQuantizableLinear):
         return None  # nn.MultiheadAttention reads its weight and never calls it
-    own = layer.__dict__.get("_parameters", {}).get("weight")
-    if own is None or "forward" in layer.__dict__:
+    weight = layer.__dict__.get("_parameters", {}).get("weight")
+    if weight is None or "forward" in layer.__dict__:
         return None
     for kind in KINDS:
         methods = [name for name in ("forward", "_conv_forward") if hasattr(kind, name)]

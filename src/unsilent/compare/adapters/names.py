@@ -26,12 +26,12 @@ ADAPTERS: Mapping[str, str] = {
     "fp16": "all weights and activations in float16",
     "compiled": "torch.compile with its defaults",
 }
-"""What each adapter does; several are joined by +, like ``prune:0.8+int8``, and are applied from left to right."""
+"""Descriptions of adapters; several are joined by +, like ``prune:0.8+int8``, and are applied from left to right."""
 
 SHOWN_NAMES = 5
 """Layers that are named where they are left in float32."""
 LAST = ("int8", "int4", "bf16", "fp16", "compiled")
-"""What nothing can come after."""
+"""Adapters that nothing can come after."""
 
 
 class HalfPrecision(nn.Module):
@@ -43,8 +43,10 @@ class HalfPrecision(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The output of the copy."""
-        inputs, named = (map_tensors(given, self._narrowed) for given in (inputs, named))
-        return map_tensors(self.model(*inputs, **named), lambda _, one: one.float() if one.is_floating_point() else one)
+        inputs, named = (map_tensors(values, self._narrowed) for values in (inputs, named))
+        return map_tensors(
+            self.model(*inputs, **named), lambda _, tensor: tensor.float() if tensor.is_floating_point() else tensor
+        )
 
     def _narrowed(self, _: Any, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
@@ -85,14 +87,20 @@ def adapt(
 
 
 def describe(model: nn.Module) -> str:
-    """Which layers of an adapted copy are quantised, and which are left in float32, in a sentence; empty where none is."""
+    """Sentence on the layers of an adapted copy that are quantised or left in float32; empty where none is."""
     quantised = set(quantised_layers(model))
     if not quantised:
         return ""
     holders = {
-        name: one for name, one in model.named_modules() if any(p.ndim > 1 for p in one.parameters(recurse=False))
+        name: module
+        for name, module in model.named_modules()
+        if any(p.ndim > 1 for p in module.parameters(recurse=False))
     }
-    left = [f"{name or 'the model'} ({type(one).__name__})" for name, one in holders.items() if one not in quantised]
+    left = [
+        f"{name or 'the model'} ({type(module).__name__})"
+        for name, module in holders.items()
+        if module not in quantised
+    ]
     rounded = sum(weight.numel() for weight in {layer.weight for layer in quantised})
     share = rounded / sum(parameter.numel() for parameter in model.parameters())
     more = f" and {len(left) - SHOWN_NAMES:,} more" if len(left) > SHOWN_NAMES else ""

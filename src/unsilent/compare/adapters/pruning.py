@@ -50,7 +50,9 @@ def pruned(
 def _fit_batch_norms(model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any]) -> None:
     """Take running statistics from these batches, all with the same weight."""
     norms = [
-        one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm) and one.track_running_stats
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
     ]
     if not norms:
         return
@@ -69,8 +71,8 @@ def _fit_batch_norms(model: nn.Module, batches: Iterable[Any], run: Callable[[nn
 @contextmanager
 def zeros_stay(model: nn.Module) -> Iterator[None]:
     """Weights of convolutions and linear layers that are 0 have gradients of 0 inside, so that training keeps them."""
-    kept = [(weight, weight.detach() != 0) for weight in _weights(model) if weight.requires_grad]
-    handles = [weight.register_hook(partial(torch.mul, keep)) for weight, keep in kept]
+    nonzero = [(weight, weight.detach() != 0) for weight in _weights(model) if weight.requires_grad]
+    handles = [weight.register_hook(partial(torch.mul, keep)) for weight, keep in nonzero]
     try:
         yield
     finally:

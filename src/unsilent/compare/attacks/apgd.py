@@ -27,28 +27,35 @@ def checkpoints(steps: int) -> list[int]:
 
 
 def apgd(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget) -> Found:
-    """What ascent with steps of its own size finds; inputs for which something was found take no further restart."""
-    found, rows = Found(clean), torch.arange(len(clean))
+    """Inputs found by ascent with steps whose size APGD chooses; inputs with a success take no further restart."""
+    results, rows = Found(clean), torch.arange(len(clean))
     generator = torch.Generator().manual_seed(budget.seed)
     for restart in range(budget.restarts):
-        rows = rows[found.evasive_step[rows] == 0] if restart else rows
+        rows = rows[results.evasive_step[rows] == 0] if restart else rows
         if not len(rows):
             break
         within = ball.of(rows)
         start = within.random(generator) if budget.random_start or restart else clean[rows]
-        found.last[rows] = _ascend(pair, objective, start, labels[rows], within, budget, found, rows)
-    found.finish()
-    return found
+        results.last[rows] = _ascend(pair, objective, start, labels[rows], within, budget, results, rows)
+    results.finish()
+    return results
 
 
 def _ascend(
-    pair: Pair, objective: Objective, x: Tensor, labels: Tensor, ball: Ball, budget: Budget, found: Found, rows: Tensor
+    pair: Pair,
+    objective: Objective,
+    x: Tensor,
+    labels: Tensor,
+    ball: Ball,
+    budget: Budget,
+    results: Found,
+    rows: Tensor,
 ) -> Tensor:
     """The best points of one restart."""
     looks, shape = checkpoints(budget.steps), (-1, *[1] * (x.ndim - 1))
     size = torch.full((len(x),), 2 * budget.eps, dtype=x.dtype)
     values, gradient, *_ = pair.passes(x, labels, objective)
-    found.gradients += len(x)
+    results.gradients += len(x)
     best, best_x, best_gradient, before = values.clone(), x.clone(), gradient.clone(), x
     rises = torch.zeros(len(x))
     looked_best, looked_size = best.clone(), size.clone()
@@ -59,16 +66,17 @@ def _ascend(
         before, x, last = x, moved, values
         if at < budget.steps:
             values, gradient, original, adapted = pair.passes(x, labels, objective)
-            found.gradients += len(x)
+            results.gradients += len(x)
         else:
             original, adapted = pair.scores(x, objective)
             values = objective.function(adapted if original is None else original, adapted, labels)
-        found.look_at(pair, objective, rows, x, (original, adapted), labels, at)
+        results.look_at(pair, objective, rows, x, (original, adapted), labels, at)
         better = values > best
         best = torch.where(better, values, best)
         best_x[better], best_gradient[better] = x[better], gradient[better]
         rises += values > last
         if at in looks:
+            # Steps that rarely raise the value, or never the best one, are too large: halve them, and go on from the best.
             window = at - looks[looks.index(at) - 1]
             halves = (rises < RISES * window) | ((looked_size == size) & (looked_best >= best))
             looked_best, looked_size = best.clone(), size.clone()

@@ -36,7 +36,7 @@ from unsilent.statistics.intervals import clopper_pearson
 from unsilent.workloads.base import CALIBRATION, CalibratedWorkload, InferenceWorkload, labels_of
 
 if TYPE_CHECKING:
-    from unsilent.report.model import Report
+    pass
 
 CALIBRATION_SAMPLES = 200
 CALIBRATION_STRIDE = 5
@@ -49,7 +49,7 @@ class ModelsUnderAttack:
 
     Attributes:
         twin: A module whose outputs have gradients for its inputs.
-        deployed: What is scored, such as a model that computes in integers; a module or a function of a batch.
+        deployed: Model that is scored, such as one that computes in integers; a module or a function of a batch.
         name: How the deployed model is called in the report.
         how: Sentences on how it was made.
     """
@@ -62,18 +62,19 @@ class ModelsUnderAttack:
 
 @dataclass(frozen=True, repr=False)
 class AttackResult(Shown):
-    """What an attack and its controls achieved.
+    """The scores of an attack and its controls.
 
     Attributes:
         workload, adapter, attack: Names.
         n: Inputs that were attacked: the original, the deployed model and its twin get them right.
-        accuracy: Of the original and of the deployed model, over all clean inputs that are not calibrated on.
+        accuracy: Accuracy of the original and of the deployed model, over all clean inputs that are not calibrated on.
         clean: Share of these that the original gets right and the deployed model wrong.
         twin_agreement: Share of these for which the attacked twin answers as the deployed model.
-        scores: Of the attack and of the controls.
+        scores: Scores of the attack and of the controls.
         how: Sentences on how the deployed model was made.
     """
 
+    REPORT = "unsilent.compare.attacks.report:report"
     workload: str
     adapter: str
     attack: str
@@ -90,12 +91,6 @@ class AttackResult(Shown):
     def is_whitebox(self) -> bool:
         """Whether the twin answers so often as the deployed model that attacking it is attacking that."""
         return (self.twin_agreement.estimate or 0.0) >= WHITEBOX_AGREEMENT
-
-    def report(self) -> Report:
-        """A row for each attack."""
-        from unsilent.compare.attacks.report import report
-
-        return report(self)
 
 
 class WorkloadClassifier(nn.Module):
@@ -189,7 +184,7 @@ def _attack(
     return AttackResult(
         name, models.name, attack, len(rows), budget, (share(right[0]), share(right[1])),
         share(right[0] & ~right[1]), share(answers[1] == answers[2]),
-        {one: score(one, task, run_attack(one, task)) for one in names}, confidence, models.how,
+        {attack: score(attack, task, run_attack(attack, task)) for attack in names}, confidence, models.how,
     )  # fmt: skip
 
 
@@ -226,23 +221,23 @@ def calibration_inputs(workload: InferenceWorkload, inputs: Tensor, name: str) -
     attacked = torch.ones(len(inputs), dtype=torch.bool)
     if isinstance(workload, CalibratedWorkload):
         try:
-            found = torch.cat(list(workload.clean_batches(CALIBRATION, CALIBRATION_SAMPLES)))
+            calibration = torch.cat(list(workload.clean_batches(CALIBRATION, CALIBRATION_SAMPLES)))
         except UsageError:  # it has none, or all are evaluated: some of these are set apart
             pass
         else:
             return (
-                found,
+                calibration,
                 attacked,
-                f"calibration: {count_text(len(found), 'clean input')} that the workload gives for it",
+                f"calibration: {count_text(len(calibration), 'clean input')} that the workload gives for it",
             )
     if len(inputs) < 2:
         raise UsageError(
             f"workload {name!r} has 1 input; expected 2 or more: every fifth calibrates and is not attacked"
         )
     attacked[::CALIBRATION_STRIDE] = False  # spread over all inputs, which may be sorted by class
-    found = inputs[~attacked]
-    said = f"calibration: every fifth input of the workload, {len(found):,} of {len(inputs):,}; these are not attacked"
-    return found, attacked, said
+    calibration = inputs[~attacked]
+    note = f"calibration: every fifth input of the workload, {len(calibration):,} of {len(inputs):,}; these are not attacked"
+    return calibration, attacked, note
 
 
 def valid_range(workload: InferenceWorkload, name: str) -> tuple[Tensor, Tensor]:

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from unsilent.compare.adapters.fake_quant import quantised_layers
 from unsilent.compare.adapters.pruning import zeros_stay
-from unsilent.compare.adapters.training import train
 from unsilent.compare.attacks.evaluation import LAST_STEP, RULES, Task, classify, run_attack, score
 from unsilent.compare.attacks.objectives import CROSS_ENTROPY, Objective, diva, is_evasive
 from unsilent.compare.attacks.pgd import pgd
 from unsilent.compare.attacks.search import Ball, Budget, Classifier, Pair, no_parameter_gradients
 from unsilent.statistics.conformal import conformal_threshold
-from unsilent.workloads.model_fitting import Schedule
+from unsilent.workloads.model_fitting import Schedule, fit, isolated_training
 
 TRAINING_STEPS = 5
 """Steps of the attack within a step of adversarial training."""
@@ -59,11 +61,27 @@ def adversarially_trained(
     return result
 
 
+def train(
+    model: nn.Module,
+    sample: Callable[[Tensor], tuple[Any, Any]],
+    count: int,
+    loss: Callable[[Any, Any], Tensor],
+    schedule: Schedule,
+    seed: int,
+) -> None:
+    """Train a model in place, see `fit`; scales of quantised weights fit the last weights afterwards."""
+    model.requires_grad_(True)  # what a model that only answers may have switched off
+    with isolated_training(seed):
+        fit(model, sample, count, loss, schedule, seed=seed, description="training")
+    for layer in quantised_layers(model):
+        layer.fit_weights()
+
+
 def divergence(original: Tensor, adapted: Tensor) -> Tensor:
     """Jensen-Shannon divergence of the probabilities of both models, [n], in nats: 0 to ln 2."""
-    one, other = original.log_softmax(1), adapted.log_softmax(1)
-    middle = torch.logaddexp(one, other) - math.log(2)
-    return ((one.exp() * (one - middle)).sum(1) + (other.exp() * (other - middle)).sum(1)) / 2
+    first, second = original.log_softmax(1), adapted.log_softmax(1)
+    middle = torch.logaddexp(first, second) - math.log(2)
+    return ((first.exp() * (first - middle)).sum(1) + (second.exp() * (second - middle)).sum(1)) / 2
 
 
 @dataclass(frozen=True)
@@ -80,7 +98,7 @@ class DivergenceDetector:
         return cls(conformal_threshold(divergence(classify(original, clean), classify(deployed, clean)).tolist(), rate))
 
     def alarms(self, original: Tensor, deployed: Tensor) -> Tensor:
-        """For which inputs there is an alarm, bool[n]; from class scores."""
+        """Whether there is an alarm for each input, bool[n]; from class scores."""
         return divergence(original, deployed) > self.threshold
 
     def evading(self) -> Objective:
@@ -94,7 +112,7 @@ class DivergenceDetector:
 
 
 def unseen_by_gate(original: Tensor, deployed: Tensor, labels: Tensor) -> Tensor:
-    """Which inputs are wrong and seen by no agreement gate, however many it checks: both models give one wrong answer."""
+    """Whether each input is wrong and no agreement gate sees it, however many it checks: both models answer alike."""
     return (deployed.argmax(1) != labels) & (original.argmax(1) == deployed.argmax(1))
 
 
@@ -113,7 +131,7 @@ def adaptive(task: Task, objective: Objective) -> Task:
 
 
 def passed(task: Task, found_inputs: Tensor, objective: Objective) -> Tensor:
-    """Which inputs are a success by an objective on the deployed models, bool[n]."""
+    """Whether each input is a success by an objective on the deployed models, bool[n]."""
     with torch.no_grad():
         return objective.success(
             classify(task.original, found_inputs), classify(task.deployed, found_inputs), task.labels
@@ -138,10 +156,10 @@ def defence_scores(
         passes = passed(known, run_attack("apgd-diva", known).evasive, objective)
         result[attack] = {success: int(passes.sum())}
     for name in attacks:
-        found = run_attack(name, task)
-        scores = score(name, task, found)
+        results = run_attack(name, task)
+        scores = score(name, task, results)
         result[name] = {f"evasive, {rule}": int(scores.evasive[rule].sum()) for rule in RULES} | {
-            f"past the {what}, {LAST_STEP}": int(passed(task, found.last, objective).sum())
-            for what, objective in (("detector", evading), ("gate", EVADING_GATE))
+            f"past the {defence}, {LAST_STEP}": int(passed(task, results.last, objective).sum())
+            for defence, objective in (("detector", evading), ("gate", EVADING_GATE))
         }
     return result

@@ -30,23 +30,23 @@ ATTACKS: Mapping[str, str] = {
     "pgd-original": "ascent on the cross-entropy of the original",
     "noise": "random corners of the ball, as many as steps",
 }
-"""What each attack does."""
+"""Descriptions of the attacks."""
 CONTROLS = ("pgd", "pgd-original", "noise")
-"""What every attack is compared with."""
+"""Controls that every attack is compared with."""
 ANY_STEP, LAST_STEP = RULES = ("any step", "last step")
 WHITEBOX_AGREEMENT = 0.99
-"""With less agreement of the attacked twin and the deployed model, an attack is not called whitebox."""
+"""Agreement of the attacked twin and the deployed model below which an attack is not called whitebox."""
 BATCH = 100
 """Inputs that are attacked together."""
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is attacked, and with what.
+    """The models and inputs of an attack, and its budget.
 
     Attributes:
-        pair: What the attacker has.
-        original, deployed: What is scored.
+        pair: Models that the attacker has.
+        original, deployed: Models that are scored.
         inputs: Clean inputs [n, …] that all models get right.
         labels: Right answers, int64[n].
         valid: Least and largest valid numbers of an input.
@@ -64,11 +64,12 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What an attack achieved for each of n inputs, by the models that are deployed.
+    """The result of an attack for each of n inputs, by the models that are deployed.
 
     Attributes:
-        attack: Its name.
-        evasive, evasive_top5, wrong: By rule, bool[n]; ``wrong``: the deployed model is wrong, whatever the original answers.
+        attack: Name of the attack.
+        evasive, evasive_top5, wrong: Whether each input is one, by rule, bool[n]; ``wrong``: by the deployed model,
+            whatever the original answers.
         confidence_change: How much less sure of the label the deployed model is than the original at the last step, float64[n].
         largest_change: Largest change of a number of any input that is scored, as a share of the valid range.
         steps: Steps to the first evasive input, in the mean over the inputs that have one; NaN where none has.
@@ -95,19 +96,19 @@ def check_attack(name: str) -> str:
 
 
 def run_attack(name: str, task: Task) -> Found:
-    """What an attack finds, in batches of `BATCH`; raises ``UsageError`` for an unknown attack."""
+    """Inputs that an attack finds, in batches of `BATCH`; raises ``UsageError`` for an unknown attack."""
     parts = []
     objective = _objectives(task.objective)[check_attack(name)]
     with no_parameter_gradients(task.pair.original, task.pair.adapted):
         for x, labels in zip(task.inputs.split(BATCH), task.labels.split(BATCH), strict=True):
             ball, start = Ball.around(x, task.valid, task.budget.eps), time.process_time()
             if objective is None:
-                found = noise(task.pair, x, labels, ball, task.budget)
+                results = noise(task.pair, x, labels, ball, task.budget)
             else:
                 search = apgd if name.startswith("apgd") else pgd
-                found = search(task.pair, objective, x, labels, ball, task.budget)
-            found.seconds = time.process_time() - start
-            parts.append(found)
+                results = search(task.pair, objective, x, labels, ball, task.budget)
+            results.seconds = time.process_time() - start
+            parts.append(results)
     return Found.joined(parts)
 
 
@@ -125,7 +126,7 @@ def _objectives(chosen: Objective) -> Mapping[str, Objective | None]:
 
 @torch.no_grad()
 def score(name: str, task: Task, found: Found) -> Scores:
-    """What was found, scored on the models that are deployed.
+    """Scores of the found inputs on the models that are deployed.
 
     At some step: the first input that the attacker's pair took for a success counts if it is one of the deployed models.
     """
@@ -162,7 +163,7 @@ def classify(model: Classifier, inputs: Tensor) -> Tensor:
 
 
 def agreed_rows(models: list[Classifier], inputs: Tensor, labels: Tensor, wanted: int | None = None) -> Tensor:
-    """Which inputs all models get right, int64: the first ``wanted`` of them.
+    """Indices of inputs that all models get right, int64: the first ``wanted`` of them.
 
     Raises:
         UsageError: there are fewer.

@@ -1,4 +1,4 @@
-"""What an attack maximises for each input, from the class scores of the original and of the adapted model.
+"""Objectives that an attack maximises for each input, from the class scores of the original and of the adapted model.
 
 Sources: DIVA: Hao et al., "A Tale of Two Models: Constructing Evasive Attacks on Edge Models" (MLSys 2022), in the authors'
 code ``p_original[y] - c * p_adapted[y]``; DLR: Croce & Hein, "Reliable evaluation of adversarial robustness with an ensemble
@@ -26,13 +26,13 @@ def is_evasive(original: Tensor, adapted: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Objective:
-    """What ascends, and what is a success; both from scores of the original [n, classes], of the adapted model, and labels [n].
+    """A function to maximise, and its success; from scores [n, classes] of the original and adapted model, and labels [n].
 
     Attributes:
         function: The number to maximise, [n].
         reads_original: Whether it needs a gradient through the original.
         reads_adapted: Whether it needs a gradient through the adapted model.
-        success: Which inputs are a success, bool[n], among those that the adapted model gets wrong.
+        success: Whether each input is a success, bool[n], among those that the adapted model gets wrong.
     """
 
     function: Function
@@ -43,9 +43,9 @@ class Objective:
 
 def margin(scores: Tensor, labels: Tensor) -> Tensor:
     """The score of the label minus the highest other score, [n]; below 0 where the answer is wrong."""
-    own = scores.gather(1, labels[:, None])
+    true_score = scores.gather(1, labels[:, None])
     others = scores.scatter(1, labels[:, None], -torch.inf)
-    return own[:, 0] - others.amax(1)
+    return true_score[:, 0] - others.amax(1)
 
 
 def _probability(scores: Tensor, labels: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def diva(loss: str = "logprob", c: float = 1.0, temperature: float = 1.0) -> Obj
 
     Args:
         loss: One of `LOSSES`.
-        temperature: What scores are divided by first; above 1 keeps probabilities away from 0 and 1, where gradients vanish.
+        temperature: Divisor of scores; above 1 keeps probabilities away from 0 and 1, where gradients vanish.
 
     Raises:
         UsageError: the loss is unknown, or a number is not above 0.

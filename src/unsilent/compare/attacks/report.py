@@ -31,8 +31,8 @@ NOTES = (
 
 
 def report(result: AttackResult) -> Report:
-    """What is shown of an attack."""
-    estimates = [row for one in result.scores.values() for row in _estimates(result, one)]
+    """Report on an attack."""
+    estimates = [row for scores in result.scores.values() for row in _estimates(result, scores)]
     differences = [row for name in result.scores if name != result.attack for row in _differences(result, name)]
     shares = [Column.share(f"evasive, {rule}") for rule in RULES]
     further = [
@@ -66,13 +66,13 @@ def report(result: AttackResult) -> Report:
     )  # fmt: skip
 
 
-def _names(what: str) -> list[str]:
-    return [f"{what}, {rule}" for rule in RULES]
+def _names(measure: str) -> list[str]:
+    return [f"{measure}, {rule}" for rule in RULES]
 
 
 def _headline(result: AttackResult) -> str:
     counts = [
-        f"{rule}: " + ", ".join(f"{name} {int(one.evasive[rule].sum()):,}" for name, one in result.scores.items())
+        f"{rule}: " + ", ".join(f"{name} {int(scores.evasive[rule].sum()):,}" for name, scores in result.scores.items())
         for rule in RULES
     ]
     return (
@@ -90,12 +90,14 @@ def _findings(result: AttackResult) -> Iterator[str]:
         f"{share_with_limits_text(result.twin_agreement)} of clean inputs: {how}"
     )
     yield from result.how
-    for name, one in result.scores.items():
-        steps = f"{one.steps:.1f} steps to the first evasive input in the mean; " if one.steps == one.steps else ""
+    for name, scores in result.scores.items():
+        steps = (
+            f"{scores.steps:.1f} steps to the first evasive input in the mean; " if scores.steps == scores.steps else ""
+        )
         yield (
-            f"{name}: {steps}the deployed model is {100 * float(one.confidence_change.mean()):.1f} points less sure of the label "
-            f"than the original at the last step; largest change {one.largest_change:.3g} of the valid range; "
-            f"{duration_text(one.seconds)} of CPU time"
+            f"{name}: {steps}the deployed model is {100 * float(scores.confidence_change.mean()):.1f} points less sure of "
+            f"the label than the original at the last step; largest change {scores.largest_change:.3g} of the valid range; "
+            f"{duration_text(scores.seconds)} of CPU time"
         )
 
 
@@ -103,11 +105,13 @@ def _shares(events: dict[str, Tensor], confidence: float) -> dict[str, Interval]
     return {name: clopper_pearson(int(seen.sum()), len(seen), confidence) for name, seen in events.items()}
 
 
-def _estimates(result: AttackResult, one: Scores) -> list[Estimate]:
-    kinds = {"evasive": one.evasive, "evasive top-5": one.evasive_top5, "wrong": one.wrong}
+def _estimates(result: AttackResult, scores: Scores) -> list[Estimate]:
+    kinds = {"evasive": scores.evasive, "evasive top-5": scores.evasive_top5, "wrong": scores.wrong}
     events = {f"{kind}, {rule}": by_rule[rule] for kind, by_rule in kinds.items() for rule in RULES}
-    change = known_value(float(one.confidence_change.mean()), result.n)
-    return measured({"attack": one.attack}, {**_shares(events, result.confidence), "confidence change": change}, UNIT)
+    change = known_value(float(scores.confidence_change.mean()), result.n)
+    return measured(
+        {"attack": scores.attack}, {**_shares(events, result.confidence), "confidence change": change}, UNIT
+    )
 
 
 def _clean(result: AttackResult) -> list[Estimate]:
@@ -116,12 +120,12 @@ def _clean(result: AttackResult) -> list[Estimate]:
     return measured({"attack": ""}, measures, UNIT)
 
 
-def _differences(result: AttackResult, other: str) -> list[Estimate]:
-    own, theirs = result.scores[result.attack], result.scores[other]
+def _differences(result: AttackResult, control: str) -> list[Estimate]:
+    attack_scores, theirs = result.scores[result.attack], result.scores[control]
     gaps = {
         f"evasive, {rule}": paired(
-            (own.evasive[rule].double() - theirs.evasive[rule].double()).numpy(), result.confidence
+            (attack_scores.evasive[rule].double() - theirs.evasive[rule].double()).numpy(), result.confidence
         )
         for rule in RULES
     }
-    return measured({"attack": other}, gaps, UNIT)
+    return measured({"attack": control}, gaps, UNIT)

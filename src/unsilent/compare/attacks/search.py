@@ -1,4 +1,4 @@
-"""What all attacks share: the pair of models they look at, the inputs they may try, and what they found.
+"""Shared parts of all attacks: the pair of models they look at, the inputs they may try, and what they found.
 
 Invariants: every input tried lies within the ball of the clean one and within the valid range; memory is linear in the batch.
 """
@@ -69,7 +69,7 @@ class Budget:
         step: Change in a step, as a share of the valid range; None: an eighth of ``eps``.
         random_start: Whether to begin at a random point of the ball, not at the clean input.
         restarts: How often to begin again with those inputs for which nothing was found.
-        seed: Of the random points.
+        seed: Seed of the random points.
     """
 
     eps: float = 8 / 255
@@ -127,19 +127,19 @@ class Ball:
         return self.low + (self.high - self.low) * torch.rand(self.low.shape, generator=generator).to(self.low)
 
     def of(self, rows: Tensor) -> Ball:
-        """Those of some inputs."""
+        """The ball of some inputs."""
         return Ball(self.low[rows], self.high[rows], self.size)
 
 
 class Found:
-    """What an attack found for inputs [n, …], by what the attacker's pair of models answers.
+    """Inputs that an attack found for inputs [n, …], by the answers of the attacker's pair of models.
 
     Attributes:
         evasive: The first inputs that are a success by the objective, such as evasive ones; the last ones where there is none.
         evasive_step: The step of these, int64[n]; 0 where there is none.
         wrong: The first inputs that the adapted model gets wrong; the last ones where there is none.
         wrong_step: The step of these, int64[n]; 0 where there is none.
-        last: Of the last restart that an input took part in: the input of the last step; of APGD the one with the best value of
+        last: Inputs of the last step of the last restart that an input took part in; of APGD those with the best value of
             the objective.
         gradients: Gradients that were computed, of one input each.
         seconds: CPU time.
@@ -185,7 +185,7 @@ class Found:
 
     @classmethod
     def joined(cls, parts: list[Found]) -> Found:
-        """What was found for several batches, one after the other."""
+        """Inputs found for several batches, one after the other."""
         result = cls(parts[0].last[:0])
         for name in ("evasive", "wrong", "last", "evasive_step", "wrong_step"):
             setattr(result, name, torch.cat([getattr(part, name) for part in parts]))

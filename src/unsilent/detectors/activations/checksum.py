@@ -17,14 +17,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsilent.detectors.activations.rule import CHECKSUM, Floats, largest_so_far, limit_scores
+from unsilent.detectors.activations.rule import CHECKSUM, Floats, LayersAlone, limit_scores
 
 _LEAST = 1e-3
 """Rounding errors that the largest clean residual counts as at least."""
 
 
 @dataclass(frozen=True)
-class Checksum:
+class Checksum(LayersAlone):
     """The residual of a product's checksum over the largest one of clean samples."""
 
     name: ClassVar[str] = "abft"
@@ -35,9 +35,5 @@ class Checksum:
         return {"largest": np.maximum(profile.max(0), _LEAST)}
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """How many times the largest clean residual, float64[n]."""
+        """Ratio of the residual to the largest clean one, float64[n]."""
         return limit_scores((reading / layer["largest"][..., None, :]).max(-1))
-
-    def cumulate(self, scores: Floats) -> Floats:
-        """The largest so far."""
-        return largest_so_far(scores)

@@ -27,21 +27,21 @@ from typing import ClassVar
 import numpy as np
 
 from unsilent.basics.errors import UsageError
-from unsilent.detectors.activations.rule import SITES, Floats, largest_so_far, limit_scores
+from unsilent.detectors.activations.rule import SITES, Floats, LayersAlone, limit_scores
 
 _MOST_BINS = 10**6
 _LEAST = 1e-12
 """Stands for a spread of 0."""
 _LEAST_RELATIVE = 1e-6
-"""Of the magnitude of a site: a smaller spread counts as this much, as rounding alone can be larger."""
+"""Least spread, as a share of the magnitude of a site: rounding alone can be larger than a smaller one."""
 _LEAST_SPREAD = 0.1
-"""Of a term: a smaller distance from its median to its 99 % quantile counts as this much."""
+"""Least distance of a term from its median to its 99 % quantile: a smaller one counts as this much."""
 _FAR = 1e60
 """Stands for anything further from 0, NaN included."""
 
 
 @dataclass(frozen=True)
-class DrDna:
+class DrDna(LayersAlone):
     """Surprise, distance and location of a layer's activations, compared with clean ones.
 
     The module has the formulas.
@@ -102,10 +102,6 @@ class DrDna:
             + self.distance * (distance - usual[..., 1, :]) / spread[..., 1, :]
             + self.location * location
         )
-
-    def cumulate(self, scores: Floats) -> Floats:
-        """The largest so far."""
-        return largest_so_far(scores)
 
     def _terms(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """Surprise, distance and location of n samples, float64[..., 3, n]."""

@@ -17,15 +17,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsilent.detectors.activations.rule import QUANTILES, Floats, largest_so_far, limit_scores
+from unsilent.detectors.activations.rule import QUANTILES, Floats, LayersAlone, limit_scores
 
 _LEAST = 1e-12
 _LEAST_SHARE = 0.1
-"""Of the mean deviation over the quantiles of a layer."""
+"""Least deviation, as a share of the mean deviation over the quantiles of a layer."""
 
 
 @dataclass(frozen=True)
-class QuantileMonitor:
+class QuantileMonitor(LayersAlone):
     """Quantiles of a layer, standardised by clean ones."""
 
     name: ClassVar[str] = "quantiles"
@@ -41,7 +41,3 @@ class QuantileMonitor:
         """The largest standardised difference, float64[..., n]."""
         values = np.clip(reading, -1e200, 1e200)
         return limit_scores((np.abs(values - layer["mean"][..., None, :]) / layer["deviation"][..., None, :]).max(-1))
-
-    def cumulate(self, scores: Floats) -> Floats:
-        """The largest so far."""
-        return largest_so_far(scores)

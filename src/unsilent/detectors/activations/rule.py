@@ -1,4 +1,4 @@
-"""What a rule on activations is: it learns what each layer computes for clean samples, and says how unusual a sample is.
+"""Rules on activations: a rule learns what layers compute for clean samples, and says how unusual a sample is.
 
 A layer gives some numbers for each sample, its *reading*: float64[samples, numbers]. A rule gives a score for each layer and
 sample; larger is more unusual. Scores of the first layers up to one layer are cumulated to a *margin*, so that a sample can be
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 SITES, RANGE, QUANTILES, CHECKSUM = "sites", "range", "quantiles", "checksum"
 READINGS = (SITES, RANGE, QUANTILES, CHECKSUM)
-"""What rules read of a layer: some neurons; smallest and largest value; quantiles; the residual of a checksum."""
+"""Readings of a layer: some neurons; smallest and largest value; quantiles; the residual of a checksum."""
 LARGEST_SCORE = 1e6
 """Stands for anything larger, NaN included."""
 
@@ -26,7 +26,7 @@ class ActivationRule(Protocol):
     """A rule with its settings, a frozen dataclass.
 
     Attributes:
-        name: As it is chosen.
+        name: Name by which it is chosen.
         reads: One of `READINGS`.
     """
 
@@ -34,19 +34,19 @@ class ActivationRule(Protocol):
     reads: ClassVar[str]
 
     def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
-        """What is to be known of one layer: arrays by name.
+        """Arrays that scores of one layer need, by name.
 
         Args:
             profile: Readings of clean samples, float64[n, numbers].
-            held_out: Those of other clean samples, by which scores are standardised.
+            held_out: Values of other clean samples, by which scores are standardised.
         """
         ...
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """How unusual each sample is in one layer, float64[n], without NaN; or in several at once, float64[layers, n].
+        """Score of each sample in one layer, float64[n], without NaN; or in several at once, float64[layers, n].
 
         Args:
-            layer: From `fit`; for several layers their arrays, stacked.
+            layer: Arrays from `fit`; for several layers their arrays, stacked.
             reading: float64[n, numbers] or [layers, n, numbers]; any number, NaN and infinity included.
         """
         ...
@@ -56,9 +56,12 @@ class ActivationRule(Protocol):
         ...
 
 
-def largest_so_far(scores: Floats) -> Floats:
-    """Margins of a rule that judges each layer by itself: the largest score up to each layer, float64[layers, n]."""
-    return np.maximum.accumulate(scores, axis=0)
+class LayersAlone:
+    """The part of a rule that judges each layer by itself."""
+
+    def cumulate(self, scores: Floats) -> Floats:
+        """The largest score up to each layer, float64[layers, n]."""
+        return np.maximum.accumulate(scores, axis=0)
 
 
 def limit_scores(scores: Floats) -> Floats:
@@ -68,4 +71,6 @@ def limit_scores(scores: Floats) -> Floats:
 
 def margins(rule: ActivationRule, layers: Sequence[Mapping[str, Floats]], readings: Sequence[Floats]) -> Floats:
     """Margins of n samples after each layer, float64[layers, n]."""
-    return rule.cumulate(np.array([rule.score(layer, one) for layer, one in zip(layers, readings, strict=True)]))
+    return rule.cumulate(
+        np.array([rule.score(layer, reading) for layer, reading in zip(layers, readings, strict=True)])
+    )

@@ -19,14 +19,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsilent.detectors.activations.rule import RANGE, Floats, largest_so_far, limit_scores
+from unsilent.detectors.activations.rule import RANGE, Floats, LayersAlone, limit_scores
 
 _LEAST = 1e-30
 
 
 @dataclass(frozen=True)
-class ValueRange:
-    """How far a layer's values leave the range of clean samples, in units of its width."""
+class ValueRange(LayersAlone):
+    """Rule: how far a layer's values leave the range of clean samples, in units of its width."""
 
     name: ClassVar[str] = "ranger"
     reads: ClassVar[str] = RANGE
@@ -43,21 +43,12 @@ class ValueRange:
         excess = np.maximum(values[..., 1] - high, low - values[..., 0]) / width
         return limit_scores(np.where(np.isnan(reading).any(-1), np.nan, excess))
 
-    def cumulate(self, scores: Floats) -> Floats:
-        """The largest so far."""
-        return largest_so_far(scores)
-
 
 @dataclass(frozen=True)
-class ClippedActivations:
-    """How far a layer's values exceed the largest clean one, in units of the range: what Clip-Act clips."""
+class ClippedActivations(ValueRange):
+    """Rule: how far a layer's values exceed the largest clean one, in units of the range: what Clip-Act clips."""
 
     name: ClassVar[str] = "clip-act"
-    reads: ClassVar[str] = RANGE
-
-    def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
-        """The ends of the range, of smallest and largest values [n, 2]."""
-        return ValueRange().fit(profile, held_out)
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """The excess above the largest value, float64[n]."""
@@ -66,13 +57,9 @@ class ClippedActivations:
         excess = (np.clip(reading[..., 1], -1e300, 1e300) - high) / width
         return limit_scores(np.where(np.isnan(reading).any(-1), np.nan, excess))
 
-    def cumulate(self, scores: Floats) -> Floats:
-        """The largest so far."""
-        return largest_so_far(scores)
-
 
 @dataclass(frozen=True)
-class MagnitudeSymptom:
+class MagnitudeSymptom(LayersAlone):
     """The largest magnitude in a layer over the largest one of clean samples."""
 
     name: ClassVar[str] = "symptom"
@@ -83,30 +70,22 @@ class MagnitudeSymptom:
         return {"largest": np.maximum(np.abs(profile).max(keepdims=True)[0], _LEAST)}
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """How many times the largest clean magnitude, float64[n]."""
+        """Ratio of the largest magnitude to the largest clean one, float64[n]."""
         values = np.clip(np.abs(reading), 0, 1e200).max(-1)  # NaN stays
         return limit_scores(values / layer["largest"])
 
-    def cumulate(self, scores: Floats) -> Floats:
-        """The largest so far."""
-        return largest_so_far(scores)
-
 
 @dataclass(frozen=True)
-class Nonfinite:
+class Nonfinite(LayersAlone):
     """NaN or infinity in a layer: score 1, otherwise 0."""
 
     name: ClassVar[str] = "nonfinite"
     reads: ClassVar[str] = RANGE
 
     def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
-        """Nothing needs to be known."""
+        """No arrays, as nothing needs to be known."""
         return {}
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """1 where a value is not finite, float64[n]."""
         return np.asarray((~np.isfinite(reading)).any(-1), np.float64)
-
-    def cumulate(self, scores: Floats) -> Floats:
-        """The largest so far."""
-        return largest_so_far(scores)

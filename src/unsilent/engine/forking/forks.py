@@ -53,14 +53,14 @@ class Forked:
     """How a faulty training run went.
 
     Attributes:
-        step: Of the fault.
-        ending: From that step on; where the run has golden bits again, golden's values follow.
+        step: Step of the fault.
+        ending: Curves from that step on; where the run has golden bits again, golden's values follow.
         steps_run: Steps that were run from the fault on.
         reason: Why no more.
         measurements: float64[n, k], what was asked after the first of these steps.
-        applied_faults: What landed.
+        applied_faults: Faults as they were applied.
         reference_max: The largest magnitude in what was corrupted, before.
-        evaluation: Of the state that it ended in; None where nobody looked.
+        evaluation: Evaluation of the state that it ended in; None where nobody looked.
     """
 
     step: int
@@ -79,7 +79,7 @@ class FaultFreeBand:
 
     Attributes:
         loss_tolerance: float64[steps], widest difference of the mean loss of the last ``window`` steps.
-        held_out_tolerance: Of what a run is worth on held-out samples, beyond the range of golden's
+        held_out_tolerance: Tolerance for the score on held-out samples, beyond the range of golden's
             evaluations around.
         steps_inside: Steps inside before a run is given up.
     """
@@ -122,7 +122,7 @@ class ForkEngine:
     """Forks of one golden training.
 
     Args:
-        measure_state: Asked after the first ``measured_steps`` steps of a fork (None: all).
+        measure_state: Function that is called after the first ``measured_steps`` steps of a fork (None: all).
         band: See `FaultFreeBand`; golden must have been looked at on the way (``look``).
     """
 

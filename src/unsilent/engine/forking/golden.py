@@ -27,9 +27,9 @@ class GoldenTraining:
     """Runs the training once.
 
     Args:
-        steps: Of the run; None: all.
+        steps: Steps of the run; None: all.
         memory: Bytes that snapshots may take together; they are spread evenly.
-        watch: Asked after every step for what is to be remembered of it, float64[k].
+        watch: Function that is called after every step for what is to be remembered of it, float64[k].
         evaluation_interval: Evaluate after every so many steps, too.
         progress: Called with steps done and of all.
 
@@ -39,11 +39,11 @@ class GoldenTraining:
     Attributes:
         losses, metric: float64[steps], before each update; the metric is the accuracy of the batch, or the
             negative loss where there is none.
-        hashes: Of the state after each step.
+        hashes: Hash of the state after each step.
         watched: float64[steps, k].
-        evaluation: At the end.
+        evaluation: Evaluation at the end.
         snapshot_interval: Steps between two snapshots.
-        epochs: Of each step.
+        epochs: Epoch of each step.
         interim_evaluations: Evaluations on the way, by step.
     """
 

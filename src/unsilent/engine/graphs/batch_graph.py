@@ -12,14 +12,58 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from unsilent.basics.cuda_capture import capture, side_stream
-from unsilent.engine.graphs.host_reads import READ, HostReads
 from unsilent.engine.tape import READBACK, Tape
 from unsilent.outcomes.base import JudgeVerdict
 from unsilent.outcomes.classify import BatchOutcome, changed_and_nonfinite, outcome_of_samples
 from unsilent.outcomes.decision_judges import DecisionJudge, host_rows
-from unsilent.outcomes.tensors import leaves
+from unsilent.outcomes.tensors import leaves, words_of
+from unsilent.sites.dispatch_mode import DispatchMode
+
+# A captured evaluation takes the way of the golden run. Where the golden run read a number, the same number is given
+# again, and on the device it is noted whether the tensor still holds it. If not, a real run may take another way, and
+# has to be made.
+
+READ = torch.ops.aten._local_scalar_dense.default
+
+
+class HostReads(DispatchMode):
+    """Active around each evaluation of one batch. The first one reads; all others compare.
+
+    Attributes:
+        changed: Whether a number of the last evaluation was another, bool[1] on the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._known: list[tuple[Tensor, Any]] = []
+        self._recorded = False
+        self._none = torch.zeros(1, dtype=torch.bool, device=device)
+        self.changed = self._none
+        self._count = 0
+
+    def __enter__(self) -> HostReads:
+        self._count, self.changed = 0, self._none
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._recorded = True
+
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is not READ:
+            return func(*args, **kwargs)
+        words = words_of(args[0].detach())
+        if not self._recorded:
+            self._known.append((words.clone(), func(*args, **kwargs)))
+            return self._known[-1][1]
+        golden, value = self._known[self._count]
+        self._count += 1
+        self.changed = self.changed | (words != golden).reshape(1)
+        return value
+
 
 Call = Callable[[], Any]
 Capture = Callable[[Call], Call]
@@ -29,7 +73,7 @@ WARM_UPS = 2
 MOST_TRIALS = 64
 """Trials that are collected before the host reads them."""
 MOST_BYTES = 256 << 20
-"""Of decision rows that are collected."""
+"""Most bytes of decision rows that are collected."""
 
 
 class CudaGraphs:
@@ -92,9 +136,9 @@ class BatchGraph:
 
     Attributes:
         capacity: Evaluations that can be collected before they are read.
-        output: Of the last evaluation; its memory is used again by the next.
-        seconds, plain_seconds, verdict_seconds: Of an evaluation by this graph, of a plain one, both with the verdict, and of a
-            plain verdict; measured by who made it.
+        output: Output of the last evaluation; its memory is used again by the next.
+        seconds, plain_seconds, verdict_seconds: Seconds of an evaluation by this graph, of a plain one, both with the verdict,
+            and of a plain verdict; measured by who made it.
 
     Raises:
         Exception: whatever ``capture`` raises.
@@ -165,8 +209,8 @@ class BatchGraph:
         for number, size in enumerate(judged.sum(1).tolist()):
             part = None
             if verdict is not None:
-                own = slice(first, first + size)
-                part = JudgeVerdict(verdict.incorrect[own], verdict.severity[own])
+                rows_of_trial = slice(first, first + size)
+                part = JudgeVerdict(verdict.incorrect[rows_of_trial], verdict.severity[rows_of_trial])
             result.append(None if other_way[number] else outcome_of_samples(changed[number], nonfinite[number], part))
             first += size
         return result

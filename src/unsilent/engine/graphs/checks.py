@@ -53,6 +53,8 @@ def _refusal(engine: GraphedEngine, i: int) -> str:
     """Why no graph is tried; empty where it is."""
     if not isinstance(engine.judge, DecisionJudge):
         return "the judge needs whole outputs"
+    if engine.score is not None:
+        return "the score needs whole outputs"
     if has_one_result_a_sample(engine.golden[i], engine.samples[i]):
         return "the output is a list with an entry for each sample"
     if engine.seeded:
@@ -64,7 +66,7 @@ def _refusal(engine: GraphedEngine, i: int) -> str:
 
 
 def _shake(engine: GraphedEngine, i: int, graph: BatchGraph) -> None:
-    """With everything corrupted, strongly or else gently, a plain run and the graph must give the same bits."""
+    """Check that a plain run and the graph give the same bits with everything corrupted, strongly or else gently."""
     swaps = [f for f in input_element_swap_faults(engine.batches[i], i) if f.site in engine.inputs[i]]
     for strongly in (True, False):
         try:

@@ -26,7 +26,7 @@ from unsilent.sites.operands import corruptible_output
 MOST_ELEMENTS = 16
 """Words of one operation that the faults of a trial can change."""
 Masks = tuple[Words, Words]
-"""Which bits are kept and which are then flipped, of each word."""
+"""Masks of each word: bits that are kept, and bits that are then flipped."""
 OnDevice = tuple["InjectionPoint", Tensor, Tensor, Tensor]
 """A point, places in the memory of its output, and masks, all int[MOST_ELEMENTS] on the device."""
 
@@ -43,7 +43,7 @@ class InjectionPoint(NamedTuple):
 
 
 class PointFault(NamedTuple):
-    """What the faults of a trial change at one point: places in the output's memory, int64[n], and masks [n]."""
+    """Changes by the faults of a trial at one point: places in the output's memory, int64[n], and masks [n]."""
 
     point: InjectionPoint
     places: NDArray[np.int64]
@@ -55,7 +55,7 @@ class InjectionPoints(DispatchMode):
     """Active around each evaluation of one batch. The first one finds the points, before which there are no buffers.
 
     Attributes:
-        points: By name of the operation.
+        points: Points by name of the operation.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -96,7 +96,7 @@ class InjectionPoints(DispatchMode):
         words.index_copy_(0, places, words.index_select(0, places).bitwise_and_(keep).bitwise_xor_(flip))
 
     def faults_at_points(self, faults: Sequence[Fault]) -> list[PointFault] | None:
-        """What the faults of one trial, in order, change at each point; None where they cannot enter here."""
+        """Changes by the faults of one trial, in order, at each point; None where they cannot enter here."""
         at: dict[str, dict[int, tuple[Any, Any]]] = {}
         for fault in faults:
             site, point = parse_site(fault.site), self.points.get(parse_site(fault.site).name)
@@ -151,19 +151,23 @@ class StagedPointFaults:
     """The faults of several trials on their device: one copy of each kind for all of them.
 
     Args:
-        trials: Of each the points of its batch, and what changes there.
+        trials: Points of the batch of each trial, and what changes there.
     """
 
     def __init__(self, trials: Sequence[tuple[InjectionPoints, Sequence[PointFault]]], device: torch.device) -> None:
-        every = [one for _, faults in trials for one in faults]
-        places = torch.from_numpy(np.concatenate([one.places for one in every])).to(device).split(MOST_ELEMENTS)
+        every = [point_fault for _, faults in trials for point_fault in faults]
+        places = (
+            torch.from_numpy(np.concatenate([point_fault.places for point_fault in every]))
+            .to(device)
+            .split(MOST_ELEMENTS)
+        )
         masks: dict[int, Sequence[Tensor]] = {}
-        for width in {one.point.width for one in every}:
-            numbers = [k for k, one in enumerate(every) if one.point.width == width]
+        for width in {point_fault.point.width for point_fault in every}:
+            numbers = [k for k, point_fault in enumerate(every) if point_fault.point.width == width]
             joined = (np.concatenate([getattr(every[k], which) for k in numbers]) for which in ("keep", "flip"))
             parts = (torch.from_numpy(words.view(f"i{width}")).to(device).split(MOST_ELEMENTS) for words in joined)
             masks.update(zip(numbers, zip(*parts, strict=True), strict=True))
-        staged = iter([(one.point, places[k], *masks[k]) for k, one in enumerate(every)])
+        staged = iter([(point_fault.point, places[k], *masks[k]) for k, point_fault in enumerate(every)])
         self._trials = [(points, [next(staged) for _ in faults]) for points, faults in trials]
 
     def applied(self, trial: int) -> AbstractContextManager[None]:
@@ -172,4 +176,4 @@ class StagedPointFaults:
         return points.applied(staged)
 
     def check(self) -> None:
-        """Nothing stays corrupted. That faults land is proven by trials that run both ways."""
+        """Check that nothing stays corrupted. That faults land is proven by trials that run both ways."""

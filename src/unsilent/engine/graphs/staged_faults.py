@@ -25,7 +25,7 @@ MemoryFault = tuple[TensorMemory, Fault]
 
 
 class MemoryEdit(NamedTuple):
-    """What one trial writes into one tensor: elements int64[n], distinct; their golden words and the new ones, both [n]."""
+    """Words that one trial writes into one tensor: distinct elements int64[n]; their golden and new words, both [n]."""
 
     memory: TensorMemory
     elements: NDArray[np.int64]
@@ -39,7 +39,7 @@ class GoldenWords:
     def __init__(self, trials: Sequence[Sequence[MemoryFault]]) -> None:
         wanted: dict[int, list[NDArray[np.int64]]] = {}
         memories: dict[int, TensorMemory] = {}
-        for memory, fault in (one for trial in trials for one in trial):
+        for memory, fault in (pair for trial in trials for pair in trial):
             memories[id(memory)] = memory
             wanted.setdefault(id(memory), []).append(fault.elements)
             if fault.operation == "copy_from":
@@ -54,7 +54,7 @@ class GoldenWords:
 
 
 def edits_of_trial(faults: Sequence[MemoryFault], golden: GoldenWords) -> list[MemoryEdit]:
-    """What the faults of one trial, applied in order, make of each tensor; raises what `Fault.apply` raises."""
+    """Edits of each tensor by the faults of one trial, applied in order; raises what `Fault.apply` raises."""
     by_tensor: dict[int, list[MemoryFault]] = {}
     for memory, fault in faults:
         by_tensor.setdefault(id(memory), []).append((memory, fault))
@@ -107,7 +107,7 @@ class StagedFaults:
     """The edits of several trials on their device.
 
     Args:
-        trials: Of each trial its edits; all tensors on ``device``.
+        trials: Edits of each trial; all tensors on ``device``.
 
     Positions are copied in one tensor, golden and corrupted words of each width in one each.
     """
@@ -122,14 +122,14 @@ class StagedFaults:
         self._words: dict[int, tuple[NDArray[np.signedinteger], NDArray[np.signedinteger]]] = {}
         parts = {width: self._parts([e for e in edits if e.golden.itemsize == width], device)
             for width in {edit.golden.itemsize for edit in edits}}  # fmt: skip
-        made = iter([
+        new_places = iter([
             _Place(self._storage(edit.memory), place, *next(parts[edit.golden.itemsize]))
             for edit, place in zip(edits, places, strict=True)
         ])  # fmt: skip
-        self._places = [[next(made) for _ in trial] for trial in trials]
+        self._places = [[next(new_places) for _ in trial] for trial in trials]
 
     def _parts(self, edits: Sequence[MemoryEdit], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
-        """Of each edit the words and the room for its log; all are of one width."""
+        """Words of each edit and the room for its log; all are of one width."""
         sizes, width = [len(edit.elements) for edit in edits], edits[0].golden.itemsize
         self._log[width] = log = torch.zeros((3, sum(sizes)), dtype=WORDS[width], device=device)
         joined = (np.concatenate([e.golden for e in edits]), np.concatenate([e.corrupted for e in edits]))
@@ -166,10 +166,10 @@ class StagedFaults:
         for width, log in self._log.items():
             golden, corrupted = self._words[width]
             rows = log.cpu().numpy()
-            for row, words, what in zip(rows, (golden, corrupted, golden), STAGES, strict=True):
+            for row, words, stage in zip(rows, (golden, corrupted, golden), STAGES, strict=True):
                 if not np.array_equal(row, words):
                     raise InjectionError(
-                        f"trials {what} other bits than they should in {int((row != words).sum())} of {len(words)} elements; "
+                        f"trials {stage} other bits than they should in {int((row != words).sum())} of {len(words)} elements; "
                         "find what else writes into the model or its inputs"
                     )
 

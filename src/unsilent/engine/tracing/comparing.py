@@ -18,34 +18,34 @@ _NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_NARRO
 
 
 def change(golden: Tensor, faulty: Tensor) -> OutputDifference:
-    """What differs between two tensors of one dtype and shape, on the CPU."""
+    """Difference between two tensors of one dtype and shape, on the CPU."""
     if golden.dtype.is_complex:  # numbers by part, elements whole
         parts = change(torch.view_as_real(golden), torch.view_as_real(faulty))
         return replace(parts, changed=int((words_of(golden) != words_of(faulty)).any(-1).sum()))
     numeric, result = golden.dtype in _NUMBERS, OutputDifference()
     ones, twos = golden.reshape(-1), faulty.reshape(-1)
     for start in range(0, len(ones), CHUNK):
-        one, two = ones[start : start + CHUNK], twos[start : start + CHUNK]
-        unequal = words_of(one) != words_of(two)
+        left, right = ones[start : start + CHUNK], twos[start : start + CHUNK]
+        unequal = words_of(left) != words_of(right)
         if unequal.any():
             result = _joined(
-                result, _change(one[unequal], two[unequal]) if numeric else OutputDifference(int(unequal.sum()))
+                result, _change(left[unequal], right[unequal]) if numeric else OutputDifference(int(unequal.sum()))
             )
     return result
 
 
 def _change(golden: Tensor, faulty: Tensor) -> OutputDifference:
-    """Of changed elements alone."""
-    one, two = golden.double(), faulty.double()
-    known = one.isfinite() & two.isfinite()
-    apart = (two - one).abs()
-    rated = known & (one != 0)
+    """Difference of the changed elements alone."""
+    before, after = golden.double(), faulty.double()
+    known = before.isfinite() & after.isfinite()
+    apart = (after - before).abs()
+    rated = known & (before != 0)
     return OutputDifference(
-        len(one),
-        _largest((apart / one.abs())[rated]),
+        len(before),
+        _largest((apart / before.abs())[rated]),
         _largest(apart[known]),
-        int((known & (one == 0) & (two != 0)).sum()),
-        int((one.isfinite() & ~two.isfinite()).sum()),
+        int((known & (before == 0) & (after != 0)).sum()),
+        int((before.isfinite() & ~after.isfinite()).sum()),
     )
 
 

@@ -39,7 +39,7 @@ class DataflowRecorder(DispatchMode):
     """Active around one training step, inside of all other modes.
 
     Args:
-        digest: Of a tensor; one that depends on the order of elements, or one that does not.
+        digest: Digest of a tensor; one that depends on the order of elements, or one that does not.
 
     Attributes:
         recorded_operations: The operations, in order.
@@ -70,14 +70,14 @@ class DataflowRecorder(DispatchMode):
             read = [t for t in read if id(t) not in written]
         reads = tuple(map(self._digest, read))
         result = func(*args, **kwargs)
-        given: list[Tensor] = []
+        outputs: list[Tensor] = []
         view = is_view(func, args, kwargs, result)
         if view:
-            given = list(tensors_in(result))
+            outputs = list(tensors_in(result))
         elif not gives_uninitialised(func):
-            given = [tensor for _, tensor in computed_outputs(func, args, kwargs, result)]
+            outputs = [tensor for _, tensor in computed_outputs(func, args, kwargs, result)]
         self.recorded_operations.append(
-            RecordedOperation(None, kernel, draws, view or kernel in _TAKES, reads, tuple(map(self._digest, given)))
+            RecordedOperation(None, kernel, draws, view or kernel in _TAKES, reads, tuple(map(self._digest, outputs)))
         )
         return result
 

@@ -35,13 +35,13 @@ class TracedOutput(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its name for a message."""
+        """Name of the output for a message."""
         kernel = f" > {self.key.kernel}" if self.key.kernel else ""
         return f"{self.key.name}{kernel}" + (f"/out.{self.key.output}" if self.key.output else "")
 
 
 class GoldenPass:
-    """One golden run: what was seen, and copies of some of it.
+    """One golden run: records of its outputs, and copies of some of them.
 
     Args:
         memory: Bytes that copies may take; one output is always kept, however large.
@@ -49,7 +49,7 @@ class GoldenPass:
     """
 
     def __init__(self, memory: int, wanted: Collection[int] | None = None) -> None:
-        self._left, self._wanted = memory, wanted
+        self._bytes_left, self._wanted = memory, wanted
         self.seen: list[TracedOutput] = []
         self.kept: dict[int, Tensor] = {}
 
@@ -58,21 +58,21 @@ class GoldenPass:
         number, size = len(self.seen), tensor.numel() * tensor.element_size()
         self.seen.append(TracedOutput(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest([tensor]), size))
         if self._wanted is None or number in self._wanted:
-            if size <= self._left or not self.kept:
+            if size <= self._bytes_left or not self.kept:
                 self.kept[number] = tensor.cpu().clone()
-            self._left -= size  # also where it was not kept: the next run begins there
+            self._bytes_left -= size  # also where it was not kept: the next run begins there
 
 
 class FaultyPass:
     """One faulty run compared with what a golden run saw and kept.
 
     Attributes:
-        seen: What it gave.
-        changes: Of the outputs that were compared, by number.
+        seen: The golden run's outputs.
+        changes: Changes of the outputs that were compared, by number.
     """
 
     def __init__(self, golden: Sequence[TracedOutput], kept: Mapping[int, Tensor]) -> None:
-        self._golden, self._kept = golden, kept
+        self._golden, self._golden_outputs = golden, kept
         self._together = True
         self.seen: list[TracedOutput] = []
         self.changes: dict[int, OutputDifference] = {}
@@ -90,8 +90,8 @@ class FaultyPass:
             self.changes[number] = OutputDifference()
         elif (golden.dtype, golden.shape) != (seen.dtype, seen.shape):
             self.changes[number] = OutputDifference(tensor.numel() or 1)
-        elif number in self._kept:
-            self.changes[number] = change(self._kept[number], tensor.cpu())
+        elif number in self._golden_outputs:
+            self.changes[number] = change(self._golden_outputs[number], tensor.cpu())
 
 
 class PassComparison(NamedTuple):
@@ -163,25 +163,25 @@ def common_prefix_length(one: Sequence[TracedOutput], two: Sequence[TracedOutput
     return next((i for i, (a, b) in enumerate(pairs) if a.key != b.key), min(len(one), len(two)))
 
 
-def _scratch(one: Sequence[TracedOutput], two: Sequence[TracedOutput]) -> set[int]:
+def _scratch(first: Sequence[TracedOutput], second: Sequence[TracedOutput]) -> set[int]:
     """Numbers of outputs that differ between two golden runs and mean nothing; raises ``UsageError`` for any other difference.
 
     A kernel may give scratch memory as a further output, which nobody reads: if no first output of any operation differs,
     what differs is that.
     """
-    both = common_prefix_length(one, two)
-    result = [i for i in range(both) if one[i] != two[i]]
-    if both < max(len(one), len(two)) or any(one[i].key.output == 0 for i in result):
-        raise _unrepeatable("golden", one, result[0] if result else both)
+    both = common_prefix_length(first, second)
+    result = [i for i in range(both) if first[i] != second[i]]
+    if both < max(len(first), len(second)) or any(first[i].key.output == 0 for i in result):
+        raise _unrepeatable("golden", first, result[0] if result else both)
     return set(result)
 
 
-def _check_faulty(one: Sequence[TracedOutput], two: Sequence[TracedOutput], scratch: Collection[int]) -> None:
+def _check_faulty(first: Sequence[TracedOutput], second: Sequence[TracedOutput], scratch: Collection[int]) -> None:
     """Raise ``UsageError`` unless two faulty runs gave the same, but for scratch memory."""
-    both = common_prefix_length(one, two)
-    result = [i for i in range(both) if one[i] != two[i] and i not in scratch]
-    if result or both < max(len(one), len(two)):
-        raise _unrepeatable("faulty", one, result[0] if result else both)
+    both = common_prefix_length(first, second)
+    result = [i for i in range(both) if first[i] != second[i] and i not in scratch]
+    if result or both < max(len(first), len(second)):
+        raise _unrepeatable("faulty", first, result[0] if result else both)
 
 
 def _unrepeatable(kind: str, seen: Sequence[TracedOutput], number: int) -> UsageError:

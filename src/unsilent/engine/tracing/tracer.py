@@ -46,7 +46,7 @@ _WORKSPACE = {
 
 
 class OutputKey(NamedTuple):
-    """Which output of which operation: see `unsilent.basics.fault_trace.TraceRow`."""
+    """Key of one output of an operation: see `unsilent.basics.fault_trace.TraceRow`."""
 
     name: str
     kernel: str
@@ -135,11 +135,11 @@ class Tracer(DispatchMode):
         if gives_uninitialised(func) or is_view(func, args, kwargs, result):
             return result
         step = self._calls.current_micro_step if isinstance(self._calls, StepOperationNamer) else 0
-        names = {one.entry: one.name for one in work}
+        names = {work_item.entry: work_item.name for work_item in work}
         unowned = "" if names else f"{UPDATE}#{self._count(UPDATE, operation_name(func), 0)}"
-        given = list(_given(func, args, kwargs, result))
+        outputs = list(_returned_tensors(func, args, kwargs, result))
         entries = first_tensor_list(args)
-        for i, tensor in enumerate(given):
+        for i, tensor in enumerate(outputs):
             number, entry = (i, None) if entries is None else divmod(i, len(entries))
             name = names.get(entry) or unowned or f"{UPDATE}#{operation_name(func)}[{entry}]"
             self._tell(OutputKey(name, "", "update", step, number), tensor)
@@ -182,16 +182,16 @@ class Tracer(DispatchMode):
 def computed_outputs(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
 ) -> Iterator[tuple[int, Tensor]]:
-    """What an operation computes, by number of output: no views, no memory that nothing has written, no scratch memory."""
+    """Tensors that an operation computes, by number of output: no views, no uninitialised or scratch memory."""
     if gives_uninitialised(func) or is_view(func, args, kwargs, result):
         return
     workspace = _WORKSPACE.get(operation_name(func))
-    for number, tensor in enumerate(_given(func, args, kwargs, result)):
+    for number, tensor in enumerate(_returned_tensors(func, args, kwargs, result)):
         if number != workspace:
             yield number, tensor
 
 
-def _given(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[Tensor]:
-    """What an operation gives; of one that gives nothing what it writes."""
+def _returned_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[Tensor]:
+    """Tensors that an operation returns; of one that returns nothing those that it writes."""
     output = list(tensors_in(result))
     yield from output or written_by(func, args, kwargs)

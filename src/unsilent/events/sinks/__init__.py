@@ -1,4 +1,4 @@
-"""What receives the events of a monitor: the log, a file of JSON lines, Prometheus, TensorBoard.
+"""Sinks of the events of a monitor: the log, a file of JSON lines, Prometheus, TensorBoard.
 
 A sink takes one event and never stops the job: a disk that is full or a port that is taken is logged once.
 """
@@ -17,7 +17,7 @@ LOGGER = "unsilent.monitor"
 
 
 class Sink(Protocol):
-    """Receives events."""
+    """A receiver of events."""
 
     def __call__(self, event: Event) -> None: ...
 
@@ -26,7 +26,7 @@ class Sink(Protocol):
 
 
 class SinkSettings(Protocol):
-    """What may be set of sinks, as ``monitor.settings.MonitorSettings`` has it."""
+    """Settings of sinks, as ``monitor.settings.MonitorSettings`` has them."""
 
     @property
     def log_normal(self) -> bool: ...
@@ -83,7 +83,7 @@ class IsolatedSink:
 
     Args:
         make: Makes the sink; ``UsageError`` is raised, any other error counts as the first one.
-        name: Of what is lost.
+        name: Name of the sink whose events are lost.
     """
 
     def __init__(self, make: Callable[[], Sink], name: str) -> None:

@@ -22,7 +22,7 @@ class JsonLinesSink:
     be written, that is logged once, and later events are tried again.
 
     Args:
-        path: Of several ranks, each writes a file of its own: see `path_of_rank`. Events of an earlier run stay.
+        path: File; of several ranks, each writes a file of its own: see `path_of_rank`. Events of an earlier run stay.
 
     Raises:
         UsageError: The file cannot be written, or holds something else.

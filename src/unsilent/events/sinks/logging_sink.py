@@ -21,7 +21,7 @@ from unsilent.events.sinks import LOGGER
 from unsilent.recovery.fault_codes import ASD_CODE, ASD_LEVEL
 
 ASD_KEYWORD = "accuracy sensitivity feature abnormal"
-"""What MindSpore's accuracy-sensitive detection writes; scripts search logs for it."""
+"""Text of MindSpore's accuracy-sensitive detection; scripts search logs for it."""
 ASD_FIELDS = (
     f"compatibility codes: event code {ASD_CODE}, node type SoC, sensor type Check Sensor, "
     f"event state check fail, level {ASD_LEVEL}"
@@ -41,13 +41,13 @@ _LEVELS = {
 
 
 class LoggingSink:
-    """One line for each event; an alarm is an error, and a warning of a rule is a warning.
+    """Sink that logs a line for each event; an alarm is an error, and a warning of a rule is a warning.
 
     What every rank reports alike is a line of one of them, for all of them may have one log; that of others has level DEBUG.
 
     Args:
         compatibility: Alarms also carry `ASD_KEYWORD` and `ASD_FIELDS`, kinds of faults the latter.
-        normal_level: Of the lines for steps without an alarm.
+        normal_level: Level of the lines for steps without an alarm.
     """
 
     def __init__(self, compatibility: bool = False, normal_level: int = logging.DEBUG) -> None:

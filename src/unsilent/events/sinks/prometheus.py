@@ -20,7 +20,7 @@ from unsilent.events.event_kinds import (
     StepSummary,
     Verdict,
 )
-from unsilent.events.health import OK, health_after
+from unsilent.events.run_history import OK, health_after
 from unsilent.events.sinks import LOGGER
 
 LOOPBACK = "127.0.0.1"
@@ -32,7 +32,7 @@ class PrometheusSink:
     Args:
         port: 0: any that is free. The log names the port.
         rank: A label of every metric.
-        rules: Whose alarms are counted from 0.
+        rules: Rules whose alarms are counted from 0.
 
     Raises:
         UsageError: prometheus-client is not installed.
@@ -52,9 +52,9 @@ class PrometheusSink:
         registry = CollectorRegistry()  # not that of the job
 
         def gauge(name: str, text: str, value: float = math.nan) -> Gauge:
-            made = Gauge(f"unsilent_{name}", text, ["rank"], registry=registry).labels(self._rank)
-            made.set(value)
-            return made
+            result = Gauge(f"unsilent_{name}", text, ["rank"], registry=registry).labels(self._rank)
+            result.set(value)
+            return result
 
         self._rank, self._health = str(rank), OK
         self._done = 0

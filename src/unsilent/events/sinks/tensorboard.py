@@ -22,7 +22,7 @@ class TensorBoardSink:
     """Writes a log of TensorBoard.
 
     Args:
-        folder: Of this rank alone.
+        folder: Folder of this rank alone.
 
     Raises:
         UsageError: TensorBoard is not installed.

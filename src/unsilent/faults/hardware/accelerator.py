@@ -31,7 +31,7 @@ _STAGES = {"first": "input", "second": "weight", "third": "accumulator", "out": 
 
 @dataclass(frozen=True)
 class WeightedPreset:
-    """One weighted fault model: ``preset`` of the group of flip-flops ``group``, in a register of dtype ``held``.
+    """A fault model with a weight: ``preset`` of the group of flip-flops ``group``, in a register of dtype ``held``.
 
     ``fastest``: what runs of outputs follow, see `UnresolvedFault`. ``weight``: its share of all faults that are
     used, 0 to 1.
@@ -46,7 +46,7 @@ class WeightedPreset:
     def fault_at_operation(
         self, operation: str, phase: str = "fwd", seed: int = 0, value: str | None = None, **moment: Any
     ) -> UnresolvedFault:
-        """It in an operation; see `Preset.draw`. The same in all phases: dX and dW are products, too."""
+        """The fault of this preset in an operation; see `Preset.draw`. Equal in all phases: dX and dW are products, too."""
         return self.preset.fault_at_operation(
             operation, phase, seed, value, **{"held": self.held, "fastest": self.fastest, **moment}
         )
@@ -99,7 +99,7 @@ class Accelerator:
         return tuple(result)
 
     def draw_weighted_preset(self, rng: np.random.Generator) -> WeightedPreset:
-        """One entry, by weight."""
+        """A fault model of the accelerator, drawn by weight."""
         weights = np.array([e.weight for e in self.weighted_presets])
         return self.weighted_presets[int(rng.choice(weights.size, p=weights / weights.sum()))]
 
@@ -130,7 +130,7 @@ class Accelerator:
         return f"the probability that a fault in {', '.join(missing)} is not masked is unknown" if missing else ""
 
     def table(self) -> tuple[AcceleratorRow, ...]:
-        """One row per entry; none where no flip-flops are described."""
+        """One row per weighted preset; none where no flip-flops are described."""
         return tuple(self._row(entry) for entry in self.weighted_presets) if self.description.groups else ()
 
     def _row(self, entry: WeightedPreset) -> AcceleratorRow:
@@ -147,8 +147,8 @@ class Accelerator:
         several = sum(e.group == name for e in self.weighted_presets)
         if several == 1:
             return ""
-        given = group.faults is not None and group.faults[0].part is not None
-        return "as described" if given else f"not known, 1/{several} each"
+        has_parts = group.faults is not None and group.faults[0].part is not None
+        return "as described" if has_parts else f"not known, 1/{several} each"
 
     def _presets(self, name: str, group: FlipFlopGroup) -> tuple[tuple[Preset, ...], list[float]]:
         """The fault models of a group, and how its weight is divided among them."""

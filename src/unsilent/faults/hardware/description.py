@@ -1,4 +1,4 @@
-"""What a description of an accelerator may say: the tables of its TOML file, checked.
+"""Tables of the TOML file that describes an accelerator, checked.
 
 Every table of facts has a key ``evidence``: one grade for all its facts, or a table with one grade for each. No number about
 hardware has a default; what is left out is not known, or not there (no tail, nothing passed on, no tile). A file describes
@@ -16,7 +16,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.sizes import parse_bytes
 from unsilent.faults.blocks import parse_tile as read_tile
 from unsilent.faults.codecs import codec
-from unsilent.faults.fault_texts import FILE_AND_NAME, split_lasts, weighted_parts
+from unsilent.faults.fault_texts import FILE_AND_NAME, split_from, split_lasts, weighted_parts
 from unsilent.faults.hardware.memories import MOST_CODE_WORD, PROTECTIONS, Code, flips_bits, make_code
 from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.models import fault_model
@@ -75,10 +75,11 @@ def _held(address: str) -> None:
 
 
 def _event(text: str) -> None:
-    if FILE_AND_NAME.fullmatch(text) or len(weighted_parts(text)) > 1 or split_lasts(text)[1] != 1:
+    timed = split_lasts(text)[1] != 1 or split_from(text)[1] is not None
+    if FILE_AND_NAME.fullmatch(text) or len(weighted_parts(text)) > 1 or timed:
         raise UsageError(
-            f"{text[:60]!r}: a pattern is one built-in fault model, without lasts; describe the parts of a mixture as patterns "
-            "with shares"
+            f"{text[:60]!r}: a pattern is one built-in fault model, without lasts and from; describe the parts of a mixture as "
+            "patterns with shares"
         )
     if isinstance(fault_model(text).pattern, Rate):
         raise UsageError(
@@ -120,23 +121,27 @@ class DescriptionTable(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def _known(cls, record: Any) -> Any:
+        if not isinstance(record, dict):
+            return record
         keys = [k for k in cls.model_fields if k != "evidence" or cls.facts]
-        if strange := [k for k in given if k not in keys]:
+        if strange := [k for k in record if k not in keys]:
             raise ValueError(str(unknown_name_error("key", str(strange[0])[:60], keys)))
-        return given
+        return record
 
     @model_validator(mode="after")
     def _all_graded(self) -> DescriptionTable:
-        given = [fact for fact in self.facts if getattr(self, fact) is not None]
-        graded = self.evidence if isinstance(self.evidence, dict) else dict.fromkeys(given if self.evidence else (), "")
-        if missing := [fact for fact in given if fact not in graded]:
+        stated_facts = [fact for fact in self.facts if getattr(self, fact) is not None]
+        graded = (
+            self.evidence
+            if isinstance(self.evidence, dict)
+            else dict.fromkeys(stated_facts if self.evidence else (), "")
+        )
+        if missing := [fact for fact in stated_facts if fact not in graded]:
             raise ValueError(f"evidence for {missing[0]} is missing; expected one of {', '.join(GRADES)}")
-        if strange := [fact for fact in graded if fact not in given]:
+        if strange := [fact for fact in graded if fact not in stated_facts]:
             raise ValueError(
-                f"evidence is given for {strange[0]!r}, which has no value; expected {', '.join(given) or 'none'}"
+                f"evidence is given for {strange[0]!r}, which has no value; expected {', '.join(stated_facts) or 'none'}"
             )
         return self
 
@@ -181,7 +186,7 @@ class MultiplierArray(DescriptionTable):
 
 
 class StageDtypes(DescriptionTable):
-    """In which dtype each stage holds a value."""
+    """The dtype in which each stage holds a value."""
 
     facts: ClassVar[tuple[str, ...]] = ("input", "weight", "accumulator", "output")
     input: Dtype
@@ -205,7 +210,7 @@ class CustomFault(DescriptionTable):
 
     @property
     def window(self) -> OutputWindow | None:
-        """None where nothing is said of it."""
+        """The window of the outputs; None where nothing is said of it."""
         if (self.channels, self.positions, self.tail, self.onward) == (None, None, False, False):
             return None
         return OutputWindow(self.channels, self.positions, self.tail, self.onward)
@@ -241,7 +246,7 @@ class FlipFlopGroup(DescriptionTable):
 
 
 class ErrorPattern(DescriptionTable):
-    """What one event does to the bits of a memory. ``share``: of all events of the memory."""
+    """Corruption of the bits of a memory by one event. ``share``: of all events of the memory."""
 
     facts: ClassVar[tuple[str, ...]] = ("share",)
     model: Annotated[str, _refusing(_event)]
@@ -305,7 +310,7 @@ class Memory(DescriptionTable):
 
     @property
     def bytes_per_second(self) -> int:
-        """Its bandwidth."""
+        """Bandwidth of the memory."""
         return parse_bytes(self.bandwidth)
 
     @property

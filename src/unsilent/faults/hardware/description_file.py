@@ -39,11 +39,11 @@ def _first(error: ValidationError) -> str:
     """The first thing that is wrong, in one line."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
-    what = str(first["msg"]).removeprefix("Value error, ")
+    message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
         return _short(f"{where} is missing; add it")
     result = "" if isinstance(first["input"], (dict, AcceleratorDescription)) else f" is {first['input']!r}"
-    return _short(f"{where}{result}: {what}" if where else what)
+    return _short(f"{where}{result}: {message}" if where else message)
 
 
 def _short(error: object) -> str:

@@ -1,4 +1,4 @@
-"""What a memory makes of an event that flips bits in it: codes that protect it, computed word by word.
+"""Codes that protect a memory, computed word by word, and what they make of an event that flips bits.
 
 A code decodes the flips of each of its words: ``corrected`` if none is left, ``detected`` if the memory reports an error,
 ``missed`` if flips are left and nothing is reported, ``miscorrected`` if the code flipped another bit besides.
@@ -14,12 +14,12 @@ fail themselves.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import combinations
-from math import comb
+from math import comb, prod
 from operator import xor
 from typing import Protocol
 
@@ -39,8 +39,6 @@ ALTERED = ("missed", "miscorrected")
 MOST_CODE_WORD = 4096
 SYMBOL, FIELD = 8, 255
 """Bits of a symbol, and symbols of the longest word of a Reed-Solomon code over them."""
-DRAWS = 4096
-"""Faults from which shares of outcomes are computed."""
 Flips = frozenset[int]
 
 
@@ -49,6 +47,7 @@ class Code(Protocol):
 
     @property
     def word(self) -> int: ...
+    def __hash__(self) -> int: ...
     def decode(self, flips: Flips) -> Flips | None:
         """The bits of data that are wrong after decoding a word with these flips; None where an error is reported."""
 
@@ -58,7 +57,7 @@ class BinaryCode:
     """A linear code: the syndrome is the exclusive or of the columns of the flipped bits.
 
     Attributes:
-        columns: Of the bits of data.
+        columns: Columns of the bits of data.
         corrects: Whether the bit whose column is the syndrome is flipped back.
         reports: Whether a syndrome of no single bit is reported.
     """
@@ -158,7 +157,7 @@ def _lightest_columns(word: int, odd: bool) -> tuple[int, ...]:
 
 
 def _balanced(columns: Sequence[int], number: int, check: int) -> list[int]:
-    """So many of the columns, each time one whose rows have fewest ones so far."""
+    """``number`` of the columns, each time one whose rows have fewest ones so far."""
     bits = np.array([[column >> row & 1 for row in range(check)] for column in columns], np.int64)
     filled, left, chosen = np.zeros(check, np.int64), np.ones(len(columns), bool), list[int]()
     for _ in range(number):
@@ -183,44 +182,45 @@ def fitted(model: FaultModel, region: Region) -> FaultModel:
 
 
 def decoded(fault: Fault, code: Code | None) -> tuple[str, Fault]:
-    """The outcome of a fault in a memory with this code, and the fault that is left in what the memory returns.
-
-    A miscorrection outside of the tensor is left out.
-    """
+    """The outcome of a fault in a memory with this code, and the fault that is left in what the memory returns."""
     if code is None:
         return "missed", fault
     width = fault.codec.bits
+    flipped = [
+        element * width + bit
+        for element, mask in zip(fault.elements.tolist(), fault.operands.tolist(), strict=True)
+        for bit in range(width)
+        if mask >> bit & 1
+    ]
+    outcome, left = decoded_bits(flipped, code, prod(fault.shape) * width)
+    if outcome in ("corrected", "detected"):
+        return outcome, fault
+    by_element: dict[int, int] = defaultdict(int)
+    for place in left:
+        element, bit = divmod(place, width)
+        by_element[element] |= 1 << bit
+    elements = np.array(sorted(by_element), np.int64)
+    masks = np.array([by_element[e] for e in elements.tolist()], fault.codec.word_dtype)
+    return outcome, replace(fault, elements=elements, operands=masks)
+
+
+def decoded_bits(flipped: Sequence[int], code: Code, end: int | None) -> tuple[str, list[int]]:
+    """The outcome of flips in a row of ``end`` bits (None: of whole words), and the bits that are wrong after decoding.
+
+    A miscorrection behind the end is left out.
+    """
     words: dict[int, set[int]] = defaultdict(set)
-    for element, mask in zip(fault.elements.tolist(), fault.operands.tolist(), strict=True):
-        for bit in range(width):
-            if mask >> bit & 1:
-                word, place = divmod(element * width + bit, code.word)
-                words[word].add(place)
-    left: dict[int, int] = defaultdict(int)
+    for bit in flipped:
+        word, place = divmod(bit, code.word)
+        words[word].add(place)
+    left: list[int] = []
     wrong = False
     for word, flips in words.items():
         remaining = code.decode(frozenset(flips))
         if remaining is None:
-            return "detected", fault
+            return "detected", []
         wrong |= not remaining <= flips
-        for place in remaining:
-            element, bit = divmod(word * code.word + place, width)
-            if element < np.prod(fault.shape):
-                left[element] |= 1 << bit
+        left += [word * code.word + place for place in remaining if end is None or word * code.word + place < end]
     if not left:
-        return "corrected", fault
-    elements = np.array(sorted(left), np.int64)
-    masks = np.array([left[e] for e in elements.tolist()], fault.codec.word_dtype)
-    return "miscorrected" if wrong else "missed", replace(fault, elements=elements, operands=masks)
-
-
-def outcome_shares(model: FaultModel, regions: Sequence[Region], code: Code | None) -> dict[str, float]:
-    """Share of the faults of a model by outcome, from `DRAWS` faults that are the same each time."""
-    if code is None:
-        return {"missed": 1.0}
-    rng, counts = np.random.default_rng(0), Counter[str]()
-    sizes = np.array([region.eligible_count for region in regions], np.float64)
-    for number in rng.choice(len(regions), DRAWS, p=sizes / sizes.sum()).tolist():
-        (fault,) = fitted(model, regions[number]).draw((regions[number],), rng)
-        counts[decoded(fault, code)[0]] += 1
-    return {name: counts[name] / DRAWS for name in OUTCOMES if counts[name]}
+        return "corrected", []
+    return "miscorrected" if wrong else "missed", left

@@ -1,4 +1,4 @@
-"""Which outputs see a corrupted operand register: the units that read it in a cycle, while it holds the value.
+"""Outputs that see a corrupted operand register: of the units that read it in a cycle, while it holds the value.
 
 An operand that is wrong in a register, rather than in the buffer behind it, is seen by some of the outputs that use it.
 Channels (the outputs that units compute side by side) and positions (what is streamed past them, one a cycle) are both taken in
@@ -67,12 +67,16 @@ class OutputWindow:
         group = channel // (self.channels or dependents.size)
         pair = group * dependents.size + run
         chosen = rng.choice(np.unique(pair))
-        kept = pair == chosen
+        affected = pair == chosen
         if self.tail:
-            kept &= place >= rng.integers((self.positions or 0) * run[kept][0], place[kept].max(), endpoint=True)
+            affected &= place >= rng.integers(
+                (self.positions or 0) * run[affected][0], place[affected].max(), endpoint=True
+            )
         if self.onward:
-            kept &= channel >= rng.integers((self.channels or 0) * group[kept][0], channel[kept].max(), endpoint=True)
-        return np.asarray(flat[kept])
+            affected &= channel >= rng.integers(
+                (self.channels or 0) * group[affected][0], channel[affected].max(), endpoint=True
+            )
+        return np.asarray(flat[affected])
 
 
 def _several(n: int, noun: str) -> str:

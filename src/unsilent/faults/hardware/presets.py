@@ -34,7 +34,7 @@ class Preset:
         window: The outputs that one fault reaches; None: all.
         kind: The flip-flops that it stands for.
         hardware_defect: What is wrong in the hardware.
-        remark: Where the published code deviates.
+        remark: Deviation of the published code.
     """
 
     name: str
@@ -52,29 +52,29 @@ class Preset:
 
     @property
     def affected_outputs_text(self) -> str:
-        """Which outputs see it, in words."""
+        """The outputs that see the corrupted operand, in words."""
         if self.operand == "out":
             return "itself"
         return "all that use it" if self.window is None else self.window.text
 
     def model_with_value(self, value: str | None) -> FaultModel:
-        """The same pattern with another value, such as ``uniform:low=1e16,high=1e18``.
+        """The fault model with another value and the same pattern, such as ``uniform:low=1e16,high=1e18``.
 
         Raises ``UsageError`` for a text with a pattern of its own.
         """
         if value is None:
             return self.model
-        other = fault_model(value)
-        if other.has_explicit_count:
+        other_model = fault_model(value)
+        if other_model.has_explicit_count:
             raise UsageError(
-                f"{value!r} chooses elements, but {self.name} already does; leave out {other.pattern.text}"
+                f"{value!r} chooses elements, but {self.name} already does; leave out {other_model.pattern.text}"
             )
-        return replace(other, pattern=self.model.pattern)
+        return replace(other_model, pattern=self.model.pattern)
 
     def fault_at_operation(
         self, operation: str, phase: str = "fwd", seed: int = 0, value: str | None = None, **moment: Any
     ) -> UnresolvedFault:
-        """It in an operation, such as ``op:conv1#convolution.0``; raises ``UsageError``.
+        """The fault of this preset in an operation, such as ``op:conv1#convolution.0``; raises ``UsageError``.
 
         ``phase``: ``fwd``, ``grad_in`` or ``grad_wt``. ``value``: see `model_with_value`. ``moment``: any other field of
         `UnresolvedFault`.
@@ -130,11 +130,11 @@ def presets_for_array(sizes: ArraySizes) -> tuple[Preset, ...]:
     return datapath + local + _lines_out(p) + _lines_in(c, {"INPUT": (by_input, seen), "WT": (by_weight, streamed)})
 
 
-def _global(name: str, operand: str, text: str, what: str, window: OutputWindow | None = None) -> Preset:
+def _global(name: str, operand: str, text: str, values_text: str, window: OutputWindow | None = None) -> Preset:
     """Control of the whole array fails."""
     how = "are arbitrary" if text.startswith("random") else "are stale or values of other elements"
     long = " for a number of cycles" if "cycles" in text else ""
-    return Preset(name, "global control", operand, text, window, f"{what} {how}{long}")
+    return Preset(name, "global control", operand, text, window, f"{values_text} {how}{long}")
 
 
 def _lines_out(n: int) -> tuple[Preset, ...]:
@@ -149,7 +149,7 @@ def _lines_out(n: int) -> tuple[Preset, ...]:
 
 
 def _lines_in(n: int, windows: Mapping[str, tuple[str, OutputWindow]]) -> tuple[Preset, ...]:
-    """As many operands as are read in one cycle, for all outputs, for those of one cycle, and in several cycles."""
+    """Presets of the operands read in one cycle, for all outputs, for those of one cycle, and in several cycles."""
     result = []
     for name, (suffix, window) in windows.items():
         operand, noun = ("first", "inputs") if name == "INPUT" else ("second", "weights")
@@ -162,11 +162,11 @@ def _lines_in(n: int, windows: Mapping[str, tuple[str, OutputWindow]]) -> tuple[
 
 
 def _tiles(rows: int, columns: int) -> tuple[Preset, ...]:
-    """The same where one instruction writes a tile."""
-    tile, what = f"tile={rows}x{columns}", f"the {rows} x {columns} outputs of one instruction"
+    """Presets of the outputs of one instruction, where that writes a tile."""
+    tile, outputs_text = f"tile={rows}x{columns}", f"the {rows} x {columns} outputs of one instruction"
     return (
-        _global("TILE_RD", "out", f"random:{tile}", what),
-        _global("TILE_RD_CORRECT", "out", f"copy:{tile}", what),
+        _global("TILE_RD", "out", f"random:{tile}", outputs_text),
+        _global("TILE_RD_CORRECT", "out", f"copy:{tile}", outputs_text),
     )
 
 

@@ -35,7 +35,7 @@ from unsilent.faults.lists.pickled import NotAnArray, read_array
 
 NUMPY = b"\x93NUMPY"
 KINDS = ("conv2d", "conv3d", "fcc")
-"""What PyTorchALFI calls Conv2d, Conv3d and Linear."""
+"""Names of PyTorchALFI for Conv2d, Conv3d and Linear."""
 ROWS = ("layer", "k", "channel", "depth", "height", "width", "value")
 SIGN = 31
 FORMAT_OPTION_EXAMPLE = "--faults-as pytorchalfi:rnd_mode=weights,rnd_value_type=bitflip,layer_types=conv2d+fcc"
@@ -75,7 +75,7 @@ class PyTorchAlfi:
             raise UsageError(f"max_faults_per_image is {self.max_faults_per_image}; expected 1 or more")
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
-        """One entry a column, or as many columns together as an image was given faults."""
+        """One entry for each column, or for as many columns together as an image was given faults."""
         if "neurons_inj" in name.rpartition("/")[2]:
             raise fault_list_error(
                 name,

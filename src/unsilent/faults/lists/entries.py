@@ -1,4 +1,4 @@
-"""What a list of faults says, before anybody knows the model it is for."""
+"""Entries of a list of faults, before anybody knows the model they are for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unsilent.faults.record import Fault
 
 
 class ColumnNames(NamedTuple):
-    """What a format calls its columns, for messages."""
+    """Names of the columns of a format, for messages."""
 
     layer: str
     coordinates: tuple[str, ...]
@@ -34,7 +34,7 @@ class ParameterPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ListedCorruption:
-    """One corruption of one element of one layer's ``weight``, or of the parameter that a path names.
+    """A corruption of one element of one layer's ``weight``, or of the parameter that a path names.
 
     ``index``: a flat C-order position, or coordinates. ``operation``: ``xor`` with the bit ``operand`` (0 is the least
     significant one), or ``set`` to the number ``operand``. ``required_dtype``: the one dtype for which that is what the
@@ -51,14 +51,14 @@ class ListedCorruption:
 
 
 class FaultListEntry(NamedTuple):
-    """One trial: where the file has it (``line 3``), and what is corrupted together."""
+    """The faults of one trial, and the place of the file that has them (``line 3``)."""
 
     file_position: str
     corruptions: tuple[Fault | ListedCorruption, ...]
 
 
 class Format(Protocol):
-    """One way to write a list of faults."""
+    """A way to write a list of faults."""
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
         """The entries in the file's order; ``name`` is the file's, for messages. Raises ``UsageError``."""

@@ -32,7 +32,7 @@ _COLUMNS = ColumnNames("location", ("index",), "bits")
 
 
 class SequenceEntry(NamedTuple):
-    """One injection of a sequence, as the file has it; ``location`` is a dataset's name or its beginning."""
+    """An injection of a sequence, as the file has it; ``location`` is a dataset's name or its beginning."""
 
     location: str
     coordinates: tuple[int, ...]
@@ -47,7 +47,7 @@ class Hdf5Corrupter:
     together: bool = False
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
-        """One entry an injection, or one for all; those without bits are passed over."""
+        """One entry for each injection, or one for all; injections without bits are passed over."""
         everything: list[ListedCorruption] = []
         for entry in read_sequence(content, name):
             if entry.bits is None:
@@ -104,7 +104,7 @@ def read_sequence(content: bytes, name: str) -> list[SequenceEntry]:
 
 
 def _index_and_bits(injection: Any) -> tuple[tuple[int, ...], tuple[int, ...] | int | None]:
-    """Both parts of an injection; raises ``UsageError``."""
+    """The index and the bits of an injection; raises ``UsageError``."""
     if not isinstance(injection, list) or len(injection) != 2:
         raise UsageError(f"found {short_repr(injection)}; {_EXPECTED}")
     index, bits = injection

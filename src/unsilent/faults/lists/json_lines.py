@@ -25,7 +25,7 @@ SUPPORTED_TIMING_FIELDS: Mapping[str, tuple[str, ...]] = {
     "input": ("step",),
     "kv": ("step", "occurrence"),
 }
-"""What a record may say about its moment, by the kind of its site. Values of a run must say it; a fault of a parameter without a
+"""Timing fields of a record, by the kind of its site. Values of a run must have them; a fault of a parameter without a
 batch (``step``) acts in all of them."""
 
 
@@ -34,7 +34,7 @@ class JsonLines:
     """Fault records as JSON lines, also what unsilent export writes."""
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
-        """One entry a line; blank lines are passed over."""
+        """One entry for each line; blank lines are passed over."""
         for number, line in enumerate(io.BytesIO(content), 1):
             if not line.strip():
                 continue

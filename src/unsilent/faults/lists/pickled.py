@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from unsilent.basics.pickle_values import ByteString, Call, Name, PickleDamaged, read_pickle
 
 _MOST_MEMORY = 20_000
-"""Of the objects of a pickled array, which has about 100 opcodes; its numbers are bytes."""
+"""Most memory for the objects of a pickled array, which has about 100 opcodes; its numbers are bytes."""
 _DTYPES = {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)} | {"f4", "f8"}
 
 
 class NotAnArray(ValueError):
-    """What a pickle holds instead; one phrase."""
+    """A pickle holds no array; the message is a phrase that says what it holds."""
 
 
 def read_array(content: bytes) -> NDArray[Any]:

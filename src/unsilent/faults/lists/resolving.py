@@ -28,14 +28,14 @@ _WEIGHT = ".weight"
 
 @dataclass(frozen=True)
 class ModelTensors:
-    """What can be corrupted in a model.
+    """Tensors of a model that can be corrupted, and those that cannot.
 
     Attributes:
-        regions: Its tensors.
+        regions: Tensors that can be corrupted.
         names: Every name of a parameter, tied ones too, with the one that is in ``regions``.
         not_corruptible: Parameters that cannot be corrupted, and why.
         layers: Kind and name of the layers that may be counted, in order.
-        batches: How many there are.
+        batches: Number of batches.
     """
 
     regions: Mapping[TensorKey, Region]
@@ -149,17 +149,17 @@ def _located(corrupt: ListedCorruption, tensors: ModelTensors, name: str, place:
         region = tensors.weight_region(corrupt.layer)
     except UsageError as error:
         raise fault_list_error(name, place, str(error), columns.layer) from None
-    what = region.site.removeprefix("param:")
+    parameter = region.site.removeprefix("param:")
     if corrupt.required_dtype not in (None, region.dtype):
-        text = f"{short_repr(what, 80)} is {region.dtype}; expected {corrupt.required_dtype} for such a bit"
+        text = f"{short_repr(parameter, 80)} is {region.dtype}; expected {corrupt.required_dtype} for such a bit"
         raise fault_list_error(name, place, text, columns.operand)
     if corrupt.operation == "set" and region.codec.kind == "int":
         raise fault_list_error(
-            name, place, f"{short_repr(what, 80)} is {region.dtype}; expected floating point", columns.operand
+            name, place, f"{short_repr(parameter, 80)} is {region.dtype}; expected floating point", columns.operand
         )
     if corrupt.operation == "xor" and corrupt.operand >= region.codec.bits:
         text = (
-            f"bit {short_repr(corrupt.operand)} is outside {region.dtype}; {short_repr(what, 80)} has "
+            f"bit {short_repr(corrupt.operand)} is outside {region.dtype}; {short_repr(parameter, 80)} has "
             f"bits 0-{region.codec.bits - 1}"
         )
         raise fault_list_error(name, place, text, columns.operand)
@@ -167,12 +167,12 @@ def _located(corrupt: ListedCorruption, tensors: ModelTensors, name: str, place:
     if isinstance(index, int):
         index, shape = (index,), (prod(shape),)
     if len(index) != len(shape):
-        given = " and ".join(filter(None, (", ".join(columns.coordinates[:-1]), columns.coordinates[-1])))
-        text = f"{len(index)} coordinates are given, but {short_repr(what, 80)} has shape {list(shape)}"
-        raise fault_list_error(name, place, text, given)
+        columns_text = " and ".join(filter(None, (", ".join(columns.coordinates[:-1]), columns.coordinates[-1])))
+        text = f"{len(index)} coordinates are given, but {short_repr(parameter, 80)} has shape {list(shape)}"
+        raise fault_list_error(name, place, text, columns_text)
     for axis, (i, size) in enumerate(zip(index, shape, strict=True)):
         if i >= size:
-            text = f"{i} is outside {short_repr(what, 80)} of shape {list(region.shape)}; expected 0-{size - 1}"
+            text = f"{i} is outside {short_repr(parameter, 80)} of shape {list(region.shape)}; expected 0-{size - 1}"
             raise fault_list_error(name, place, text, columns.coordinates[min(axis, len(columns.coordinates) - 1)])
     element = 0
     for i, size in zip(index, shape, strict=True):

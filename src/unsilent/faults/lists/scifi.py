@@ -33,7 +33,7 @@ class SciFi:
     """The CSV of a weight fault list of SCI-FI."""
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
-        """One entry a row."""
+        """One entry for each row."""
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError:

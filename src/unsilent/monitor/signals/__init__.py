@@ -1,1 +1,1 @@
-"""What a monitor reads of a training while it runs: gradients, values inside the model, updates, loss, fingerprints of bits."""
+"""Signals of a running training: gradients, values inside the model, updates, loss, fingerprints of bits."""

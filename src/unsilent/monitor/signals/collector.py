@@ -43,40 +43,40 @@ from unsilent.monitor.signals.trained_parameters import (
 )
 from unsilent.monitor.signals.turns import OptimizerTurns, TrainedParameter, ValueTurns
 from unsilent.monitor.step_checks import StepChecks
-from unsilent.sites.modules import unwrapped
+from unsilent.sites.modules import named_modules, unwrapped
 
 TIMED = 16
-"""What is checked in every step is timed in one of so many: to time it costs as much."""
+"""Number of steps of which one is timed in what is checked in every step: to time it costs as much."""
 LONGEST_CHECK = 2e-4
 """Seconds; a check that takes longer was interrupted by another program, and does not stand for the others."""
 LARGEST_LOSS = 1e12
 """A scaled loss that is infinite although smaller ones than this would not be was infinite before."""
 _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
-"""Those that are open, for `watch_gradient`."""
+"""Collectors that are open, for `watch_gradient`."""
 
 
 class SignalCollector:
     """Reads signals; a context manager that removes its hooks.
 
     Args:
-        model: What is trained; wrappers (DDP, a compiled module) are looked through.
-        optimizers: What trains it.
+        model: Model that is trained; wrappers (DDP, a compiled module) are looked through.
+        optimizers: Optimizers that train it.
         values: Tensors that are named, ``MODULE:input``, ``MODULE:output`` or ``MODULE:gradient``.
         fingerprint: Whether bits of the state are compared between steps.
-        full_fingerprint: All of them in each step.
-        on_error: What an error in a hook is passed to; None: errors are raised.
-        on_end: Is called where something of the next step begins although the row was not taken: all signals of a step are there;
+        full_fingerprint: Whether all fingerprints are taken in each step.
+        on_error: Function that gets an error in a hook; None: errors are raised.
+        on_end: Called where the next step begins although the row was not taken: all signals of a step are there;
             and after each step that is not read. None: a row has all signals until it is taken.
-        before_step: Is called before each step of an optimizer, after what is done here.
-        after_step: Is called after each one that is read.
+        before_step: Called before each step of an optimizer, after what is done here.
+        after_step: Called after each one that is read.
         checks: Gets the loss of each step that is not read, and norms of gradients before clipping.
 
     Attributes:
-        series: What is read; grows by names of `watch_gradient` and by parameters that are new.
+        series: Series that are read; grows by names of `watch_gradient` and by parameters that are new.
         step: Number of the present row.
         backwards: Backward passes of this model so far.
-        seconds: That were spent on ``gradients``, ``values`` and ``state``.
-        is_off: Nothing is read any more.
+        seconds: Seconds that were spent on ``gradients``, ``values`` and ``state``.
+        is_off: Whether nothing is read any more.
         next_read: Number of the row from which on signals are read; rows before it are only counted. 0: all are read.
         reads_all: Whether the row after one that is read is read as well.
     """
@@ -129,7 +129,7 @@ class SignalCollector:
         self._trained = TrainedParameters(self.model, optimizers)
         watched = layers.named_values(self.model, values)
         self._add_new_parameters()
-        parameters = [one.parameter for one in self._parameters]
+        parameters = [trained.parameter for trained in self._parameters]
         self._arrive_one_by_one = are_reduced(parameters)
         self._loss = self._add_series(Series(LOSS, "", NUMBER))
         self._updates, self._sums = UpdateSizes(), ReusedSum()
@@ -140,8 +140,9 @@ class SignalCollector:
             full_fingerprint,
             has_replicas=self._arrive_one_by_one and not any(map(is_sharded, parameters)),
         )
-        for name, layer in layers.norm_layers(self.model):
-            self._hook(layers.hook_input_gradient, layer, key=(NORM_INPUT_GRADIENT, name))
+        for name, layer in named_modules(self.model):
+            if layers.is_norm_layer(layer):
+                self._hook(layers.hook_input_gradient, layer, key=(NORM_INPUT_GRADIENT, name))
         for name, module, part in watched:
             self._hook(layers.hook_value, module, part, key=(VALUE, name))
         if self._arrive_one_by_one:
@@ -151,6 +152,7 @@ class SignalCollector:
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
         self._begin_row()
         self._thread = threading.get_ident()
+        # Last: from here on backward passes call this collector.
         add_listener(self, self._thread)
         _collectors.add(self)
 
@@ -172,7 +174,7 @@ class SignalCollector:
 
     @property
     def intervals(self) -> SampleIntervals:
-        """Which part of the series is read in each step."""
+        """Part of the series that is read in each step."""
         return self._intervals
 
     @intervals.setter
@@ -217,20 +219,20 @@ class SignalCollector:
             if self._written is not None:
                 self._version_before = _version(self._written.grad)
             else:
-                self._gradients_before = [_version(one.parameter.grad) for one in self._parameters]
+                self._gradients_before = [_version(trained.parameter.grad) for trained in self._parameters]
             if begun:
                 self.seconds["checks"] += TIMED * min(LONGEST_CHECK, time.perf_counter() - begun)
             return
         with self.timed("gradients"):
             self._ends.begin_pass()
             self._arrived, self._has_gradient = [], False
-            self._gradients_before = [_version(one.parameter.grad) for one in self._parameters]
+            self._gradients_before = [_version(trained.parameter.grad) for trained in self._parameters]
             self._scale = None if scale is None else scale.detach().to(torch.float64, copy=True)
             if len(tensors) == 1 and tensors[0].numel() == 1 and tensors[0].is_floating_point():
                 self._put_loss(tensors[0].detach().reshape(1))
 
     def after_backward(self) -> None:
-        """It has ended; reads gradients unless they arrived one by one."""
+        """End a backward pass: reads gradients unless they arrived one by one."""
         if self.is_off:
             return
         if self.step < self.next_read:
@@ -265,7 +267,7 @@ class SignalCollector:
             self.backwards += 1
             self._has_stepped, self._was_scaled = False, self._scale is not None
             if not self._arrive_one_by_one:
-                due = [one for group in self._groups.values() for one in group.due(self.intervals.gradients)]
+                due = [trained for group in self._groups.values() for trained in group.due(self.intervals.gradients)]
                 self._read_gradients(due)
                 arrived += self._arrived
                 self._arrived = []
@@ -295,10 +297,10 @@ class SignalCollector:
 
     def _find_first_clipped(self, gradient: Tensor) -> Tensor | None:
         """The parameter with the first gradient of those that are clipped; None: the gradients are of another model."""
-        for one in self._parameters:
-            if one.parameter.grad is gradient:
-                self._first_clipped.append(one.parameter)
-                return one.parameter
+        for trained in self._parameters:
+            if trained.parameter.grad is gradient:
+                self._first_clipped.append(trained.parameter)
+                return trained.parameter
         return None
 
     def after_scaler_update(self) -> None:
@@ -312,12 +314,12 @@ class SignalCollector:
 
     @property
     def steps_of_optimizers(self) -> list[int]:
-        """That each has made so far."""
+        """Number of steps that each optimizer has made so far."""
         return [group.steps for group in self._groups.values()]
 
     @property
     def rows_per_step(self) -> int:
-        """From one step of an optimizer to its next, about; of that which makes the fewest."""
+        """Rows from one step of an optimizer to its next, about; of that which makes the fewest."""
         fewest = min((group.steps for group in self._groups.values() if group.steps), default=1)
         return 1 if len(self._groups) == 1 else max(1, round(self.step / fewest))
 
@@ -337,7 +339,7 @@ class SignalCollector:
         return self._ends.is_over
 
     def hook_failed(self, error: Exception) -> None:
-        """What is called around a backward pass raised an error."""
+        """Raise the error of what is called around a backward pass."""
         with self.timed("gradients"):
             raise error
 
@@ -384,7 +386,7 @@ class SignalCollector:
             self._ends.begin_row()
 
     def _end_row(self, is_over: bool) -> None:
-        """Something follows that is of the next row, if this one is over."""
+        """End the row if it is over, as something of the next one follows."""
         if is_over and self._on_end is not None:
             self._on_end()
 
@@ -422,12 +424,12 @@ class SignalCollector:
     def _add_new_parameters(self) -> None:
         for number, name, parameter in self._trained.find_new():
             tensor = local_tensor(parameter)
-            one = TrainedParameter(
+            trained = TrainedParameter(
                 parameter, self._add_tensor(GRADIENT, name, tensor), self._add_tensor(UPDATE, name, tensor)
             )
             group = self._groups[id(self._optimizers[number])]
-            self._places[name] = group, group.add(one, len(self._parameters))
-            self._parameters.append(one)
+            self._places[name] = group, group.add(trained, len(self._parameters))
+            self._parameters.append(trained)
 
     def _is_due(self, feature: str, name: str) -> bool:
         """Whether a tensor is to be read now."""
@@ -440,16 +442,18 @@ class SignalCollector:
 
     def _read_gradients(self, parameters: Sequence[TrainedParameter]) -> None:
         """Read those that are there."""
-        read = [(one.gradient, gradient) for one in parameters if (gradient := one.parameter.grad) is not None]
+        read = [
+            (trained.gradient, gradient) for trained in parameters if (gradient := trained.parameter.grad) is not None
+        ]
         if read:
             values = norms_and_largest([local_tensor(gradient) for _, gradient in read])
             self._put(_pairs([slot for slot, _ in read]), values)
 
     def _first_written(self) -> Tensor | None:
         """The first parameter whose gradient the backward pass has written to; it may reach any few of all."""
-        for one, version in zip(self._parameters, self._gradients_before, strict=False):
-            if _version(one.parameter.grad) != version:
-                return one.parameter
+        for trained, version in zip(self._parameters, self._gradients_before, strict=False):
+            if _version(trained.parameter.grad) != version:
+                return trained.parameter
         return None
 
     def _has_written_another(self) -> bool:
@@ -491,17 +495,17 @@ class SignalCollector:
             group = self._groups[id(optimizer)]
             if self._ends.is_in_pass:  # a step for each gradient that arrives
                 self._has_gradient = self._has_gradient or any(
-                    one.parameter.grad is not None for one in group.parameters
+                    trained.parameter.grad is not None for trained in group.parameters
                 )
                 if not self._arrive_one_by_one:
                     self._read_gradients(group.due(self.intervals.gradients))
             self._state.compare(self._row, optimizer)
             self._add_new_parameters()
             due = group.due_part(self.intervals.state)
-            self._updates.remember([(one.update, one.parameter) for one in due])
+            self._updates.remember([(trained.update, trained.parameter) for trained in due])
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """It has made its step: what is read is read, and a step that is not read is over."""
+        """End the step of an optimizer: what is read is read, and a step that is not read is over."""
         if is_dynamo_compiling():
             return
         if self.step >= self.next_read:
@@ -558,7 +562,7 @@ class SignalCollector:
                 key = (GRADIENT, name)
                 self._hooks.append(parameter.register_hook(functools.partial(self._parameter_gradient_arrived, key)))
 
-        named = [one for own in self._trained.of_optimizer for one in own]
+        named = [pair for parameters in self._trained.of_optimizer for pair in parameters]
         names = {id(parameter): name for name, parameter in named}
         for name, parameter in named:
             hook(name, parameter)
@@ -594,7 +598,7 @@ class SignalCollector:
             self._put((slot, slot + 1), norms_and_largest([local_tensor(self._sums.take(parts))]))
 
     def _put_loss(self, loss: Tensor) -> None:
-        """One that a loss scaler has multiplied may be infinite by that alone; then it is left out."""
+        """Put a loss. One that a loss scaler has multiplied may be infinite by that alone; then it is left out."""
         value = loss.to(torch.float64)
         if self._scale is not None:
             scale = self._scale.to(value.device)
@@ -646,7 +650,7 @@ def watch_gradient(tensor: Tensor, name: str) -> Tensor:
 
 
 def _version(gradient: Tensor | None) -> tuple[int, int] | None:
-    """What changes when a gradient is written to or replaced."""
+    """A key that changes when a gradient is written to or replaced."""
     return None if gradient is None else (id(gradient), gradient._version)
 
 

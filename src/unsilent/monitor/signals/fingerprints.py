@@ -22,8 +22,8 @@ class StateEntry:
     """A parameter, a tensor of an optimizer's state, or several of one element each, which are read together.
 
     Attributes:
-        name: As it is reported.
-        is_parameter: Not of an optimizer's state.
+        name: Name in reports.
+        is_parameter: Whether it is a parameter, and not of an optimizer's state.
     """
 
     __slots__ = ("_is_sharded", "_places", "_tensors", "is_parameter", "name")
@@ -35,7 +35,7 @@ class StateEntry:
         self._is_sharded = False
 
     def add(self, tensor: Tensor, table: dict[str, Any] | None = None, key: str = "") -> None:
-        """One more tensor; in an optimizer's state it is ``table[key]``."""
+        """Add a tensor; in an optimizer's state it is ``table[key]``."""
         self._tensors.append(tensor)
         self._is_sharded = self._is_sharded or hasattr(tensor, "_local_tensor")
         if table is not None:
@@ -46,15 +46,15 @@ class StateEntry:
         return all(table.get(key) is t for (table, key), t in zip(self._places, self._tensors, strict=False))
 
     def _locals(self) -> list[Tensor]:
-        """What this rank holds of them."""
+        """Parts of the tensors that this rank holds."""
         return [getattr(t, "_local_tensor", t) for t in self._tensors] if self._is_sharded else self._tensors
 
     def versions(self) -> list[tuple[int, int]]:
-        """What changes when somebody writes to the tensors through torch, or replaces their memory."""
+        """Versions that change when somebody writes to the tensors through torch, or replaces their memory."""
         return [(tensor._version, tensor.data_ptr()) for tensor in self._locals()]
 
     def bits(self) -> Tensor:
-        """One tensor with all bits."""
+        """A tensor with all bits."""
         tensors = self._locals()
         return tensors[0] if len(tensors) == 1 else _flatten_dense_tensors(tensors)
 

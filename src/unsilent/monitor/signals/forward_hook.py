@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unsilent.monitor.torchscript import HiddenFromScript
+from unsilent.monitor.backward_hooks import HiddenFromScript
 
 if TYPE_CHECKING:
     from unsilent.monitor.signals.collector import SignalCollector
@@ -19,7 +19,7 @@ class ForwardHook(HiddenFromScript):
 
     Args:
         collector: Adds up its time, and takes its errors.
-        function: The hook.
+        function: Hook to call.
         is_expected: Whether it may have something to do in this step. Between the large operations of a model each line of Python
             takes ten times as long as in a loop, so most calls should end here.
     """

@@ -25,17 +25,17 @@ class _Consumer(NamedTuple):
 
 
 def read_input_gradient(
-    layer_input: Tensor, others: Sequence[Tensor], outputs: Sequence[Tensor], report: Callable[..., None],
+    layer_input: Tensor, further_inputs: Sequence[Tensor], outputs: Sequence[Tensor], report: Callable[..., None],
 ) -> None:  # fmt: skip
     """Have the gradient of a layer's input reported in the backward pass, once it is complete: what is to be added up for it.
 
     Args:
-        layer_input: That requires a gradient.
-        others: Further inputs; what flows through them is not part of the layer.
-        outputs: Of the layer.
-        report: Is called with the parts, one or more, whose sum is the gradient; raises nothing.
+        layer_input: Input that requires a gradient.
+        further_inputs: Further inputs; what flows through them is not part of the layer.
+        outputs: Outputs of the layer.
+        report: Called with the parts, one or more, whose sum is the gradient; raises nothing.
     """
-    consumers = _consumers(layer_input, others, outputs)
+    consumers = _consumers(layer_input, further_inputs, outputs)
     parts: list[Tensor] = []
     count = missing = len(consumers)  # hooks that led to the operations would keep the graph in memory after the step
 
@@ -54,9 +54,9 @@ def read_input_gradient(
         consumer.node.register_hook(lambda gradients, _, places=consumer.places: arrived(places, gradients))
 
 
-def _consumers(layer_input: Tensor, others: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[_Consumer]:
+def _consumers(layer_input: Tensor, further_inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[_Consumer]:
     """The operations between the outputs and the input that take the input; none where there are too many operations."""
-    target, borders = _edge(layer_input), {_edge(tensor) for tensor in others if tensor.requires_grad}
+    target, borders = _edge(layer_input), {_edge(tensor) for tensor in further_inputs if tensor.requires_grad}
     borders.discard(target)
     waiting = [edge[0] for t in outputs if t.requires_grad and (edge := _edge(t)) != target and edge not in borders]
     seen, result = set(), []

@@ -19,19 +19,14 @@ INPUT, OUTPUT, GRADIENT_OF_OUTPUT = "input", "output", "gradient"
 PARTS = (INPUT, OUTPUT, GRADIENT_OF_OUTPUT)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm)
 Report = Callable[[Tensor], None]
-"""Is called with a tensor when it is known."""
+"""A function that is called with a tensor when it is known."""
 ReportGradient = Callable[..., None]
-"""Is called with the parts, one or more, whose sum is a gradient."""
+"""A function that is called with the parts, one or more, whose sum is a gradient."""
 
 
 def is_norm_layer(module: nn.Module) -> bool:
     """Whether a module normalises: by its type, or a leaf whose class is called like one (``LlamaRMSNorm``)."""
     return isinstance(module, _NORMS) or ("norm" in type(module).__name__.lower() and not any(module.children()))
-
-
-def norm_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The norm layers of a model by name."""
-    return [(name, module) for name, module in named_modules(model) if is_norm_layer(module)]
 
 
 def named_values(model: nn.Module, wanted: Sequence[str]) -> list[tuple[str, nn.Module, str]]:
@@ -54,12 +49,12 @@ def named_values(model: nn.Module, wanted: Sequence[str]) -> list[tuple[str, nn.
 
 
 class Reader(NamedTuple):
-    """How hooks read one value.
+    """Functions by which hooks read one value.
 
     Attributes:
         is_wanted: Whether it is the value's turn in this step.
-        report: Is called with a tensor in a forward pass.
-        report_gradient: Is called with a gradient in a backward pass; raises nothing.
+        report: Called with a tensor in a forward pass.
+        report_gradient: Called with a gradient in a backward pass; raises nothing.
         protect: Makes a forward hook of a function that may raise errors, and that is not called while `torch.compile` traces.
     """
 

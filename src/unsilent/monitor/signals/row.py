@@ -27,7 +27,6 @@ class SignalValues(NamedTuple):
         changed: Names of the tensors whose bits changed since the step before although nobody wrote to them.
         compared: Names of all tensors that were compared for that.
         replica_sums: int64[k], fingerprints of the tensors that every rank should have with the same bits.
-        replica_names: Their names.
     """
 
     values: Floats
@@ -35,14 +34,13 @@ class SignalValues(NamedTuple):
     changed: tuple[str, ...]
     compared: tuple[str, ...]
     replica_sums: Ints
-    replica_names: tuple[str, ...]
 
 
 class SignalRow:
     """Collects the signals of one step.
 
     Attributes:
-        step: Its number.
+        step: Number of the step.
     """
 
     def __init__(self, step: int) -> None:
@@ -53,7 +51,7 @@ class SignalRow:
         self._without_minus_infinity: set[int] = set()
         self._compared_names: list[Sequence[str]] = []
         self._compared: list[Tensor] = []
-        self._replicas: list[tuple[Sequence[str], Tensor]] = []
+        self._replicas: list[Tensor] = []
         self._copy: HostCopy | None = None
 
     def add(self, slots: Sequence[int], values: Tensor, is_scaled: bool = False) -> None:
@@ -70,32 +68,32 @@ class SignalRow:
             self._merge()
 
     def leave_out_minus_infinity(self, slot: int) -> None:
-        """This value of a series counts as not seen."""
+        """Count this value of a series as not seen."""
         self._without_minus_infinity.add(slot)
 
     def discard_values(self, except_for: int) -> None:
         """Forget the values, except for those of one series: the update is left out."""
         self._merge()
         parts = zip(self._slots, self._parts, strict=True)
-        kept = [values[slots.index(except_for)] for slots, values in parts if except_for in slots]
-        self._slots, self._parts = [(except_for,)] * len(kept), [value.reshape(1) for value in kept]
+        values_kept = [values[slots.index(except_for)] for slots, values in parts if except_for in slots]
+        self._slots, self._parts = [(except_for,)] * len(values_kept), [value.reshape(1) for value in values_kept]
 
     def add_comparison(self, names: Sequence[str], changed: Tensor) -> None:
-        """Which of these tensors changed, bool[k]."""
+        """Add which of these tensors changed, bool[k]."""
         self._compared_names.append(names)
         self._compared.append(changed)
         if len(self._compared) > MOST_PARTS:
             self._merge_comparisons()
 
-    def add_replicas(self, names: Sequence[str], sums: Tensor) -> None:
+    def add_replicas(self, sums: Tensor) -> None:
         """Fingerprints of tensors that all ranks should have alike, int64[k]; of very many, the last are kept."""
-        self._replicas = [*self._replicas[-MOST_PARTS:], (names, sums)]
+        self._replicas = [*self._replicas[-MOST_PARTS:], sums]
 
     def begin_copy(self) -> None:
-        """Nothing more is added; the numbers start on their way to the host, in one piece."""
+        """Add nothing more, and start the numbers on their way to the host, in one piece."""
         parts = [part.to(torch.float64).view(torch.int64) for part in self._parts]
         parts += [changed.to(torch.int64) for changed in self._compared]
-        parts += [sums for _, sums in self._replicas]
+        parts += self._replicas
         if parts:
             device = next((part.device for part in parts if part.is_cuda), parts[0].device)
             self._copy = HostCopy(torch.cat([part.to(device, non_blocking=True) for part in parts]))
@@ -111,14 +109,13 @@ class SignalRow:
         seen[slots] = True
         scaled = np.array(sorted(self._scaled), dtype=np.int64)
         seen[scaled] &= np.isfinite(values[scaled])
-        others = np.array(sorted(self._without_minus_infinity), dtype=np.int64)
-        seen[others] &= ~np.isneginf(values[others])
+        without_minus_infinity = np.array(sorted(self._without_minus_infinity), dtype=np.int64)
+        seen[without_minus_infinity] &= ~np.isneginf(values[without_minus_infinity])
         values[~seen] = np.nan
         rest = words[len(slots) :]
         names = [name for part in self._compared_names for name in part]
         changed = tuple(name for name, differs in zip(names, rest[: len(names)].tolist(), strict=True) if differs)
-        replicas = tuple(name for part, _ in self._replicas for name in part)
-        return SignalValues(values, seen, changed, tuple(names), rest[len(names) :], replicas)
+        return SignalValues(values, seen, changed, tuple(names), rest[len(names) :])
 
     def _merge(self) -> None:
         """Keep the largest value of each series; NaN where there is one."""

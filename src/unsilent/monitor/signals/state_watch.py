@@ -66,7 +66,7 @@ class UpdateSizes:
 
 
 class _OptimizerState:
-    """What is compared around the steps of one optimizer."""
+    """Tensors that are compared around the steps of one optimizer."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class StateWatch:
     """Takes fingerprints of parameters and optimizer state after the step of an optimizer, and compares them before its next one.
 
     Args:
-        parameters: Of each optimizer, by name; more may be added to the lists.
-        optimizers: What trains them.
+        parameters: Parameters of each optimizer, by name; more may be added to the lists.
+        optimizers: Optimizers that train them.
         frozen: Further parameters, compared with those of the first optimizer.
         is_full: Compare all of them in each step.
         has_replicas: Whether other ranks should have the same parameters.
@@ -123,8 +123,8 @@ class StateWatch:
     ) -> None:
         self._is_full, self._has_replicas = is_full, has_replicas
         self._states = {
-            id(optimizer): _OptimizerState(optimizer, number, own, () if number else frozen)
-            for number, (optimizer, own) in enumerate(zip(optimizers, parameters, strict=True))
+            id(optimizer): _OptimizerState(optimizer, number, named_parameters, () if number else frozen)
+            for number, (optimizer, named_parameters) in enumerate(zip(optimizers, parameters, strict=True))
         }
 
     def forget(self) -> None:
@@ -134,7 +134,7 @@ class StateWatch:
 
     @property
     def names(self) -> list[str]:
-        """Of parameters and the tensors of optimizers, in the order of their numbers."""
+        """Names of parameters and the tensors of optimizers, in the order of their numbers."""
         return [entry.name for state in self._states.values() for entry in state.entries]
 
     @torch.no_grad()
@@ -146,7 +146,7 @@ class StateWatch:
         state.digests = digests_of([entry.bits() for entry in state.chosen])
         replicas = [place for place, entry in enumerate(state.chosen) if entry.is_parameter]
         if replicas and self._has_replicas:
-            row.add_replicas([state.chosen[place].name for place in replicas], _chosen(state.digests, replicas))
+            row.add_replicas(_chosen(state.digests, replicas))
 
     @torch.no_grad()
     def compare(self, row: SignalRow, optimizer: Optimizer) -> None:

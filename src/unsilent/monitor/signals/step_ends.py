@@ -1,4 +1,4 @@
-"""When the signals of a step are all there: backward passes, then the steps of one or several optimizers."""
+"""End of a step, when all its signals are there: backward passes, then the steps of one or several optimizers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StepEnds:
     """Follows backward passes and optimizer steps from one row of signals to the next.
 
     Args:
-        count: Of the optimizers.
+        count: Number of the optimizers.
 
     Attributes:
         has_pass: Whether a backward pass of the model has ended since the last row.
@@ -52,7 +52,7 @@ class StepEnds:
         self._stepped.clear()
 
     def end_pass(self, is_own: bool) -> None:
-        """It has ended; ``is_own``: it was one of this model."""
+        """End a backward pass; ``is_own``: it was one of this model."""
         self.is_in_pass = False
         if is_own:
             self.has_pass, self._needs_no_pass = True, False

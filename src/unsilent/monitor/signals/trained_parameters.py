@@ -30,7 +30,7 @@ class TrainedParameters:
 
     Attributes:
         of_optimizer: Names and parameters of each optimizer.
-        count: Of all parameters so far.
+        count: Number of all parameters so far.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -73,12 +73,12 @@ def are_reduced(parameters: Sequence[Tensor]) -> bool:
 
 
 def in_turn(items: Sequence[T], step: int, interval: int) -> list[T]:
-    """Those whose turn it is in a step: of item n, every step with n + step divisible by the interval."""
+    """The items whose turn it is in a step: of item n, every step with n + step divisible by the interval."""
     return list(items[-step % interval :: interval])
 
 
 def part_in_turn(items: Sequence[T], step: int, interval: int) -> list[T]:
-    """Those whose turn it is in a step, each once in an interval: often none, for one call for many costs less than several."""
+    """The items whose turn it is in a step, each once in an interval: often none, as one call for many costs less."""
     pause, rest = divmod(interval, PARTS_OF_STATE)
     if rest or not pause:
         return in_turn(items, step, interval)

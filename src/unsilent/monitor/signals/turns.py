@@ -1,4 +1,4 @@
-"""Whose turn it is to be read, so that every tensor is read within an interval also where it does not come in each step."""
+"""Turns of tensors to be read, so that every one is read within an interval also where it does not come in each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OptimizerTurns:
 
     Attributes:
         first: Number of its first parameter among all.
-        steps: It has made so far.
+        steps: Number of steps it has made so far.
     """
 
     first: int = 0
@@ -32,17 +32,17 @@ class OptimizerTurns:
     parameters: list[TrainedParameter] = field(default_factory=list)
 
     def add(self, parameter: TrainedParameter, number: int) -> int:
-        """One more, with its number among all; its place here."""
+        """Add a parameter, with its number among all; its place here."""
         self.first = self.first if self.parameters else number
         self.parameters.append(parameter)
         return len(self.parameters) - 1
 
     def due(self, interval: int) -> list[TrainedParameter]:
-        """Those whose turn it is."""
+        """The parameters whose turn it is."""
         return in_turn(self.parameters, self.first + self.steps, interval)
 
     def due_part(self, interval: int) -> list[TrainedParameter]:
-        """Those whose state is to be read."""
+        """The parameters whose state is to be read."""
         return part_in_turn(self.parameters, self.first + self.steps, interval)
 
     def is_due(self, place: int, interval: int) -> bool:
@@ -58,22 +58,22 @@ class ValueTurns:
         self._last: dict[tuple[str, str], int] = {}
 
     def add(self, key: tuple[str, str]) -> None:
-        """One more, numbered among those of its feature."""
+        """Add a key, numbered among those of its feature."""
         self._numbers[key] = sum(feature == key[0] for feature, _ in self._numbers)
 
     def is_due(self, key: tuple[str, str], step: int, interval: int) -> bool:
-        """Whether it is to be read in a step; all its values in that step are."""
+        """Whether a key is to be read in a step; all its values in that step are."""
         waited = step - self._last.get(key, -1)
         return waited > interval or not waited or (self._numbers[key] + step) % interval == 0
 
     def may_come(self, step: int, interval: int) -> frozenset[tuple[str, str]]:
-        """Which may be due in a step or the next one."""
+        """Keys that may be due in a step or the next one."""
         return frozenset(key for key in self._numbers if any(self.is_due(key, step + n, interval) for n in (0, 1)))
 
     def note(self, key: tuple[str, str], step: int) -> None:
-        """It was read."""
+        """Note that a tensor was read."""
         self._last[key] = step
 
     def go_back(self, step: int) -> None:
-        """This step and those after it are made again."""
+        """Go back: this step and those after it are made again."""
         self._last = {key: last for key, last in self._last.items() if last < step}

@@ -74,7 +74,7 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 
 
 def built_in_padding(kernel: int, stride: int) -> int:
-    """What a convolution that pads both sides alike can do itself."""
+    """The padding that a convolution which pads both sides alike can do itself."""
     return (kernel - 1) // 2 if stride == 1 else 0
 
 

@@ -39,7 +39,7 @@ WORKERS, EPOCHS, STEPS = 8, 80, 49
 """Replicas of the published trainings, their epochs, and steps of an epoch (50,000 images in batches of 1,024)."""
 
 OPERANDS: Mapping[str, str] = MappingProxyType({name: preset.operand for name, preset in PRESETS.items()})
-"""Which tensor of the operation each fault model corrupts."""
+"""The tensor of the operation that each fault model corrupts."""
 FLIPS = tuple(name for name, preset in PRESETS.items() if preset.fault_model_text == "bitflip")
 """Fault models that flip a bit, and so may make a value that is no finite number; the others do not."""
 
@@ -56,7 +56,7 @@ _LAYER = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
 
 @dataclass(frozen=True)
 class PublishedInjection:
-    """One published injection; the constructor trusts its arguments, `read_injection` is the checked way in.
+    """A published injection; the constructor trusts its arguments, `read_injection` is the checked way in.
 
     ``inj_pos``: one index into the artifact's tensor for each victim. ``inj_values`` and ``learning_rate``: numbers as texts.
     ``name`` and ``rows`` say where it was read, for messages.
@@ -105,7 +105,7 @@ class PublishedInjection:
             )
 
     def file_position(self, key: str, entry: int = 0) -> str:
-        """Where a value stands, like ``fault.csv, row 8, column 3``."""
+        """The position of a value in the file, like ``fault.csv, row 8, column 3``."""
         return _place(self.name, self.rows[KEYS.index(key)], entry + 2)
 
 
@@ -189,8 +189,8 @@ class _Cells:
     cells: Sequence[str]
 
     def fault(self, entry: int, result: str, expected: str) -> UsageError:
-        shown = result if len(result) <= 60 else result[:57] + "..."
-        return UsageError(f"{_place(self.name, self.row, entry + 2)}: {self.key} is {shown!r}; expected {expected}")
+        value = result if len(result) <= 60 else result[:57] + "..."
+        return UsageError(f"{_place(self.name, self.row, entry + 2)}: {self.key} is {value!r}; expected {expected}")
 
     def one(self) -> str:
         if len(self.cells) != 2:
@@ -287,10 +287,10 @@ def _check_layer(injection: PublishedInjection) -> None:
 
 
 def _check_victims(injection: PublishedInjection) -> None:
-    asked, given = len(injection.inj_pos), len(injection.inj_values)
-    if asked != given:
-        where = injection.file_position("inj_values", min(asked, given))
-        raise UsageError(f"{where}: {given} values for {asked} positions; expected one value per position")
+    positions, values = len(injection.inj_pos), len(injection.inj_values)
+    if positions != values:
+        where = injection.file_position("inj_values", min(positions, values))
+        raise UsageError(f"{where}: {values} values for {positions} positions; expected one value per position")
     numbers = np.array([float(text) for text in injection.inj_values])
     with np.errstate(over="ignore", under="ignore"):
         single = numbers.astype(np.float32)

@@ -21,7 +21,7 @@ NOT_FINITE = "Encounter NaN! Terminate training!"
 
 @dataclass(frozen=True)
 class PublishedStepRecord:
-    """What one step of training gave: loss and share of right answers over the whole batch, in training mode."""
+    """The result of one training step: loss and share of right answers over the whole batch, in training mode."""
 
     epoch: int
     step: int
@@ -36,7 +36,7 @@ class PublishedStepRecord:
 
     @property
     def line(self) -> str:
-        """As the log has it."""
+        """The line of the log."""
         at = f"Epoch: {self.epoch}/{EPOCHS}, step: {self.step}/{STEPS}"
         return f"{at}, loss: {self.loss:.5f}, accuracy: {self.accuracy:.5f}"
 

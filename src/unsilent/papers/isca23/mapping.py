@@ -150,7 +150,7 @@ def injection_from_fault(
 
 
 def victims(fault: Fault, conv: Convolution, words: Array | None) -> Victims:
-    """What a fault in this convolution corrupts; ``words`` uint32[n] at its elements.
+    """The elements that a fault in this convolution corrupts; ``words`` uint32[n] at its elements.
 
     Raises ``UsageError`` as `injection_from_fault`.
     """

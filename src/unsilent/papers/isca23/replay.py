@@ -40,7 +40,7 @@ MOST_HELD_OUT = 10_000
 
 @dataclass(frozen=True)
 class InjectionReplayResult:
-    """What a replay gave.
+    """The result of a replay.
 
     ``records_before``: the steps before the fault; ``golden_step`` and ``faulty_step``: its step without and with it, from
     the same state; ``records_after``: those that followed. ``held_out_loss_and_accuracy``: mean loss and accuracy on the
@@ -61,7 +61,7 @@ class InjectionReplayResult:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; numbers that are not finite are null."""
+        """The result as JSON; numbers that are not finite are null."""
         values = {
             "log": self.log,
             "weights": self.weights,

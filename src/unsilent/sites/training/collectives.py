@@ -31,7 +31,7 @@ _OUTPUT_FIRST = (
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
     *("alltoall", "alltoall_base", "gather", "scatter"),
 )
-"""Those that take where to write before what they send; the others send what they write."""
+"""Collectives that take where to write before what they send; the others send what they write."""
 _SPACES = ("c10d", "_c10d_functional", "c10d_functional")
 
 
@@ -75,5 +75,5 @@ def received(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
     for item in result if isinstance(result, (tuple, list)) else (result,):
         if hasattr(item, "wait") and not isinstance(item, Tensor):
             item.wait()
-    given = args[0] if func._schema.name.startswith("c10d::") else result
-    return next(tensors_in(given), None)
+    received_into = args[0] if func._schema.name.startswith("c10d::") else result
+    return next(tensors_in(received_into), None)

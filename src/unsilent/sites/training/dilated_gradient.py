@@ -68,9 +68,9 @@ class DilatedGradient:
         changed = stuffed.view(words) != self._golden.view(words)
         probe = torch.zeros_like(stuffed).masked_fill_(changed, torch.nan)
         depends = self._run(probe, torch.ones_like(self._kernel)).isnan()
-        made = copied(golden.contiguous())
-        made[depends] = self._run(stuffed, self._kernel)[depends].to(made.dtype)
-        return made
+        result = copied(golden.contiguous())
+        result[depends] = self._run(stuffed, self._kernel)[depends].to(result.dtype)
+        return result
 
     def _run(self, stuffed: Tensor, kernel: Tensor) -> Tensor:
         return self._convolution(stuffed, kernel, dilation=tuple(self._dilation))

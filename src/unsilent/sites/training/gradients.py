@@ -29,7 +29,7 @@ from unsilent.sites.training.dilated_gradient import DilatedGradient
 
 
 class BackwardOperation(NamedTuple):
-    """One operation of a backward node, as it ran."""
+    """An operation of a backward node, as it ran."""
 
     func: Any
     args: tuple[Any, ...]
@@ -38,7 +38,7 @@ class BackwardOperation(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Where a tensor came from: number and output of a node, or the leaf itself."""
+    """Origin of a tensor: number and output of a node, or the leaf itself."""
 
     number: int
     output: int
@@ -46,7 +46,7 @@ class Edge(NamedTuple):
 
 
 def edge_of(tensor: Tensor) -> Edge | None:
-    """Where the gradient of a tensor goes to; None where it needs none."""
+    """The edge that the gradient of a tensor takes; None where it needs none."""
     if not tensor.requires_grad:
         return None
     node = tensor.grad_fn
@@ -54,7 +54,7 @@ def edge_of(tensor: Tensor) -> Edge | None:
 
 
 def operand_of_gradient(site: SiteName) -> int:
-    """Of which operand (0: first) a site is the gradient."""
+    """Number of the operand (0: first) whose gradient a site is."""
     return 0 if site.phase == "grad_in" else 1 + (int(site.operand.partition(".")[2] or 0))
 
 
@@ -62,11 +62,11 @@ class GradientInjector:
     """The backward of one operation that faults name; made when it is called, attached to its node once that is known.
 
     Args:
-        name: Of the operation.
-        number: Of its node.
+        name: Name of the operation.
+        number: Number of its node.
         call: Operation and arguments.
         wanted: Sites with what is to be done there.
-        landings: Where the faults land.
+        landings: Landings of the faults.
     """
 
     def __init__(
@@ -102,15 +102,15 @@ class GradientInjector:
         for out in tensors_in(results):
             if out.grad_fn is not None and out.grad_fn._sequence_nr() == self.number:
                 if see is not None and self.has_operand_faults:
-                    self._handles.append(out.grad_fn.register_prehook(lambda given: see(True)))
-                    self._handles.append(out.grad_fn.register_hook(lambda given, came: see(False)))
+                    self._handles.append(out.grad_fn.register_prehook(lambda gradients: see(True)))
+                    self._handles.append(out.grad_fn.register_hook(lambda gradients, gradients_above: see(False)))
                 self._handles.append(out.grad_fn.register_hook(self._hand_back))
                 self._places = self._match(out.grad_fn)
                 return True
         return False
 
     def detach(self) -> None:
-        """Forget everything."""
+        """Remove the hooks and forget everything."""
         for handle in self._handles:
             handle.remove()
         self._tensors, self._edges, self._ran = [], [], []
@@ -121,7 +121,7 @@ class GradientInjector:
             self._tensors.append(operands_of(args, kwargs))
 
     def add_operation(self, ran: BackwardOperation) -> None:
-        """Told of an operation that the node runs."""
+        """Add an operation that the node runs."""
         self._ran.append(ran)
 
     def _match(self, node: Any) -> dict[int, int]:
@@ -136,11 +136,11 @@ class GradientInjector:
                     break
         return result
 
-    def _hand_back(self, given: tuple[Tensor | None, ...], came: tuple[Tensor | None, ...]) -> Any:
+    def _hand_back(self, computed: tuple[Tensor | None, ...], above: tuple[Tensor | None, ...]) -> Any:
         """The hook of the node: the gradients, with faults in them."""
-        gradients, remade = list(given), set[int]()
+        gradients, remade = list(computed), set[int]()
         for site, fault in self._wanted:
-            place, why = self._place(site, given)
+            place, why = self._place(site, computed)
             if place is None:
                 if not self._landings.why(fault):  # an earlier backward pass knew better
                     self._landings.refuse(fault, why)
@@ -149,7 +149,7 @@ class GradientInjector:
             assert golden is not None
             if not site.operand.startswith("out") and place in remade:
                 self._landings.refuse(fault, "only one operand of a gradient can be corrupted at a time")
-            elif (new := self._corrupted(site, fault, golden, came)) is not None:
+            elif (new := self._corrupted(site, fault, golden, above)) is not None:
                 gradients[place] = _InPlaceOf.put(golden, new) if golden.requires_grad else new
                 remade.add(place)
         self._ran = []
@@ -157,8 +157,8 @@ class GradientInjector:
             self.detach()  # else a later backward pass may bring what is not here yet
         return tuple(gradients)
 
-    def _place(self, site: SiteName, given: tuple[Tensor | None, ...]) -> tuple[int | None, str]:
-        """Which of the gradients a site means; None with the reason."""
+    def _place(self, site: SiteName, computed: tuple[Tensor | None, ...]) -> tuple[int | None, str]:
+        """Position of the gradient that a site means; None with the reason."""
         number = operand_of_gradient(site)
         if number == 0 and "." in site.operand:
             return (
@@ -166,7 +166,7 @@ class GradientInjector:
                 "grad_in has only one gradient; the gradients of further operands are grad_wt/out, grad_wt/out.1 …",
             )
         place = self._places.get(operand_number(self._func, OPERANDS[number + 1]) if number < 3 else number)
-        if place is None or given[place] is None:
+        if place is None or computed[place] is None:
             return (
                 None,
                 "no gradient is computed for this operand, because it is frozen, needs no gradient or does not exist",
@@ -174,7 +174,7 @@ class GradientInjector:
         return place, ""
 
     def _corrupted(
-        self, site: SiteName, fault: FaultOrDraw, golden: Tensor, came: tuple[Tensor | None, ...]
+        self, site: SiteName, fault: FaultOrDraw, golden: Tensor, above: tuple[Tensor | None, ...]
     ) -> Tensor | None:
         if site.operand.startswith("out"):
             corrupted = self._landings.corrupt(
@@ -182,10 +182,10 @@ class GradientInjector:
             )
             return None if corrupted is None else corrupted.tensor
         if isinstance(fault, Fault) and fault.layout == "stuffed":
-            return self._stuffed(site, fault, golden, came)
+            return self._stuffed(site, fault, golden, above)
         from_above = site.operand == ("first" if site.phase == "grad_in" else "second")
         number = operand_number(self._func, site.operand)
-        olds = [came[0]] if from_above else [t[number] for t in reversed(self._tensors) if number < len(t)]
+        olds = [above[0]] if from_above else [t[number] for t in reversed(self._tensors) if number < len(t)]
         for old in olds:
             if old is None:
                 continue
@@ -212,22 +212,22 @@ class GradientInjector:
         )
         if corrupted is None:
             return None
-        made = run(corrupted.tensor, golden)
+        faulty = run(corrupted.tensor, golden)
         if corrupted.reach is None:
-            return made
+            return faulty
         partly = copied(_dense(golden))
-        splice_outputs(partly, made, corrupted.reach)
+        splice_outputs(partly, faulty, corrupted.reach)
         return partly
 
-    def _stuffed(self, site: SiteName, fault: Fault, golden: Tensor, came: tuple[Tensor | None, ...]) -> Tensor | None:
+    def _stuffed(self, site: SiteName, fault: Fault, golden: Tensor, above: tuple[Tensor | None, ...]) -> Tensor | None:
         """The gradient of a convolution's input, computed as accelerators do from a stuffed gradient of the output."""
         why = DilatedGradient.misfit(self._settings, site)
-        if why or came[0] is None:
+        if why or above[0] is None:
             self._landings.refuse(fault, why or "its output received no gradient")
             return None
         with no_dispatch():
             stuffed = DilatedGradient(self._settings, *self._tensors[-1][:2])
-            return self._again(site, fault, stuffed.dilate(came[0]), golden, stuffed.faulty_input_gradient)
+            return self._again(site, fault, stuffed.dilate(above[0]), golden, stuffed.faulty_input_gradient)
 
 
 class _InPlaceOf(torch.autograd.Function):
@@ -256,11 +256,11 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 class BackwardReplay:
-    """What a node ran, with one tensor in the place of another.
+    """Operations of a node run again, with one tensor in the place of another.
 
     Args:
         ran: Operations in order.
-        old: What is replaced.
+        old: Tensor that is replaced.
         by_memory: Also where an operation reads its memory by another tensor, as it does what autograd saved.
     """
 
@@ -295,9 +295,9 @@ class BackwardReplay:
 
     def _result(self, goal: Tensor) -> Tensor:
         """The tensor of a recorded operation that the goal is."""
-        made = (t for ran in reversed(self._ran) for t in tensors_in(ran.result))
+        results = (t for ran in reversed(self._ran) for t in tensors_in(ran.result))
         same = (
-            t for t in made if t is goal or (has_plain_memory(t) and has_plain_memory(goal) and same_place(t, goal))
+            t for t in results if t is goal or (has_plain_memory(t) and has_plain_memory(goal) and same_place(t, goal))
         )
         return next(same, goal)
 

@@ -1,4 +1,4 @@
-"""One training step with faults in it: operations forward, backward and of the update, collectives, and memory.
+"""A training step with faults in it: operations forward, backward and of the update, collectives, and memory.
 
 One dispatch mode, active for this step only, sees operations with their real operands: those of the modules that faults name,
 of the update or of the backward node that is hit, and all of the step where that is not enough to name them. It changes nothing
@@ -13,10 +13,11 @@ import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
@@ -40,7 +41,6 @@ from unsilent.sites.operands import exchanged, listed_operand_number, operands_o
 from unsilent.sites.threads import SharedContext
 from unsilent.sites.training.collectives import CollectiveNamer, payload_argument, received
 from unsilent.sites.training.gradients import BackwardOperation, GradientInjector
-from unsilent.sites.training.saved_activation import SavedActivation
 from unsilent.sites.training.step_faults import PlannedFault, StepFaults, as_list, watched_modules
 from unsilent.sites.training.step_operation_names import (
     OperationOccurrence,
@@ -59,6 +59,36 @@ from unsilent.sites.training.updates import (
     state_of,
 )
 
+# Only a weak reference is held, so that a fault keeps nothing alive that the step would free. Corrupted is the memory
+# itself: every node that saved it sees the corruption, as it would a flipped bit.
+
+
+class SavedActivation(NamedTuple):
+    """A tensor as its memory and its place in it."""
+
+    memory: StorageWeakRef
+    dtype: torch.dtype
+    device: torch.device
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> SavedActivation:
+        """Remember a tensor without keeping it."""
+        memory = StorageWeakRef(tensor.untyped_storage())
+        offset = int(tensor.storage_offset())
+        return cls(memory, tensor.dtype, tensor.device, offset, tuple(tensor.shape), tuple(tensor.stride()))
+
+    def tensor(self) -> Tensor | None:
+        """The tensor, if anyone has kept it."""
+        storage: Any = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
+        if storage is None:
+            return None
+        again = torch.empty(0, dtype=self.dtype, device=self.device)
+        return again.set_(storage, self.offset, self.shape, self.stride)
+
+
 Moment = Literal["start", "update", "end"]
 NOUNS = {"param": "parameter", "optim": "state of an optimizer", "gradient": "parameter with a gradient"}
 
@@ -67,18 +97,18 @@ class StepInjection(DispatchMode):
     """Active around one training step: forward passes, backward passes and the update.
 
     Args:
-        model: Whose modules and parameters give the names.
-        faults: What is to happen in this step, resolved or to be drawn; those of other ranks are left out.
-        optimizers: Whose state ``optim:`` faults corrupt.
-        number: Of this step; faults that do not act in it are left out (None: all act).
-        moment: When faults in memory (``param:``, ``optim:``) corrupt: at the ``start`` of the step, between
+        model: Model whose modules and parameters give the names.
+        faults: Faults of this step, resolved or to be drawn; those of other ranks are left out.
+        optimizers: Optimizers whose state ``optim:`` faults corrupt.
+        number: Number of this step; faults that do not act in it are left out (None: all act).
+        moment: Moment of faults in memory (``param:``, ``optim:``): at the ``start`` of the step, between
             the backward pass and the first ``update`` of an optimizer, or at the ``end``. Those in a
             ``gradient:`` corrupt before the update.
         whole_step: See all operations, from the beginning on: for other dispatch modes, entered in the step,
             that are to see what faults have made of them.
 
     Attributes:
-        applied_faults: What landed so far.
+        applied_faults: Faults that landed so far.
         names: Operations that were met, by kind of site; where faults are wanted, until all landed.
 
     Raises:
@@ -123,7 +153,7 @@ class StepInjection(DispatchMode):
         self._gradients: dict[int, GradientInjector] = {}
         self._named: dict[str, GradientInjector] = {}
         self._pending: tuple[GradientInjector, Any] | None = None
-        self._kept: list[tuple[PlannedFault, SavedActivation]] = []
+        self._saved: list[tuple[PlannedFault, SavedActivation]] = []
         self._sent: list[Any] = []
         self._worked: list[UpdateOperation] = []
         self._entered_here: list[bool] = []
@@ -131,7 +161,7 @@ class StepInjection(DispatchMode):
 
     @property
     def applied_faults(self) -> list[AppliedFault]:
-        """What landed so far."""
+        """The faults that landed so far."""
         return self._landings.applied_faults
 
     @property
@@ -162,7 +192,7 @@ class StepInjection(DispatchMode):
         for gradients in self._gradients.values():
             gradients.detach()
         self._gradients, self._named, self._pending = {}, {}, None
-        self._kept, self._sent = [], []
+        self._saved, self._sent = [], []
         for plan in self._plans.all if error is None else ():
             if not self._landings.has_landed(plan.wanted):
                 raise self._missed(plan)
@@ -242,7 +272,7 @@ class StepInjection(DispatchMode):
 
     def _backward_begins(self) -> None:
         self._calls.mark_backward()
-        self._corrupt_kept()
+        self._corrupt_saved()
 
     def _see_node(self, operations: bool) -> None:
         """See what one backward node runs, in whatever thread that is."""
@@ -285,16 +315,20 @@ class StepInjection(DispatchMode):
 
     def _backward(self, node: Any, call: OperationCall) -> Any:
         self._calls.mark_backward()
-        self._corrupt_kept()
+        self._corrupt_saved()
         result = call[0](*call[1], **call[2])
-        if (mine := self._gradients.get(node._sequence_nr())) and mine.has_operand_faults:
-            mine.add_operation(BackwardOperation(*call, result))
+        if (injector := self._gradients.get(node._sequence_nr())) and injector.has_operand_faults:
+            injector.add_operation(BackwardOperation(*call, result))
         return result
 
     def _update(self, call: OperationCall) -> Any:
         self._worked = work = self._updates.name_operations(*call)
-        self.names["optim"].update(dict.fromkeys(one.name for one in work))
-        aims = [AimedFault(*p, one.entry) for one in work for p in self._plans.faults_at_operation("optim", one.name)]
+        self.names["optim"].update(dict.fromkeys(operation.name for operation in work))
+        aims = [
+            AimedFault(*p, operation.entry)
+            for operation in work
+            for p in self._plans.faults_at_operation("optim", operation.name)
+        ]
         result = corrupted_call(call, aims, self._landings)
         self._updates.assign_results(work, result)
         return result
@@ -355,12 +389,12 @@ class StepInjection(DispatchMode):
         if tensor is None or not corruptible(tensor):
             self._landings.refuse(plan.wanted, f"the operation has no {plan.site.operand} tensor that can be corrupted")
         else:
-            self._kept.append((plan, SavedActivation.of(tensor)))
+            self._saved.append((plan, SavedActivation.of(tensor)))
 
-    def _corrupt_kept(self) -> None:
-        """What was kept until the backward pass begins."""
-        kept, self._kept = self._kept, []
-        for plan, place in kept:
+    def _corrupt_saved(self) -> None:
+        """Corrupt activations that were saved, when the backward pass begins."""
+        activations, self._saved = self._saved, []
+        for plan, place in activations:
             tensor = place.tensor()
             if tensor is None:
                 self._landings.refuse(plan.wanted, "it is not saved for the backward pass")
@@ -398,8 +432,8 @@ class StepInjection(DispatchMode):
                 tensor = state_of(self._optimizers, self._model, site.name, site.operand)
                 known = optimizer_state_names(self._optimizers, self._model)
             if tensor is None:
-                asked = f"{site.name}/{site.operand}" if site.operand else site.name
-                raise unknown_name_error(NOUNS[site.kind], asked, known)
+                name = f"{site.name}/{site.operand}" if site.operand else site.name
+                raise unknown_name_error(NOUNS[site.kind], name, known)
             self._corrupt(plan, tensor, False)
             if not self._landings.has_landed(plan.wanted):
                 raise self._missed(plan)
@@ -417,8 +451,8 @@ class StepInjection(DispatchMode):
         """The error of a fault that did not land."""
         names = self.names
         if not self._starts_active and not names["fwd"]:  # then the other modules that ran
-            own = plan.site.name.partition("#")[0]
-            ran = {f"{module}#": None for module in (OUTSIDE, *self._calls.called_modules) if module != own}
+            module_name = plan.site.name.partition("#")[0]
+            ran = {f"{module}#": None for module in (OUTSIDE, *self._calls.called_modules) if module != module_name}
             names = defaultdict(dict, names) | {"fwd": ran}
         return self._plans.missed_error(
             plan, self._landings, names, self._calls.current_micro_step + 1, self._calls.has_run_backward
@@ -433,7 +467,7 @@ def _run_eagerly(stack: ExitStack) -> None:
 
 _NOTHING_COMPILED = SharedContext(_run_eagerly)
 _RECOMPUTATION_TO_ITS_END = SharedContext(lambda stack: stack.enter_context(set_checkpoint_early_stop(False)))
-"""What is run again is to be met to its end."""
+"""Runs recomputation to its end, so that all its operations are met."""
 
 
 def _distributed() -> bool:

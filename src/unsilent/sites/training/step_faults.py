@@ -18,7 +18,7 @@ from unsilent.sites.training.step_operation_names import OperationOccurrence
 _FORWARD = ("fwd", "saved")
 _GRADIENT = "grad"
 _RUN_AGAIN = (*_FORWARD,)
-"""Where a fault can say which time is meant."""
+"""Phases in which a fault can say which time is meant."""
 _NOUNS = {"optim": "operation of the update", "comm": "collective"}
 
 
@@ -29,15 +29,15 @@ class PlannedFault(NamedTuple):
     wanted: FaultOrDraw
 
     def acts(self, met: OperationOccurrence) -> bool:
-        """Whether it means this time that the operation is called."""
+        """Whether the fault means this time that the operation is called."""
         return (self.wanted.micro_step or 0) == met.micro_step and (self.wanted.occurrence or 0) == met.occurrence
 
 
 class StepFaults:
-    """What is wanted in a step.
+    """Faults of a step, by the place where they are met.
 
     Args:
-        faults: Those of other ranks than ``rank`` of ``ranks`` are left out.
+        faults: Faults and draws; those of other ranks than ``rank`` of ``ranks`` are left out.
 
     Raises:
         UsageError: a rank that is not there, or a moment that a site does not have.
@@ -76,14 +76,14 @@ class StepFaults:
 
     def faults_at_operation(self, where: str, name: str) -> list[PlannedFault]:
         """The faults at an operation, those included that name its module alone."""
-        mine, module = self._by[where], name.partition("#")[0]
-        result = list(mine.get(name, ()))
-        if module in mine and next(iter(self._bound.get((where == _GRADIENT, module), ())), "") == name:
-            result += [PlannedFault(p.site._replace(name=name), p.wanted) for p in mine[module]]
+        plans, module = self._by[where], name.partition("#")[0]
+        result = list(plans.get(name, ()))
+        if module in plans and next(iter(self._bound.get((where == _GRADIENT, module), ())), "") == name:
+            result += [PlannedFault(p.site._replace(name=name), p.wanted) for p in plans[module]]
         return result
 
     def bind_operation(self, met: OperationOccurrence, call: OperationCall) -> None:
-        """Told of an operation before it runs: a site that names a module alone means its only one, not counting casts."""
+        """Bind an operation before it runs: a site that names a module alone means its only one, not counting casts."""
         module = met.name.partition("#")[0]
         if module not in self.module_only_names or gives_views(call[0]) or gives_uninitialised(call[0]):
             return
@@ -168,7 +168,7 @@ def watched_modules(plans: Sequence[PlannedFault], modules: Collection[str]) -> 
 
 
 def step_stage(site: SiteName) -> str:
-    """Where in a step a site is met."""
+    """The stage of a step in which a site is met."""
     if site.kind == "op":
         return _GRADIENT if site.phase.startswith("grad") else site.phase
     return "state" if site.kind == "optim" else site.kind
@@ -180,19 +180,19 @@ def _absent(site: SiteName, where: str, there: list[str]) -> UsageError | None:
     owners = dict.fromkeys(name.partition("#")[0] for name in there)
     if site.name in (there if mark else owners if where != "optim" else ()):
         return None
-    mine = [name for name in there if name.partition("#")[0] == owner]
-    if where == "optim" and not mark and mine:
-        names = ", ".join(f"op:{name}/optim" for name in mine[:6]) + (", …" if len(mine) > 6 else "")
-        return UsageError(f"{len(mine)} operations update {owner!r}; name one: {names}")
-    if where == "optim" and not mine:
+    of_owner = [name for name in there if name.partition("#")[0] == owner]
+    if where == "optim" and not mark and of_owner:
+        names = ", ".join(f"op:{name}/optim" for name in of_owner[:6]) + (", …" if len(of_owner) > 6 else "")
+        return UsageError(f"{len(of_owner)} operations update {owner!r}; name one: {names}")
+    if where == "optim" and not of_owner:
         return unknown_name_error("parameter with an update in this step (frozen, or no gradient?)", owner, owners)
-    if mark and mine:
-        return unknown_name_error(_NOUNS.get(where, "operation"), site.name, mine)
+    if mark and of_owner:
+        return unknown_name_error(_NOUNS.get(where, "operation"), site.name, of_owner)
     if where == "comm":
         return unknown_name_error(_NOUNS[where], site.name, there)
     return unknown_name_error("module with operations in this step", owner, owners)
 
 
 def as_list(value: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """One or several of something, as a list."""
+    """One or several values of these types as a list."""
     return [value] if isinstance(value, kinds) else list(value)

@@ -27,7 +27,7 @@ from unsilent.sites.operands import operation_name
 from unsilent.sites.threads import StepThread
 
 RECOMPUTED = "(recomputed)"
-"""What is run again outside of any module's call."""
+"""Module name of what is run again outside of any module's call."""
 
 
 def current_node() -> Any:
@@ -41,7 +41,7 @@ def next_number() -> int:
 
 
 class ModuleCall(NamedTuple):
-    """One call of a module in the forward pass: last node made before it and in it, operations counted before it, its region."""
+    """A call of a module in the forward pass: last nodes before it and in it, operations counted before it, its region."""
 
     begin: int
     counts: Counter[str]
@@ -49,12 +49,12 @@ class ModuleCall(NamedTuple):
     region: int | None
 
     def distance(self, node: int) -> int:
-        """How far its nodes lie from one."""
+        """Distance of its nodes from one."""
         return max(self.begin - node, node - self.end, 0)
 
 
 class OperationOccurrence(NamedTuple):
-    """How an operation is called: its name, the micro-step, and whether it runs for the first time (0) or again (1)."""
+    """A run of an operation: its name, the micro-step, and whether it runs for the first time (0) or again (1)."""
 
     name: str
     micro_step: int
@@ -104,11 +104,11 @@ class StepOperationNamer(OperationNamer):
 
     @property
     def current_micro_step(self) -> int:
-        """How many backward passes were over when this forward pass began."""
+        """Number of backward passes that were over when this forward pass began."""
         return self._micro_step
 
     def mark_backward(self) -> None:
-        """Told that a backward node runs."""
+        """Note that a backward node runs."""
         self._backward = True
 
     def next_occurrence(self, func: Any, again: bool) -> OperationOccurrence:
@@ -143,16 +143,16 @@ class StepOperationNamer(OperationNamer):
     def _earlier(self, module: int, name: str, node: int) -> ModuleCall:
         """The call that is run again."""
         where, calls = checkpoint_region(), self._calls[module]
-        mine = [call for call in calls if call.region == where and where is not None]
-        if not mine:  # torch does not tell: those nearest to the node that asks
+        candidates = [call for call in calls if call.region == where and where is not None]
+        if not candidates:  # torch does not tell: those nearest to the node that asks
             least = min(call.distance(node) for call in calls)
-            mine = [call for call in calls if call.distance(node) == least]
-            if self._reruns[node, module] >= len(mine) or len({call.region for call in calls} - {None}):
+            candidates = [call for call in calls if call.distance(node) == least]
+            if self._reruns[node, module] >= len(candidates) or len({call.region for call in calls} - {None}):
                 self.ambiguous_modules.add(name)
         key = (where if where is not None else node, module)
         number = self._reruns[key]
         self._reruns[key] = number + 1
-        return mine[number % len(mine)]
+        return candidates[number % len(candidates)]
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         super()._end(module, args, output)
@@ -171,7 +171,7 @@ class StepOperationNamer(OperationNamer):
         """
         self._backward_begins = begins
 
-    def _node_begins(self, given: Any) -> None:
+    def _node_begins(self, gradients: Any) -> None:
         if self._backward_begins is not None and not torch.is_grad_enabled():
             self._backward_begins()
 
@@ -198,7 +198,7 @@ class _BackwardCallbacks:
     def remove(self, callback: Callable[[bool], None]) -> None:
         autograd: Any = torch.autograd
         with self._lock:
-            self._callbacks = [one for one in self._callbacks if one[0] != callback]
+            self._callbacks = [entry for entry in self._callbacks if entry[0] != callback]
             if not self._callbacks:
                 autograd._engine_run_backward = self._engine
 

@@ -1,4 +1,4 @@
-"""What can be corrupted in a training step: one fault-free step is watched, and tells its sites with their dtypes and shapes."""
+"""Sites that can be corrupted in a training step, with dtypes and shapes: one fault-free step is watched."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from unsilent.sites.operands import (
 )
 from unsilent.sites.training.collectives import payload_argument
 from unsilent.sites.training.gradients import GradientInjector
-from unsilent.sites.training.saved_activation import SavedActivation
-from unsilent.sites.training.step import StepInjection
+from unsilent.sites.training.step import SavedActivation, StepInjection
 from unsilent.sites.training.step_operation_names import OperationOccurrence, next_number
 from unsilent.sites.training.updates import current_gradients, local, optimizer_state_names, state_of
 
@@ -52,10 +51,10 @@ class SurveyedGradients(GradientInjector):
         product = operation_name(call[0]) in PRODUCTS
         self._factors = [_shaped(tensors[n]) for n in self._roles[:2]] if product else []
 
-    def _hand_back(self, given: tuple[Tensor | None, ...], came: tuple[Tensor | None, ...]) -> None:
-        above = next((_shaped(t) for t in came if t is not None), None)
+    def _hand_back(self, computed: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
+        above = next((_shaped(t) for t in incoming if t is not None), None)
         for place, at in self._places.items():
-            gradient, number = given[at], self._roles.index(place) if place in self._roles else place
+            gradient, number = computed[at], self._roles.index(place) if place in self._roles else place
             if gradient is None:
                 continue
             phase = "grad_wt" if number else "grad_in"
@@ -71,28 +70,29 @@ class StepSurvey(StepInjection):
     """Active around one fault-free step, of which it changes no bit; afterwards `select_regions` says what there is.
 
     Args:
-        model, optimizers: As of `Step`.
+        model: Model as of `StepInjection`.
+        optimizers: Optimizers as of `StepInjection`.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> None:
         super().__init__(model, (), optimizers)
-        self._found: dict[SiteName, Region] = {}
+        self._regions: dict[SiteName, Region] = {}
         self._alive: list[tuple[SiteName, SavedActivation]] = []
 
     @property
     def kinds(self) -> set[str]:
         """Kinds of sites that there are: ``op``, ``param``, ``optim`` and so on."""
-        return {site.kind for site in self._found}
+        return {site.kind for site in self._regions}
 
     def select_regions(self, *addresses: str) -> tuple[Region, ...]:
-        """What addresses select together, in the order of the step: ``op:layer1.*/grad_wt/out``, ``optim:*``, ``comm:*``.
+        """Regions that addresses like ``op:layer1.*/grad_wt/out`` and ``optim:*`` select together, in the order of the step.
 
         Raises ``UsageError`` for an address that selects nothing, with what there is.
         """
         chosen: dict[SiteName, Region] = {}
         for text in addresses or ("op:*/*/out",):
             address = Address.parse(text)
-            known = [site for site in self._found if site.kind == address.kind]
+            known = [site for site in self._regions if site.kind == address.kind]
             if address.kind == "op":
                 sites = address.operations(known)
             else:
@@ -100,12 +100,12 @@ class StepSurvey(StepInjection):
                 if not names:
                     raise unknown_name_error("kind of site in this step", address.kind, self.kinds)
                 sites = [names[name] for name in address.matching(names)]
-            chosen |= {site: self._found[site] for site in sites}
-        return tuple(region for site, region in self._found.items() if site in chosen)
+            chosen |= {site: self._regions[site] for site in sites}
+        return tuple(region for site, region in self._regions.items() if site in chosen)
 
     def _around(self, stack: ExitStack) -> None:
         super()._around(stack)
-        self._found = {}
+        self._regions = {}
         for name, tensor in named_tensors(self._model).items():
             self._tell(SiteName("param", name), local(tensor))
         for text in optimizer_state_names(self._optimizers, self._model):
@@ -117,14 +117,14 @@ class StepSurvey(StepInjection):
             self._tell(SiteName("gradient", name), tensor)
         super()._before_update()
 
-    def _tell(self, site: SiteName, what: Tensor | Shaped | None) -> None:
-        if what is None or site in self._found:
+    def _tell(self, site: SiteName, value: Tensor | Shaped | None) -> None:
+        if value is None or site in self._regions:
             return
-        if isinstance(what, Tensor):
-            if not corruptible(what):
+        if isinstance(value, Tensor):
+            if not corruptible(value):
                 return
-            what = _shaped(what)
-        self._found[site] = Region(site.text, *what)
+            value = _shaped(value)
+        self._regions[site] = Region(site.text, *value)
 
     def _forward(self, met: OperationOccurrence, call: OperationCall) -> Any:
         number = next_number() - 1
@@ -144,15 +144,15 @@ class StepSurvey(StepInjection):
         return result
 
     def _backward(self, node: Any, call: OperationCall) -> Any:
-        for site, kept in self._alive:  # what somebody keeps when the backward pass begins
-            self._tell(site, kept.tensor())
+        for site, activation in self._alive:  # what somebody keeps when the backward pass begins
+            self._tell(site, activation.tensor())
         self._alive = []
         return super()._backward(node, call)
 
     def _update(self, call: OperationCall) -> Any:
         result = super()._update(call)
-        for one in self._worked:
-            self._tell(SiteName("op", one.name, "optim", "out"), output_of(*call, result, 0, one.entry))
+        for operation in self._worked:
+            self._tell(SiteName("op", operation.name, "optim", "out"), output_of(*call, result, 0, operation.entry))
         return result
 
     def _collective(self, name: str, call: OperationCall) -> Any:

@@ -27,7 +27,7 @@ from unsilent.sites.threads import StepThread
 
 
 class UpdateOperation(NamedTuple):
-    """What an operation does for one parameter: its name, and the entry of its lists (None: it has none)."""
+    """An operation of an update for one parameter: its name, and the entry of its lists (None: it has none)."""
 
     name: str
     entry: int | None
@@ -42,7 +42,8 @@ class UpdateTracker:
     """Follows the updates of optimizers; a context manager around a step.
 
     Args:
-        before: Called before each of them. moved: when one begins (True) or has ended.
+        before: Called before each of them.
+        moved: Called when one begins (True) or has ended.
 
     Attributes:
         active: Whether an optimizer's ``step`` is running.
@@ -75,7 +76,7 @@ class UpdateTracker:
         self.active, self._owners = False, {}
 
     def name_operations(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[UpdateOperation]:
-        """Whom an operation works for; to be asked exactly once for each, in order."""
+        """Names of an operation for the parameters it works for; to be asked exactly once for each, in order."""
         entries = first_tensor_list(args)
         operation, result = operation_name(func), []
         if entries is None:
@@ -93,10 +94,10 @@ class UpdateTracker:
     def assign_results(self, work: Sequence[UpdateOperation], result: Any) -> None:
         """Called with the result: new memory belongs to whom it was made for."""
         results = list(tensors_in(result))
-        for one in work:
-            mine = results if one.entry is None else results[one.entry : one.entry + 1]
-            for tensor in mine:
-                self._own(tensor, one.name.rpartition("#")[0])
+        for operation in work:
+            tensors = results if operation.entry is None else results[operation.entry : operation.entry + 1]
+            for tensor in tensors:
+                self._assign_owner(tensor, operation.name.rpartition("#")[0])
 
     def _owner(self, tensor: Any) -> str | None:
         here = local(tensor) if isinstance(tensor, Tensor) else None
@@ -105,7 +106,7 @@ class UpdateTracker:
         )
         return None if result is None or result[0].expired() else result[1]
 
-    def _own(self, tensor: Any, name: str) -> None:
+    def _assign_owner(self, tensor: Any, name: str) -> None:
         if isinstance(tensor, Tensor) and has_plain_memory(here := local(tensor)):
             memory = here.untyped_storage()
             self._owners[memory._cdata] = StorageWeakRef(memory), name
@@ -120,7 +121,7 @@ class UpdateTracker:
             for number, p in enumerate(group["params"]):
                 name = names.get(id(p), f"(parameter {number})")
                 for tensor in (p, p.grad, *optimizer.state.get(p, {}).values()):
-                    self._own(tensor, name)
+                    self._assign_owner(tensor, name)
         self._moved(True)
 
     def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -132,8 +133,10 @@ class UpdateTracker:
         """Whether an update is one of the step, in whatever thread: a hook may make it during the backward pass."""
         if self._thread.is_current:
             return True
-        own = {id(p) for p in self._model.parameters()}
-        return self._thread.includes(any(id(p) in own for group in optimizer.param_groups for p in group["params"]))
+        parameter_ids = {id(p) for p in self._model.parameters()}
+        return self._thread.includes(
+            any(id(p) in parameter_ids for group in optimizer.param_groups for p in group["params"])
+        )
 
 
 def state_of(optimizers: Sequence[Optimizer], model: nn.Module, name: str, entry: str) -> Tensor | None:

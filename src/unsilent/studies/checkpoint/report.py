@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from unsilent.outcomes.training import TrainingOutcome
@@ -42,16 +41,12 @@ def report(result: CheckpointResult) -> Report:
         "harmfully."
     )
     return Report(
-        "unsilent/checkpoint-study/1", "checkpoint study", f"Corrupted checkpoints of {baseline.name}", headline,
+        "unsilent/checkpoint-study/2", "checkpoint study", f"Corrupted checkpoints of {baseline.name}", headline,
         machine_table(estimates(result), MACHINE_NAMES), findings=tuple(_findings(result)), sections=tuple(_sections(result)),
         facts=tuple(_facts(result)), repeat_command=result.command, method=METHOD,
         further_json={
-            "command": result.command, "spec": spec.to_json(), "trials": len(result.trials), "seconds": result.seconds,
-            "cpu_seconds": result.cpu_seconds, "versions": dict(baseline.versions),
-            "pairs": asdict(result.pairs),
-            "differences": [_difference_json(d) for d in result.differences],
-            "clean": [{"strategy": one.strategy, "ranks": one.ranks, "accuracy": one.accuracy[-1],
-                       "checkpoint": one.checkpoint_hash, "final": one.final_hashes[0]} for one in baseline.resumes],
+            "spec": spec.to_json(), "trials": len(result.trials), "seconds": result.seconds, "cpu_seconds": result.cpu_seconds,
+            "versions": baseline.versions, "pairs": result.pairs, "differences": result.differences, "clean": baseline.resumes,
         },
     )  # fmt: skip
 
@@ -129,8 +124,8 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
     names = [*_name_columns(result), Column.count("flips")]
     shares = (
         *names, Column.count("trials"), Column.share("harmful"), Column.share("different", priority=1),
-        Column.count("not finite", priority=2),
-        Column.count("extreme", priority=3), Column("recovery", "number", "steps", digits=".0f", priority=4),
+        Column.count("not finite", priority=2), Column.count("extreme", priority=3),
+        Column("recovery", "number", "steps", digits=".0f", priority=4),
     )  # fmt: skip
     rows = [
         {**row, "trials": group.trials, "not finite": group.with_nonfinite, "extreme": group.with_extreme,
@@ -152,10 +147,8 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
     )
     if result.differences:
         differences = (
-            Column.text("harmful", lambda one: one.name), Column.share("first", lambda one: one.first),
-            Column.share("second", lambda one: one.second),
-            Column.points("difference", lambda one: one.difference),
-            Column("detectable", "number", "points", 100.0, ".0f", 1, of=lambda one: one.detectable),
+            Column.text("harmful", "name"), Column.share("first"), Column.share("second"), Column.points("difference"),
+            Column("detectable", "number", "points", 100.0, ".0f", 1, of="detectable"),
             Column.text("verdict", lambda one: "shown" if one.is_shown else "none shown", priority=2),
         )  # fmt: skip
         yield Section(
@@ -220,14 +213,6 @@ def _facts(result: CheckpointResult) -> Iterator[tuple[str, str]]:
 
 def _accuracy(one: CleanResume) -> str:
     return f"{one.accuracy[-1]:.4f}"
-
-
-def _difference_json(one: Difference) -> dict[str, Any]:
-    return {
-        "name": one.name, "first": one.first.estimate, "second": one.second.estimate, "estimate": one.difference.estimate,
-        "low": one.difference.low, "high": one.difference.high, "confidence": one.difference.confidence,
-        "paired": one.is_paired, "smallest_detectable": one.detectable,
-    }  # fmt: skip
 
 
 def compare_stores(one: CheckpointStore, other: CheckpointStore, **choices: Any) -> Report:

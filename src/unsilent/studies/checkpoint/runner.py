@@ -6,7 +6,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,13 +24,13 @@ from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, sort
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.drawing import DrawOptions, draw_faults
 from unsilent.checkpoints.hashes import hash_tensors
-from unsilent.checkpoints.stored_tensors import Patch
+from unsilent.checkpoints.names import BUFFERS
+from unsilent.checkpoints.stored_tensors import Patch, StoredTensor
 from unsilent.engine.forking.golden import METRIC
 from unsilent.faults.models import FaultModel, fault_model
 from unsilent.faults.population import Region
 from unsilent.faults.record import Fault
 from unsilent.outcomes import Outcome
-from unsilent.studies.checkpoint.sections import regions_of
 from unsilent.studies.checkpoint.spec import (
     COLLECTIVES,
     LOADED_BY,
@@ -46,6 +46,30 @@ from unsilent.workloads.distributed.orders import Payload
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.trainings import Seeds
 from unsilent.workloads.trainings.base import TrainingWorkload
+
+
+def _is_weight(tensor: StoredTensor) -> bool:
+    return tensor.section == "model" and not tensor.name.endswith(BUFFERS)
+
+
+BELONGS: Mapping[str, Callable[[StoredTensor], bool]] = {
+    "weights": _is_weight,
+    "statistics": lambda tensor: tensor.name.endswith(("running_mean", "running_var")),
+    "first_moment": lambda tensor: tensor.name.endswith(("/exp_avg", "/momentum_buffer")),
+    "second_moment": lambda tensor: tensor.name.endswith("/exp_avg_sq"),
+    "scheduler": lambda tensor: tensor.is_number and tensor.section in ("scheduler", "optimizer"),
+}
+"""Section of the file -> whether a tensor or number belongs to it."""
+
+
+def regions_of(checkpoint: Checkpoint, section: str) -> list[Region]:
+    """Regions of a section to corrupt: its floating-point tensors, or numbers; none where the training has no such state."""
+    return [
+        Region(tensor.site, tensor.dtype, tensor.shape)
+        for tensor in checkpoint.tensors.values()
+        if BELONGS[section](tensor) and not tensor.reason_not_editable and tensor.codec.kind == "float" and tensor.numel
+    ]
+
 
 EVALUATIONS = 4
 """Of each resume, besides the one right after the restart."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,8 @@ from unsilent.studies.coverage.planted_changes import CHANGE_TEXTS
 from unsilent.studies.coverage.report_parts import comparison_table, roc_figure
 from unsilent.studies.coverage.spec import CLASSES, PLACES
 
+FURTHER = ("faults", "clean_steps", "clean_runs", "ends", "tests", "false_alarms", "seconds", "cpu_seconds")
+"""Fields of the result that JSON has besides estimates."""
 PLACE_TEXTS = {
     "operation": "Faults in an operation of a step",
     "memory": "Faults in parameters and optimizer state between two steps",
@@ -45,17 +46,13 @@ def report(result: CoverageResult) -> Report:
     """The report on a campaign."""
     baseline = result.baseline
     return Report(
-        "unsilent/coverage/1", "coverage", f"Detection of faults in {baseline.name}", _headline(result),
+        "unsilent/coverage/2", "coverage", f"Detection of faults in {baseline.name}", _headline(result),
         machine_table(estimates(result), ("rule", "on", "level", "faults", "measure", "")),
         findings=tuple(_findings(result)), sections=tuple(_sections(result)), facts=tuple(_facts(result)),
         repeat_command=result.command, method=METHOD,
         further_json={
-            "command": result.command, "spec": result.spec.to_json(), "faults": result.faults,
-            "clean_steps": result.clean_steps, "clean_runs": result.clean_runs, "ends": dict(result.ends),
-            "tests": [{**asdict(one), "difference": asdict(one.difference)} for one in result.tests],
-            "false_alarms": [asdict(one) for one in result.false_alarms],
-            "cost": [{"rule": rule, "seconds": value} for rule, value in result.seconds_per_step.items()],
-            "seconds": result.seconds, "cpu_seconds": result.cpu_seconds, "versions": dict(baseline.versions),
+            "spec": result.spec.to_json(), "versions": baseline.versions, "cost": result.seconds_per_step,
+            **{name: getattr(result, name) for name in FURTHER},
         },
     )  # fmt: skip
 
@@ -213,10 +210,9 @@ def _by_feature(rows: Sequence[Detection]) -> Table:
 def _false_alarms(result: CoverageResult) -> Section:
     changes = result.changes
     columns = (
-        Column.text("rule", lambda one: one.rule), Column.text("level", lambda one: one.level),
-        Column.text("on", lambda one: one.on or "default", 3), Column.count("events", lambda one: one.events),
-        Column("per step, at most", "number", digits=upper_bound_text, of=lambda one: one.per_step.high),
-        Column("runs with one, at most", "number", "%", 100.0, upper_bound_text, 1, of=lambda one: one.per_run.high),
+        Column.text("rule"), Column.text("level"), Column.text("on", lambda one: one.on or "default", 3), Column.count("events"),
+        Column("per step, at most", "number", digits=upper_bound_text, of="per_step.high"),
+        Column("runs with one, at most", "number", "%", 100.0, upper_bound_text, 1, of="per_run.high"),
         Column("scaled by", "number", digits=".3g", priority=2,
                of=lambda one: one.threshold if math.isfinite(one.threshold) else None),
         *(Column.count(f"after a change of {change}", _events_after(change), 4) for change in changes),

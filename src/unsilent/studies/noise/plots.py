@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from unsilent.report.curves import line_series, line_style
+from unsilent.report.dots import rows_axis
 from unsilent.report.heat import heat_series
 from unsilent.report.text import count_text
 from unsilent.report.theme import (
@@ -45,14 +46,8 @@ def distribution_figure(variants: Sequence[VariantNoise], what: str) -> Figure:
         marker = {"color": series_colour(number), "symbol": series_marker(number), "size": 8, "opacity": 0.7}
         traces.append(marker_series("", values, _spread_out(number, len(values)), hover, marker))
     unit = "accuracy on held-out samples, %" if what == "accuracy" else "loss on held-out samples"
-    names = labels([one.name for one in variants])
-    rows = {
-        "tickvals": list(range(len(names))),
-        "ticktext": names,
-        "range": [len(names) - 0.5, -0.5],
-        "automargin": True,
-    }
-    return figure(traces, 110 + 60 * len(names), xaxis={"title": {"text": unit}}, yaxis=rows)
+    rows = rows_axis([one.name for one in variants])
+    return figure(traces, 110 + 60 * len(variants), xaxis={"title": {"text": unit}}, yaxis=rows)
 
 
 def churn_figure(matrix: ChurnMatrix) -> Figure:

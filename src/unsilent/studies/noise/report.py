@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.interval import known_value as count
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.report.estimates import Estimate, machine_table
-from unsilent.report.model import Column, Plot, Report, Section, Table, TableRow, TextCell
+from unsilent.report.model import Column, Plot, Report, Section, Table, TextCell
 from unsilent.report.text import (
     count_text,
     duration_text,
-    escape_unprintable,
     interval_text,
     listed,
     number_text,
@@ -33,23 +32,14 @@ from unsilent.studies.noise.plots import (
 from unsilent.studies.noise.records import DivergingOperation, NoiseResult, SwitchEffect, VariantNoise
 from unsilent.workloads.registry import UNNAMED
 
-MEASURES = (
-    "replicas",
-    "different final states",
-    "accuracy %, mean",
-    "  sd, points",
-    "loss, mean",
-    "  sd",
-    "churn %",
-    "L2, unit sphere",
-    "L2, raw",
-    "diverges at step",
-    "churn from the twin %",
-)
-"""Rows of the table of variants."""
+GROUP_COUNTS = {
+    "group_samples": "n", "group_error": "error", "group_by_size": "sd_by_size", "group_p": "p", "group_p_corrected": "corrected",
+    "group_p_corrected_error": "p_standard_error", "group_draws": "draws",
+}  # fmt: skip
+"""Names of measures of a group that are counted, and of their fields."""
 UNIT_MOST = 2.0
 """Greatest distance on the unit sphere."""
-SCHEMA = "unsilent/noise/2"
+SCHEMA = "unsilent/noise/3"
 LABELS = {
     "accuracy": "Accuracy of replicas by variant",
     "loss": "Loss of replicas by variant",
@@ -83,30 +73,6 @@ GROUPS_TITLE = (
 
 def report(result: NoiseResult) -> Report:
     """All that is shown of a result."""
-    names = (
-        "command",
-        "spec",
-        "seed",
-        "seconds",
-        "cpu_seconds",
-        "store",
-        "versions",
-        "workload",
-        "training",
-        "steps",
-        "samples",
-    )
-    data = {
-        name: getattr(result, name)
-        for name in (*names, "parameters", "device", "machine", "level", "smallest_p", "info")
-    }
-    data["variants"] = [_variant(one) for one in result.variants]
-    data |= {
-        "switches": result.effects,
-        "churn_matrix": result.churn_matrix,
-        "loss_spread": result.curves,
-        "notes": result.notes,
-    }
     facts = {"command": result.command, "base seed": result.seed, "device": result.device, "store": result.store}
     facts |= {"training": result.training, **result.machine, **result.versions}
     return Report(
@@ -121,7 +87,7 @@ def report(result: NoiseResult) -> Report:
         facts=tuple((term, str(text)) for term, text in facts.items() if text != ""),
         notes=tuple(noise_method_lines(result)),
         method=METHOD,
-        further_json=data,
+        further_json=fields_by_name(result),
     )
 
 
@@ -155,52 +121,14 @@ def _values(one: VariantNoise) -> Iterator[tuple[str, str, Interval]]:
         yield "distance_raw", "all", one.raw_weight_distance
     yield "parting_step", "all", one.median_divergence_step
     for group in one.groups:
-        yield "group_samples", group.name, count(group.n, one.n)
-        yield "group_error", group.name, count(group.error, one.n)
         yield "group_error_sd", group.name, group.sd
         yield "group_error_sd_common", group.name, group.common_sd
-        yield "group_by_size", group.name, count(group.sd_by_size, one.n)
-        yield "group_p", group.name, count(group.p, one.n)
-        yield "group_p_corrected", group.name, count(group.corrected, one.n)
-        yield "group_p_corrected_error", group.name, count(group.p_standard_error, one.n)
-        yield "group_draws", group.name, count(group.draws, one.n)
-
-
-def _variant(one: VariantNoise) -> dict[str, Any]:
-    """Values of a variant that JSON has besides its estimates."""
-    names = (
-        "name",
-        "switches",
-        "n",
-        "is_deterministic",
-        "distinct_final_states",
-        "divergence_steps",
-        "accuracies",
-        "losses",
-        "twin_churn",
-        "twin_unit_distances",
-    )
-    result = {name: getattr(one, name) for name in (*names, "seconds", "notes")}
-    result |= {"accuracy_mean": one.accuracy.mean, "loss_mean": None if one.loss is None else one.loss.mean}
-    result["groups"] = [
-        {
-            "name": g.name,
-            "samples": g.n,
-            "error": g.error,
-            "by_size": g.sd_by_size,
-            "p": g.p,
-            "p_corrected": g.corrected,
-        }
-        | {"p_corrected_error": g.p_standard_error, "draws": g.draws}
-        for g in one.groups
-    ]
-    return result | {"first": one.diverging_operation}
+        for measure, field in GROUP_COUNTS.items():
+            yield measure, group.name, count(getattr(group, field), one.n)
 
 
 def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:
     yield "replicas", f"{sum(one.n for one in result.variants):,}", f"of {count_text(result.steps, 'step')} each"
-    for one in differing_variants(result)[:4]:
-        yield f"churn, {one.name}", f"{100 * (one.churn.estimate or 0):.2g} %", ""
     yield "parameters", f"{result.parameters:,}", ""
     yield "held-out samples", f"{result.samples:,}", ""
 
@@ -222,7 +150,7 @@ def _sections(result: NoiseResult) -> Iterator[Section]:
         yield Section(title, LEADS[title], (plots["groups"], _groups_table(result)))
     if result.effects:
         columns = (
-            Column.text("switch", lambda e: e.switch), Column.text("kind", lambda e: e.kind),
+            Column.text("switch"), Column.text("kind"),
             Column.text("changes bits", lambda e: effect_text(e.changes_bits)), Column.text("how", effect_explanation),
         )  # fmt: skip
         table = Table.of(result.effects, columns, "each switch alone", plain_line_format="switch {0}: {2}: {3}")
@@ -231,9 +159,10 @@ def _sections(result: NoiseResult) -> Iterator[Section]:
 
 def _variants_table(result: NoiseResult) -> Table:
     """One column for each variant: what is measured in different units stands one under the other."""
-    columns = [cells(output) for output in result.variants]
-    rows = [TableRow((name, *(column[i] for column in columns))) for i, name in enumerate(MEASURES)]
-    return Table((Column("measure"), *(Column(output.name) for output in result.variants)), tuple(rows))
+    measures = {one.name: _measures(one) for one in result.variants}
+    names = dict.fromkeys(name for texts in measures.values() for name in texts)
+    rows = [{"measure": name, **{one: texts[name] for one, texts in measures.items()}} for name in names]
+    return Table.of(rows, (Column("measure"), *map(Column, measures)))
 
 
 def _groups_table(result: NoiseResult) -> Table:
@@ -261,23 +190,22 @@ def _ratio(group: GroupSpread) -> float:
     return (group.sd.estimate or 0.0) / group.sd_by_size if group.sd_by_size else 0.0
 
 
-def cells(result: VariantNoise) -> list[str]:
-    """The cells of the table's row for one variant, by the order of `MEASURES`."""
-    same = has_identical_replicas(result)
-    loss = result.loss
-    return [
-        f"{result.n}",
-        f"{result.distinct_final_states}",
-        f"{100 * result.accuracy.mean:.2f}",
-        "0" if same else interval_text(result.accuracy.sd, 100, max_possible_sd(result.n)),
-        "–" if loss is None else number_text(loss.mean),
-        "–" if loss is None else "0" if same else interval_text(loss.sd),
-        "0" if same else interval_text(result.churn, 100, 1.0),
-        _distance(result.unit_sphere_distance, same, UNIT_MOST),
-        _distance(result.raw_weight_distance, same),
-        divergence_step_text(result),
-        _range(result.twin_churn, 100),
-    ]
+def _measures(result: VariantNoise) -> dict[str, str]:
+    """The cells of one variant in the table of variants, by the names of its rows."""
+    same, loss, most = has_identical_replicas(result), result.loss, max_possible_sd(result.n)
+    return {
+        "replicas": f"{result.n}",
+        "different final states": f"{result.distinct_final_states}",
+        "accuracy %, mean": f"{100 * result.accuracy.mean:.2f}",
+        "  sd, points": _spread(result.accuracy.sd, same, 100, most),
+        "loss, mean": "–" if loss is None else number_text(loss.mean),
+        "  sd": _spread(None if loss is None else loss.sd, same),
+        "churn %": _spread(result.churn, same, 100, 1.0),
+        "L2, unit sphere": _spread(result.unit_sphere_distance, same, most=UNIT_MOST),
+        "L2, raw": _spread(result.raw_weight_distance, same),
+        "diverges at step": divergence_step_text(result),
+        "churn from the twin %": _range(result.twin_churn, 100),
+    }
 
 
 def divergence_step_text(result: VariantNoise) -> str:
@@ -299,9 +227,9 @@ def differing_variants(result: NoiseResult) -> list[VariantNoise]:
 def training_name(result: NoiseResult) -> str:
     """The name of the training; file and function for one without a name."""
     if result.workload != UNNAMED:
-        return escape_unprintable(result.workload)
+        return result.workload
     path, colon, function = str(result.spec.get("workload", UNNAMED)).rpartition(":")
-    return escape_unprintable(PurePath(path).name + colon + function)
+    return PurePath(path).name + colon + function
 
 
 def headline(result: NoiseResult) -> str:
@@ -311,7 +239,7 @@ def headline(result: NoiseResult) -> str:
         return _same_bits(result)
     value = next((v for v in noisy if v.name == "ALGO+IMPL"), noisy[-1])
     return (
-        f"Two runs of {training_name(result)} with {escape_unprintable(value.name)} disagree on "
+        f"Two runs of {training_name(result)} with {value.name} disagree on "
         f"{interval_text(value.churn, 100, 1.0)} % of "
         f"{result.samples:,} predictions, while accuracy has an sd of "
         f"{interval_text(value.accuracy.sd, 100, max_possible_sd(value.n))} points"
@@ -320,11 +248,7 @@ def headline(result: NoiseResult) -> str:
 
 def _same_bits(result: NoiseResult) -> str:
     """Where no variant varies: whether each is the clean twin, too."""
-    others = [
-        escape_unprintable(output.name)
-        for output in result.variants
-        if any(step is not None for step in output.divergence_steps)
-    ]
+    others = [output.name for output in result.variants if any(step is not None for step in output.divergence_steps)]
     if not others:
         return "Runs with the same switches do not differ: their final states are bit-identical"
     named = " and ".join(part for part in (", ".join(others[:-1]), others[-1]) if part)
@@ -340,42 +264,42 @@ def findings(result: NoiseResult) -> Iterator[str]:
                 if has_identical_replicas(output)
                 else f"end in {count_text(output.distinct_final_states, 'different final state')}"
             )
-            yield f"{escape_unprintable(output.name)}: {count_text(output.n, 'run')} {text}"
+            yield f"{output.name}: {count_text(output.n, 'run')} {text}"
     for output in result.variants:
         if output.diverging_operation is not None:
             first = (
-                f"{escape_unprintable(output.diverging_operation.replica)} is the first to differ, at step "
+                f"{output.diverging_operation.replica} is the first to differ, at step "
                 f"{output.diverging_operation.step}"
             )
-            yield f"{escape_unprintable(output.name)}: {first}: {diverging_operation_text(output.diverging_operation)}"
+            yield f"{output.name}: {first}: {diverging_operation_text(output.diverging_operation)}"
     yield from (_parts(output) for output in differing_variants(result) if output.groups)
     for output in differing_variants(result):
-        if unsure := [escape_unprintable(g.name) for g in output.groups if g.is_near_level(GROUP_SIGNIFICANCE_LEVEL)]:
+        if unsure := [g.name for g in output.groups if g.is_near_level(GROUP_SIGNIFICANCE_LEVEL)]:
             yield (
-                f"{escape_unprintable(output.name)}: significance is uncertain for {listed(unsure)}: "
+                f"{output.name}: significance is uncertain for {listed(unsure)}: "
                 f"p is within its Monte-Carlo error of {GROUP_SIGNIFICANCE_LEVEL}"
             )
     if any(not output.is_deterministic and output.n < FEW_REPLICAS for output in result.variants):
         yield f"fewer than {FEW_REPLICAS} replicas: intervals are wide and may not cover rare runs that end differently"
     for output in result.variants:
         for note in output.notes:
-            yield f"{escape_unprintable(output.name)}: {escape_unprintable(note)}"
-    yield from map(escape_unprintable, result.notes)
+            yield f"{output.name}: {note}"
+    yield from result.notes
 
 
 def _parts(result: VariantNoise) -> str:
     """Which groups vary more than others, and what is left of a large raw sd once size is counted."""
-    more = [escape_unprintable(g.name) for g in result.groups if is_significant_spread(g)]
+    more = [g.name for g in result.groups if is_significant_spread(g)]
     said = f"{listed(more)} {'varies' if len(more) == 1 else 'vary'} more than random groups of the same size"
     if not more:
         said = "none varies more than random groups of the same size"
     whole = result.accuracy.sd.estimate
     most = max(result.groups, key=lambda g: g.sd.estimate or 0.0)
-    text = f"{escape_unprintable(result.name)}: of {count_text(len(result.groups), 'group')} {said}"
+    text = f"{result.name}: of {count_text(len(result.groups), 'group')} {said}"
     if not whole or not most.sd.estimate:
         return text
     return (
-        f"{text}; the largest raw sd, of {escape_unprintable(most.name)}, is {most.sd.estimate / whole:.1f} "
+        f"{text}; the largest raw sd, of {most.name}, is {most.sd.estimate / whole:.1f} "
         f"times the sd of accuracy "
         f"(for a random group of the same size: {most.sd_by_size / whole:.1f} times)"
     )
@@ -398,7 +322,7 @@ def diverging_operation_text(result: DivergingOperation) -> str:
     """Where runs part, as one clause."""
     module = f"of {result.module}" if result.module not in ("", OUTSIDE) else ""
     where = " ".join(part for part in (result.phase, module) if part)
-    what = escape_unprintable(f"{result.kernel} ({where})" if where else result.kernel)
+    what = f"{result.kernel} ({where})" if where else result.kernel
     texts = {
         MOVED: f"{what} takes different elements of the same tensor",
         START: "the weights already differ before this step",
@@ -413,7 +337,7 @@ def diverging_operation_text(result: DivergingOperation) -> str:
 def effect_explanation(result: SwitchEffect) -> str:
     """A sentence on what a switch does, and where runs part by it."""
     first = result.diverging_operation
-    return escape_unprintable(result.explanation) + (
+    return result.explanation + (
         "" if first is None else f", first at step {first.step}: {diverging_operation_text(first)}"
     )
 
@@ -423,8 +347,8 @@ def effect_text(changes: bool | None) -> str:
     return "not applicable" if changes is None else "yes" if changes else "no"
 
 
-def _distance(interval: Interval | None, same: bool, most: float = math.inf) -> str:
-    return "–" if interval is None else "0" if same else interval_text(interval, most=most)
+def _spread(interval: Interval | None, same: bool, scale: float = 1.0, most: float = math.inf) -> str:
+    return "–" if interval is None else "0" if same else interval_text(interval, scale, most)
 
 
 def _range(values: tuple[float, ...], scale: float) -> str:

@@ -15,7 +15,8 @@ from unsilent.basics.sizes import parse_bytes
 from unsilent.faults import Region, fault_model
 from unsilent.faults.hardware.description import Memory as DescribedMemory
 from unsilent.faults.hardware.description_file import load_accelerator
-from unsilent.faults.hardware.memories import ALTERED, outcome_shares
+from unsilent.faults.hardware.event_shares import outcome_shares
+from unsilent.faults.hardware.memories import ALTERED
 from unsilent.faults.naming import kind_of, parse_site
 from unsilent.sites.addresses import Address
 from unsilent.studies.plan.assignment import Block, Floats, Ints, Memory, optimal_assignment
@@ -121,7 +122,7 @@ def _place_now(memories: Mapping[str, DescribedMemory], blocks: Sequence[Block],
 def _altered(memory: DescribedMemory) -> float:
     """Events of a bit that its protection neither corrects nor reports, in 1e9 hours."""
     shares = [
-        pattern.share * outcome_shares(fault_model(pattern.model), [LARGE], memory.code).get(outcome, 0.0)
+        pattern.share * outcome_shares(fault_model(pattern.model), [LARGE], memory.code).shares.get(outcome, 0.0)
         for pattern in memory.patterns.values()
         for outcome in ALTERED
     ]

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unsilent.basics.interval import Interval
-from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 
 BASELINES = ("random", "smallest first", "largest first")
@@ -92,6 +91,7 @@ class PlanResult(Shown):
             highest rate per byte by the selecting half first.
     """
 
+    REPORT = "unsilent.studies.plan.report:report"
     workload: str
     store: str
     fault: str
@@ -117,8 +117,3 @@ class PlanResult(Shown):
     def raw_fit(self) -> float | None:
         """Faults in all parameters per 1e9 hours: what turns a failure rate per fault into FIT."""
         return None if self.fit_per_bit is None else self.fit_per_bit * 8 * self.bytes
-
-    def report(self) -> Report:
-        from unsilent.studies.plan.report import report
-
-        return report(self)

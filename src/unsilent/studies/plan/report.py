@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.sizes import human_bytes
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.report.curves import line_series
 from unsilent.report.dots import Dots, axis_bottom, dot_traces, hover_text
 from unsilent.report.estimates import Estimate, machine_table
@@ -51,7 +52,7 @@ METHOD = (
 def report(result: PlanResult) -> Report:
     """The report on a plan."""
     return Report(
-        "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", _headline(result),
+        "unsilent/plan/2", "plan", f"Protected memory for {result.workload}", _headline(result),
         machine_table(estimates(result), ("budget", "assignment", "")),
         findings=tuple(_findings(result)),
         sections=tuple(_sections(result)),
@@ -59,7 +60,7 @@ def report(result: PlanResult) -> Report:
         notes=tuple(_notes(result)),
         repeat_command=result.command,
         method=METHOD,
-        further_json=_further(result),
+        further_json={**fields_by_name(result), "raw_fit": result.raw_fit},
     )  # fmt: skip
 
 
@@ -218,9 +219,8 @@ def _budget_table(result: PlanResult) -> Table:
 
 def _validation_table(result: PlanResult) -> Table:
     columns = (
-        Column("budget", of=lambda b: b.name), Column.share("predicted", lambda b: b.predicted),
-        Column.share("second campaign", lambda b: b.second_campaign), Column.points("difference", lambda b: b.difference),
-        Column("differs (Holm)", of=lambda b: "yes" if b.differs else "not shown"),
+        Column("budget", of="name"), Column.share("predicted"), Column.share("second campaign"),
+        Column.points("difference"), Column("differs (Holm)", of=lambda b: "yes" if b.differs else "not shown"),
     )  # fmt: skip
     return Table.of([b for b in result.budgets if b.difference], columns)
 
@@ -228,9 +228,10 @@ def _validation_table(result: PlanResult) -> Table:
 def _memories_table(result: PlanResult) -> Table:
     """The Pareto set: what each plan takes and leaves."""
     columns = (
-        Column("budget", of=lambda b: b.name), Column.share("remains", lambda b: b.predicted),
-        *([] if result.raw_fit is None else [Column("FIT", "estimate", scale=result.raw_fit, of=lambda b: b.predicted)]),
-        Column("mean latency", of=lambda b: _number_cell(b.latency)), Column("energy", of=lambda b: _number_cell(b.energy)),
+        Column("budget", of="name"), Column.share("remains", "predicted"),
+        *([] if result.raw_fit is None else [Column("FIT", "estimate", scale=result.raw_fit, of="predicted")]),
+        Column("mean latency", of=lambda b: _number_cell(b.latency)),
+        Column("energy", of=lambda b: _number_cell(b.energy)),
         *(Column(f"bytes in {name}", "number", digits=",.0f", of=_used(name)) for name in result.budgets[0].used),
     )  # fmt: skip
     return Table.of(result.budgets, columns)
@@ -246,9 +247,9 @@ def _number_cell(value: float | None) -> TextCell:
 
 def _items_table(result: PlanResult) -> Table:
     columns = (
-        Column.text("part", lambda item: item.name),
-        Column("size", "number", digits=lambda size: human_bytes(math.ceil(size)), of=lambda item: item.bytes),
-        Column.percent("faults that hit it", lambda item: item.share), Column.percent("contribution", lambda item: item.rate),
+        Column.text("part", "name"),
+        Column("size", "number", digits=lambda size: human_bytes(math.ceil(size)), of="bytes"),
+        Column.percent("faults that hit it", "share"), Column.percent("contribution", "rate"),
         *(Column(b.name, priority=1 + (b is not result.budgets[0]), of=_block_of(b.name)) for b in result.budgets),
     )  # fmt: skip
     return Table.of(result.items, columns, terminal_rows=MOST_ITEMS, sortable=True)
@@ -299,28 +300,6 @@ def _notes(result: PlanResult) -> Iterator[str]:
     if any(not budget.optimal for budget in result.budgets):
         names = ", ".join(budget.name for budget in result.budgets if not budget.optimal)
         yield f"the solver reached its time limit, so a slightly better selection may exist: {names}"
-
-
-def _further(result: PlanResult) -> dict[str, Any]:
-    values = asdict(replace(result, budgets=(), items=(), curve=()))
-    for name in ("budgets", "items", "curve"):
-        values.pop(name)
-    budgets = [
-        {
-            "name": b.name, "capacity_bytes": b.capacity, "bytes": dict(b.used), "optimal": b.optimal, "oracle": b.oracle,
-            "plan_by_truth": b.plan_by_truth, "trials_factor": b.trials_factor, "latency": b.latency, "energy": b.energy,
-            "differs": b.differs,
-        }
-        for b in result.budgets
-    ]  # fmt: skip
-    curve = [{"bytes": x, "rate": y} for x, y in result.curve]
-    return {
-        **values,
-        "raw_fit": result.raw_fit,
-        "budgets": budgets,
-        "items": [asdict(item) for item in result.items],
-        "pareto": curve,
-    }
 
 
 # -- figure ------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from unsilent.basics.options import (
     PRECISION_PANEL,
     WORKLOAD_PANEL,
     Option,
+    check_confidence,
     check_count,
 )
 from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
@@ -81,8 +82,7 @@ class PlanOptions:
             raise unknown_name_error("--granularity", self.granularity, GRANULARITIES)
         if self.unit not in UNITS:
             raise unknown_name_error("--unit", self.unit, UNITS)
-        if not 0.5 <= self.confidence < 1:
-            raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
+        check_confidence(self.confidence)
         check_count("--jobs", self.jobs, 1, 1024)
         if self.validation_trials is not None:
             check_count("--validation-trials", self.validation_trials, 2, 10**9)

@@ -89,9 +89,13 @@ def plan(
         fit_per_bit: Failures of one bit of memory per 1e9 hours. Default: that of the campaign's command, if it has one.
         truth: A store of the same campaign that is taken for the truth, for the oracle.
         validate: Run a second, independent campaign with the protection in place.
-        validation_trials, validation_store, validation_seed: Of that campaign: trials per component, file, seed.
+        validation_trials: Trials per component of that campaign.
+        validation_store: File of that campaign.
+        validation_seed: Seed of that campaign.
         workload: What that campaign runs, where it is not built in: a name, or a live workload.
-        options, data, weights: Of the workload, where it is not built in.
+        options: Of the workload, where it is not built in.
+        data: Its data file.
+        weights: Its weights file.
 
     Raises:
         UsageError: input that does not fit, or a budget into which no item fits.

@@ -34,7 +34,7 @@ from unsilent.statistics import Stratum, stratified
 from unsilent.statistics.interim import confidence_at
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.memory_fit import memory_fit_rows
-from unsilent.studies.pvf.records import LookupRow, PvfResult, PvfRow, at_level, main_level
+from unsilent.studies.pvf.records import ACCURACY, LookupRow, PvfResult, PvfRow, at_level, main_level
 from unsilent.studies.pvf.row_scopes import (
     RowScope,
     SingleElementTrial,
@@ -65,9 +65,10 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
     hits = [hit for rows in stored.rows.values() for hit in single_element_trials(rows, description)]
     counting = [hit for hit in hits if stored.is_counted(hit.row)]
     single = [h for h in counting if h.row.trial.flips == 1]
-    views = [stored, *filter(None, [stored.lost_right_answers()])]
+    views = [stored, *filter(None, [stored.lost_task_metric()])]
     groups, *lost = ([*_groups(view, single)] for view in views)
-    rows = make_rows(groups, lost[0] if lost else (), question)
+    scores = description.scores
+    rows = make_rows(groups, lost[0] if lost else (), scores.loss_limits if scores else (0.0, 1.0), question)
     asked = without_options(store.largest_budget()[1], PvfAnalysisOptions, PvfReportOptions)
     planned = PVF.count_planned_trials(store)
     if stored.trial_count >= planned:  # all parts are there, whichever of them this store was asked for last
@@ -104,6 +105,8 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
         lookups=()
         if spec.faults is not None  # such trials are not uniform over rows
         else lookup_rows(counting, description, unit, _over_looks(stored, question.confidence)),
+        score_name=scores.name if scores else ACCURACY if lost else "",
+        golden_score=scores.mean if scores else None,
         notes=(*description.notes, *_notes(rows, spec.is_transient)),
         memory_fit=memory_fit_rows(description.memory_parts, description.memories, stored, question),
         memories=description.memories,
@@ -135,7 +138,7 @@ def dtype_of(spec: PvfSpec, description: PvfBaseline) -> str:
     """The dtype for a reader: that of the model's numbers, or all that were corrupted among values of a run."""
     corrupted = dtypes(description)
     if spec.is_transient:
-        return " and ".join(filter(None, (", ".join(corrupted[:-1]), corrupted[-1])))
+        return " and ".join(filter(None, (", ".join(corrupted[:-1]), *corrupted[-1:]))) or "nothing"
     return spec.dtype or corrupted[0]
 
 

@@ -375,6 +375,8 @@ def report(card: PvfCard) -> Report:
     )
     what = "FIT of memories" if card.memory_fit else card.measure
     section = Section(_measure(card), lead, (*result, *([_table(card, most, layers, "Layers")] if layers else [])))
+    if not rows:
+        trials = "no trial was run, because nothing or too little comes through the protection"
     return Report(
         schema=SCHEMA,
         report_type="A measurement to share",
@@ -387,12 +389,12 @@ def report(card: PvfCard) -> Report:
         findings=card.notes,
         sections=(
             *([Section("Failure rate of memories", FIT_LEAD, (_fit_table(card),))] if card.memory_fit else []),
-            section,
+            *([section] if rows else []),
             Section("To repeat the measurement", "", (again,)),
         ),
         facts=known,
         notes=(
-            f"{limits_text(card.rows, card.confidence)}, n counts faults",
+            *([f"{limits_text(card.rows, card.confidence)}, n counts faults"] if rows else []),
             f"PVF card, version {card.version}, checksum verified: {card.sha256}",
         ),
         repeat_command=card.command,

@@ -135,7 +135,7 @@ def compare_campaigns(one: PvfStore, other: PvfStore, question: PvfEstimator) ->
     shared = [key for key in known_a if key in known_b]
     rows = compared_rows([(known_a[k], known_b[k], sides_a[k], sides_b[k]) for k in shared], question)
     same = a.trials_done == b.trials_done and len(shared) == len(known_a) == len(known_b)
-    same = same and one.baseline.memory_parts == other.baseline.memory_parts
+    same = same and a.trials_done > 0 and one.baseline.memory_parts == other.baseline.memory_parts
     identical = same and all(_same_outcomes(sides_a[k], sides_b[k]) for k in shared)
     words = ["unsilent", "diff", a.store, b.store]
     return Comparison(
@@ -368,7 +368,7 @@ def _text(value: object) -> str:
 
 def _notes(a: PvfResult, b: PvfResult, identical: bool) -> list[str]:
     notes = []
-    if a.campaign == b.campaign and not identical:
+    if a.campaign == b.campaign and a.trials_done and not identical:
         notes.append("A and B are runs of the same campaign, so they differ only by chance or in the number of trials.")
     if a.at != b.at:
         notes.append(
@@ -383,5 +383,7 @@ def _notes(a: PvfResult, b: PvfResult, identical: bool) -> list[str]:
     for name, result in (("A", a), ("B", b)):
         if result.trials_done < result.trials_planned:
             notes.append(f"{name} is not complete: {result.trials_done:,} of {result.trials_planned:,} trials.")
-        notes += [f"{name}: {note}" for note in result.notes]
+    for note in dict.fromkeys((*a.notes, *b.notes)):
+        sides = [name for name, result in (("A", a), ("B", b)) if note in result.notes]
+        notes.append(f"{' and '.join(sides)}: {note}")
     return notes

@@ -43,6 +43,7 @@ from unsilent.studies.pvf.failure_rates import (
     failure_rates_text,
     fit_headline,
     has_failure_rates,
+    mixed_widths_text,
 )
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.memory_comparison import (
@@ -230,6 +231,11 @@ def headline(comparison: Comparison) -> str:
     """The finding for everything faults were injected into."""
     if comparison.identical:
         return "A and B have the same trials with the same outcomes, so every difference is 0."
+    untried = [name for name, side in (("A", comparison.a), ("B", comparison.b)) if side.nothing_reaches]
+    if untried:
+        where = " and in ".join(untried)
+        why = "nothing or too little comes through the protection"
+        return f"{comparison.a.measure} is not compared: no trial was run in {where}, because {why}."
     model = at_level(comparison.rows, "model")
     first = [row for row in model if row.flips == headline_flips(model) and row.p is not None]
     if not first:
@@ -298,11 +304,15 @@ def _notes(comparison: Comparison, fit_per_bit: float | None) -> Iterator[str]:
     a = comparison.a
     if fit_per_bit is not None and not (has_failure_rates(a) and has_failure_rates(comparison.b)):
         yield f"no FIT: {FIT_REQUIREMENT}"
+    if mixed := mixed_widths_text(comparison, fit_per_bit):
+        yield mixed
     yield f"unit {a.unit}, judge {a.judge}, law {a.law}, targets per {a.per}"
     if comparison.changes:
         yield "A and B also differ in: " + ", ".join(
             f"{c.what} ({_value(c.a)}, {_value(c.b)})" for c in comparison.changes
         )
+    if not comparison.rows:
+        return
     yield f"{difference_counts_text(comparison)} (p after Holm's correction for the rows of a level)"
     yield f"{_limits(comparison)}, B - A in percentage points; {paired_rows_text(comparison)}"
 
@@ -360,6 +370,8 @@ def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -
     measure, level = comparison.a.measure_text, main_level(comparison.a)
     if comparison.fits:
         yield fit_difference_section(comparison.fits)
+    if comparison.fits and not comparison.rows:  # no fault reaches the model in one of them
+        return
     flips = sorted({row.flips for row in at_level(comparison.rows, level) if _drawn(row)}, key=lambda f: f or 0)
     parts: list[Part] = []
     left = 0

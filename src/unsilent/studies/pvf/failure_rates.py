@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unsilent.report.model import Column, Section, Table
-from unsilent.report.text import EstimateText, escape_unprintable, ratio_text
-from unsilent.studies.pvf.analysis import ONE_WIDTH, make_fit_row
+from unsilent.report.text import EstimateText, escape_unprintable, listed, ratio_text
+from unsilent.studies.pvf.analysis import MIXED_WIDTHS_REASON, ONE_WIDTH, make_fit_row
 from unsilent.studies.pvf.comparison import ComparedRow, Comparison, DifferenceOrRatio
 from unsilent.studies.pvf.records import PvfResult, at_level, main_level, row_label
 
@@ -42,16 +42,30 @@ def has_failure_rates(result: PvfResult) -> bool:
 
 def failure_rates(comparison: Comparison) -> tuple[FailureRates, ...]:
     """Rows of the main level at one flip whose elements have one width, then the model."""
+    rows = [row for row in _single_flips(comparison) if _has_one_width(row) and row.difference.estimate is not None]
+    return tuple(FailureRates(row, _scaled(row)) for row in rows)
+
+
+def mixed_widths_text(comparison: Comparison, fit_per_bit: float | None) -> str:
+    """Which rows have no failure rate, and why; empty where none is missing, or PVF says all as bits are alike."""
+    rows = _single_flips(comparison)
+    without = [escape_unprintable(row.target) for row in rows if not _has_one_width(row)]
+    if not without or (fit_per_bit is None and all(row.a.bits == row.b.bits for row in rows)):
+        return ""
+    return f"no failure rate for {listed(without)}: {MIXED_WIDTHS_REASON}"
+
+
+def _single_flips(comparison: Comparison) -> list[ComparedRow]:
+    """Rows of the main level, then the model; none where a raw rate cannot be multiplied with what was measured."""
     if not (has_failure_rates(comparison.a) and has_failure_rates(comparison.b)):
-        return ()
+        return []
     level = main_level(comparison.a)
     rows = [row for row in at_level(comparison.rows, level) if level != "model"] + at_level(comparison.rows, "model")
-    return tuple(FailureRates(row, _scaled(row)) for row in rows if _has_rate(row))
+    return [row for row in rows if row.flips == 1 and row.a.bits > 0]
 
 
-def _has_rate(row: ComparedRow) -> bool:
-    widths = (row.a.widest_share_of_bits, row.b.widest_share_of_bits)
-    return row.flips == 1 and row.a.bits > 0 and min(widths) >= ONE_WIDTH and row.difference.estimate is not None
+def _has_one_width(row: ComparedRow) -> bool:
+    return min(row.a.widest_share_of_bits, row.b.widest_share_of_bits) >= ONE_WIDTH
 
 
 def _scaled(row: ComparedRow) -> DifferenceOrRatio:

@@ -55,7 +55,8 @@ def check_spec(spec: PvfSpec) -> None:
 
 def check_pvf_baseline(baseline: PvfBaseline) -> None:
     """Raise ``DamagedRecordError`` for impossible sizes, and for sites that there cannot be."""
-    if not baseline.targets or not baseline.tensors or not baseline.samples:
+    nothing = (not baseline.targets or not baseline.tensors) and not baseline.memory_parts
+    if nothing or not baseline.samples:
         raise DamagedRecordError("its description names no target, tensor or sample")
     if min(baseline.samples) < 1 or sum(baseline.samples) > MOST_SAMPLES:
         raise DamagedRecordError("its description has an impossible number of samples")
@@ -64,6 +65,13 @@ def check_pvf_baseline(baseline: PvfBaseline) -> None:
         {"0", "1"},
     ):
         raise DamagedRecordError("its description does not say of each sample whether its answer is right")
+    if (scores := baseline.scores) is not None and (
+        not math.isfinite(scores.highest - scores.lowest)
+        or not scores.lowest < scores.highest
+        or not scores.lowest <= scores.least <= scores.most <= scores.highest
+        or not scores.lowest <= scores.mean <= scores.highest
+    ):
+        raise DamagedRecordError("its description has impossible scores")
     if not all(LEAST_SHARE <= t.share <= 1 + 1e-9 and t.bits_by_width for t in baseline.targets):
         raise DamagedRecordError("its description has a target without bits or with an impossible share")
     if len(baseline.notes) > MOST_NOTES:
@@ -87,6 +95,19 @@ def check_row(row: PvfTrialRow, baseline: PvfBaseline) -> None:
     if row.incorrect_batches > len(baseline.samples) or math.isnan(row.severity):
         raise DamagedRecordError("has impossible numbers")
     check_codes(row.outcome_codes, baseline.samples)
+    check_score_lost(row, baseline)
+
+
+def check_score_lost(row: PvfTrialRow, baseline: PvfBaseline) -> None:
+    """Raise ``DamagedRecordError`` unless what a trial lost is there where there are scores, and possible."""
+    if baseline.scores is None or math.isnan(row.score_lost):
+        has_score = baseline.scores is not None and set(row.outcome_codes) != {Outcome.SPARED}
+        if has_score or not math.isnan(row.score_lost):
+            raise DamagedRecordError("lost of a score that the workload does not have, or nothing of one that it has")
+        return
+    least, most = baseline.scores.loss_limits
+    if not least - 1e-9 * (most - least) <= row.score_lost <= most + 1e-9 * (most - least):
+        raise DamagedRecordError("lost more of a score than there is")
 
 
 def check_codes(codes: bytes, samples: Sequence[int]) -> None:
@@ -156,6 +177,7 @@ PVF = Kind(
     check_baseline=check_pvf_baseline,
     check_row=check_row,
     shapes=pvf_array_shapes,
+    schema_version=6,
     record_readers={ROUND: parse_round},
     shared_baseline_fields=("samples", "targets", "tensors"),
     analyse=LazyFunction("unsilent.studies.pvf.analysis:analyse", ESTIMATOR),

@@ -21,7 +21,7 @@ KINDS = ("silent", "detectable", "incorrect")
 FIT_DIFFERENCE_NAMES = ("level", "target", "measure", "a", "a_low", "a_high", "b", "b_low", "b_high", "")
 LEAD = (
     "Failures in 10⁹ device hours (FIT) of B minus those of A. Silent: a call is incorrect and nothing reports it. Detectable: "
-    "the memory reports an error (this part is exact), or the call ends with an error or a number that is not finite. Incorrect: "
+    "the memory reports an error, or the call ends with an error or a number that is not finite. Incorrect: "
     "silent calls, and those that end with an error; without what the memories report. Limits of a difference are computed from "
     "those of A and B, which are treated as independent (Zou and Donner 2008). They hold for each row alone."
 )
@@ -121,7 +121,7 @@ def _signed(gap: Interval) -> EstimateText:
 
 
 def _in_points(gap: Interval) -> Interval:
-    """What is shown as ``gap`` by functions that show hundredths."""
+    """The interval for functions that show hundredths, such that ``gap`` is shown."""
     estimate = None if gap.estimate is None else gap.estimate / 100
     return replace(gap, estimate=estimate, low=gap.low / 100, high=gap.high / 100)
 
@@ -138,5 +138,5 @@ def fit_difference_estimates(fits: Sequence[ComparedFit]) -> Iterator[Estimate]:
 
 
 def fit_difference_data(fits: Sequence[ComparedFit]) -> list[dict[str, Any]]:
-    """The same for the JSON object."""
+    """Differences of FIT for the JSON object."""
     return [asdict(one) for one in fits]

@@ -8,7 +8,7 @@ event is computed for each fault; a trial is a fault that comes through.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,18 +22,18 @@ from unsilent.engine.plain import PlainEngine
 from unsilent.faults import Fault, Region, fault_model
 from unsilent.faults.hardware.accelerator import Accelerator
 from unsilent.faults.hardware.description import Memory
-from unsilent.faults.hardware.memories import ALTERED, DRAWS, Code, decoded, fitted, outcome_shares
+from unsilent.faults.hardware.event_shares import EventShares, outcome_shares
+from unsilent.faults.hardware.memories import ALTERED, Code, decoded, fitted
 from unsilent.faults.naming import SiteName, is_transient, kind_of, parse_site
-from unsilent.faults.patterns import Count, Strided
 from unsilent.report.text import listed
 from unsilent.sites.inputs import named_inputs
 from unsilent.sites.lifetimes import LifetimeObserver, StoredValue, Window, seconds, windows
 from unsilent.sites.targets import RegionsByBatch, Target, component_of
 from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryPart
 
-MOST_REDRAWS = 100_000
-LARGE = 4096
-"""Elements of a tensor from which on its end does not matter for what a code makes of events."""
+MOST_REDRAWS = 1_000_000
+RAREST = 1e-4
+"""Share of a pattern's events that come through, below which no trial is run: one would draw too many events."""
 KINDS_IN_WORDS = {"param": "parameters", "op": "outputs of operations", "input": "inputs", "kv": "cache entries"}
 ALL_SITES = ("param:*", "op:*", "input:*", "kv:*")
 
@@ -50,13 +50,13 @@ class MemoryFaults:
     """The targets of a campaign, and the faults of its trials.
 
     Attributes:
-        targets: With a fault that comes through its memory's protection.
+        targets: With a fault that comes through its memory's protection; none where it lets nothing through.
         parts: All faults, of each pattern, in each reported part of each memory.
         facts: Of each memory.
         regions: All that is corrupted.
 
     Raises:
-        UsageError: no memory holds anything of the workload, or protection lets nothing through.
+        UsageError: no memory holds anything of the workload.
     """
 
     def __init__(
@@ -71,24 +71,18 @@ class MemoryFaults:
         }
         self._observe(held)
         self._pattern_of: dict[str, tuple[Memory, str]] = {}
-        self._shares: dict[Hashable, dict[str, float]] = {}
         parts, targets = list[MemoryPart](), list[Target]()
         self.facts = tuple(self._facts(name, held[name], unmatched[name]) for name in self._memories)
         for name, memory in self._memories.items():
             for part, target in self._strata(name, memory, self._live(name, held[name]), components, per):
                 parts.append(part)
-                if part.altered:
+                if part.altered > RAREST * part.raw:
                     targets.append(target)
         if not parts:
             raise UsageError("no memory of --accelerator holds anything of this workload; correct holds")
-        if not targets:
-            detected = sum(part.detected for part in parts)
-            raise UsageError(
-                f"the memories of --accelerator corrected or detected all {DRAWS:,} drawn events of each pattern, so there is "
-                f"nothing to measure: {detected:.3g} FIT are detected; patterns that come through more rarely were not seen"
-            )
-        whole = math.fsum(part.altered for part in parts)
-        by_target = {part.target: part.altered / whole for part in parts}
+        tried = {target.name for target in targets}
+        whole = math.fsum(part.altered for part in parts if part.target in tried)
+        by_target = {part.target: part.altered / whole for part in parts if part.altered}
         self.parts = tuple(parts)
         self.targets = tuple(replace(target, share=by_target[target.name]) for target in targets)
         self.regions = tuple(dict.fromkeys(region for target in self.targets for region in target.regions))
@@ -119,9 +113,23 @@ class MemoryFaults:
                 yield f"No memory holds {len(sites):,} {noun}: {listed(sites, 4)}."
         yield (
             "Assumed: calls follow each other without a pause; an operation takes as long as its memories need to move what it "
-            "reads and writes, one after the other; tensors begin at a code word; check bits do not fail; shares of what a code "
-            f"makes of a pattern are those of {DRAWS:,} drawn events: what is rarer than one in {DRAWS // 3:,} may be missing."
+            "reads and writes, one after the other; tensors begin at a code word; check bits do not fail."
         )
+        drawn = {f"{part.memory}/{part.pattern}": part.draws for part in self.parts if part.draws}
+        if drawn:
+            yield (
+                f"What the code makes of events was counted from {max(drawn.values()):,} drawn events of {listed(drawn)}, whose "
+                "uncertainty is in the limits of FIT; of all other patterns it is exact."
+            )
+        tried = {target.name for target in self.targets}
+        rare = sorted(
+            {f"{part.memory}/{part.pattern}" for part in self.parts if part.altered and part.target not in tried}
+        )
+        if rare:
+            yield (
+                f"Of {listed(rare)} there are events that come through less often than once in {1 / RAREST:,.0f}: they are not "
+                "tried and are in upper limits alone."
+            )
 
     # -- what a memory holds --------------------------------------------------------------------------------------
 
@@ -230,33 +238,17 @@ class MemoryFaults:
                     _check_fits(name, pattern, described.model, held[0].region)
                     checked.add((pattern, dtype))
                 raw = memory.fit_per_bit * bits * described.share
-                shares = self._outcome_shares(described.model, held, memory.code)
-                split = {outcome: raw * share for outcome, share in shares.items()}
+                seen = _outcome_shares(described.model, held, memory.code)
+                split = {outcome: raw * share for outcome, share in seen.shares.items()}
                 stratum = "/".join((name, pattern, group, *([dtype] if dtype != "float32" else [])))
                 altered = math.fsum(split.get(outcome, 0.0) for outcome in ALTERED)
                 yield (
                     MemoryPart(stratum, name, pattern, group, component, layer, bits, raw,
-                               split.get("corrected", 0.0), split.get("detected", 0.0), altered),
+                               split.get("corrected", 0.0), split.get("detected", 0.0), altered, seen.draws),
                     Target(stratum, per, component, layer, tuple(one.region for one in held), 0.0, None, group,
                            tuple(one.live_bits for one in held)),
                 )  # fmt: skip
                 self._pattern_of[stratum] = memory, described.model
-
-    def _outcome_shares(self, text: str, held: Sequence[HeldRegion], code: Code | None) -> dict[str, float]:
-        """Shares of the events in these regions by outcome: each region has its own, as events are cut at the end of a tensor."""
-        model, bits = fault_model(text), math.fsum(one.live_bits for one in held)
-        result: dict[str, float] = {}
-        for one in held:
-            region = one.region
-            size = min(region.eligible_count, LARGE)
-            flat = region.elements is None and isinstance(model.pattern, Count | Strided)
-            key = (text, code, region.dtype, size if flat else region)
-            if key not in self._shares:
-                like = Region(region.site, region.dtype, (size,)) if flat else region
-                self._shares[key] = outcome_shares(model, (like,), code)
-            for outcome, share in self._shares[key].items():
-                result[outcome] = result.get(outcome, 0.0) + share * one.live_bits / bits
-        return result
 
     def draw(self, target: str, rng: np.random.Generator) -> tuple[int | None, tuple[Fault, ...]]:
         """The batch (None: all of them) and the faults of a trial: of events, the first that comes through the protection."""
@@ -270,6 +262,11 @@ class MemoryFaults:
             if outcome in ALTERED:
                 return step, (fault,)
         raise AssertionError("no fault came through a protection that lets some through")
+
+
+def _outcome_shares(model: str, held: Sequence[HeldRegion], code: Code | None) -> EventShares:
+    """Shares of the events in these regions by outcome."""
+    return outcome_shares(fault_model(model), [one.region for one in held], code, [one.live_bits for one in held])
 
 
 def _check_fits(memory: str, pattern: str, text: str, region: Region) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from unsilent.basics.interval import Interval
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, Tally
-from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryFitRow, MemoryPart
+from unsilent.statistics import clopper_pearson
+from unsilent.studies.pvf.memory_records import NOTHING_TRIED, MemoryFacts, MemoryFitRow, MemoryPart
 from unsilent.studies.pvf.row_scopes import StoredTrials
 
 LEVELS: tuple[tuple[str, Callable[[MemoryPart], str]], ...] = (
@@ -30,34 +32,95 @@ def memory_fit_rows(
     for level, name_of in LEVELS:
         for name in dict.fromkeys(filter(None, map(name_of, parts))):
             mine = [part for part in parts if name_of(part) == name]
-            total = {
-                kind: math.fsum(getattr(part, kind) for part in mine)
-                for kind in ("live_bits", "raw", "corrected", "detected", "altered")
-            }
+            raw, corrected, detected = (
+                math.fsum(getattr(part, kind) for part in mine) for kind in ("raw", "corrected", "detected")
+            )
             patterns = {part.memory: part.pattern for part in mine}
             bits = math.fsum(
                 part.live_bits for part in mine if part.pattern == patterns[part.memory]
             )  # the same for each
-            silent, errors, incorrect = _rates(mine, total["altered"], stored, question)
-            detectable = scaled(errors, 1.0, total["detected"])
-            wrong = scaled(silent, calls[name], 0.0) if level == "memory" else None
-            faults = (total["raw"], total["corrected"], total["detected"])
-            result.append(MemoryFitRow(level, name, bits, *faults, silent, detectable, incorrect, wrong))
+            silent, detectable, incorrect = _rates(mine, stored, question)
+            wrong = scaled(silent, calls[name]) if level == "memory" else None
+            result.append(
+                MemoryFitRow(level, name, bits, raw, corrected, detected, silent, detectable, incorrect, wrong)
+            )
     return tuple(result)
 
 
 def _rates(
-    parts: Sequence[MemoryPart], altered: float, stored: StoredTrials, question: PvfEstimator
+    parts: Sequence[MemoryPart], stored: StoredTrials, question: PvfEstimator
 ) -> tuple[Interval, Interval, Interval]:
-    """FIT of incorrect calls: silent ones, those that end with an error, and both."""
-    names = {part.target for part in parts if part.altered}
-    if not names:
-        nothing = Interval(0.0, 0.0, 0.0, question.confidence, 0, "nothing comes through")
-        return nothing, nothing, nothing
-    trials = stored.sample([target for target in stored.description.targets if target.name in names], None)
-    silent, errors = _by_kind(trials)
-    rates = [scaled(question.estimate(one), altered, 0.0) for one in (silent, errors, trials)]
-    return rates[0], rates[1], rates[2]
+    """FIT: silently incorrect calls, detectable errors, and incorrect calls with or without an error of their own.
+
+    Where shares of outcomes were counted from drawn events, limits of the trials and of each share hold together (Bonferroni),
+    and the limits of FIT are the least and the most that they allow.
+    """
+    names = {part.target for part in parts}
+    targets = [target for target in stored.description.targets if target.name in names]
+    counted = sum(part.draws > 0 for part in parts)
+    strict = replace(question, confidence=1 - (1 - question.confidence) / 2) if counted else question
+    each = 1 - (1 - question.confidence) / (4 * counted) if counted else question.confidence
+    through = _through(parts, {target.name for target in targets}, each)
+
+    def rate(one: StratifiedTrials) -> Interval:
+        if not targets:
+            return Interval(0.0, 0.0, through.untried, question.confidence, 0, NOTHING_TRIED)
+        share = strict.estimate(one)
+        estimate = None if share.estimate is None else through.rate * share.estimate
+        low, high = through.limits(share.low, share.high)
+        return replace(share, estimate=estimate, low=low, high=high, confidence=question.confidence)
+
+    trials = stored.sample(targets, None)
+    silent, errors = map(rate, _by_kind(trials))
+    reported = [_limits(part, part.detected, each) for part in parts]
+    detected = math.fsum(part.detected for part in parts)
+    estimate = None if errors.estimate is None else errors.estimate + detected
+    low = math.fsum((errors.low, *(least for least, _ in reported)))
+    high = min(math.fsum((errors.high, *(most for _, most in reported))), math.fsum(part.raw for part in parts))
+    detectable = replace(errors, estimate=estimate, low=low, high=max(high, estimate or 0.0))
+    return silent, detectable, rate(trials)
+
+
+class _Through(NamedTuple):
+    """Rate of events that come through and are tried, what its limits are, and the most of those that are not tried.
+
+    ``less`` and ``more``: how far the rate may be from its limits; ``least`` and ``most``: as factors of each part's rate.
+    """
+
+    rate: float
+    less: float
+    more: float
+    least: float
+    most: float
+    untried: float
+
+    def limits(self, low: float, high: float) -> tuple[float, float]:
+        """Limits of the rate of incorrect calls, from those of their share: a share is at most 1 in each part."""
+        return (
+            max(self.rate * low * self.least, self.rate * low - self.less, 0.0),
+            min(self.rate * high * self.most, self.rate * high + self.more) + self.untried,
+        )
+
+
+def _through(parts: Sequence[MemoryPart], tried: Container[str], confidence: float) -> _Through:
+    mine = [(part.altered, *_limits(part, part.altered, confidence)) for part in parts if part.target in tried]
+    others = [_limits(part, part.altered, confidence)[1] for part in parts if part.target not in tried]
+    return _Through(
+        math.fsum(rate for rate, _, _ in mine),
+        math.fsum(rate - low for rate, low, _ in mine),
+        math.fsum(high - rate for rate, _, high in mine),
+        min((low / rate for rate, low, _ in mine), default=1.0),
+        max((high / rate for rate, _, high in mine), default=1.0),
+        math.fsum(others),
+    )
+
+
+def _limits(part: MemoryPart, rate: float, confidence: float) -> tuple[float, float]:
+    """Limits of the rate of an outcome: itself where its share is exact, else those of the share of drawn events."""
+    if not part.draws or not part.raw:
+        return rate, rate
+    share = clopper_pearson(round(rate / part.raw * part.draws), part.draws, confidence)
+    return part.raw * share.low, part.raw * share.high
 
 
 def _by_kind(trials: StratifiedTrials) -> Iterator[StratifiedTrials]:
@@ -73,9 +136,7 @@ def _by_kind(trials: StratifiedTrials) -> Iterator[StratifiedTrials]:
         yield replace(trials, strata=tuple(strata))
 
 
-def scaled(interval: Interval, factor: float, offset: float) -> Interval:
-    """The interval of ``factor x value + offset``."""
-    estimate = None if interval.estimate is None else factor * interval.estimate + offset
-    return replace(
-        interval, estimate=estimate, low=factor * interval.low + offset, high=factor * interval.high + offset
-    )
+def scaled(interval: Interval, factor: float) -> Interval:
+    """The interval of ``factor x value``."""
+    estimate = None if interval.estimate is None else factor * interval.estimate
+    return replace(interval, estimate=estimate, low=factor * interval.low, high=factor * interval.high)

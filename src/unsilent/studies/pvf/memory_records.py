@@ -14,6 +14,8 @@ from annotated_types import Ge, Lt
 
 from unsilent.basics.interval import Interval
 
+NOTHING_TRIED = "by the description, without trials"
+"""Method of a FIT of what no fault comes through, or too few do to be tried."""
 Rate = Annotated[float, Ge(0), Lt(math.inf)]
 
 
@@ -26,6 +28,7 @@ class MemoryPart:
         group, component, layer: As of the target.
         live_bits: Bits x share of the time in which a fault in them is read.
         raw: Events; the sum of ``corrected``, ``detected`` and ``altered`` (the memory returns other bits and reports nothing).
+        draws: Drawn events from which these three were counted; 0 where they are exact.
     """
 
     target: str
@@ -39,6 +42,7 @@ class MemoryPart:
     corrected: Rate
     detected: Rate
     altered: Rate
+    draws: Annotated[int, Ge(0)] = 0
 
 
 @dataclass(frozen=True, slots=True)

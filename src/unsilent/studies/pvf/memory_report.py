@@ -8,10 +8,12 @@ from typing import Any
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.sizes import human_bytes
+from unsilent.report.dots import Dots, rate_hover_text, rates_figure
 from unsilent.report.estimates import Estimate
-from unsilent.report.model import Section, Table, TableRow, TextCell, columns
+from unsilent.report.model import Part, Plot, Section, Table, TableRow, TextCell, columns
 from unsilent.report.text import estimate_text, number_text
-from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryFitRow
+from unsilent.report.theme import OUTCOME_COLOURS, Figure
+from unsilent.studies.pvf.memory_records import NOTHING_TRIED, MemoryFacts, MemoryFitRow
 from unsilent.studies.pvf.records import MOST_LAYERS_SHOWN, PvfResult
 
 FIT_LEAD = (
@@ -19,11 +21,19 @@ FIT_LEAD = (
     "call incorrect, judged on one call. Silent: a call is incorrect and nothing reports it. Detectable: the memory reports "
     "an error, or the call ends with an error or a number that is not finite. Raw FIT are events in bits that are needed; a "
     "code corrects some. Silent calls per 10⁹ hours count every call that a fault meets until the content of the memory is "
-    "written again. Limits come from the trials; rates of the description, and shares of what "
-    "codes make of 4,096 drawn events, are taken as exact."
+    "written again. Limits come from the trials, and from the shares of what codes make of events where a note says that these "
+    "were counted from drawn events; rates of the description are taken as exact. Where the limits are 'by "
+    "description', no event comes through the protection, so that no trial was run: silent FIT is 0, detectable FIT what the "
+    "memory reports."
 )
 
-
+FIGURE_LEAD = (
+    "In the figure, bars are limits; a hollow triangle is the upper limit where no failure was seen; a rate that is exactly 0 "
+    "has no mark on this scale."
+)
+APART = 0.16
+"""From the middle of its row to each of the two marks."""
+BY_DESCRIPTION = "by description"
 FIT_ESTIMATE_NAMES = ("level", "target", "measure", "")
 
 
@@ -36,10 +46,27 @@ def memory_section(result: PvfResult) -> Section:
     )
     parts = [row for row in result.memory_fit if row.level in ("memory", "pattern", "component", "model")]
     layers = sorted((row for row in result.memory_fit if row.level == "layer"), key=lambda row: -row.silent.high)
-    tables = [_table(parts, "Failures in 1e9 device hours (FIT)")]
+    tables: list[Part] = [_table(parts, "Failures in 1e9 device hours (FIT)")]
+    if any(max(row.silent.high, row.detectable.high) > 0 for row in result.memory_fit):
+        tables.insert(0, Plot("fit", "Failures in 10⁹ device hours (FIT)", fit_figure(result.memory_fit)))
     if layers:
         tables.append(_table(layers, "FIT of layers", MOST_LAYERS_SHOWN))
-    return Section("Failure rate of memories", FIT_LEAD, (*tables, sizes))
+    return Section("Failure rate of memories", f"{FIT_LEAD} {FIGURE_LEAD}", (*tables, sizes))
+
+
+def fit_figure(rows: Sequence[MemoryFitRow]) -> Figure:
+    """Silent and detectable FIT with their limits by memory and component, and of the model."""
+    shown = [row for level in ("memory", "component", "model") for row in rows if row.level == level]
+    names = [f"{row.name} ({row.level})" if row.level != "model" else row.name for row in shown]
+    series = []
+    for kind, outcome, shift in (("silent", "sdc", -APART), ("detectable", "due", APART)):
+        rates = [getattr(row, kind) for row in shown]
+        if not any(rate.high for rate in rates):
+            continue
+        hover = [rate_hover_text(rate, name, f"{kind} FIT") for rate, name in zip(rates, names, strict=True)]
+        places = [(place + shift, *one) for place, one in enumerate(zip(rates, hover, strict=True))]
+        series.append(Dots(kind, OUTCOME_COLOURS[outcome], "circle" if shift < 0 else "square", places))
+    return rates_figure(series, names, "FIT (failures in 10⁹ device hours)")
 
 
 def _size_row(facts: MemoryFacts) -> TableRow:
@@ -79,7 +106,8 @@ def _number(value: float) -> TextCell:
 
 def _cells(interval: Interval) -> tuple[TextCell, TextCell]:
     text = estimate_text(interval.estimate, interval.low, interval.high, scale=1.0)
-    return TextCell(text.estimate, interval.estimate or 0.0), TextCell(text.limits, interval.high)
+    limits = BY_DESCRIPTION if text.exact and interval.method == NOTHING_TRIED else text.limits
+    return TextCell(text.estimate, interval.estimate or 0.0), TextCell(limits, interval.high)
 
 
 def memory_estimates(result: PvfResult) -> Iterator[Estimate]:
@@ -90,7 +118,7 @@ def memory_estimates(result: PvfResult) -> Iterator[Estimate]:
 
 
 def memory_data(result: PvfResult) -> Mapping[str, Any]:
-    """The same for the JSON object."""
+    """Failure rates by memory for the JSON object."""
     return {
         "memories": [asdict(facts) for facts in result.memories],
         "memory_fit": [asdict(r) for r in result.memory_fit],

@@ -44,7 +44,7 @@ from unsilent.studies.pvf.spec import TargetInfo
 
 PILOT_PART = 0.05
 """Part of its plan that a pilot is at least: it goes on, sorted as the plan is, until it is. A plan made from less is wrong so
-often, too small or too large, that campaigns take more trials in all (docs/concepts/precision.md has the figures)."""
+often, too small or too large, that campaigns take more trials in all (docs/concepts/statistics.md has the figures)."""
 PILOT_GROWTH = 4
 """How many times longer a pilot becomes at once, at most: its plan may be far too large."""
 PLANNING_MARGIN = 0.9
@@ -192,6 +192,8 @@ class PrecisionPlanner:
         question = self.question.with_default_unit(stored.spec.is_transient)
         asked = f"{self.precision} at {question.confidence:g} per {question.unit}"
         groups = self._chosen([g for flips in stored.spec.flips for g in target_groups(stored, flips)])
+        if not stored.description.targets:  # nothing comes through the protection of memories
+            return []
         if not stored.plans:
             return self._pilots(stored, asked)
         if any(not plan.first_look_trials for plan in stored.plans.values()):

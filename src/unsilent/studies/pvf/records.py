@@ -21,6 +21,9 @@ from unsilent.report.text import listed, upper_bound_text
 from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryFitRow
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec
 
+ACCURACY = "accuracy"
+"""The task metric of workloads with labels and without a score of their own."""
+
 
 def flips_suffix(flips: int | None) -> str:
     """`` at 8 flips``, to stand behind a name; nothing where the fault model says how many there are."""
@@ -39,17 +42,33 @@ def samples_text(samples: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LostAccuracy:
-    """Share of answers that are right without a fault and not with it; wrong ones that become right are not subtracted."""
+class LostScore:
+    """Mean of fault-free minus faulty score.
+
+    Of accuracy: share of answers that are right without a fault and not with it; wrong ones that become right are not subtracted.
+    """
 
     estimate: float | None
     low: float
     high: float
 
     @classmethod
-    def of(cls, interval: Interval) -> LostAccuracy:
-        """An estimate of which only this is kept."""
-        return cls(interval.estimate, interval.low, interval.high)
+    def of(cls, interval: Interval, least: float, most: float) -> LostScore:
+        """From an estimate and limits that are shares of the way from the least to the most that can be lost."""
+        size = most - least
+
+        def lost(share: float) -> float:
+            result = least + share * size
+            return 0.0 if abs(result) < 1e-12 * size else result  # rounding of what is 0
+
+        estimate = None if interval.estimate is None else lost(interval.estimate)
+        return cls(estimate, lost(interval.low), lost(interval.high))
+
+    @property
+    def perplexity_ratio(self) -> LostScore:
+        """The loss of a mean log-likelihood per token in nats, as faulty over fault-free perplexity."""
+        estimate = None if self.estimate is None else math.exp(self.estimate)
+        return LostScore(estimate, math.exp(self.low), math.exp(self.high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +115,8 @@ class PvfRow:
     """Share of the units by outcome (masked, benign, sdc and the due kinds), every stratum weighted by its share of the law."""
     widest_share_of_bits: float = 1.0
     """Share of the bits that belong to elements of the commonest width: a FIT from PVF x bits needs them all alike."""
-    accuracy_lost: LostAccuracy | None = None
-    """None where the workload has no labels, or its judge decides nothing that a label could say."""
+    score_lost: LostScore | None = None
+    """None where the workload has no score and no labels, or its judge decides nothing that a label could say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +185,10 @@ class PvfResult(CampaignResult):
     """Trials that CUDA graphs evaluated."""
     transient: bool = False
     """Whether values of one evaluation were corrupted (operations, inputs, caches) rather than parameters."""
+    score_name: str = ""
+    """Of the task metric whose loss rows show: that of the workload's score, else "accuracy"; empty where there is none."""
+    golden_score: float | None = None
+    """The fault-free mean of the workload's score."""
     memory_fit: tuple[MemoryFitRow, ...] = ()
     """Failure rates of the memories of an accelerator, by memory, pattern, component, layer and of the model."""
     memories: tuple[MemoryFacts, ...] = ()
@@ -174,6 +197,11 @@ class PvfResult(CampaignResult):
     def measure(self) -> str:
         """The name of an estimate: PVF for parameters alone."""
         return "P(incorrect)" if self.transient else "PVF"
+
+    @property
+    def nothing_reaches(self) -> bool:
+        """Whether memories are described, and no fault to be tried comes through their protection."""
+        return bool(self.memory_fit) and not self.rows
 
     @property
     def measure_text(self) -> str:
@@ -291,6 +319,11 @@ class Gate:
 
     def check(self, spec: PvfSpec, description: PvfBaseline) -> None:
         """Raise ``UsageError`` when the campaign will have no row this speaks of; before its first trial."""
+        if not description.targets:
+            raise UsageError(
+                f"--assert is about P(incorrect) of {EVENTS_COMING_THROUGH}, but there is no trial, because nothing or too "
+                "little does; omit --assert"
+            )
         names = {"model", *(t.name for t in description.targets), *(t.component for t in description.targets)}
         names |= {t.layer for t in description.tensors}
         if self.target not in names:

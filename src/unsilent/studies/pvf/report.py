@@ -13,7 +13,16 @@ from typing import Any
 
 from unsilent.basics.interval import Interval
 from unsilent.report.bars import Bar, stacked_shares_figure
-from unsilent.report.dots import Dots, axis_bottom, dot_traces, hover_text, share_axis, shares_figure
+from unsilent.report.dots import (
+    Dots,
+    axis_bottom,
+    dot_traces,
+    hover_text,
+    rate_hover_text,
+    rates_figure,
+    share_axis,
+    shares_figure,
+)
 from unsilent.report.estimates import (
     FEW_TRIALS,
     NO_ESTIMATE_KEY,
@@ -56,6 +65,7 @@ from unsilent.report.theme import (
 )
 from unsilent.studies.pvf import words
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, check_rate, fit_rows, make_fit_row
+from unsilent.studies.pvf.lost_scores import lost_cells, lost_columns
 from unsilent.studies.pvf.memory_report import FIT_ESTIMATE_NAMES, memory_data, memory_estimates, memory_section
 from unsilent.studies.pvf.records import (
     MOST_LAYERS_SHOWN,
@@ -71,15 +81,14 @@ from unsilent.studies.pvf.records import (
 )
 from unsilent.studies.pvf.words import headline, meaning
 
-SCHEMA = "unsilent/pvf/2"
+SCHEMA = "unsilent/pvf/3"
 MACHINE_NAMES = ("level", "target", "parent", "flips", "", "sdc", "due", "silent", "deciding")
 FIT_NAMES = ("fit", "fit_low", "fit_high")
-ACCURACY_LOST = "accuracy lost"
 IN_TERMINAL = ("target", "flips", "{} %", "interval %", "n", "silent %", "due %")
 SPEC = ("workload", "fault", "at", "per", "law", "unit", "judge", "confidence", "samples", "batches", "device", "dtype",
         "threads", "info")  # fmt: skip
 TOP_LEVEL = ("command", "seed", "seconds", "cpu_seconds", "golden_seconds", "store", "campaign", "device", "versions",
-             "trials_done", "trials_planned", "measure", "notes")  # fmt: skip
+             "trials_done", "trials_planned", "measure", "score_name", "golden_score", "notes")  # fmt: skip
 
 
 def report_of_memory(result: PvfResult, fit_per_bit: float | None = None) -> Report:
@@ -158,13 +167,13 @@ def _heat(heat_map: HeatMap) -> dict[str, Any]:
 def _columns(result: PvfResult) -> tuple[Column, ...]:
     names = ("target", "level", "part of", "flips", f"{result.measure} %", "interval %", "n")
     counts = ("masked", "benign", "silent", "detectable", "silent %", "due %")
-    lost = (ACCURACY_LOST,) if words.has_accuracy_lost(result) else ()
+    lost = lost_columns(result)
     return columns(
         *names, *counts, *lost, left=("level", "part of"), priority={"part of": 4, "silent %": 2, "due %": 3}
     )
 
 
-def _row(row: PvfRow, own: frozenset[str]) -> TableRow:
+def _row(result: PvfResult, row: PvfRow, own: frozenset[str]) -> TableRow:
     """All cells of a row; what is rarely needed is shown when it is pointed at."""
     unit = "batch" if row.unit == "batch" else "sample"
     due = "–"  # weighted like the estimate
@@ -182,11 +191,7 @@ def _row(row: PvfRow, own: frozenset[str]) -> TableRow:
     names = (row_label(row, own), row.level, row.parent, TextCell(flips_number_text(row.flips), float(row.flips or 0)))
     counts = (row.n, row.masked, row.benign, row.sdc, row.due)
     key = (row.estimate or 0.0) * (1 - (row.silent_share or 0.0))
-    lost = (
-        (TextCell(words.accuracy_lost_text(row.accuracy_lost), row.accuracy_lost.estimate),)
-        if row.accuracy_lost
-        else ()
-    )
+    lost = lost_cells(result, row)
     return TableRow((*names, *share_cells(row), *counts, silent, TextCell(due, key), *lost), row.level == "model", hint)
 
 
@@ -222,7 +227,7 @@ def _terminal(result: PvfResult) -> Iterator[Table]:
     title = f"The {MOST_LAYERS_SHOWN} most vulnerable layers" if len(more) > MOST_LAYERS_SHOWN else "Layers"
     title += f"; {few} with fewer than {FEW_TRIALS} trials come last" if few else ""
     kept = [name.format(result.measure) for name in IN_TERMINAL]
-    rows = [[_row(row, own) for row in part] for part in (main, more)]
+    rows = [[_row(result, row, own) for row in part] for part in (main, more)]
     main_title = result.measure_text if result.memories else ""
     yield from terminal_tables(_columns(result), kept, rows[0], rows[1], title, main_title)
 
@@ -262,6 +267,8 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
         plots = [Plot("curves", f"{measure} by {level}", curves_figure(lines, measure))]
     if result.memory_fit:
         yield memory_section(result)
+    if result.nothing_reaches:
+        return
     against = " against the number of flips" if len(lines.flips) > 1 else ""
     title = f"{result.measure_text} by {level}{against}"
     yield Section(title, words.curves_lead(result, lines), (*plots, *_terminal(result)))
@@ -292,7 +299,7 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
             parts.append(Plot("lookups", f"{measure} of hot and cold embedding rows", plot))
         yield Section("Hot and cold embedding rows", words.LOOKUPS, tuple(parts))
     own = components_with_own_layer(result.rows)
-    rows = tuple(_row(row, own) for row in result.rows)
+    rows = tuple(_row(result, row, own) for row in result.rows)
     yield Section(
         "All rows", words.all_rows_lead(result), (Table(_columns(result), rows, terminal_rows=0, sortable=True),)
     )
@@ -315,7 +322,22 @@ def _fit_section(fit_per_bit: float | None, fits: Sequence[FitRow]) -> Section:
         "Limits come from the PVF; the raw rate is taken as exact. Bars show intervals. A target whose elements have several "
         "widths has no FIT, because PVF is uniform over elements and the raw rate is uniform over bits."
     )
-    return Section("FIT estimate", lead, (_fit_table(fits, fit_per_bit),))
+    return Section("FIT estimate", lead, (*_fit_plot(fits), _fit_table(fits, fit_per_bit)))
+
+
+def _fit_plot(fits: Sequence[FitRow]) -> Iterator[Plot]:
+    """The rows that have a FIT, the largest first (at most `BARS`), then the model; none where all are 0."""
+    known = [f for f in fits if f.estimate is not None and f.high]
+    shown = [f for f in known if f.row.level != "model"][:BARS] + [f for f in known if f.row.level == "model"]
+    if not shown:
+        return
+    names = [f.row.target for f in shown]
+    rates = [Interval(f.estimate, f.low or 0.0, f.high or 0.0, f.row.confidence, f.row.n, f.row.method) for f in shown]
+    hover = [rate_hover_text(rate, name, "FIT") for rate, name in zip(rates, names, strict=True)]
+    colours = [MODEL_COLOUR if f.row.level == "model" else SERIES_COLOURS[0] for f in shown]
+    places = [(float(place), *one) for place, one in enumerate(zip(rates, hover, strict=True))]
+    plot = rates_figure([Dots("", colours, "circle", places)], names, "FIT (failures in 10⁹ hours)")
+    yield Plot("fit", "FIT by target", plot)
 
 
 SERIES = 8

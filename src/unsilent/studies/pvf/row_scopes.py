@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,9 @@ from unsilent.basics.errors import StoreError, UsageError
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans
 from unsilent.outcomes.base import Outcome
-from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, StratumTally, Tally
+from unsilent.outcomes.tallies import PvfEstimator, ScoreTally, StratifiedTrials, StratumTally, Tally
 from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.records import LostAccuracy, PvfRow
+from unsilent.studies.pvf.records import LostScore, PvfRow
 from unsilent.studies.pvf.spec import PvfBaseline, PvfTrialRow, TargetInfo, TensorInfo
 
 TrialNumbers = tuple[tuple[int, range], ...] | None
@@ -37,6 +38,9 @@ class StoredTrials:
         plans: What the last rounds decided.
         groups: The reported target of each stratum.
     """
+
+    _score_limits: tuple[float, float] | None = None
+    """Where losses of a score are counted, the least and the most that there can be."""
 
     def __init__(self, store: PvfStore, unit: str, earlier: StoredTrials | None = None) -> None:
         self.spec, self.description = store.spec, store.baseline
@@ -95,6 +99,7 @@ class StoredTrials:
             plan = self.plans.get((target.group, flips))
             which = None if plan is None else (plan.counting_trials(target.name, look),)
             centre = plan.pilot_means.get(target.name, 0.0) if plan is not None and look is not None else 0.0
+            centre = centre if self._score_limits is None else self._share_of_range(0.0)
             result.append(StratumTally(target.share, self._tally(target.name, flips, which), centre))
         if not self.spec.is_enumerated:
             return StratifiedTrials(tuple(result), look)
@@ -124,24 +129,42 @@ class StoredTrials:
         if key not in self._tallies:
             rows = self.rows.get((stratum, flips), [])
             numbers = None if which is None else dict(which)
-            codes = [
-                row.outcome_codes
-                for row in rows
-                if numbers is None or row.trial.k in numbers.get(row.trial.sample_count, ())
-            ]
-            self._tallies[key] = self.tally(codes)
+            self._tallies[key] = self.tally(
+                [row for row in rows if numbers is None or row.trial.k in numbers.get(row.trial.sample_count, ())]
+            )
         return self._tallies[key]
 
-    def tally(self, codes: Sequence[bytes]) -> Tally:
-        """Outcomes of trials, counted in the unit that is asked."""
-        return Tally.of(codes, self.description.samples, self.unit, self._counted)
+    def stratum(self, share: float, rows: Sequence[PvfTrialRow]) -> StratumTally:
+        """Trials as a stratum with a share of the law, without a pilot."""
+        centre = 0.0 if self._score_limits is None else self._share_of_range(0.0)
+        return StratumTally(share, self.tally(rows), centre)
 
-    def lost_right_answers(self) -> StoredTrials | None:
-        """These trials with only right answers that a fault changed as incorrect; None without labels."""
-        if not self.description.right_answers:
+    def tally(self, rows: Sequence[PvfTrialRow]) -> Tally:
+        """Outcomes of trials, counted in the unit that is asked."""
+        codes = [row.outcome_codes for row in rows]
+        tally = Tally.of(codes, self.description.samples, self.unit, self._counted)
+        if self._score_limits is None:
+            return tally
+        lost = [self._share_of_range(row.score_lost) for row in rows if not math.isnan(row.score_lost)]
+        return ScoreTally(tally.outcome_counts, np.array(lost, np.float64))
+
+    def _share_of_range(self, lost: float) -> float:
+        """Where a loss lies between the least and the most that there can be, from 0 to 1."""
+        assert self._score_limits is not None
+        least, most = self._score_limits
+        return min(max((lost - least) / (most - least), 0.0), 1.0)
+
+    def lost_task_metric(self) -> StoredTrials | None:
+        """These trials counted by what they lost of the workload's score, else of accuracy; None without both.
+
+        Of accuracy, only right answers that a fault changed count as incorrect.
+        """
+        scores = self.description.scores
+        if scores is None and not self.description.right_answers:
             return None
         result = copy.copy(self)
         result.unit, result._counted, result._tallies = "sample", self.description.right_answers, {}
+        result._score_limits = None if scores is None else scores.loss_limits
         return result
 
 
@@ -193,6 +216,8 @@ class RowScope:
 def target_groups(stored: StoredTrials, flips: int | None) -> list[RowScope]:
     """The targets of one number of flips, what they belong to, and the model; coarse levels first."""
     targets = stored.description.targets_at(flips)
+    if not targets:  # no fault comes through the protection of any memory
+        return []
     level = targets[0].level
     result = [_rolled_up("model", "model", "", targets, stored, flips)]
     if level != "component":
@@ -242,8 +267,7 @@ def layer_groups(hits: Sequence[SingleElementTrial], stored: StoredTrials) -> li
         members = [t for t in description.targets_at(1) if t.component == component]
         shares = {t.name: _share(t, own, stored.spec.law) for t in members}
         targets = tuple(t for t in members if shares[t.name])
-        tallies = {t.name: stored.tally([r.outcome_codes for r in rows[t.name]]) for t in targets}
-        strata = tuple(StratumTally(shares[name], tally) for name, tally in tallies.items())
+        strata = tuple(stored.stratum(shares[t.name], rows[t.name]) for t in targets)
         bits = Counter[int]()
         for tensor in own:
             bits[tensor.width] += tensor.elements * tensor.width
@@ -311,14 +335,17 @@ def single_element_trials(rows: Iterable[PvfTrialRow], description: PvfBaseline)
     return result
 
 
-def make_rows(groups: Sequence[RowScope], lost: Sequence[RowScope], question: PvfEstimator) -> list[PvfRow]:
+def make_rows(
+    groups: Sequence[RowScope], lost: Sequence[RowScope], limits: tuple[float, float], question: PvfEstimator
+) -> list[PvfRow]:
     """One row a group; joint limits hold over all rows of a level and number of flips.
 
     Args:
-        lost: The same groups, of `StoredTrials.lost_right_answers`; empty without labels.
+        lost: The same groups, of `StoredTrials.lost_task_metric`; empty without labels and score.
+        limits: The least and the most that can be lost, (0, 1) of accuracy.
     """
     family = Counter((g.level, g.flips) for g in groups)
-    losses: list[LostAccuracy | None] = [LostAccuracy.of(question.estimate(group.sample)) for group in lost]
+    losses: list[LostScore | None] = [LostScore.of(question.estimate(group.sample), *limits) for group in lost]
     losses = losses or [None] * len(groups)
     return [
         _row(group, loss, question, family[group.level, group.flips])
@@ -326,7 +353,7 @@ def make_rows(groups: Sequence[RowScope], lost: Sequence[RowScope], question: Pv
     ]
 
 
-def _row(group: RowScope, lost: LostAccuracy | None, question: PvfEstimator, family: int) -> PvfRow:
+def _row(group: RowScope, lost: LostScore | None, question: PvfEstimator, family: int) -> PvfRow:
     interval = question.estimate(group.sample)
     joint = question.with_joint_confidence(family).estimate(group.sample)
     tally = group.tally
@@ -358,5 +385,5 @@ def _row(group: RowScope, lost: LostAccuracy | None, question: PvfEstimator, fam
         joint_high=joint.high,
         outcome_mix=group.outcome_mix(),
         widest_share_of_bits=max(group.bits.values()) / sum(group.bits.values()),
-        accuracy_lost=lost,
+        score_lost=lost,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +27,11 @@ from unsilent.engine import Samples, TrialOutcome, make_engine, trace_batch
 from unsilent.engine.device_placement import resolve_device
 from unsilent.engine.embedding_lookups import EmbeddingLookupCounter
 from unsilent.engine.listed_faults import ListedFaults
+from unsilent.engine.plain import PlainEngine
 from unsilent.engine.running_out import release_cached_memory, unusable_if_raised
 from unsilent.engine.trial_work import WorkCounter
 from unsilent.faults import Fault, FaultModel, Region
-from unsilent.faults.fault_texts import function_file
+from unsilent.faults.fault_texts import from_text, function_file
 from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.mixtures import Mixture, asked_fault_model
 from unsilent.faults.naming import parse_site
@@ -38,8 +40,7 @@ from unsilent.faults.sampling import shuffled_index
 from unsilent.outcomes import Outcome, judge, judge_text
 from unsilent.outcomes.base import incorrect
 from unsilent.outcomes.classify import same_outcome_for_all
-from unsilent.outcomes.decision_judges import Threshold
-from unsilent.outcomes.right_answers import right_answers
+from unsilent.outcomes.scores import lost_score
 from unsilent.report.text import count_text
 from unsilent.sites.modules import unregistered
 from unsilent.sites.targets import (
@@ -52,9 +53,10 @@ from unsilent.sites.targets import (
     with_index_buffers,
 )
 from unsilent.studies.pvf.file_hashes import file_hashes
+from unsilent.studies.pvf.golden_answers import golden_scores, right_answers_text
 from unsilent.studies.pvf.memory_faults import MemoryFaults
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow, TargetInfo, TensorInfo
-from unsilent.workloads.base import InferenceWorkload, labels_of
+from unsilent.workloads.base import InferenceWorkload, score_of
 from unsilent.workloads.model_fitting import Progress, no_progress
 from unsilent.workloads.process_side_effects import take_notes
 from unsilent.workloads.registry import load
@@ -114,8 +116,10 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
             device=resolve_device(spec.device),
             dtype=spec.dtype,
             judge=judge(spec.judge) if spec.judge else None,
+            score=score_of(workload),
             sampled=spec.samples != 0,
         )
+        self.scores = golden_scores(self.engine)
         self._check_samples()
         named = {
             escape_unprintable(k): v if isinstance(v, str) else tuple(map(escape_unprintable, v))
@@ -133,7 +137,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
             self._accelerator = load_accelerator(spec.accelerator)
             self.memories = MemoryFaults(self._accelerator, self.engine, self.components, spec.per)
         drawn = self.given or self.memories
-        self.regions = self.engine.select_regions(spec.at) if drawn is None else drawn.regions
+        self.regions = self._selected_regions() if drawn is None else drawn.regions
         self._work = WorkCounter()
         self._lookups = {} if spec.is_transient else self._count_lookups()
         self.targets = {t.name: t for t in self._make_targets()}
@@ -184,12 +188,16 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
                 "No faults in these tensors, which are empty or of an unsupported dtype: "
                 f"{', '.join(sorted(engine.parameters.skipped))}."
             )
-        device, right = resolve_device(self.spec.device).partition(":")[0], self._right_answers(notes)
+        device, right = (
+            resolve_device(self.spec.device).partition(":")[0],
+            right_answers_text(engine, self.workload, notes),
+        )
         return PvfBaseline(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
             files=file_hashes(self.spec),
             right_answers=right,
+            scores=self.scores,
             targets=tuple(
                 TargetInfo(
                     name=t.name,
@@ -222,28 +230,6 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
             sample_seconds=self._work.sample_seconds(device, sum(engine.samples)),
         )
 
-    def _right_answers(self, notes: list[str]) -> str:
-        """See `PvfBaseline`; labels that do not fit are noted."""
-        engine, labels = self.engine, labels_of(self.workload)
-        if labels is None or (isinstance(engine.judge, Threshold) and engine.judge.tolerance > 0):
-            return ""  # within a tolerance an answer may become wrong and count as unchanged
-        if len(labels) != len(engine.golden):
-            notes.append(
-                f"No accuracy lost, because there are labels of {count_text(len(labels), 'batch')}, but "
-                f"{count_text(len(engine.golden), 'batch')} of inputs: give labels batch by batch."
-            )
-            return ""
-        try:
-            parts = [
-                right_answers(engine.judge, output, truth, samples)
-                for output, truth, samples in zip(engine.golden, labels, engine.samples, strict=True)
-            ]
-        except UsageError as error:
-            notes.append(f"No accuracy lost, because {error}.")
-            return ""
-        known = [part for part in parts if part is not None]
-        return "".join(str(int(right)) for part in known for right in part) if len(known) == len(parts) else ""
-
     def answer(self, what: str, trial: TrialId, batch: int = 0) -> FaultTrace | Receipt:
         """A ``trace`` of the faults of a trial: how they spread through the evaluation of one batch.
 
@@ -269,7 +255,8 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         if self.given is not None:
             return DrawnTrial(*self.given.faults_of_trial(trial.target, trial.k))
         if self.spec.exhaustive:
-            return DrawnTrial(*self._nth(target, trial))
+            step, faults = self._nth(target, trial)
+            return DrawnTrial(step, self._lasting(faults, self._model(target.bits, trial.flips).lasts))
         rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
         if self.memories is not None:
             return DrawnTrial(*self.memories.draw(target.name, rng))
@@ -343,13 +330,13 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
             if outcome.out_of_memory and not alone:
                 yield DeferredTrial(trial, outcome.error)
             else:
-                yield make_row(trial, one.faults, outcome, now - start)
+                yield make_row(self.engine, trial, one.faults, outcome, now - start)
             start = now
 
     def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> PvfTrialRow:
         """The row of a trial that took its worker with it: every sample that was corrupted ended as ``ended``."""
         drawn = self._draw(trial)
-        return make_row(trial, drawn.faults, replace(self._all(ended, drawn), error=reason), seconds)
+        return make_row(self.engine, trial, drawn.faults, replace(self._all(ended, drawn), error=reason), seconds)
 
     def _all(self, ended: Outcome, drawn: DrawnTrial) -> TrialOutcome:
         """All samples that the trial evaluates ended the same way."""
@@ -399,6 +386,28 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         if self.unverified_row_count >= PROOF_EVERY and goldens > LEAST_PROOF_GOLDENS:
             return True
         return goldens > PROOF_GOLDENS and time.monotonic() - self._proven_at > 1.0
+
+    def _selected_regions(self) -> list[Region]:
+        """The regions that ``--at`` selects, of the batches in which the faults may begin."""
+        spec, parts = self.spec, asked_fault_model(self.spec.fault).parts
+        regions, moments = list(self.engine.select_regions(spec.at)), {part.begins for part in parts}
+        if moments == {None}:
+            return regions
+        if not spec.is_transient:
+            raise UsageError("a fault in parameters is in all batches of its trial; leave out from, or use --at 'op:*'")
+        if len(moments) > 1 or (begins := parts[0].begins) is None:
+            raise UsageError("the parts of a mixture begin in different batches; give each the same from")
+        if begins[1] >= (count := len(self.engine.batches)):
+            raise UsageError(
+                f"{from_text(begins)} of --fault goes beyond the last batch: the workload has {count_text(count, 'batch')}, "
+                "counted from 0"
+            )
+        inside = [region for region in regions if region.step is not None and begins[0] <= region.step <= begins[1]]
+        if not inside:
+            raise UsageError(
+                f"no value of --at {' '.join(spec.at)} is in a batch of {from_text(begins)}; choose others"
+            )
+        return inside
 
     def _make_targets(self) -> tuple[Target, ...]:
         if (drawn := self.given or self.memories) is not None:
@@ -494,6 +503,9 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         result["torch"] = str(torch.__version__)  # a class of its own: who unpickles it loads torch
         result["numpy"] = ".".join(np.__version__.split(".")[:2])
         result["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge, function_file(spec.fault))
+        if self.scores is not None:
+            each = [values.tobytes() for values in self.engine.golden_scores]
+            result["score"] = xxhash.xxh3_64_hexdigest(b"".join([repr(self.scores).encode(), *each]))
         if self.given is not None:
             result["faults"] = self.given.digest
         if self.memories is not None:  # a file, whose content may change
@@ -525,10 +537,23 @@ def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[st
     return tuple(by_name.values())
 
 
-def make_row(trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, seconds: float) -> PvfTrialRow:
-    """A trial's record."""
+def make_row(
+    engine: PlainEngine, trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, seconds: float
+) -> PvfTrialRow:
+    """A trial's record, of an engine that knows fault-free scores where there is a score."""
     wrong = sum(bool(incorrect(b.codes).any()) for b in outcome.batches)
-    codes, text = outcome.codes.tobytes(), faults_text(faults)
+    text, lost = faults_text(faults), math.nan
+    if (score := engine.score) is not None:
+        golden = np.concatenate(engine.golden_scores)
+        lost = lost_score(outcome.codes, outcome.scores, golden, score.lowest, score.highest)
     return PvfTrialRow(
-        trial, text, codes, wrong, float(outcome.severity), outcome.error, seconds, graphed=outcome.graphed
+        trial=trial,
+        faults=text,
+        outcome_codes=outcome.codes.tobytes(),
+        incorrect_batches=wrong,
+        severity=float(outcome.severity),
+        error=outcome.error,
+        seconds=seconds,
+        graphed=outcome.graphed,
+        score_lost=lost,
     )

@@ -203,6 +203,23 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class GoldenScores:
+    """The scores that there can be, and the fault-free ones: ``mean``, ``least`` and ``most`` over all samples."""
+
+    name: str
+    lowest: float
+    highest: float
+    mean: float
+    least: float
+    most: float
+
+    @property
+    def loss_limits(self) -> tuple[float, float]:
+        """The least (0 or below, as a faulty score may be better) and the most that samples can lose."""
+        return self.least - self.highest, self.most - self.lowest
+
+
+@dataclass(frozen=True, slots=True)
 class PvfBaseline(StoredBaseline):
     """Everything a worker finds out before the first trial."""
 
@@ -218,7 +235,9 @@ class PvfBaseline(StoredBaseline):
     """What a trial is expected to cost, whatever it evaluates, and further for each sample: counted, not measured."""
     sample_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
     right_answers: str = ""
-    """For each sample 1 where the fault-free answer is that of its label, else 0; empty without labels."""
+    """For each sample 1 where the fault-free answer is that of its label, else 0; empty without labels, or with a score."""
+    scores: GoldenScores | None = None
+    """Of a workload with a score."""
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of the files that were named, by option, so that they are found again."""
 
@@ -245,6 +264,8 @@ class PvfTrialRow(StoredRow):
     worker: Annotated[int, RUN_SPECIFIC] = 0
     graphed: Annotated[bool, RUN_SPECIFIC] = False
     """Whether CUDA graphs evaluated it; the outcome is the same either way."""
+    score_lost: float = math.nan
+    """Mean over the evaluated samples of fault-free minus faulty score; NaN without a score, or where none was evaluated."""
 
     def derived(self) -> dict[str, int]:
         """Samples by outcome."""

@@ -24,11 +24,11 @@ from unsilent.report.text import (
     lower_bound_text,
 )
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, fit_versus_pvf_text
+from unsilent.studies.pvf.lost_scores import lost_meaning, lost_numbers
 from unsilent.studies.pvf.memory_records import MemoryFitRow
 from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
     EVENTS_COMING_THROUGH,
-    LostAccuracy,
     PvfResult,
     PvfRow,
     at_level,
@@ -54,6 +54,8 @@ PLACES = {
 
 def headline(result: PvfResult) -> str:
     """The finding in one sentence."""
+    if result.nothing_reaches:
+        return _unmeasured_rate(result.memory_fit[-1])
     if result.memory_fit and result.trials_done:
         return _failure_rate(result.memory_fit[-1])
     level = main_level(result)
@@ -104,6 +106,19 @@ def _failure_rate(model: MemoryFitRow) -> str:
     return (
         f"Events in the memories make a call silently incorrect at {silent.estimate} FIT{silent.limits_in_sentence}, and cause "
         f"detectable errors at {errors.estimate} FIT{errors.limits_in_sentence}."
+    )
+
+
+def _unmeasured_rate(model: MemoryFitRow) -> str:
+    """FIT where there is nothing to try: what the description and the codes say."""
+    texts = (estimate_text(i.estimate, i.low, i.high, scale=1.0) for i in (model.silent, model.detectable))
+    silent, errors = (f"{text.estimate}{text.limits_in_sentence}" for text in texts)
+    why = "the memories have no events at all"
+    if model.raw:
+        why = "too few faults come through to be tried" if model.silent.high else "no fault reaches the model"
+    return (
+        f"No trial was run, because {why}: by the description (not measured), silent FIT is {silent}, and detectable FIT "
+        f"{errors}, of events that are detected and not corrected."
     )
 
 
@@ -195,6 +210,10 @@ MEMORIES = (
     "protection, weighted by the rates of events. Events that a code corrects or reports are not in it; FIT counts those that a "
     "memory reports as detectable."
 )
+NOTHING_REACHES = (
+    "FIT are computed from the description alone: events in bits that are needed, and what the code of each memory makes of "
+    "them. Nothing was injected, so that nothing here is a measurement."
+)
 PVF_MEANING = (
     "PVF is the parameter vulnerability factor (arXiv 2405.01741): the probability that an output is incorrect, given a "
     "fault in a parameter. It is not the program vulnerability factor, which has the same acronym."
@@ -263,12 +282,7 @@ def all_rows_lead(result: PvfResult) -> str:
     return (
         f"{events}n counts faults, which are independent. The columns masked to detectable count {judged}. Click a heading to "
         f"sort. Hover over a row for its elements, bits, {every} and method."
-        + (
-            " Accuracy lost is in percentage points: right answers that a fault changes, or that end without one; wrong answers "
-            "that become right are not subtracted."
-            if has_accuracy_lost(result)
-            else ""
-        )
+        f"{lost_meaning(result)}"
     )
 
 
@@ -284,6 +298,9 @@ def findings(result: PvfResult, fits: Sequence[FitRow]) -> Iterator[str]:
 
 def notes(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> Iterator[str]:
     """How to read the tables."""
+    if result.nothing_reaches:
+        yield f"nothing was measured; what the memories hold was computed from {count_text(result.batches, 'batch')}"
+        return
     yield measured_on(result)
     joint = ", comparisons use joint intervals" if has_any_interval(result.rows) else ""
     yield f"{limits_text(result.rows, result.confidence)}, n counts faults{joint}"
@@ -300,19 +317,13 @@ def notes(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) 
     yield f"{time} on {result.device}, {dtype_text(result)}"
 
 
-def has_accuracy_lost(result: PvfResult) -> bool:
-    """Whether labels say how many right answers are lost."""
-    return any(row.accuracy_lost is not None for row in result.rows)
-
-
-def accuracy_lost_text(lost: LostAccuracy) -> str:
-    """Percentage points of accuracy with their limits."""
-    text = estimate_text(lost.estimate, lost.low, lost.high)
-    return f"{text.estimate} {text.limits}" if lost.estimate else text.estimate
-
-
 def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
+    if result.nothing_reaches:
+        for kind in ("silent", "detectable"):
+            rate = getattr(result.memory_fit[-1], kind)
+            text = estimate_text(rate.estimate, rate.low, rate.high, scale=1.0)
+            yield f"{kind} FIT by the description", text.estimate, text.limits
     model = at_level(result.rows, "model")
     for row in [r for r in model if r.flips == headline_flips(model)][:1]:
         text = estimate_text(row.estimate, row.low, row.high)
@@ -321,10 +332,7 @@ def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
         name = result.measure_text if result.memories else name
         name += "" if row.flips is None else f", {flips_text(row.flips)}"
         yield name, text.estimate + (" %" if row.estimate is not None else ""), text.limits if row.estimate else ""
-        if row.accuracy_lost is not None and row.accuracy_lost.estimate is not None:
-            lost = row.accuracy_lost
-            text = estimate_text(lost.estimate, lost.low, lost.high)
-            yield "accuracy lost per fault", f"{text.estimate} points", text.limits if lost.estimate else ""
+        yield from lost_numbers(result, row)
     planned = "" if result.trials_done == result.trials_planned else f"of {result.trials_planned:,} planned"
     yield "faults tried", f"{result.trials_done:,}", planned
     yield "evaluation samples", f"{result.samples:,}", ""
@@ -341,7 +349,9 @@ def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
         return
     if result.trials_done < result.trials_planned:
         yield "finish the campaign", f"{result.command} --store {store}"
-    elif not (spec.get("exhaustive") or {"--ci", "--rel", "--faults"} & set(shlex.split(result.command))):
+    elif result.rows and not (
+        spec.get("exhaustive") or {"--ci", "--rel", "--faults"} & set(shlex.split(result.command))
+    ):
         yield "run trials until each row is precise", f"{without_options(result.command, PvfBudget)} --rel 20%"
     if result.at == ALL_PARAMETERS and result.fault == "bitflip" and 1 in spec["flips"] and result.trials_done:
         yield "choose which parameters to protect", f"unsilent plan {store} --budget 20%"
@@ -400,6 +410,9 @@ def method(result: PvfResult) -> Iterator[str]:
     measure, every, rows = result.measure, units(result), result.rows
     which = "command" if result.command.startswith("unsilent ") else "Python call"
     yield f"With the same data, weights, versions and kind of device, this {which} reproduces these numbers."
+    if result.nothing_reaches:
+        yield NOTHING_REACHES
+        return
     meant = MEMORIES if result.memories else TRANSIENT if result.transient else PVF_MEANING
     yield f"{meant} {INCORRECT}"
     if result.unit == "batch":

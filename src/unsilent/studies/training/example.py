@@ -18,7 +18,6 @@ from unsilent.faults import Fault
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas.noise_floor_records import NoiseFloors, parse_noise_floor
 from unsilent.replicas.noise_floors import hash_of_losses
-from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.studies.training.fault_sampler import SampledFault
 from unsilent.studies.training.judging import TrainingJudge
@@ -51,6 +50,7 @@ class StoredExample:
 class TrainingExample(Shown):
     """Both runs of an example, and the class that the run with the fault ended in here."""
 
+    REPORT = "unsilent.studies.training.example_report:report"
     stored: StoredExample
     outcome: TrainingOutcome
     baseline: TrainingBaseline
@@ -66,11 +66,6 @@ class TrainingExample(Shown):
     def has_stored_twin(self) -> bool:
         """Whether the fault-free run has the losses, bit for bit, that it had when the fault was stored."""
         return hash_of_losses(np.array(self.baseline.losses)) == self.stored.floors.implementation.twin_losses_hash
-
-    def report(self) -> Report:
-        from unsilent.studies.training.example_report import report
-
-        return report(self)
 
 
 def class_name(outcome: TrainingOutcome) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.campaigns.spec import TrialId, trial_seed
 from unsilent.faults import Fault, Region
+from unsilent.faults.fault_texts import from_text, split_from
 from unsilent.faults.hardware.accelerator import WeightedPreset
 from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.hardware.presets import CORRUPTED_PHASES, PRESETS, Preset
@@ -52,6 +53,8 @@ class WeightedFaultModel:
     weight: float
     source: Preset | WeightedPreset | FaultModel
     value: str | None = None
+    begins: tuple[int, int] | None = None
+    """The first and the last step in which its faults may begin; None: any of them."""
 
     @property
     def operand(self) -> str:
@@ -108,6 +111,7 @@ class FaultSampler:
             self._check()
         else:
             self._memory = self._parts(set(parameters), components)
+        self._check_steps()
 
     @property
     def targets(self) -> tuple[TrainingTarget, ...]:
@@ -133,6 +137,8 @@ class FaultSampler:
         step = int(rng.integers(self.steps))
         weights = np.array([kind.weight if places else 0.0 for kind, places in self._fitting])
         kind, places = self._fitting[int(rng.choice(len(weights), p=weights / weights.sum()))]
+        if kind.begins is not None:
+            step = int(rng.integers(kind.begins[0], kind.begins[1] + 1))
         place = places[int(rng.integers(len(places)))]
         fault = kind.fault_at_operation(place, int(rng.integers(2**62)))
         return SampledFault(InjectionPoint(step, fault.site, place.phase, place.layer, kind.name), (fault,), kind.lasts)
@@ -140,7 +146,8 @@ class FaultSampler:
     def _held(self, target: str, rng: np.random.Generator) -> SampledFault:
         regions = self._memory[target]
         first = 1 if target.startswith(STATE) and self.steps > 1 else 0  # optimizers make their state in the first step
-        step = int(rng.integers(first, self.steps))
+        begin, last = self._model.begins or (0, self.steps - 1)
+        step = int(rng.integers(max(first, begin), last + 1))
         ends = np.cumsum([r.eligible_count for r in regions])
         region = regions[int(np.searchsorted(ends, rng.integers(ends[-1]), side="right"))]
         model = self._model
@@ -212,6 +219,17 @@ class FaultSampler:
                     f"{kind.name} can be applied in {len(places)} of {len(self.places)} pairs of operation and phase."
                 )
 
+    def _check_steps(self) -> None:
+        """Raise ``UsageError`` for a fault that begins after the last step, or in optimizer state before there is any."""
+        moments = [kind.begins for kind in self.kinds] if self.spec.per is None else [self._model.begins]
+        for begins in filter(None, moments):
+            if begins[1] >= self.steps:
+                raise UsageError(
+                    f"{from_text(begins)} of --fault goes beyond the last step: a run has {self.steps:,} steps, counted from 0"
+                )
+            if begins[1] == 0 < self.steps - 1 and any(name.startswith(STATE) for name in self._memory):
+                raise UsageError("from=0 of --fault is before the optimizer has state; begin at step 1 or later")
+
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def _parts(self, parameters: set[str], components: Mapping[str, Sequence[str]]) -> dict[str, list[Region]]:
@@ -272,12 +290,16 @@ def weighted_fault_models(spec: TrainingSpec) -> list[WeightedFaultModel]:
         return [WeightedFaultModel(f"{e.group}/{e.preset.name}", e.weight, e, spec.value) for e in entries]
     given = spec.faults or tuple((name, 1.0) for name in PRESETS)
     whole = sum(weight for _, weight in given)
-    return [WeightedFaultModel(name, weight / whole, _source(name, spec.value), spec.value) for name, weight in given]
+    return [
+        WeightedFaultModel(name, weight / whole, _source(name, spec.value), spec.value, split_from(name)[1])
+        for name, weight in given
+    ]
 
 
 def _source(name: str, value: str | None) -> Preset | FaultModel:
-    if name in PRESETS:
-        return PRESETS[name]
+    preset, _ = split_from(name)
+    if preset in PRESETS:
+        return PRESETS[preset]
     if value is not None:
         raise UsageError(f"--value and --fault {name} both set what elements become; give only one of them")
     return lasting_fault_model(name)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.interval import known_value as certain
-from unsilent.report.estimates import FEW_TRIALS, Estimate, machine_table, share_cells
+from unsilent.basics.strictjson import fields_by_name
+from unsilent.report.estimates import FEW_TRIALS, Estimate, machine_table
 from unsilent.report.model import (
+    Column,
+    Getter,
     Heading,
     Mark,
     Part,
@@ -21,9 +25,8 @@ from unsilent.report.model import (
     TableRow,
     TextBlock,
     TextCell,
-    columns,
 )
-from unsilent.report.text import count_text, escape_unprintable, estimate_text, number_text, short
+from unsilent.report.text import count_text, estimate_text, number_text, short
 from unsilent.studies.training.necessary_conditions import MOST, conditions_figure, points_to_plot
 from unsilent.studies.training.plots import (
     GOLDEN,
@@ -36,16 +39,20 @@ from unsilent.studies.training.plots import (
     outcome_style,
     training_pvf_figure,
 )
-from unsilent.studies.training.records import ConditionPoint, ExampleCurve, GuardDetection, TrainingResult, TrialGroup
+from unsilent.studies.training.records import (
+    ClassShare,
+    ConditionPoint,
+    ExampleCurve,
+    GuardDetection,
+    TrainingResult,
+    TrialGroup,
+)
 from unsilent.studies.training.sentences import (
     FACTOR,
     KINDS,
-    bare_percent_text,
     classes_with_trials,
     convergence_limits_of,
-    counts_text,
     findings,
-    first_example_text,
     headline,
     most_vulnerable_first,
     ordered_groups,
@@ -57,22 +64,16 @@ from unsilent.studies.training.sentences import (
 )
 from unsilent.studies.training.spec import HISTORY_KINDS
 
-SCHEMA = "unsilent/training/2"
+SCHEMA = "unsilent/training/3"
 GROUPS = 16
 """Rows of a terminal's table of groups or targets; JSON and the page have all."""
-SHARES = ("different %", "harmful %", "latent %")
-"""Columns of the shares of a group."""
-NAME, EXAMPLE = 36, 28
-"""Characters of a name, and of a trial, in a terminal."""
+EXAMPLE = 28
+"""Characters of the name of a trial in a table."""
 SHAPES = {
     "circle-open": "○", "circle": "●", "triangle-up": "▲", "triangle-down": "▼", "square": "■", "diamond": "◆",
     "pentagon": "⬟", "star": "★", "cross": "✚", "x": "✖",
 }  # fmt: skip
 """Plotly's markers as text."""
-TOP = (
-    "command", "workload", "spec", "campaign", "store", "steps", "samples", "parameters", "optimizers", "golden_test",
-    "golden_seconds", "confidence", "level", "margin", "n", "seconds", "cpu_seconds", "versions", "info",
-)  # fmt: skip
 COUNTS = (
     "true_positives", "false_negatives", "false_positives", "true_negatives", "visible_harm_with", "visible_harm_without",
 )  # fmt: skip
@@ -86,8 +87,18 @@ CONDITIONS = (
     "latent harm; false, clear: no harm; loud, not: harm with an error. "
     "different: sensitivity among trials that are latent harm when judged by implementation noise alone"
 )
-LEFT_OUT = {"loud": 3, "not": 3, "different %": 2, "false": 1, "clear": 1}
-"""Columns of that table which a narrow terminal leaves out, the highest first."""
+TRIALS = Column.count("trials", "n")
+CONDITION_COLUMNS = (
+    Column("largest of", of=lambda one: KINDS.get(one.kind, one.kind)), Column("factor", "number", digits=",.0f"),
+    Column.count("hit", "true_positives"), Column.count("missed", "false_negatives"),
+    Column.count("false", "false_positives", 1), Column.count("clear", "true_negatives", 1),
+    Column.count("loud", "visible_harm_with", 3), Column.count("not", "visible_harm_without", 3),
+    Column.share("sensitivity"), Column.share("specificity"), Column.share("different", priority=2),
+)  # fmt: skip
+PART_COLUMNS = (
+    Column("target", of=lambda one: one.part or one.target), Column.text("memory", "memory_kind"), Column.count("elements"),
+    TRIALS, Column.count("failed", "failures"), Column.share("PVF", "pvf"), Column.share("different"),
+)  # fmt: skip
 UNDER_GUARD = (
     "size of a harmful fault: largest value written, as a multiple of the largest value in the tensor before the fault"
 )
@@ -167,36 +178,13 @@ def _caught(result: TrainingResult) -> Sequence[tuple[str, GuardDetection]]:
 
 def _data(result: TrainingResult) -> dict[str, Any]:
     """Values that JSON has besides estimates."""
-    by_name: dict[str, Any] = {name: getattr(result, name) for name in TOP}
-    by_name |= {"thresholds": result.thresholds, "floors": result.floors, "curves": result.curves, "cost": result.cost}
-    by_name["least_accuracy"], by_name["least_accuracy_different"] = convergence_limits_of(result)
-    by_name["classes"] = {one.name: one.n for one in result.classes}
-    by_name["different"] = {one.name: one.different for one in result.classes}
-    by_name["groups"] = {
-        kind: [{"name": g.name, "n": g.n, "counts": g.counts} for g in groups] for kind, groups in result.groups.items()
-    }
-    by_name["conditions"] = [
-        {name: getattr(c, name) for name in ("kind", "factor", *COUNTS)} for c in result.conditions
-    ]
-    by_name["points"] = [_point(point) for point in result.points]
-    by_name["guard"] = None if result.guard is None else _guard(result)
-    by_name["notes"] = list(result.notes)
-    return by_name
-
-
-def _guard(result: TrainingResult) -> dict[str, Any]:
-    output = {name: getattr(result.guard, name) for name in ("large_fault_factor", "late_alarms", "stopped", "alarms")}
-    output["faults"] = [
-        {
-            "name": one.name,
-            "kind": kind,
-            "n": one.n,
-            "caught": one.detected_in_time,
-            "identical": one.recovered_identical,
-        }
-        for kind, one in _caught(result)
-    ]
-    return output
+    further = fields_by_name(
+        result, "classes", "all_trials", "contrasts", "parts", "golden_losses", "flip_flops", "points"
+    )
+    further["least_accuracy"], further["least_accuracy_different"] = convergence_limits_of(result)
+    further["classes"] = {one.name: one.n for one in result.classes}
+    further["different"] = {one.name: one.different for one in result.classes}
+    return {**further, "points": [_point(point) for point in result.points]}
 
 
 def _point(point: ConditionPoint) -> dict[str, Any]:
@@ -249,97 +237,69 @@ def _sections(result: TrainingResult) -> Iterator[Section]:
         tuple(_guarded(result)),
     )
     yield _examples(result)
-    yield Section(
-        "All groups",
-        "Shares in percent with confidence limits, then the number of trials of each class. Click a heading to sort.",
-        (_all(result),),
-    )
-    texts = ("what it is", "source of the default")
-    heads = columns("threshold", "value", *texts, left=("threshold", *texts))
-    yield Section("Thresholds", "", (Table(heads, tuple(map(TableRow, thresholds(result))), terminal_rows=0),))
-
-
-def _plainly(interval: Interval) -> TextCell:
-    return TextCell(bare_percent_text(interval), -1.0 if interval.estimate is None else interval.estimate)
+    columns = map(Column.text, ("threshold", "value", "what it is", "source of the default"))
+    yield Section("Thresholds", "", (Table(tuple(columns), tuple(map(TableRow, thresholds(result))), terminal_rows=0),))
 
 
 def _classes_table(result: TrainingResult) -> Table:
-    rows = []
-    for one in result.classes:
+    def name(one: ClassShare) -> TextCell:
         colour, symbol = outcome_style(one.name)
-        where = short(first_example_text(result, one.name), EXAMPLE)
-        name = TextCell(one.name, mark=(colour, SHAPES[symbol]))
-        what = outcome_text(one.name, result, brief=True)
-        rows.append(TableRow((name, one.n, one.different, *share_cells(one.share), where, what)))
-    texts = ("example", "what it is")
-    heads = columns("class", "trials", "different", "share %", "interval", *texts, left=texts, priority={"example": 1})
-    return Table(heads, tuple(rows))
+        return TextCell(one.name, mark=(colour, SHAPES[symbol]))
+
+    examples = {curve.outcome: curve.trial for curve in reversed(result.curves)}
+    columns = (
+        Column("class", of=name), TRIALS, Column.count("different"), Column.share("share"),
+        Column.text("example", lambda one: short(examples.get(one.name, ""), EXAMPLE), 1),
+        Column.text("what it is", lambda one: outcome_text(one.name, result)),
+    )  # fmt: skip
+    return Table.of(result.classes, columns)
 
 
 def _harm(result: TrainingResult) -> Section:
-    """Figures of groups for the page, tables for terminals."""
-    plots: list[Part] = []
-    for i, (kind, figure) in enumerate(group_figures(result).items()):
-        plots += [Heading(f"by {kind}"), Plot(f"group-{i}", f"Harmful share by {kind}", figure)]
+    """A figure and a table for each kind of groups; terminals show the tables."""
+    parts: list[Part] = []
+    for number, (kind, figure) in enumerate(group_figures(result).items()):
+        parts += [Heading(f"by {kind}"), Plot(f"group-{number}", f"Harmful share by {kind}", figure)]
+        parts.append(_groups_table(kind, ordered_groups(result)[kind]))
     many = any(len(groups) > ROWS for groups in result.groups.values())
     lead = (
         "Shares of trials that are different, harmful and latent, with confidence limits. A hollow triangle is the upper limit "
         "of a share of 0."
         + (f" Of more than {ROWS} groups, only the {ROWS} most harmful are drawn; the table has all." if many else "")
     )
-    tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items() if len(groups) > 1]
-    return Section("Where faults do harm", lead, (*plots, *tables))
+    return Section("Where faults do harm", lead, tuple(parts))
 
 
 def _failure_rates(result: TrainingResult) -> Section:
     """FIT of the groups of an accelerator's flip-flops."""
-    rows = []
-    for group in result.flip_flops:
-        cells = map(_rate_cell, (group.different, group.harmful))
-        rows.append(TableRow((group.name, group.n, number_text(group.raw), *cells)))
     lead = (
         "Failures in 1e9 hours of use. The raw FIT of a group is that of the description, for the flip-flops in use; it is "
         "taken as exact. The other columns are raw FIT x the share of this campaign's trials that ended different, or "
         "harmful: the probability of not being masked is measured here."
     )
-    heads = columns("flip-flops", "trials", "raw FIT", "FIT, different", "FIT, harmful")
-    return Section("Failure rates (FIT)", lead, (Table(heads, tuple(rows)),))
-
-
-def _rate_cell(fit: Interval) -> TextCell:
-    text = estimate_text(fit.estimate, fit.low, fit.high, scale=1.0)
-    return TextCell(f"{text.estimate} {text.limits}" if fit.estimate else text.estimate, fit.estimate)
+    columns = (
+        Column("flip-flops", of="name"), TRIALS, Column("raw FIT", "number", digits=number_text, of="raw"),
+        Column("FIT, different", "estimate", of="different"), Column("FIT, harmful", "estimate", of="harmful"),
+    )  # fmt: skip
+    return Section("Failure rates (FIT)", lead, (Table.of(result.flip_flops, columns),))
 
 
 def _groups_table(kind: str, groups: list[TrialGroup]) -> Table:
+    """Shares of the groups and, where there is room, their trials of each class that occurs."""
+    classes = classes_with_trials(sum((Counter(group.counts) for group in groups), Counter()))
+    columns = (
+        Column(kind, of="name"), TRIALS, *map(Column.share, ("different", "harmful", "latent")),
+        *(Column.count(name, _trials_of(name), 1 + number) for number, name in enumerate(reversed(classes))),
+    )  # fmt: skip
     kept = groups if len(groups) <= GROUPS else worst_first(groups)
-    rows = [
-        TableRow((short(escape_unprintable(g.name), NAME), g.n, *_group_shares(g), counts_text(g.counts))) for g in kept
-    ]
-    heads = columns(kind, "trials", *SHARES, "not masked", left=("not masked",), priority={"not masked": 1})
-    return Table(heads, tuple(rows), terminal_rows=GROUPS, more_rows_text=CUT.format("harmful"), on_page=False)
+    return Table.of(kept, columns, terminal_rows=GROUPS, more_rows_text=CUT.format("harmful"), sortable=True)
 
 
-def _group_shares(group: TrialGroup) -> Iterator[TextCell]:
-    return map(_plainly, (group.different, group.harmful, group.latent))
+def _trials_of(outcome: str) -> Getter:
+    return lambda group: group.counts.get(outcome, 0)
 
 
 CUT = f"the {{{{shown}}}} most {{}} (rows of fewer than {FEW_TRIALS} trials come last), and {{{{left:,}}}} more in the report"
-
-
-def _all(result: TrainingResult) -> Table:
-    """Every group with its trials of each class."""
-    classes = classes_with_trials(result.all_trials.counts)
-    rows = [
-        TableRow(
-            (g.name, kind, g.n, *_group_shares(g), *(g.counts.get(c, 0) for c in classes)),
-            tooltip=counts_text(g.counts),
-        )
-        for kind, groups in ordered_groups(result).items()
-        for g in groups
-    ]
-    heads = columns("group", "by", "trials", *SHARES, *classes, left=("by",))
-    return Table(heads, tuple(rows), terminal_rows=0, sortable=True)
 
 
 def _values_before_harm(result: TrainingResult) -> str:
@@ -358,33 +318,16 @@ def _conditions(result: TrainingResult) -> Iterator[Part]:
     if figure is not None:
         yield Plot("conditions", "Largest values after the fault, by outcome", figure)
     if result.conditions:
-        counts_of = ("hit", "missed", "false", "clear", "loud", "not")
-        shares_of = ("sensitivity %", "specificity %", "different %")
-        heads = columns("largest of", "factor", *counts_of, *shares_of, priority=LEFT_OUT)
-        rows = []
-        for c in result.conditions:
-            counts = (getattr(c, name) for name in COUNTS)
-            shares = map(_plainly, (c.sensitivity, c.specificity, c.different))
-            rows.append(TableRow((KINDS.get(c.kind, c.kind), TextCell(f"{c.factor:,.0f}", c.factor), *counts, *shares)))
-        yield Table(heads, tuple(rows), CONDITIONS)
+        yield Table.of(result.conditions, CONDITION_COLUMNS, CONDITIONS)
 
 
 def _parts_table(result: TrainingResult) -> Table:
     parts = list(result.parts)
     if len(parts) > GROUPS:
         parts = most_vulnerable_first(parts)
-    rows = [
-        TableRow(
-            (p.part or p.target, p.memory_kind, p.elements, p.n, p.failures, *share_cells(p.pvf), _plainly(p.different))
-        )
-        for p in parts
-    ]
-    names = ("target", "memory", "elements", "trials", "failed", "PVF %", "interval", "different %")
-    heads = columns(*names, left=("memory",))
     title = "training PVF; different: PVF if judged by implementation noise alone"
-    return Table(
-        heads, tuple(rows), title, terminal_rows=GROUPS, more_rows_text=CUT.format("vulnerable"), sortable=True
-    )
+    more = CUT.format("vulnerable")
+    return Table.of(parts, PART_COLUMNS, title, terminal_rows=GROUPS, more_rows_text=more, sortable=True)
 
 
 def _guarded(result: TrainingResult) -> Iterator[Part]:
@@ -393,12 +336,11 @@ def _guarded(result: TrainingResult) -> Iterator[Part]:
         return
     if any(one.n for one in guard.sizes):
         yield Plot("guard", "Caught share by size", guard_figure(guard.sizes))
-    rows = [
-        TableRow((one.name, one.n, one.detected_in_time, *share_cells(one.share), one.recovered_identical))
-        for _, one in _caught(result)
-    ]
-    heads = columns("faults", "n", "caught", "share %", "interval", "bit-identical")
-    yield Table(heads, tuple(rows), f"under the guard; {UNDER_GUARD}")
+    columns = (
+        Column("faults", of="name"), Column.count("n"), Column.count("caught", "detected_in_time"), Column.share("share"),
+        Column.count("bit-identical", "recovered_identical"),
+    )  # fmt: skip
+    yield Table.of((one for _, one in _caught(result)), columns, f"under the guard; {UNDER_GUARD}")
 
 
 def _examples(result: TrainingResult) -> Section:

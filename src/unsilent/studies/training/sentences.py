@@ -8,15 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.replicas.noise_floor_records import ReplicaDifferences
 from unsilent.report.estimates import has_few_trials
-from unsilent.report.text import (
-    count_text,
-    duration_text,
-    escape_unprintable,
-    estimate_text,
-    share_with_limits_text,
-    signed,
-    upper_bound_text,
-)
+from unsilent.report.text import count_text, difference_text, duration_text, share_with_limits_text, upper_bound_text
 from unsilent.statistics.intervals import Interval
 from unsilent.studies.training.judging import convergence_limits
 from unsilent.studies.training.records import Contrast, TrainingPvfRow, TrainingResult, TrialGroup
@@ -38,19 +30,6 @@ OUTCOME_TEXTS = {
     TrainingOutcome.IMPROVED: "better than the fault-free run, beyond noise",
     TrainingOutcome.CRASHED: "crashed, raised or hung",
 }
-BRIEF_OUTCOME_TEXTS = {
-    TrainingOutcome.MASKED_BITWISE: "identical final state",
-    TrainingOutcome.MASKED_BENIGN: "no difference beyond noise",
-    TrainingOutcome.IMMEDIATE_NAN: "loss not finite at once",
-    TrainingOutcome.SHORT_TERM_NAN: "loss not finite in {short_term} steps",
-    TrainingOutcome.SHARP_DEGRADE: "drops at once, stays low",
-    TrainingOutcome.SLOW_DEGRADE: "declines over several steps",
-    TrainingOutcome.SHARP_SLOW_DEGRADE: "drops at once, declines further",
-    TrainingOutcome.LOW_TEST: "low on held-out data alone",
-    TrainingOutcome.IMPROVED: "better, beyond noise",
-    TrainingOutcome.CRASHED: "crashed, raised or hung",
-}
-"""`OUTCOME_TEXTS` for a narrow column."""
 SOURCES = {
     "short_term": ("a loss that becomes non-finite within this many steps after the fault is short-term", "our choice"),
     "window": ("number of steps that the training metric is averaged over", "our choice"),
@@ -72,22 +51,9 @@ SOURCES = {
 """What each threshold is, and where its default comes from."""
 
 
-def outcome_text(outcome: str, result: TrainingResult, brief: bool = False) -> str:
+def outcome_text(outcome: str, result: TrainingResult) -> str:
     """A class in a few words."""
-    words = BRIEF_OUTCOME_TEXTS if brief else OUTCOME_TEXTS
-    return words[TrainingOutcome(outcome)].format(short_term=result.thresholds.short_term)
-
-
-def rate(interval: Interval) -> str:
-    """``3.8 % [2.5, 5.6]``; of no event or of nothing but events the one limit that there is."""
-    if interval.estimate is None:
-        return "no trial"
-    text = estimate_text(interval.estimate, interval.low, interval.high)
-    if interval.estimate == 0:
-        return f"none (at most {text.high} %)"
-    if interval.estimate == 1:
-        return f"all (at least {text.low} %)"
-    return f"{text.estimate} % {text.limits}"
+    return OUTCOME_TEXTS[TrainingOutcome(outcome)].format(short_term=result.thresholds.short_term)
 
 
 def events(interval: Interval) -> int:
@@ -95,40 +61,14 @@ def events(interval: Interval) -> int:
     return round((interval.estimate or 0.0) * interval.n)
 
 
-def count_and_rate_text(interval: Interval, noun: str = "trial") -> str:
-    """``10 of 679 trials, 1.5 % [0.70, 2.7]``, ``none of 679 trials (at most 0.55 %)``."""
-    if not interval.n:
-        return f"no {noun}"
-    count, whole = events(interval), f"of {count_text(interval.n, noun)}"
-    if count in (0, interval.n):
-        word, _, limit = rate(interval).partition(" ")
-        return f"{word} {whole} {limit}"
-    return f"{count:,} {whole}, {rate(interval)}"
+def count_and_share_text(share: Interval, noun: str = "trial") -> str:
+    """``10 of 679 trials, 1.5 % [0.70, 2.7]``."""
+    return f"{events(share):,} of {count_text(share.n, noun)}, {share_with_limits_text(share)}"
 
 
 def thresholds(result: TrainingResult) -> list[tuple[str, str, str, str]]:
     """Name, value, what it is, and where its default comes from."""
     return [(name, f"{getattr(result.thresholds, name):g}", *SOURCES[name]) for name in SOURCES]
-
-
-def part_name(part: TrainingPvfRow, quote: str = "") -> str:
-    """``block1 (param)``; ``quote``: what stands around the name."""
-    return f"{quote}{escape_unprintable(part.part or part.target)}{quote}" + (
-        f" ({escape_unprintable(part.memory_kind)})" if part.memory_kind else ""
-    )
-
-
-def first_example_text(result: TrainingResult, outcome: str) -> str:
-    """The first stored example of a class; nothing where there is none."""
-    value = next((curve for curve in result.curves if curve.outcome == outcome), None)
-    if value is None:
-        return ""
-    return escape_unprintable(value.trial)
-
-
-def bare_percent_text(share: Interval) -> str:
-    """``3.8 [2.5, 5.6]`` in percent, ``0 [0, 31]``; ``–`` of no trial."""
-    return share_with_limits_text(share).replace(" %", "") if share.n else "–"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
@@ -177,11 +117,6 @@ def classes_with_trials(counts: Mapping[str, int]) -> list[str]:
     return [str(outcome) for outcome in TrainingOutcome if counts.get(str(outcome))]
 
 
-def upper_limit_text(interval: Interval) -> str:
-    """The upper limit in percent."""
-    return estimate_text(interval.estimate, interval.low, interval.high).high
-
-
 FACTOR = 100.0
 """The factor of the sentence about conditions, and of the lines in their figure."""
 
@@ -190,31 +125,22 @@ def headline(result: TrainingResult) -> str:
     """The finding in one sentence."""
     if result.parts:
         return _pvf_headline(result)
-    name = escape_unprintable(result.workload)
-    harm, latent, different = result.all_trials.harmful, result.all_trials.latent, result.all_trials.different
-    share = share_with_limits_text(different) if events(different) else "none"
-    ended = f"{share} ended different from the fault-free run by more than noise"
-    if not events(harm):
-        return (
-            f"Of {count_text(result.n, 'faulty training run')} of {name} none were harmful (upper limit "
-            f"{upper_limit_text(harm)} %), and {ended}"
-        )
-    quiet = (
-        "none of them silently"
-        if not events(latent)
-        else f"{share_with_limits_text(latent)} silently (no error raised)"
+    whole, runs = result.all_trials, f"{count_text(result.n, 'faulty training run')} of {result.workload}"
+    harmful, latent, different = map(share_with_limits_text, (whole.harmful, whole.latent, whole.different))
+    return (
+        f"{harmful} of {runs} were harmful, {latent} silently (no error raised); {different} ended different from the fault-free "
+        "run by more than noise"
     )
-    runs = f"{count_text(result.n, 'faulty training run')} of {name}"
-    return f"{share_with_limits_text(harm)} of {runs} were harmful, {quiet}; {ended}"
 
 
 def _pvf_headline(result: TrainingResult) -> str:
     worst = most_vulnerable_first(result.parts)[0]
     many = count_text(len(result.parts), "target")
     if not any(part.failures for part in result.parts):
-        return f"No corruption of {many} of {escape_unprintable(result.workload)} ended in a convergence failure"
+        return f"No corruption of {many} of {result.workload} ended in a convergence failure"
+    memory = f" ({worst.memory_kind})" if worst.memory_kind else ""
     return (
-        f"{part_name(worst, '`')} has the highest training PVF of {many} of {escape_unprintable(result.workload)}: "
+        f"`{worst.part or worst.target}`{memory} has the highest training PVF of {many} of {result.workload}: "
         f"{share_with_limits_text(worst.pvf)} of {worst.n:,} corruptions end in a convergence failure (exploratory: the order of "
         "targets is not tested)"
     )
@@ -231,46 +157,33 @@ def findings(result: TrainingResult) -> Iterator[str]:
     yield from map(contrast_text, result.contrasts)
     yield from _conditions(result)
     yield from guard_texts(result)
-    yield from map(escape_unprintable, result.notes)
+    yield from result.notes
 
 
 def _classes(result: TrainingResult) -> Iterator[str]:
-    counts = result.all_trials.counts
+    whole = result.all_trials
     yield (
-        f"different (beyond implementation noise): {count_and_rate_text(result.all_trials.different)}; harmful "
-        f"(beyond the noise of seeds as well): "
-        f"{count_and_rate_text(result.all_trials.harmful)}"
+        f"different (beyond implementation noise): {count_and_share_text(whole.different)}; harmful (beyond the noise of seeds "
+        f"as well): {count_and_share_text(whole.harmful)}"
     )
-    harm = [TrainingOutcome(name) for name in classes_with_trials(counts) if TrainingOutcome(name).harmful]
-    latent, loud = ({str(name): counts[name] for name in harm if name.latent is kind} for kind in (True, False))
-    yield f"silent degradation (no error raised): {count_and_rate_text(result.all_trials.latent)}" + (
-        f": {counts_text(latent)}" if latent else ""
+    harm = [name for name in classes_with_trials(whole.counts) if TrainingOutcome(name).harmful]
+    latent, loud = (
+        counts_text({name: whole.counts[name] for name in harm if TrainingOutcome(name).latent is kind})
+        for kind in (True, False)
     )
+    yield f"silent degradation (no error raised): {count_and_share_text(whole.latent)}" + (latent and f": {latent}")
     if loud:
-        yield f"harm with an error or a loss that is not finite: {counts_text(loud)}"
-    by_name = {one.name: one for one in result.classes}
-    same = by_name.get(TrainingOutcome.MASKED_BITWISE)
-    if same is not None:
-        yield f"final state identical to the fault-free run: {count_and_rate_text(same.share)}"
-    absent = [one for one in result.classes if not one.n]
-    if absent and result.n:
-        yield (
-            f"classes not observed (share of each at most {upper_limit_text(absent[0].share)} %): "
-            f"{', '.join(one.name for one in absent)}"
-        )
+        yield f"harm with an error or a loss that is not finite: {loud}"
 
 
 def contrast_text(result: Contrast) -> str:
     """One group against another, and whether they are shown to differ."""
-    first, second, gap = escape_unprintable(result.first), escape_unprintable(result.second), result.difference
-    points = signed(gap.estimate, gap.low, gap.high)
-    word = "higher" if gap.low > 0 else "lower" if gap.high < 0 else "no difference is shown"
-    if word != "no difference is shown":
-        word = f"the share is {word} for {first}"
+    gap = result.difference
+    word = "higher" if gap.low > 0 else "lower" if gap.high < 0 else ""
+    one, other = (f"{share_with_limits_text(share)} of {share.n:,}" for share in (result.one, result.other))
     return (
-        f"{escape_unprintable(result.name)}, {first} against {second} with the same fault models: "
-        f"{rate(result.one)} of {result.one.n:,} "
-        f"against {rate(result.other)} of {result.other.n:,}, {points.estimate} points{points.limits_in_sentence}: {word}"
+        f"{result.name}, {result.first} against {result.second} with the same fault models: {one} against {other}, "
+        f"{difference_text(gap, ' points')}: {f'the share is {word} for {result.first}' if word else 'no difference is shown'}"
     )
 
 
@@ -292,22 +205,8 @@ def _conditions(result: TrainingResult) -> Iterator[str]:
         return
     yield (
         f"{what} came before {value.true_positives:,} of {count_text(latent, 'latent outcome')} (sensitivity "
-        f"{share_with_limits_text(value.sensitivity)}) "
-        f"and occurred in {value.false_positives:,} of {others:,} harmless trials (specificity "
-        f"{share_with_limits_text(value.specificity)}){_alone(result)}; "
-        f"such a value came before {events(value.different):,} of {count_text(value.different.n, 'outcome')} that are latent "
-        f"when judged by implementation noise alone, and before {value.visible_harm_with:,} of "
-        f"{value.visible_harm_with + value.visible_harm_without:,} harmful outcomes that are not silent"
-    )
-
-
-def _alone(result: TrainingResult) -> str:
-    """How many latent outcomes each kind by itself came before."""
-    kinds = [c for c in result.conditions if c.factor == FACTOR and c.kind != ANY]
-    if len(kinds) < 2:
-        return ""
-    return "; latent outcomes preceded by each kind of large value alone: " + ", ".join(
-        f"{KINDS.get(c.kind, escape_unprintable(c.kind))} {c.true_positives:,}" for c in kinds
+        f"{share_with_limits_text(value.sensitivity)}) and occurred in {value.false_positives:,} of {others:,} harmless trials "
+        f"(specificity {share_with_limits_text(value.specificity)})"
     )
 
 
@@ -334,24 +233,12 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
         if GUARD in result.command.split() and not result.all_trials.different.estimate:
             yield "no faulty run ended different, so none was repeated under the guard"
         return
-    whole, large = output.all_harmful, output.large_harmful
-    different = count_and_rate_text(output.different.share, "different trial")
-    if whole.n:
-        yield f"within two steps, the guard caught {count_and_rate_text(whole.share, 'harmful fault')}, and {different}"
-    else:
-        yield f"no harmful fault occurred under the guard; it caught {different}"
-    if large.n:
-        yield (
-            f"of faults that wrote more than {output.large_fault_factor:,.0f} times the largest value in the tensor before the "
-            f"fault, the guard caught {count_and_rate_text(large.share)}"
-        )
-    if whole.detected_in_time:
-        bits = (
-            "all"
-            if whole.recovered_identical == whole.detected_in_time
-            else f"{whole.recovered_identical:,} of {whole.detected_in_time:,}"
-        )
-        yield f"harmful faults that the guard caught in time: {bits} ended with a final state identical to the fault-free run"
+    whole = output.all_harmful
+    caught = count_and_share_text(whole.share, "harmful fault")
+    yield (
+        f"within two steps, the guard caught {caught}, and {count_and_share_text(output.different.share, 'different trial')}; of "
+        f"these harmful faults, {whole.recovered_identical:,} ended with a final state identical to the fault-free run"
+    )
     rest = [
         (output.late_alarms, "caught later than two steps after the fault"),
         (output.stopped, "stopped because an alarm came again after the guard restored an earlier state"),
@@ -359,19 +246,18 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
     if parts := [f"{count:,} {what}" for count, what in rest if count]:
         yield f"under the guard: {', '.join(parts)}"
     if output.alarms:
-        yield "alarms: " + ", ".join(f"{escape_unprintable(kind)} {count:,}" for kind, count in output.alarms.items())
+        yield "alarms: " + ", ".join(f"{kind} {count:,}" for kind, count in output.alarms.items())
 
 
 def training_method_lines(result: TrainingResult) -> list[str]:
     """How trials were judged and what they cost: lines under the tables."""
     return [
-        f"{count_text(result.steps, 'step')} of {escape_unprintable(result.workload)}, "
+        f"{count_text(result.steps, 'step')} of {result.workload}, "
         f"{count_text(result.parameters, 'parameter')}, optimizer "
-        f"{escape_unprintable(' and '.join(dict.fromkeys(result.optimizers)) or 'none')}; fault-free held-out accuracy "
+        f"{' and '.join(dict.fromkeys(result.optimizers)) or 'none'}; fault-free held-out accuracy "
         f"{100 * result.golden_test:.2f} %",
         *floor_texts(result),
-        f"in brackets: {100 * result.confidence:g} % limits "
-        f"({escape_unprintable(result.all_trials.harmful.method)}); {joint_text(result)}",
+        f"in brackets: {100 * result.confidence:g} % limits ({result.all_trials.harmful.method}); {joint_text(result)}",
         "different: crashed, not finite, or off by more than a threshold and beyond implementation noise; harmful: crashed, "
         "not finite, or worse by more than a threshold and beyond the noise of seeds as well; silent: harmful without an error "
         "(degraded, or low accuracy on held-out samples)",
@@ -409,7 +295,7 @@ def floor_texts(result: TrainingResult) -> Iterator[str]:
 
 
 def _floor(floor: ReplicaDifferences, result: TrainingResult) -> str:
-    head = f"{count_text(len(floor.accuracy), 'fault-free replica')} (switches: {escape_unprintable(floor.switches)})"
+    head = f"{count_text(len(floor.accuracy), 'fault-free replica')} (switches: {floor.switches})"
     if all(floor.identical_to_twin):
         return f"{head} that all ended in the final state of the fault-free twin (golden)"
     return (
@@ -421,7 +307,7 @@ def _floor(floor: ReplicaDifferences, result: TrainingResult) -> str:
 def cost_text(result: TrainingResult) -> str:
     """A sentence on the cost of a trial."""
     cost = result.cost
-    ends = ", ".join(f"{escape_unprintable(reason)} {count:,}" for reason, count in cost.end_reasons.items())
+    ends = ", ".join(f"{reason} {count:,}" for reason, count in cost.end_reasons.items())
     return (
         f"on average, a trial ran {100 * cost.steps:.1f} % of a full run's steps ({100 * cost.steps_without_early_end:.1f} "
         f"% if none had ended early) and took "

@@ -94,14 +94,15 @@ def weighted_models_text(faults: Any) -> list[str]:
 
 
 def _weighted(text: str) -> tuple[str, float]:
-    from unsilent.faults.fault_texts import split_weight
+    from unsilent.faults.fault_texts import from_text, split_from, split_weight
     from unsilent.faults.hardware.presets import PRESETS
     from unsilent.faults.mixtures import lasting_fault_model
     from unsilent.faults.values import VALUES
 
     weight, name = split_weight(str(text))
-    if name in PRESETS:
-        return name, weight
+    preset, begins = split_from(name)
+    if preset in PRESETS:
+        return ":".join(filter(None, (preset, from_text(begins)))), weight
     if name.partition(":")[0] not in VALUES:
         raise unknown_name_error("fault model", name, [*VALUES, *PRESETS])
     return lasting_fault_model(name).text, weight
@@ -354,7 +355,7 @@ class TrainingAnalysisOptions:
     """
 
     thresholds: Annotated[Thresholds, Option(
-        "A threshold of the outcome classes, like gap=0.05; repeat for more. See docs/concepts/training-faults.md.",
+        "A threshold of the outcome classes, like gap=0.05; repeat for more. See docs/concepts/trainings.md.",
         PRECISION_PANEL, "threshold", unset_value=(), parser=parse_thresholds, formatter=threshold_texts,
         is_repeatable=True)] = field(default_factory=Thresholds)  # fmt: skip
     confidence: Annotated[float, CONFIDENCE] = 0.95
@@ -392,14 +393,14 @@ class ReferenceRunOptions:
 
 def make_training_spec(asked: Asked) -> TrainingSpec:
     """The spec of a request, checked as far as that is possible without the training; raises ``UsageError``."""
-    from unsilent.faults.fault_texts import split_lasts
+    from unsilent.faults.fault_texts import split_from, split_lasts
     from unsilent.faults.hardware.presets import PRESETS
 
     spec = asked[TrainingSpec]
     if spec.per is not None:
         asked.refuse_given(OPERATION_FAULT_OPTIONS, "--per corrupts parameters and optimizer state, not operations")
         for name, _ in spec.faults:
-            if name in PRESETS:
+            if split_from(name)[0] in PRESETS:
                 raise UsageError(
                     f"--fault {name} corrupts operations, but --per corrupts memory; choose a fault model like bitflip or zero"
                 )

@@ -1,4 +1,4 @@
-"""What is done to a simulated job, by family and kind of the cause: when it is done, and to what."""
+"""Changes to a simulated job, by family and kind of the cause: when they are made, and to what."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ RARE_CONTRAST = 3.0
 
 @dataclass(eq=False)
 class Replica:
-    """What one rank has.
+    """The model, optimizer and batch of one rank.
 
     Attributes:
-        batch, loss: Of the step.
-        sent: Its gradients, as they reach the others.
+        batch, loss: Batch and loss of the step.
+        sent: Gradients, as they reach the other ranks.
         is_zeroing: Whether gradients are set to zero before this step.
         is_updating: Whether the optimizer makes this step.
     """
@@ -42,8 +42,8 @@ class Replica:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Of all parameters."""
-        return [one.grad for one in self.model.parameters() if one.grad is not None]
+        """Gradients of all parameters."""
+        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
 
     def saved_state(self) -> dict[str, Tensor]:
         """Parameters and moments by name, as a checkpoint has them; no copies."""
@@ -76,7 +76,7 @@ class Cause:
     """A row.
 
     Attributes:
-        apply: Does it to one rank; gets the step as well.
+        apply: Function that does it to one rank; gets the step as well.
         lasts: Whether it is done in each step from then on.
     """
 
@@ -155,8 +155,8 @@ def _skipped_update(replica: Replica, planned: PlannedIncident, step: int) -> No
 def _other_weights(replica: Replica, planned: PlannedIncident, step: int) -> None:
     generator = torch.Generator().manual_seed(planned.seed)
     share = 10.0 ** (2 * planned.draws[2] - 3)
-    for one in replica.model.parameters():
-        one.add_(torch.randn(one.shape, generator=generator) * one.abs().mean() * share)
+    for parameter in replica.model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.abs().mean() * share)
 
 
 def _nan_element(replica: Replica, planned: PlannedIncident, step: int) -> None:
@@ -169,9 +169,9 @@ def _shuffled_labels(replica: Replica, planned: PlannedIncident, step: int) -> N
 
 
 def _repeated_shard(replica: Replica, planned: PlannedIncident, step: int) -> None:
-    """That of the next rank; where there is none, its own of the step before, again and again."""
-    other = (replica.rank + 1) % planned.world_size
-    replica.batch = draw_batch(planned.seed, step if planned.world_size > 1 else planned.step - 1, other)
+    """Give a rank the batch of the next rank; where there is none, its own of the step before, again and again."""
+    next_rank = (replica.rank + 1) % planned.world_size
+    replica.batch = draw_batch(planned.seed, step if planned.world_size > 1 else planned.step - 1, next_rank)
 
 
 def _set_rate(replica: Replica, planned: PlannedIncident, step: int) -> None:
@@ -179,7 +179,7 @@ def _set_rate(replica: Replica, planned: PlannedIncident, step: int) -> None:
 
 
 def rate_factor(planned: PlannedIncident) -> float:
-    """By which the learning rate changes: 10 to 100 by mistake; a tenth or five times by plan."""
+    """Factor of the learning rate: 10 to 100 by mistake; a tenth or five times by plan."""
     if planned.is_healthy:
         return 0.1 if planned.draws[2] < 0.5 else 5.0
     return float(round(10 ** (1 + planned.draws[2])))
@@ -195,27 +195,29 @@ def _not_zeroed(replica: Replica, planned: PlannedIncident, step: int) -> None:
 
 @torch.no_grad()
 def _to_bfloat16(replica: Replica, planned: PlannedIncident, step: int) -> None:
-    for one in replica.model.parameters():
-        one.copy_(one.bfloat16())
+    for parameter in replica.model.parameters():
+        parameter.copy_(parameter.bfloat16())
 
 
 def _overflow(replica: Replica, planned: PlannedIncident, step: int) -> None:
     """Gradients pass float16 with a scale that is too large for the largest ones."""
-    largest = max(float(one.abs().max()) for one in replica.gradients)
+    largest = max(float(gradient.abs().max()) for gradient in replica.gradients)
     scale = FLOAT16_MAX * 2 ** (1 + 4 * planned.draws[2]) / largest
-    torch._foreach_copy_(replica.gradients, [(one * scale).half().float() / scale for one in replica.gradients])
+    torch._foreach_copy_(
+        replica.gradients, [(gradient * scale).half().float() / scale for gradient in replica.gradients]
+    )
 
 
 def _unusual_batch(replica: Replica, planned: PlannedIncident, step: int) -> None:
-    """Of one class, or with more contrast."""
+    """Make a batch of one class, or with more contrast."""
     if planned.draws[2] < 0.5:
         replica.batch = replica.batch._replace(images=replica.batch.images * RARE_CONTRAST)
         return
-    wanted, found, at = int(planned.draws[1] * CLASSES), list[Batch](), step
-    while sum(int((one.labels == wanted).sum()) for one in found) < len(replica.batch.labels):
+    wanted, batches, at = int(planned.draws[1] * CLASSES), list[Batch](), step
+    while sum(int((batch.labels == wanted).sum()) for batch in batches) < len(replica.batch.labels):
         at += 1000
-        found.append(draw_batch(planned.seed, at, replica.rank))
-    images, labels = torch.cat([one.images for one in found]), torch.cat([one.labels for one in found])
+        batches.append(draw_batch(planned.seed, at, replica.rank))
+    images, labels = torch.cat([batch.images for batch in batches]), torch.cat([batch.labels for batch in batches])
     chosen = (labels == wanted).nonzero()[: len(replica.batch.labels), 0]
     replica.batch = replica.batch._replace(images=images[chosen], labels=labels[chosen])
 
@@ -249,4 +251,4 @@ CAUSES: dict[tuple[str, str], Cause] = {
     ("healthy", "unusual batch"): Cause(Point.BATCH, _unusual_batch),
     ("healthy", "other data for all"): Cause(Point.BATCH, _other_data, lasts=True),
 }
-"""Those that change what is computed. Others change files, times, or which ranks go on: see `simulated_job` and `record`."""
+"""Causes that change what is computed. Others change files, times, or which ranks go on: see `simulated_job`, `record`."""

@@ -44,7 +44,7 @@ class MadeIncident:
     """An incident of a collection.
 
     Attributes:
-        alarms, twin_alarms: That were raised, and in the run without the cause.
+        alarms, twin_alarms: Number of alarms that were raised, and in the run without the cause.
     """
 
     planned: PlannedIncident
@@ -60,7 +60,7 @@ def make_collection(
 
     Args:
         count: Simulated incidents.
-        seed: Of all that is drawn.
+        seed: Seed of all that is drawn.
         real: Incidents of two real processes under the real monitor, which come after them.
         workers: Processes that simulate; incidents do not depend on it.
 
@@ -78,20 +78,24 @@ def make_collection(
 
     _begin(folder, {"seed": seed, "count": count, "real": real})
     planned = planned_incidents(count, seed)
-    _simulate_all(folder, [one for one in planned if not folder_of(folder, one.number).exists()], workers, observer)
-    if missing := [one for one in real_incidents(real, seed, count) if not folder_of(folder, one[0].number).exists()]:
+    _simulate_all(
+        folder, [incident for incident in planned if not folder_of(folder, incident.number).exists()], workers, observer
+    )
+    if missing := [
+        incident for incident in real_incidents(real, seed, count) if not folder_of(folder, incident[0].number).exists()
+    ]:
         make_real(folder, missing, observer)
     label_collection(folder, workers)
     return read_collection(folder)
 
 
 def folder_of(folder: Path, number: int) -> Path:
-    """Of an incident in that of its collection."""
+    """Folder of an incident in that of its collection."""
     return folder / f"{number:05d}"
 
 
 def read_planned(path: Path) -> PlannedIncident:
-    """What ``planned.json`` says. Raises ``UsageError``."""
+    """Content of ``planned.json``. Raises ``UsageError``."""
     try:
         return parse_fields(PlannedIncident, parse_json(read_plain(path, MOST_BYTES)))
     except (ValueError, TypeError, AttributeError) as error:
@@ -108,7 +112,7 @@ def write_planned(folder: Path, planned: PlannedIncident) -> None:
 def read_collection(folder: Path) -> list[MadeIncident]:
     """The incidents that a folder has, by number. Raises ``UsageError``."""
     read_plain(folder / FARM_FILE, MOST_BYTES)
-    numbers = sorted(one.name for one in folder.iterdir() if one.name.isdecimal() and one.is_dir())
+    numbers = sorted(entry.name for entry in folder.iterdir() if entry.name.isdecimal() and entry.is_dir())
     return [
         MadeIncident(
             read_planned(folder / name / PLANNED_FILE), folder / name,
@@ -126,7 +130,7 @@ def unfinished_folder(folder: Path, number: int) -> Path:
     return result
 
 
-def _begin(folder: Path, asked: dict[str, int]) -> None:
+def _begin(folder: Path, options: dict[str, int]) -> None:
     """Write ``farm.json``, or compare it with what is asked."""
     path = folder / FARM_FILE
     try:
@@ -137,21 +141,21 @@ def _begin(folder: Path, asked: dict[str, int]) -> None:
             if any(folder.iterdir()):
                 raise UsageError(f"{folder} has files and no {FARM_FILE}; give a folder that is empty or new")
             versions = {"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()}
-            values = {"schema": SCHEMA, "name": folder.absolute().name, **asked, "versions": versions}
+            values = {"schema": SCHEMA, "name": folder.absolute().name, **options, "versions": versions}
             replace_file(path, (json.dumps(values, indent=1) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}; check the folder and its disk") from None
     try:
         there: Any = parse_json(read_plain(path, MOST_BYTES))
-        known = {name: there[name] for name in ("schema", *asked)}
+        known = {name: there[name] for name in ("schema", *options)}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} is not that of a collection: {first_line(error)[:200]}; give another folder"
         ) from None
-    if known != {"schema": SCHEMA, **asked}:
-        shown = ", ".join(f"{name} {str(value)[:20]}" for name, value in known.items())
-        wanted = ", ".join(f"{name} {value}" for name, value in asked.items())
-        raise UsageError(f"{folder} has a collection of {shown}; asked for was {wanted}; give another folder")
+    if known != {"schema": SCHEMA, **options}:
+        options_text = ", ".join(f"{name} {str(value)[:20]}" for name, value in known.items())
+        wanted = ", ".join(f"{name} {value}" for name, value in options.items())
+        raise UsageError(f"{folder} has a collection of {options_text}; asked for was {wanted}; give another folder")
 
 
 def _simulate_all(folder: Path, missing: Sequence[PlannedIncident], workers: int, observer: Observer | None) -> None:
@@ -160,7 +164,7 @@ def _simulate_all(folder: Path, missing: Sequence[PlannedIncident], workers: int
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(missing)), context, _begin_worker) as pool:
-        futures = [pool.submit(simulate_pair, folder, one) for one in missing]
+        futures = [pool.submit(simulate_pair, folder, incident) for incident in missing]
         try:
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
@@ -183,8 +187,8 @@ def simulate_pair(folder: Path, planned: PlannedIncident) -> None:
     """Make a simulated incident and its twin."""
     from unsilent.triage.farm.record import simulate
 
-    own = unfinished_folder(folder, planned.number)
-    write_planned(own, planned)
-    step = simulate(planned, own / INCIDENT_FOLDER, is_twin=False)
-    simulate(planned, own / TWIN_FOLDER, is_twin=True, step=step)
-    own.rename(folder_of(folder, planned.number))
+    unfinished = unfinished_folder(folder, planned.number)
+    write_planned(unfinished, planned)
+    step = simulate(planned, unfinished / INCIDENT_FOLDER, is_twin=False)
+    simulate(planned, unfinished / TWIN_FOLDER, is_twin=True, step=step)
+    unfinished.rename(folder_of(folder, planned.number))

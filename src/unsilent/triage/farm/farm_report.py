@@ -1,4 +1,4 @@
-"""What is shown of a collection of incidents: how many of each family there are, and how many raised an alarm."""
+"""Report on a collection of incidents: how many of each family there are, and how many raised an alarm."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class FarmResult(Shown):
     def report(self) -> Report:
         """A row for each family."""
         families: dict[str, list[MadeIncident]] = {}
-        for one in self.incidents:
-            families.setdefault(one.planned.family, []).append(one)
+        for incident in self.incidents:
+            families.setdefault(incident.planned.family, []).append(incident)
         rows = [
             {
-                "family": family, "kinds": len({one.planned.kind for one in own}), "incidents": len(own),
-                "with an alarm": sum(one.alarms > 0 for one in own),
-                "with an alarm without the cause": sum(one.twin_alarms > 0 for one in own),
+                "family": family, "kinds": len({incident.planned.kind for incident in of_family}), "incidents": len(of_family),
+                "with an alarm": sum(incident.alarms > 0 for incident in of_family),
+                "with an alarm without the cause": sum(incident.twin_alarms > 0 for incident in of_family),
             }
-            for family, own in families.items()
+            for family, of_family in families.items()
         ]  # fmt: skip
         table = Table.of(rows, COLUMNS)
-        healthy = sum(one.planned.is_healthy for one in self.incidents)
+        healthy = sum(incident.planned.is_healthy for incident in self.incidents)
         headline = (
             f"{count_text(len(self.incidents), 'incident')} in {self.folder}, {healthy:,} of them without a fault"
         )

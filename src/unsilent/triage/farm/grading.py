@@ -64,10 +64,10 @@ def _names_place(planned: PlannedIncident, finding: Finding) -> bool:
 
 def is_same(finding: Finding, twin: Finding) -> bool:
     """Whether two findings say the same: both that nothing was found, or the same kind at the same place."""
-    return _said(finding) == _said(twin)
+    return _named_place(finding) == _named_place(twin)
 
 
-def _said(finding: Finding) -> tuple[object, ...]:
+def _named_place(finding: Finding) -> tuple[object, ...]:
     if finding.outcome not in (Outcome.LOCALISED, Outcome.DIFFERS):
         return ()
     return finding.outcome, finding.kind, finding.ranks, finding.tensor, finding.step
@@ -75,8 +75,11 @@ def _said(finding: Finding) -> tuple[object, ...]:
 
 def grade_incident(planned: PlannedIncident, incident: Path, twin: Path) -> tuple[GradedQuery, ...]:
     """Every possible query of an incident, executed on it and on its twin; files that were read are not read again."""
-    bundle, other = Bundle(incident), Bundle(twin)
-    return tuple(_graded(planned, bundle, other, one.query) for one in possible_queries(bundle, candidates_of(bundle)))
+    bundle, twin_bundle = Bundle(incident), Bundle(twin)
+    return tuple(
+        _graded(planned, bundle, twin_bundle, possible.query)
+        for possible in possible_queries(bundle, candidates_of(bundle))
+    )
 
 
 def _graded(planned: PlannedIncident, bundle: Bundle, twin: Bundle, query: Query) -> GradedQuery:
@@ -84,8 +87,8 @@ def _graded(planned: PlannedIncident, bundle: Bundle, twin: Bundle, query: Query
     finding = _executed(bundle, query)
     seconds = time.perf_counter() - begun
     same = _executed(twin, query)
-    own = grade(planned, finding, same)
-    return GradedQuery(query, own, finding.outcome, finding.kind, is_same(finding, same), seconds)
+    query_grade = grade(planned, finding, same)
+    return GradedQuery(query, query_grade, finding.outcome, finding.kind, is_same(finding, same), seconds)
 
 
 def _executed(bundle: Bundle, query: Query) -> Finding:
@@ -100,13 +103,17 @@ def label_collection(folder: Path, workers: int = 1) -> Path:
     Raises ``UsageError`` where an incident or a line of the file cannot be read.
     """
     path = folder / LABELS_FILE
-    done = {one.planned.number for one in read_labels(path)} if _complete_lines(path) else set()
-    made = [one.parent for one in sorted(folder.glob(f"*/{PLANNED_FILE}")) if one.parent.name.isdecimal()]
-    left = [own for own in made if int(own.name) not in done]
+    done = {incident.planned.number for incident in read_labels(path)} if _complete_lines(path) else set()
+    folders = [
+        planned_file.parent
+        for planned_file in sorted(folder.glob(f"*/{PLANNED_FILE}"))
+        if planned_file.parent.name.isdecimal()
+    ]
+    left = [incident for incident in folders if int(incident.name) not in done]
     with open(path, "a", encoding="utf-8") as file:
         if workers < 2:
-            for own in left:
-                file.write(_labelled_line(own))
+            for incident in left:
+                file.write(_labelled_line(incident))
                 file.flush()
         else:
             with multiprocessing.get_context("spawn").Pool(workers, _use_one_thread) as pool:
@@ -132,12 +139,14 @@ def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _labelled_line(own: Path) -> str:
-    planned = read_planned(own / PLANNED_FILE)
-    incident, twin = own / INCIDENT_FOLDER, own / TWIN_FOLDER
+def _labelled_line(incident_folder: Path) -> str:
+    planned = read_planned(incident_folder / PLANNED_FILE)
+    incident, twin = incident_folder / INCIDENT_FOLDER, incident_folder / TWIN_FOLDER
     report = write_reports(planned, (incident, twin))
     group = group_of(report, Bundle(incident))
-    return label_line(LabelledIncident(planned, incident, group, grade_incident(planned, incident, twin)), own.parent)
+    return label_line(
+        LabelledIncident(planned, incident, group, grade_incident(planned, incident, twin)), incident_folder.parent
+    )
 
 
 def write_reports(planned: PlannedIncident, folders: Sequence[Path]) -> str:

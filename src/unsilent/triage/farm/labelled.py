@@ -20,23 +20,23 @@ from unsilent.triage.findings import Blanks, FindingKind, Outcome, Query
 E = TypeVar("E", bound=Enum)
 
 LABELS_FILE = "labels.jsonl"
-"""In the folder of a collection: one line for each incident."""
+"""File in the folder of a collection: one line for each incident."""
 MOST_BYTES, MOST_LINE = 2**28, 2**20
-"""Of the file of labels, and of one line."""
+"""Most bytes of the file of labels, and of one line."""
 RIGHT = 3
 """The grade of a query whose finding names the place and the kind of the cause."""
 
 
 @dataclass(frozen=True)
 class GradedQuery:
-    """What a query came to on an incident.
+    """The result of a query on an incident, with its grade.
 
     Attributes:
         grade: 3: the finding names the place of the cause (rank, tensor or step) and its kind; 2: its place; 1: it differs from
             that of the run without the cause; 0: neither.
-        outcome, kind: Of the finding.
+        outcome, kind: Outcome and kind of the finding.
         is_same: Whether the run without the cause gives the same finding.
-        seconds: That the query took.
+        seconds: Seconds that the query took.
     """
 
     query: Query
@@ -52,9 +52,9 @@ class LabelledIncident:
     """An incident with its grades.
 
     Attributes:
-        folder: Of the incident.
-        group: The same for incidents whose report and telemetry are nearly the same.
-        graded: In the order of `possible_queries`.
+        folder: Folder of the incident.
+        group: Group of incidents whose report and telemetry are nearly the same.
+        graded: Grades in the order of `possible_queries`.
     """
 
     planned: PlannedIncident
@@ -65,20 +65,21 @@ class LabelledIncident:
     @property
     def is_masked(self) -> bool:
         """Whether no query tells it from the run without the cause."""
-        return all(one.is_same for one in self.graded)
+        return all(graded.is_same for graded in self.graded)
 
 
 def write_labels(path: Path, incidents: Iterable[LabelledIncident]) -> None:
     """Write the file of a collection, at once. Raises ``OSError``."""
-    replace_file(path, "".join(label_line(one, path.parent) for one in incidents).encode())
+    replace_file(path, "".join(label_line(incident, path.parent) for incident in incidents).encode())
 
 
 def label_line(one: LabelledIncident, collection: Path) -> str:
     """The line of an incident, whose folder is written relative to that of its collection."""
     graded = [
-        {"template": own.query.template, "blanks": own.query.blanks.given, "grade": own.grade, "outcome": own.outcome.name,
-         "kind": own.kind and own.kind.name, "is_same": own.is_same, "seconds": own.seconds}
-        for own in one.graded
+        {"template": query_grade.query.template, "blanks": query_grade.query.blanks.given, "grade": query_grade.grade,
+         "outcome": query_grade.outcome.name, "kind": query_grade.kind and query_grade.kind.name,
+         "is_same": query_grade.is_same, "seconds": query_grade.seconds}
+        for query_grade in one.graded
     ]  # fmt: skip
     folder = one.folder.relative_to(collection).as_posix()
     values = {"planned": one.planned, "folder": folder, "group": one.group, "graded": graded}
@@ -91,16 +92,16 @@ def read_labels(path: Path) -> list[LabelledIncident]:
     numbers: set[int] = set()
     for place, content in enumerate(read_lines(path, MOST_BYTES, MOST_LINE), 1):
         try:
-            one = _parsed(content, path.parent)
-            if one.planned.number in numbers:
-                raise ValueError(f"number {one.planned.number} is in an earlier line as well")
+            incident = _parsed(content, path.parent)
+            if incident.planned.number in numbers:
+                raise ValueError(f"number {incident.planned.number} is in an earlier line as well")
         except (ValueError, UsageError) as error:
             raise UsageError(
                 f"line {place} of {path} is no graded incident: {first_line(error)[:200]}; remove the line, and grade the "
                 "collection again"
             ) from None
-        numbers.add(one.planned.number)
-        result.append(one)
+        numbers.add(incident.planned.number)
+        result.append(incident)
     return result
 
 
@@ -124,7 +125,7 @@ class _Line:
 
 
 def _parsed(content: bytes, collection: Path) -> LabelledIncident:
-    """One line. Raises ``ValueError``, and ``UsageError`` for blanks that cannot be."""
+    """The incident of one line. Raises ``ValueError``, and ``UsageError`` for blanks that cannot be."""
     values = parse_json(content)
     if not isinstance(values, dict):
         raise ValueError("expected an object")
@@ -143,15 +144,17 @@ def _checked(planned: PlannedIncident) -> PlannedIncident:
     return planned
 
 
-def _graded(one: _Grade) -> GradedQuery:
-    check_range("grade", one.grade, 0, RIGHT)
-    if not math.isfinite(one.seconds) or one.seconds < 0:
-        raise ValueError(f"seconds is {one.seconds}; expected a number from 0")
-    if one.blanks.steps and len(one.blanks.steps) != 2:
-        raise ValueError(f"steps has {len(one.blanks.steps)} numbers; expected 2")
-    kind = _member(FindingKind, "kind", one.kind) if one.kind is not None else None
-    query = Query(one.template, one.blanks)
-    return GradedQuery(query, one.grade, _member(Outcome, "outcome", one.outcome), kind, one.is_same, one.seconds)
+def _graded(values: _Grade) -> GradedQuery:
+    check_range("grade", values.grade, 0, RIGHT)
+    if not math.isfinite(values.seconds) or values.seconds < 0:
+        raise ValueError(f"seconds is {values.seconds}; expected a number from 0")
+    if values.blanks.steps and len(values.blanks.steps) != 2:
+        raise ValueError(f"steps has {len(values.blanks.steps)} numbers; expected 2")
+    kind = _member(FindingKind, "kind", values.kind) if values.kind is not None else None
+    query = Query(values.template, values.blanks)
+    return GradedQuery(
+        query, values.grade, _member(Outcome, "outcome", values.outcome), kind, values.is_same, values.seconds
+    )
 
 
 def _member(kind: type[E], name: str, value: str) -> E:

@@ -1,4 +1,4 @@
-"""Which kinds of findings name which planned cause."""
+"""Kinds of findings that name a planned cause."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NAMING_REAL: dict[str, frozenset[FindingKind]] = {
     f"{REAL}numerics": frozenset({K.NUMERICS, K.NONFINITE}),
     f"{REAL}benign": frozenset(),  # a healthy change, as those of `HEALTHY`
 }
-"""The same of jobs with real processes, by family: their kinds are the varieties of `incidents.plant`."""
+"""Kinds for jobs with real processes, by family: their kinds are the varieties of `incidents.plant`."""
 WORDS_OF_SETTINGS = {
     "learning rate": ("lr", "rate"), "seed": ("seed",), "gradients not zeroed": ("zero", "accumul"),
     "bfloat16 weights": ("dtype", "precision", "bfloat16"),
@@ -64,11 +64,11 @@ WITHOUT_STEP = frozenset({K.SETTINGS, K.CHECKPOINT_FILE, K.CHECKPOINT_VALUES, K.
 
 def naming(planned: PlannedIncident) -> frozenset[FindingKind]:
     """Kinds of findings that name the cause. Raises ``UsageError`` for a cause that no table has."""
-    found = NAMING.get((planned.family, planned.kind), NAMING_REAL.get(planned.family))
-    if found is None:
+    kinds = NAMING.get((planned.family, planned.kind), NAMING_REAL.get(planned.family))
+    if kinds is None:
         raise UsageError(
             f"the cause of incident {planned.number} is {planned.family}, {planned.kind}; expected one of farm.planned.FAMILIES, "
             "or of a real job; make the collection again"
         )
     # With one rank, the state that all ranks have alike is the state of a rank.
-    return found | {K.STATE} if planned.world_size == 1 and K.COMMON_STATE in found else found
+    return kinds | {K.STATE} if planned.world_size == 1 and K.COMMON_STATE in kinds else kinds

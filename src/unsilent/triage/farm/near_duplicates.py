@@ -19,7 +19,7 @@ LARGE = (10.0, 1000.0)
 
 
 def group_of(report: str, bundle: Bundle) -> str:
-    """The same for incidents that are nearly the same: digests of the report and of the telemetry, with a dash between them."""
+    """Name of a group of nearly equal incidents: digests of report and telemetry, with a dash between them."""
     return f"{_digest(masked(report, bundle))}-{_digest('; '.join(_telemetry(bundle)))}"
 
 
@@ -29,7 +29,7 @@ def _digest(text: str) -> str:
 
 def masked(report: str, bundle: Bundle) -> str:
     """A report without numbers and names of tensors."""
-    names = sorted((one.value for one in candidates_of(bundle).tensors), key=len, reverse=True)
+    names = sorted((candidate.value for candidate in candidates_of(bundle).tensors), key=len, reverse=True)
     for name in names:
         report = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", "#", report)
     return " ".join(_NUMBER.sub("#", _DOTTED.sub("#", report)).lower().split())
@@ -37,24 +37,26 @@ def masked(report: str, bundle: Bundle) -> str:
 
 def distinct(incidents: Iterable[LabelledIncident]) -> int:
     """How many of them are not nearly the same as another one."""
-    return len({one.group for one in incidents})
+    return len({incident.group for incident in incidents})
 
 
 def _telemetry(bundle: Bundle) -> list[str]:
     """Alarms by feature and rule, ranks, parts, when the first value left its past, and how far ranks and values are off."""
     incident, ranks = bundle.incident, candidates_of(bundle).ranks
-    features = [one.features for one in ranks]
-    onset = min((one.onset for one in features if one.onset is not None), default=None)
-    far = sum(one.peer_score >= FAR for one in features)
-    ratio = max((one.past_ratio for one in features), default=1.0)
-    parts = sorted({one.name for folder in (incident.folder, incident.folder / "rank0") for one in _entries(folder)})
+    features = [candidate.features for candidate in ranks]
+    onset = min((rank_features.onset for rank_features in features if rank_features.onset is not None), default=None)
+    far = sum(rank_features.peer_score >= FAR for rank_features in features)
+    ratio = max((rank_features.past_ratio for rank_features in features), default=1.0)
+    parts = sorted(
+        {entry.name for folder in (incident.folder, incident.folder / "rank0") for entry in _entries(folder)}
+    )
     return [
-        *sorted({f"{one.feature} {one.rule}" for one in bundle.alarms()}),
+        *sorted({f"{alarm.feature} {alarm.rule}" for alarm in bundle.alarms()}),
         f"ranks {min(incident.world_size, 3)}, absent {len(incident.ranks) < incident.world_size}",
         ", ".join(name for name in parts if not name.startswith("rank")),
         f"onset {'none' if onset is None else max(-2, min(2, onset // 4))}",
-        f"far {min(far, 2)}, nonfinite {min(2, sum(one.nonfinite > 0 for one in features))}",
-        f"ratio {sum(ratio >= one for one in LARGE)}",
+        f"far {min(far, 2)}, nonfinite {min(2, sum(rank_features.nonfinite > 0 for rank_features in features))}",
+        f"ratio {sum(ratio >= least for least in LARGE)}",
     ]
 
 

@@ -29,7 +29,7 @@ CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by pe
 TIMED_OUT = (
     "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"
 )
-"""As gloo says it: in ranks that wait for one whose process ended, or which does not come."""
+"""Errors of gloo in ranks that wait for one whose process ended, or which does not come."""
 
 
 def write_optional_parts(
@@ -51,7 +51,7 @@ def write_optional_parts(
         "seconds": seconds[:, first:].tolist(),
     })  # fmt: skip
     (folder / FLIGHT_FOLDER).mkdir(exist_ok=True)
-    elements = sum(one.numel() for one in job.replicas[0].model.parameters())
+    elements = sum(parameter.numel() for parameter in job.replicas[0].model.parameters())
     for rank in range(planned.world_size):
         has_stopped = planned.family == "stopped" and not is_twin
         if has_stopped and planned.kind == "killed process" and rank == planned.rank:
@@ -61,7 +61,7 @@ def write_optional_parts(
 
 
 def _configurations(planned: PlannedIncident, is_twin: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of the job, and of an earlier one; what differs is harmless, but for the cause."""
+    """Configurations of the job and of an earlier one; the differences are harmless, but for the cause."""
     planned_changes: list[dict[str, Any]] = []
     if not is_twin and planned.kind == "learning rate by plan":
         planned_changes = [{"step": planned.step, "learning_rate_factor": rate_factor(planned)}]
@@ -82,7 +82,7 @@ def _configurations(planned: PlannedIncident, is_twin: bool) -> tuple[dict[str, 
 
 
 def _log(planned: PlannedIncident, rank: int, is_twin: bool, job: SimulatedJob, watch: Watch) -> list[str]:
-    """What a rank printed."""
+    """Lines that a rank printed."""
     losses = [float(row[rank, -1]) for row in watch.rows]
     lines = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(losses) if step % LOG_INTERVAL == 0]
     before = sum(step % LOG_INTERVAL == 0 for step in range(planned.step))

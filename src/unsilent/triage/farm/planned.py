@@ -9,7 +9,7 @@ import numpy as np
 
 HEALTHY = "healthy"
 REAL = "real "
-"""Before the kind of fault in the family of an incident of real processes, such as ``real transient``."""
+"""Prefix of the kind of fault in the family of an incident of real processes, such as ``real transient``."""
 FAMILIES: dict[str, tuple[str, ...]] = {
     "weight bits": ("exponent bit", "sign bit", "zeroed elements"),
     "gradient bits": ("exponent bit", "stuck lane", "scaled"),
@@ -40,13 +40,13 @@ class PlannedIncident:
     """An incident of the farm, fully determined.
 
     Attributes:
-        number: In its collection.
-        family, kind: Of the cause, of `FAMILIES`; of real processes, `REAL` with the kind, and a variety of it.
-        workload: Of `WORKLOADS`.
+        number: Number in its collection.
+        family, kind: Family and kind of the cause, of `FAMILIES`; of real processes, `REAL` with the kind, and a variety of it.
+        workload: Name in `WORKLOADS`.
         world_size: Number of ranks.
-        rank: That the cause is in; -1: in all ranks alike.
-        step: In which it begins.
-        seed: Of the training and of what is drawn for it.
+        rank: Rank that the cause is in; -1: in all ranks alike.
+        step: Step in which it begins.
+        seed: Seed of the training and of what is drawn for it.
         draws: Four numbers from 0 to 1 that choose tensor, element, size and words of the report.
     """
 
@@ -85,7 +85,7 @@ def planned_incidents(count: int, seed: int) -> list[PlannedIncident]:
             family, kind = kinds[faults % len(kinds)]
             faults += 1
         rng = np.random.default_rng([seed, number, zlib.crc32(kind.encode())])
-        sizes = [one for one in WORLD_SIZES if one > 1 or family not in NEEDS_RANKS]
+        sizes = [size for size in WORLD_SIZES if size > 1 or family not in NEEDS_RANKS]
         ranks = int(rng.choice(sizes))
         workload, draws = str(rng.choice(WORKLOADS)), tuple(rng.random(4).tolist())
         rank = -1 if kind in ALL_RANKS_ALIKE else int(rng.integers(ranks))

@@ -40,25 +40,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RealIncident = tuple[PlannedIncident, PlantedAnomaly]
 KINDS: tuple[FaultKind, ...] = (*VARIETIES, "benign")
-"""One after the other; two of seven are benign."""
+"""Kinds of faults, one after the other; two of seven are benign."""
 RANKS = 2
 SECONDS = 120.0
-"""That a gang may take to start, and for an incident."""
+"""Seconds that a gang may take to start, and for an incident."""
 
 
 def real_incidents(count: int, seed: int, first_number: int) -> list[RealIncident]:
-    """What is planted, the same for the same seed."""
+    """Incidents to plant, the same for the same seed."""
     result = []
     for number in range(count):
         rng = np.random.default_rng([seed, number, len(REAL)])
-        own = plant(
+        anomaly = plant(
             KINDS[number % len(KINDS)], world_size=RANKS, seed=int(rng.integers(2**31)), workload=str(rng.choice(WORKLOADS))
         )  # fmt: skip
-        rank = -1 if own.kind == "checkpoint" or own.variety == "learning rate" else own.rank
-        draws = (*own.draws, float(rng.random()))
+        rank = -1 if anomaly.kind == "checkpoint" or anomaly.variety == "learning rate" else anomaly.rank
+        draws = (*anomaly.draws, float(rng.random()))
         result.append((PlannedIncident(
-            first_number + number, f"{REAL}{own.kind}", own.variety, own.workload, RANKS, rank, own.step, own.seed, draws,
-        ), own))  # fmt: skip
+            first_number + number, f"{REAL}{anomaly.kind}", anomaly.variety, anomaly.workload, RANKS, rank, anomaly.step,
+            anomaly.seed, draws,
+        ), anomaly))  # fmt: skip
     return result
 
 
@@ -67,7 +68,7 @@ def make_real(folder: Path, missing: Sequence[RealIncident], observer: Observer 
 
     def progress() -> None:
         if observer is not None:
-            done = sum(folder_of(folder, one.number).exists() for one, _ in missing)
+            done = sum(folder_of(folder, planned.number).exists() for planned, _ in missing)
             observer.loading("real incidents", done, len(missing))
 
     run_gang(RANKS, _make_all, (folder, missing), SECONDS * (1 + len(missing)), progress)
@@ -85,23 +86,23 @@ def run_gang(
     Raises ``UnsilentError`` where one ends early or they take longer than this many seconds.
     """
     context, end = multiprocessing.get_context("spawn"), time.monotonic() + seconds
-    with tempfile.TemporaryDirectory() as own:
-        meeting = str(Path(own, "meeting"))
+    with tempfile.TemporaryDirectory() as meeting_folder:
+        meeting = str(Path(meeting_folder, "meeting"))
         gang = [context.Process(target=_in_gang, args=(n, ranks, meeting, work, arguments)) for n in range(ranks)]
         try:
-            for one in gang:
-                one.start()
-            while any(one.is_alive() for one in gang) and not any(one.exitcode for one in gang):
+            for process in gang:
+                process.start()
+            while any(process.is_alive() for process in gang) and not any(process.exitcode for process in gang):
                 if time.monotonic() > end:
                     raise UnsilentError(f"{ranks} processes took longer than {seconds:.0f} s; run it again to go on")
                 gang[0].join(0.5)
                 progress()
-            if any(one.exitcode for one in gang):
+            if any(process.exitcode for process in gang):
                 raise UnsilentError("a process ended early, with what it has printed above; run it again to go on")
         finally:
-            for one in gang:
-                one.kill()
-                one.join()
+            for process in gang:
+                process.kill()
+                process.join()
 
 
 def _in_gang(rank: int, ranks: int, meeting: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -119,25 +120,25 @@ def _in_gang(rank: int, ranks: int, meeting: str, work: Callable[..., None], arg
 
 def _make_all(rank: int, folder: Path, missing: Sequence[RealIncident]) -> None:
     for planned, anomaly in missing:
-        own = folder / unfinished_folder(folder, planned.number).name if rank == 0 else folder
-        own = Path(_of_first_rank(str(own)))
-        incident = own / "job"
+        unfinished = folder / unfinished_folder(folder, planned.number).name if rank == 0 else folder
+        unfinished = Path(_of_first_rank(str(unfinished)))
+        incident = unfinished / "job"
         _run(anomaly, rank, incident)
         if not _of_first_rank((incident / FOLDER).exists()):
             delay = int(np.random.default_rng([planned.seed, 1]).integers(*NOTICED_AFTER))
             _run(anomaly, rank, incident, noticed=planned.step + delay)
         step = _of_first_rank(read_incident(incident).step if rank == 0 else 0)
-        _run(anomaly, rank, own / "twin job", has_anomaly=False, noticed=step)
+        _run(anomaly, rank, unfinished / "twin job", has_anomaly=False, noticed=step)
         if rank == 0:
-            for job, name in ((incident, INCIDENT_FOLDER), (own / "twin job", TWIN_FOLDER)):
-                find_incident(job).rename(own / name)
+            for job, name in ((incident, INCIDENT_FOLDER), (unfinished / "twin job", TWIN_FOLDER)):
+                find_incident(job).rename(unfinished / name)
                 shutil.rmtree(job)
-            write_planned(own, planned)
-            own.rename(folder_of(folder, planned.number))
+            write_planned(unfinished, planned)
+            unfinished.rename(folder_of(folder, planned.number))
 
 
 def _run(anomaly: PlantedAnomaly, rank: int, job: Path, **how: Any) -> None:
-    """One training of both ranks, whose monitor writes into an empty folder."""
+    """Run one training of both ranks, whose monitor writes into an empty folder."""
     if rank == 0:
         shutil.rmtree(job, ignore_errors=True)
         job.mkdir()

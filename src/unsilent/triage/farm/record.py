@@ -10,19 +10,41 @@ from typing import Any
 import numpy as np
 import torch
 
-from unsilent.detectors.series import Recording
+from unsilent.detectors.series import Floats, Recording
 from unsilent.events.event_kinds import Alarm, Verdict
 from unsilent.events.incident_folder import BATCH_FILE, SERIES_FILE, STATE_FILE, Incident, RankPart, write_record
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.incident_writer import STEPS_AFTER, STEPS_BEFORE, training_state
 from unsilent.monitor.reporter import NO_ALARM
 from unsilent.recovery.tensor_files import host_copy, write_tensors
+from unsilent.timeline.stragglers import PARTS
 from unsilent.triage.farm.optional_parts import write_optional_parts
 from unsilent.triage.farm.planned import PlannedIncident
 from unsilent.triage.farm.simulated_job import SimulatedJob
-from unsilent.triage.farm.times import drawn_seconds
 from unsilent.triage.farm.watch import DEVICE, SETTINGS, Watch, host_of, tensor_of
 from unsilent.version import __version__
+
+MEANS = {"loader": 0.002, "forward": 0.03, "early backward": 0.025, "late backward": 0.03, "optimizer": 0.005}
+SPREAD, NOISY = 0.05, 4.0
+"""Spread of the logarithms, and how much larger it is in all ranks of a job with noisy times."""
+LOADER = PARTS.index("loader")
+
+
+def drawn_seconds(planned: PlannedIncident, steps: int, is_twin: bool) -> Floats:
+    """Log-normal around means that are the same in all ranks, float64[ranks, steps, parts]; a cause changes them."""
+    rng = np.random.default_rng([planned.seed, 2])
+    noise = SPREAD * rng.standard_normal((steps, planned.world_size, len(PARTS))).transpose(1, 0, 2)
+    factors = np.ones_like(noise)
+    if not is_twin:
+        if planned.kind == "noisy time":
+            noise[:, planned.step :] *= NOISY
+        elif planned.kind == "slow loader":
+            factors[planned.rank, planned.step :, LOADER] = 3 + 17 * planned.draws[2]
+        elif planned.kind == "slow rank":
+            factors[planned.rank, planned.step :, LOADER + 1 :] = 1.3 + 1.2 * planned.draws[2]
+    result: Floats = np.array([MEANS[part] for part in PARTS]) * factors * np.exp(noise)
+    return result
+
 
 NOTICED_AFTER = (2, 10)
 """Steps from that of a cause, which healthy jobs have as well, until somebody notices without an alarm."""
@@ -43,8 +65,8 @@ def simulate(planned: PlannedIncident, folder: Path, is_twin: bool, step: int | 
     """Write the folder of an incident, the same for the same one; the step that is recorded.
 
     Args:
-        is_twin: The same training without the cause.
-        step: That is recorded; None: that of the first alarm after the cause began, or a later one, in which somebody notices.
+        is_twin: Whether to leave out the cause.
+        step: Step that is recorded; None: that of the first alarm after the cause began, or a later one.
     """
     job = SimulatedJob(planned, is_twin, folder / CHECKPOINTS)
     watch = Watch(job, planned.step)
@@ -55,9 +77,9 @@ def simulate(planned: PlannedIncident, folder: Path, is_twin: bool, step: int | 
         job.begin()
         watch.begin()
         is_open = job.step >= planned.step and not has_begun
-        states = [host_copy(_state(one.model, one.optimizer)) for one in job.replicas] if is_open else []
+        states = [host_copy(_state(replica.model, replica.optimizer)) for replica in job.replicas] if is_open else []
         job.compute()
-        batches = [[{"images": one.batch.images, "labels": one.batch.labels}] for one in job.replicas]
+        batches = [[{"images": replica.batch.images, "labels": replica.batch.labels}] for replica in job.replicas]
         if stops and job.step == planned.step:
             recorded = Moment(job.step, states, batches)
             break
@@ -80,7 +102,7 @@ def _notice_delay(planned: PlannedIncident) -> int:
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """As the monitor records it, without the generators of this process, which the job does not use."""
+    """State as the monitor records it, without the generators of this process, which the job does not use."""
     return {**training_state(model, [optimizer]), "generators": {}}
 
 
@@ -89,43 +111,43 @@ def _write(
 ) -> None:
     """All files of the folder but for checkpoints, which the job has written."""
     step, done = moment.step, len(watch.rows)
-    alarms = [one for one in watch.alarms if one.step <= step]
+    alarms = [alarm for alarm in watch.alarms if alarm.step <= step]
     seconds = drawn_seconds(planned, step + STEPS_AFTER + 1, is_twin)
     write_record(folder, _incident(planned, job, step, alarms, watch.first_suspect))
     first = max(0, step + 1 - STEPS_BEFORE)
     ends = np.cumsum(seconds.sum(2).max(0))[first:done]
     rows = np.stack(watch.rows)[first:]
     for rank in range(planned.world_size):
-        own = folder / f"rank{rank}"
+        rank_folder = folder / f"rank{rank}"
         is_killed = planned.kind == "killed process" and rank == planned.rank and not is_twin
-        write_record(own, RankPart(
-            rank=rank, host=host_of(rank), device=DEVICE, alarms=tuple(one for one in alarms if one.rank == rank),
+        write_record(rank_folder, RankPart(
+            rank=rank, host=host_of(rank), device=DEVICE, alarms=tuple(alarm for alarm in alarms if alarm.rank == rank),
             series_steps=tuple(range(first, done)), state_step=None if is_killed else step,
         ))  # fmt: skip
         values = rows[:, rank]
-        Recording(watch.series, values, np.ones(values.shape, np.bool_), ends - ends[0]).save(own / SERIES_FILE)
+        Recording(watch.series, values, np.ones(values.shape, np.bool_), ends - ends[0]).save(rank_folder / SERIES_FILE)
         if not is_killed:
-            write_tensors(own / BATCH_FILE, moment.batches[rank])
-            write_tensors(own / STATE_FILE, moment.states[rank])
+            write_tensors(rank_folder / BATCH_FILE, moment.batches[rank])
+            write_tensors(rank_folder / STATE_FILE, moment.states[rank])
     write_optional_parts(planned, folder, is_twin, job, watch, seconds[:, :done])
 
 
 def _incident(
-    planned: PlannedIncident, job: SimulatedJob, step: int, alarms: list[Alarm], found: Suspect | None
+    planned: PlannedIncident, job: SimulatedJob, step: int, alarms: list[Alarm], first_suspect: Suspect | None
 ) -> Incident:
-    raised = [one for one in alarms if one.level == "alarm"]  # nothing is recorded on a warning
-    suspect = found if raised and found else Suspect(UNDETERMINED, NO_ALARM)
+    raised = [alarm for alarm in alarms if alarm.level == "alarm"]  # nothing is recorded on a warning
+    suspect = first_suspect if raised and first_suspect else Suspect(UNDETERMINED, NO_ALARM)
     tensor, time = tensor_of(raised, suspect), float(step)
     host, device = (host_of(suspect.rank), DEVICE) if suspect.rank >= 0 else ("", "")
     verdict = Verdict(
         time=time, rank=0, step=raised[0].step if raised else step, suspect=suspect.rank, reason=suspect.reason, action="log",
         outcome="logged" if raised else "recorded", host=host, device=device, tensor=tensor,
-        ranks=tuple(sorted({one.rank for one in raised})),
+        ranks=tuple(sorted({alarm.rank for alarm in raised})),
     )  # fmt: skip
     return Incident(
         run=f"{planned.seed:08x}", step=step, suspect=suspect.rank, reason=suspect.reason, tensor=tensor, host=host,
         device=device, world_size=planned.world_size, time=time, settings=SETTINGS,
         versions={"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        alarms=tuple(one for one in alarms if one.rank == 0), verdicts=(verdict,),
-        checkpoints=tuple(one for one in job.saved if one.step is not None and one.step <= step),
+        alarms=tuple(alarm for alarm in alarms if alarm.rank == 0), verdicts=(verdict,),
+        checkpoints=tuple(checkpoint for checkpoint in job.saved if checkpoint.step is not None and checkpoint.step <= step),
     )  # fmt: skip

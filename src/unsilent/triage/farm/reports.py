@@ -55,11 +55,11 @@ REPORT_FAMILIES = tuple(TEMPLATES)
 
 @dataclass(frozen=True)
 class Symptoms:
-    """What somebody who watches the run can see.
+    """Symptoms that somebody who watches the run can see.
 
     Attributes:
         seen: Names of `TEMPLATES`, with the factor of each.
-        ranks: Of the job, the most unusual one first.
+        ranks: Ranks of the job, the most unusual one first.
         tensor: The most unusual one; empty: none is known.
     """
 
@@ -70,16 +70,16 @@ class Symptoms:
 
 
 def symptoms_of(bundle: Bundle) -> Symptoms:
-    """Those of an incident; what cannot be read shows nothing."""
+    """Symptoms of an incident; what cannot be read shows nothing."""
     candidates, incident = candidates_of(bundle), bundle.incident
     seen: dict[str, float] = {}
-    if any(one.features.nonfinite > 0 for one in candidates.ranks):
+    if any(candidate.features.nonfinite > 0 for candidate in candidates.ranks):
         seen["nonfinite"] = 1.0
     for name, feature in (("loss", LOSS), ("gradient", GRADIENT)):
         if (factor := _rise(bundle, feature)) >= ROSE:
             seen[name] = factor
     series, _ = bundle.series()
-    ends = {int(one.steps[-1]) for one in series.values() if len(one.steps)}
+    ends = {int(rank_series.steps[-1]) for rank_series in series.values() if len(rank_series.steps)}
     if len(incident.ranks) < incident.world_size or len(ends) > 1:
         seen["silent"] = 1.0
     if (factor := _slowness(bundle)) >= SLOW:
@@ -87,19 +87,23 @@ def symptoms_of(bundle: Bundle) -> Symptoms:
     if bundle.alarms():
         seen["alarm"] = 1.0
     tensor = candidates.tensors[0].value if candidates.tensors else ""
-    return Symptoms(seen, tuple(one.value for one in candidates.ranks), tensor, incident.step)
+    return Symptoms(seen, tuple(candidate.value for candidate in candidates.ranks), tensor, incident.step)
 
 
 def _rise(bundle: Bundle, feature: str) -> float:
     """Largest factor, over series of a feature, between an unusual value around the alarm and the usual one; 0 where none is."""
     before, (first, last) = past_end(bundle, Blanks()), window(bundle, Blanks())
     largest = 0.0
-    for one in bundle.series()[0].values():
-        columns = [place for place, name in enumerate(one.names) if name[0] == feature]
-        rows = (one.steps >= first) & (one.steps <= last)
-        is_far = (past_scores(one, before)[rows] >= FAR)[:, columns]
-        values = np.where(one.seen & np.isfinite(one.values), np.abs(one.values), np.nan)[:, columns]
-        for past, now in zip(values[one.steps < before].T, np.where(is_far, values[rows], np.nan).T, strict=True):
+    for rank_series in bundle.series()[0].values():
+        columns = [place for place, name in enumerate(rank_series.names) if name[0] == feature]
+        rows = (rank_series.steps >= first) & (rank_series.steps <= last)
+        is_far = (past_scores(rank_series, before)[rows] >= FAR)[:, columns]
+        values = np.where(rank_series.seen & np.isfinite(rank_series.values), np.abs(rank_series.values), np.nan)[
+            :, columns
+        ]
+        for past, now in zip(
+            values[rank_series.steps < before].T, np.where(is_far, values[rows], np.nan).T, strict=True
+        ):
             known, peaks = past[np.isfinite(past)], now[np.isfinite(now)]
             if len(peaks) and (usual := float(np.median(known))) > 0:
                 largest = max(largest, float(peaks.max()) / usual)
@@ -121,7 +125,7 @@ def report_of(bundle: Bundle, rng: np.random.Generator, family: str) -> str:
 
 
 def report_text(symptoms: Symptoms, rng: np.random.Generator, family: str) -> str:
-    """The same, of symptoms."""
+    """Text of a report on symptoms."""
     templates, style = TEMPLATES[family], rng.random()
 
     def say(name: str, rank: int = 0) -> str:
@@ -148,7 +152,7 @@ def _joined(*sentences: str) -> str:
 
 
 def _mistyped(text: str, rng: np.random.Generator) -> str:
-    """With two letters exchanged in some words."""
+    """Text with two letters exchanged in some words."""
     words = text.split(" ")
     for place, word in enumerate(words):
         if word.isalpha() and len(word) > 3 and rng.random() < 0.4:

@@ -34,12 +34,12 @@ class SimulatedJob:
     """The training.
 
     Args:
-        planned: What is put into it, unless ``is_twin``.
-        folder: For checkpoints.
+        planned: Cause that is put into it, unless ``is_twin``.
+        folder: Folder for checkpoints.
 
     Attributes:
-        step: That it is in.
-        replicas: What each rank has.
+        step: Step that it is in.
+        replicas: Replica of each rank.
         saved: Checkpoints so far.
         has_failed_to_save: Whether the disk was full.
     """
@@ -53,9 +53,9 @@ class SimulatedJob:
             model = Classifier(planned.workload, is_narrow=False)
         self.replicas = []
         for rank in range(planned.world_size):
-            own = copy.deepcopy(model)
-            optimizer = torch.optim.Adam(own.parameters(), lr=RATE, foreach=True)
-            self.replicas.append(Replica(rank, own, optimizer))
+            rank_model = copy.deepcopy(model)
+            optimizer = torch.optim.Adam(rank_model.parameters(), lr=RATE, foreach=True)
+            self.replicas.append(Replica(rank, rank_model, optimizer))
         self.saved: list[SavedCheckpoint] = []
         self.has_failed_to_save = False
 
@@ -68,35 +68,35 @@ class SimulatedJob:
             self._save()
         if is_special and starts_again(self.planned):
             self._start_again()
-        for one in self.replicas:
-            one.is_zeroing = one.is_updating = True
-            self._apply(Point.BETWEEN_STEPS, one)
+        for replica in self.replicas:
+            replica.is_zeroing = replica.is_updating = True
+            self._apply(Point.BETWEEN_STEPS, replica)
 
     def compute(self) -> None:
-        """Each rank computes loss and gradients of its own batch."""
-        for one in self.replicas:
-            one.batch = draw_batch(self.planned.seed, self.step, one.rank)
-            self._apply(Point.BATCH, one)
-            if one.is_zeroing:
-                one.optimizer.zero_grad()
-            loss = one.model(one.batch)
+        """Compute loss and gradients of each rank's own batch."""
+        for replica in self.replicas:
+            replica.batch = draw_batch(self.planned.seed, self.step, replica.rank)
+            self._apply(Point.BATCH, replica)
+            if replica.is_zeroing:
+                replica.optimizer.zero_grad()
+            loss = replica.model(replica.batch)
             loss.backward()
-            one.loss = float(loss.detach())
-            self._apply(Point.GRADIENT, one)
+            replica.loss = float(loss.detach())
+            self._apply(Point.GRADIENT, replica)
 
     @torch.no_grad()
     def update(self) -> None:
         """The gradients of all ranks are averaged, and each makes the step with what it received."""
-        for one in self.replicas:
-            one.sent = [gradient.clone() for gradient in one.gradients]
-            self._apply(Point.SENT, one)
-        means = [torch.stack(parts).mean(0) for parts in zip(*(one.sent for one in self.replicas), strict=True)]
-        for one in self.replicas:
-            torch._foreach_copy_(one.gradients, means)
-            self._apply(Point.RECEIVED, one)
-            if one.is_updating:
-                one.optimizer.step()
-            self._apply(Point.UPDATED, one)
+        for replica in self.replicas:
+            replica.sent = [gradient.clone() for gradient in replica.gradients]
+            self._apply(Point.SENT, replica)
+        means = [torch.stack(parts).mean(0) for parts in zip(*(replica.sent for replica in self.replicas), strict=True)]
+        for replica in self.replicas:
+            torch._foreach_copy_(replica.gradients, means)
+            self._apply(Point.RECEIVED, replica)
+            if replica.is_updating:
+                replica.optimizer.step()
+            self._apply(Point.UPDATED, replica)
 
     def _apply(self, point: Point, replica: Replica) -> None:
         cause, planned = self._cause, self.planned
@@ -116,7 +116,7 @@ class SimulatedJob:
         self.saved.append(SavedCheckpoint(
             path=f"{path.parent.name}/{path.name}", step=self.step, time=0.0,
             manifest=f"{path.parent.name}/{manifest_path(path).name}",
-            files={name or path.name: one.xxh3_128 for name, one in manifest.files.items()},
+            files={name or path.name: entry.xxh3_128 for name, entry in manifest.files.items()},
         ))  # fmt: skip
         if self.planned.family == "disk" and not self._is_twin and self.step == self.planned.step:
             with path.open("r+b") as file:
@@ -124,7 +124,7 @@ class SimulatedJob:
             self.has_failed_to_save = True
 
     def _start_again(self) -> None:
-        """All ranks load the newest checkpoint; with the cause it is damaged, or one rank loads the one before."""
+        """Let all ranks load the newest checkpoint; with the cause it is damaged, or one rank loads the one before."""
         from safetensors.torch import load_file
 
         planned, path = self.planned, self._path(LOADED)
@@ -134,6 +134,6 @@ class SimulatedJob:
             flip_exponent(state[names[int(planned.draws[0] * len(names))]], planned)
             write_safetensors(state, path)
         older: dict[str, Tensor] = load_file(self._path(OLDER))
-        for one in self.replicas:
-            is_stale = planned.kind == "stale on one rank" and one.rank == planned.rank and not self._is_twin
-            one.load(older if is_stale else state)
+        for replica in self.replicas:
+            is_stale = planned.kind == "stale on one rank" and replica.rank == planned.rank and not self._is_twin
+            replica.load(older if is_stale else state)

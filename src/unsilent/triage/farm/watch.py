@@ -1,4 +1,4 @@
-"""What a monitor reads of a simulated job and finds in it: the real rules and digests, in all ranks of one process."""
+"""A monitor's series and alarms of a simulated job: the real rules and digests, in all ranks of one process."""
 
 from __future__ import annotations
 
@@ -39,21 +39,25 @@ class Watch:
         first: The step from which alarms count; those before it were looked at and dismissed, and bits are not compared.
 
     Attributes:
-        series: That are read.
+        series: Series that are read.
         rows: float64[ranks, series] of each step.
-        alarms: Of all ranks, from ``first`` on.
-        first_suspect: Of the first step with an alarm; None: there was none.
+        alarms: Alarms of all ranks, from ``first`` on.
+        first_suspect: Suspect of the first step with an alarm; None: there was none.
     """
 
     def __init__(self, job: SimulatedJob, first: int) -> None:
         self._job, self._first = job, first
         named = [*job.replicas[0].model.named_parameters()]
         self.series = (
-            *(Series(GRADIENT, name, kind, one.numel(), one.dim()) for name, one in named for kind in (L2, LARGEST)),
+            *(
+                Series(GRADIENT, name, kind, parameter.numel(), parameter.dim())
+                for name, parameter in named
+                for kind in (L2, LARGEST)
+            ),
             Series(LOSS, "", NUMBER),
         )
         self._streams = [RuleStreams([make_rule(text) for text in RULES]) for _ in job.replicas]
-        infos = [RankInfo(one.rank, host_of(one.rank), DEVICE, {}, ()) for one in job.replicas]
+        infos = [RankInfo(replica.rank, host_of(replica.rank), DEVICE, {}, ()) for replica in job.replicas]
         self._reporters = [Reporter(info, infos, []) for info in infos]
         self._entries: list[list[StateEntry]] = []
         self._digests: list[list[int]] = []
@@ -65,20 +69,20 @@ class Watch:
 
     @property
     def alarms(self) -> list[Alarm]:
-        """By step and rank; their time is their step."""
-        every = [replace(one, time=float(one.step)) for reporter in self._reporters for one in reporter.alarms]
-        return sorted(every, key=lambda one: (one.step, one.rank))
+        """Alarms by step and rank; their time is their step."""
+        every = [replace(alarm, time=float(alarm.step)) for reporter in self._reporters for alarm in reporter.alarms]
+        return sorted(every, key=lambda alarm: (alarm.step, alarm.rank))
 
     def begin(self) -> None:
         """Compare bits with those after the step before: what changed without that torch wrote it is a fault."""
-        now = [digests_of([entry.bits() for entry in own]).tolist() for own in self._entries]
+        now = [digests_of([entry.bits() for entry in entries]).tolist() for entries in self._entries]
         self._changed = [
             [
                 entry.name
-                for entry, old, new, version in zip(own, before, after, versions, strict=True)
+                for entry, old, new, version in zip(entries, before, after, versions, strict=True)
                 if old != new and entry.versions() == version
             ]
-            for own, before, after, versions in zip(self._entries, self._digests, now, self._versions, strict=True)
+            for entries, before, after, versions in zip(self._entries, self._digests, now, self._versions, strict=True)
         ] or [[] for _ in self._job.replicas]
 
     def read(self) -> bool:
@@ -90,12 +94,12 @@ class Watch:
         for rank, values in enumerate(row):
             changed = self._changed[rank]
             names = [entry.name for entry in self._entries[rank]] if changed else []
-            signals = SignalValues(values, np.ones(len(values), np.bool_), (), (), np.zeros(0, np.int64), ())
+            signals = SignalValues(values, np.ones(len(values), np.bool_), (), (), np.zeros(0, np.int64))
             findings: list[Finding] = fingerprint_finding(changed, names, len(names)) if changed else []
             findings += self._streams[rank].judge(self.series, signals, float(step))
             if counts:
                 self._reporters[rank].findings(step, findings)
-            worst = max(findings, key=lambda one: (one.level, one.score), default=None)
+            worst = max(findings, key=lambda finding: (finding.level, finding.score), default=None)
             level, score, number = (worst.level, worst.score, worst.number) if worst else (0, 0.0, -1)
             rows.append(RankRow(step, level, score, number, changed=len(changed), replicas=self._replicas[rank]))
         if not counts:
@@ -114,25 +118,26 @@ class Watch:
             return
         if not self._entries:
             self._entries = [
-                state_entries([*one.model.named_parameters()], one.optimizer, 0) for one in self._job.replicas
+                state_entries([*replica.model.named_parameters()], replica.optimizer, 0)
+                for replica in self._job.replicas
             ]
-        self._digests = [digests_of([entry.bits() for entry in own]).tolist() for own in self._entries]
-        self._versions = [[entry.versions() for entry in own] for own in self._entries]
+        self._digests = [digests_of([entry.bits() for entry in entries]).tolist() for entries in self._entries]
+        self._versions = [[entry.versions() for entry in entries] for entries in self._entries]
         self._replicas = [
-            hash(tuple(number for entry, number in zip(own, numbers, strict=True) if entry.is_parameter))
-            for own, numbers in zip(self._entries, self._digests, strict=True)
+            hash(tuple(number for entry, number in zip(entries, numbers, strict=True) if entry.is_parameter))
+            for entries, numbers in zip(self._entries, self._digests, strict=True)
         ]
 
     @torch.no_grad()
     def _values(self, rank: int) -> list[float]:
-        own = self._job.replicas[rank]
-        norms, largest = torch._foreach_norm(own.gradients), torch._foreach_norm(own.gradients, float("inf"))
+        replica = self._job.replicas[rank]
+        norms, largest = torch._foreach_norm(replica.gradients), torch._foreach_norm(replica.gradients, float("inf"))
         pairs = torch.stack([torch.stack(norms), torch.stack(largest)], 1).double().flatten().tolist()
-        return [*pairs, own.loss]
+        return [*pairs, replica.loss]
 
 
 def tensor_of(alarms: list[Alarm], suspect: Suspect) -> str:
     """The series of the worst alarm of the suspect, or of all where none is known; as a verdict has it."""
-    own = [one for one in alarms if suspect.rank in (-1, one.rank)]
-    worst = max(own, key=lambda one: (one.feature == FINGERPRINT, one.score), default=None)
+    of_suspect = [alarm for alarm in alarms if suspect.rank in (-1, alarm.rank)]
+    worst = max(of_suspect, key=lambda alarm: (alarm.feature == FINGERPRINT, alarm.score), default=None)
     return worst.series_name if worst else ""

@@ -1,4 +1,4 @@
-"""What is new in the newest checkpoint of the job: values that are not finite or extreme, tensors that came or went."""
+"""Query for what is new in the newest checkpoint: values that are not finite or extreme, tensors that came or went."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
             continue
         try:
             with Checkpoint(Path(saved.path)) as checkpoint:
-                tensors = {name: summarise(checkpoint, one, lambda _: None) for name, one in checkpoint.tensors.items()}
+                tensors = {
+                    name: summarise(checkpoint, tensor, lambda _: None) for name, tensor in checkpoint.tensors.items()
+                }
             read.append((saved.path, saved.step, tensors))
         except UsageError as error:
             missing.append(f"{saved.path}: {error}")
@@ -29,15 +31,15 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         text = f"two checkpoints are compared, and {len(read)} of those that the incident names can be read"
         return Finding(outcome=Outcome.UNANSWERED, text=text, missing=tuple(missing))
     (new, step, now), (old, _, before) = read
-    worse = [name for name, one in now.items() if one and _bad(one) > _bad(before.get(name))]
+    worse = [name for name, tensor in now.items() if tensor and _bad(tensor) > _bad(before.get(name))]
     changed = sorted(set(now) ^ set(before))
     if worse or changed:
-        what = [
+        texts = [
             *(f"{name}: values not finite or extreme" for name in worse),
             *(f"{name}: in one of them" for name in changed),
         ]
         return Finding(
-            outcome=Outcome.DIFFERS, text=f"{new} against {old}: {listed(what, 3)}", step=step,
+            outcome=Outcome.DIFFERS, text=f"{new} against {old}: {listed(texts, 3)}", step=step,
             kind=FindingKind.CHECKPOINT_VALUES, tensor=(worse or changed)[0], missing=tuple(missing),
         )  # fmt: skip
     text = f"{new} has no more values that are not finite or extreme than {old}, in {len(now):,} tensors and numbers"

@@ -17,33 +17,37 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
     before, (first, last) = past_end(bundle, blanks), window(bundle, blanks)
     steps, names, of_peers = peer_scores(series, before)
-    columns = [n for n, one in enumerate(names) if one[0] == GRADIENT and blanks.tensor in (None, one[1])]
+    columns = [n for n, name in enumerate(names) if name[0] == GRADIENT and blanks.tensor in (None, name[1])]
     in_window = (steps >= first) & (steps <= last)
     if not columns or not any((scores[in_window][:, columns] >= 0).any() for scores in of_peers.values()):
         text = "no gradient has enough earlier values in all ranks to say how far they usually are from each other"
         return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
-    own = {rank: dict(zip(one.steps.tolist(), past_scores(one, before), strict=True)) for rank, one in series.items()}
+    scores_by_step = {
+        rank: dict(zip(rank_series.steps.tolist(), past_scores(rank_series, before), strict=True))
+        for rank, rank_series in series.items()
+    }
     for row in in_window.nonzero()[0].tolist():
         step = int(steps[row])
-        found: dict[int, tuple[float, str]] = {}
+        far_by_rank: dict[int, tuple[float, str]] = {}
         for rank, scores in of_peers.items():
+            # A rank that always differs, by its data, is far from the others and not from its own past.
             places = {name: place for place, name in enumerate(series[rank].names)}
             far = [
                 (float(scores[row, n]), " ".join(names[n]))
                 for n in columns
-                if scores[row, n] >= FAR and own[rank][step][places[names[n]]] >= FAR
+                if scores[row, n] >= FAR and scores_by_step[rank][step][places[names[n]]] >= FAR
             ]
             if far:
-                found[rank] = max(far)
-        if found:
-            score, name = max(found.values())
+                far_by_rank[rank] = max(far)
+        if far_by_rank:
+            score, name = max(far_by_rank.values())
             size = (
                 "is not finite there alone"
                 if score == float("inf")
                 else f"is {number_text(score)} deviations from the others"
             )
             return placed(
-                f"{name} {size}, and far from its own past", sorted(found), "several ranks differ from each other",
+                f"{name} {size}, and far from its own past", sorted(far_by_rank), "several ranks differ from each other",
                 kind=FindingKind.GRADIENT, tensor=name, step=step, numbers={"score": score}, missing=missing,
             )  # fmt: skip
     text = f"in steps {first} to {last}, no gradient of {count_text(len(series), 'rank')} is far from the others and its own past"

@@ -13,7 +13,9 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     incident = bundle.incident
     _, missing = bundle.parts()
     first, last = blanks.steps or (0, 2**62)
-    alarms = [one for one in bundle.alarms() if one.feature in (FINGERPRINT, REPLICAS) and first <= one.step <= last]
+    alarms = [
+        alarm for alarm in bundle.alarms() if alarm.feature in (FINGERPRINT, REPLICAS) and first <= alarm.step <= last
+    ]
     if not alarms:
         if (
             not incident.settings
@@ -25,12 +27,12 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         text = "of the recorded alarms, none is of a fingerprint or of parameters that differ between ranks"
         return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
     begin = alarms[0]
-    alike = [one for one in alarms if (one.step, one.feature) == (begin.step, begin.feature)]
+    alike = [alarm for alarm in alarms if (alarm.step, alarm.feature) == (begin.step, begin.feature)]
     if begin.feature == FINGERPRINT:
-        ranks, kind = sorted({one.rank for one in alike}), FindingKind.CHANGED_BITS
+        ranks, kind = sorted({alarm.rank for alarm in alike}), FindingKind.CHANGED_BITS
     else:
         ranks, kind = (
-            sorted({rank for one in alike for rank in one.ranks}),
+            sorted({rank for alarm in alike for rank in alarm.ranks}),
             FindingKind.UNLIKE_PARAMETERS,
         )
     text = begin.summary.partition(": ")[2]

@@ -30,18 +30,23 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         rank: {name: value for name, value in state.values.items() if "/groups/" in name}
         for rank, state in states.items()
     }
-    names = dict.fromkeys(name for one in groups.values() for name in one)
-    unlike = [name for name in names if len({repr(one.get(name)) for one in groups.values()}) > 1]
+    names = dict.fromkeys(name for settings in groups.values() for name in settings)
+    unlike = [name for name in names if len({repr(settings.get(name)) for settings in groups.values()}) > 1]
     if unlike:
-        values = "; ".join(f"rank {rank}: {_shown(one.get(unlike[0]))}" for rank, one in list(groups.items())[:8])
+        values = "; ".join(
+            f"rank {rank}: {_value_text(settings.get(unlike[0]))}" for rank, settings in list(groups.items())[:8]
+        )
         text = f"settings of optimizers differ between ranks: {listed(map(_name, unlike), MOST_SHOWN)} ({values})"
         return _differs(unlike[0], text, bundle.incident.step, missing)
     now, why_not_now = bundle.configuration()
     earlier, why_not_earlier = bundle.earlier_configuration()
     missing += why_not_now + why_not_earlier
     if differ := differing_settings(bundle):
-        shown = (f"{_name(name)}: {_shown(then)} then, {_shown(value)} now" for name, (then, value) in differ.items())
-        text = f"settings are not those of the earlier job: {listed(shown, MOST_SHOWN)}"
+        differences = (
+            f"{_name(name)}: {_value_text(then)} then, {_value_text(value)} now"
+            for name, (then, value) in differ.items()
+        )
+        text = f"settings are not those of the earlier job: {listed(differences, MOST_SHOWN)}"
         return _differs(next(iter(differ)), text, 0, missing)
     looked_at = [f"of optimizers in {len(groups)} ranks"] * (len(groups) > 1)
     looked_at += [f"of the job and of an earlier one, but for {EXCEPT}"] * (now is not None and earlier is not None)
@@ -89,5 +94,5 @@ def _name(name: str) -> str:
     return escape_unprintable(name[:LONGEST_VALUE])
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return _ABSENT if value is _ABSENT else ascii(value)[:LONGEST_VALUE]

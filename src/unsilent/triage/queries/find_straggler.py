@@ -1,4 +1,4 @@
-"""Which rank takes longer than the others, in which part of a step, and from which step on."""
+"""Query for the rank that takes longer than the others, in which part of a step, and from which step on."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
     first, last = blanks.steps or (0, int(times.steps[-1]))
     rows = np.flatnonzero((times.steps >= first) & (times.steps <= last))
-    found = _excesses(times, rows)
-    if not found or (blanks.rank is not None and blanks.rank not in times.ranks):
+    excesses = _excesses(times, rows)
+    if not excesses or (blanks.rank is not None and blanks.rank not in times.ranks):
         text = (
             f"seconds of {count_text(len(times.ranks), 'rank')} in {count_text(len(rows), 'step')} are recorded; two ranks and "
             f"{LEAST_STEPS} steps are compared at least"
         )
         return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
-    late, looked_at = _late(found, blanks), len(rows) // 2
+    late, looked_at = _late(excesses, blanks), len(rows) // 2
     while not late and looked_at >= LEAST_STEPS:
         in_last = _late(_excesses(times, rows[-looked_at:]), blanks)
-        late = [one for one in in_last if _has_left_its_past(times, rows, one)]
+        late = [excess for excess in in_last if _has_left_its_past(times, rows, excess)]
         looked_at //= 2
     steps = f"recorded steps {times.steps[rows[0]]} to {times.steps[rows[-1]]}"
     if not late:
         text = f"no rank is late beyond noise in {steps}, or in the last ones of them"
         return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
-    one = late[0]
-    step = int(times.steps[rows[_onset(times, rows, one)]])
+    excess = late[0]
+    step = int(times.steps[rows[_onset(times, rows, excess)]])
     text = (
-        f"of {steps}, {one.part} takes rank {one.rank} {number_text(1e3 * one.seconds)} ms longer than the other ranks (median), "
-        f"from step {step} on"
+        f"of {steps}, {excess.part} takes rank {excess.rank} {number_text(1e3 * excess.seconds)} ms longer than the other "
+        f"ranks (median), from step {step} on"
     )
     return placed(
-        text, sorted({other.rank for other in late}), "other ranks are late as well", kind=FindingKind.LATE_RANK, tensor=one.part,
-        step=step, numbers={"seconds": one.seconds, "noise": one.floor}, missing=missing,
+        text, sorted({late_rank.rank for late_rank in late}), "other ranks are late as well",
+        kind=FindingKind.LATE_RANK, tensor=excess.part, step=step, missing=missing,
+        numbers={"seconds": excess.seconds, "noise": excess.floor},
     )  # fmt: skip
 
 
 def _excesses(times: RecordedTimes, rows: Rows) -> list[Excess]:
-    """As of a timeline. A rank is awaited if its parts together take it no less time than the others."""
+    """Excesses as of a timeline. A rank is awaited if its parts together take it no less time than the others."""
     seconds = times.seconds[:, rows]
     if len(times.ranks) < 2 or len(rows) < LEAST_STEPS:
         return []
@@ -65,18 +66,18 @@ def _excesses(times: RecordedTimes, rows: Rows) -> list[Excess]:
     return array_excesses(seconds, times.ranks, times.parts, float(np.median(wholes)), is_awaited)
 
 
-def _late(found: list[Excess], blanks: Blanks) -> list[Excess]:
-    return [one for one in found if one.is_separable and blanks.rank in (None, one.rank)]
+def _late(excesses: list[Excess], blanks: Blanks) -> list[Excess]:
+    return [excess for excess in excesses if excess.is_separable and blanks.rank in (None, excess.rank)]
 
 
 def _has_left_its_past(times: RecordedTimes, rows: Rows, late: Excess) -> bool:
     """Whether a rank is later than it was in earlier steps. Few steps do not show how long noise lasts."""
-    own = _differences(times, rows[: _onset(times, rows, late)], late)
-    own = own[np.isfinite(own)]
-    if len(own) < LEAST_STEPS:
+    differences = _differences(times, rows[: _onset(times, rows, late)], late)
+    differences = differences[np.isfinite(differences)]
+    if len(differences) < LEAST_STEPS:
         return False
-    centre = np.median(own)
-    return bool(late.seconds > centre + FAR * 1.4826 * np.median(np.abs(own - centre)))
+    centre = np.median(differences)
+    return bool(late.seconds > centre + FAR * 1.4826 * np.median(np.abs(differences - centre)))
 
 
 def _differences(times: RecordedTimes, rows: Rows, late: Excess) -> Floats:

@@ -11,7 +11,7 @@ from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, plac
 from unsilent.triage.tensor_summaries import RecordedTensors, TensorSummary
 
 EXTREME = 1e4
-"""One element is this many times as large as the root mean square of the others: moments of healthy trainings reach hundreds."""
+"""Ratio of an element to the root mean square of others that is extreme: moments of healthy trainings reach hundreds."""
 LEAST_ELEMENTS = 4
 LEAST_ALIKE = 0.5
 """Share of tensors with the same bits from which on ranks count as replicas."""
@@ -23,27 +23,30 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     everybody, _ = bundle.states()
     chosen = {
         rank: {
-            name: one
-            for name, one in state.tensors.items()
+            name: tensor
+            for name, tensor in state.tensors.items()
             if blanks.tensor is None or blanks.tensor in name.split("/")
         }
         for rank, state in states.items()
     }
     count = sum(map(len, chosen.values()))
     if not count:
-        what = f"no tensor {blanks.tensor} is" if blanks.tensor and states else "no state is"
-        return Finding(outcome=Outcome.UNANSWERED, text=f"{what} recorded that can be read", missing=missing)
+        subject = f"no tensor {blanks.tensor} is" if blanks.tensor and states else "no state is"
+        return Finding(outcome=Outcome.UNANSWERED, text=f"{subject} recorded that can be read", missing=missing)
     step = bundle.incident.step
-    found = {
+    unusual = {
         rank: texts for rank, tensors in chosen.items() if (texts := [*filter(None, map(_unusual, tensors.items()))])
     }
-    if found:
-        rank = min(found)
-        name, text = found[rank][0]
+    if unusual:
+        rank = min(unusual)
+        name, text = unusual[rank][0]
         digest = chosen[rank][name].digest
         alike = sorted(
-            one for one, state in everybody.items() if name in state.tensors and state.tensors[name].digest == digest
+            number
+            for number, state in everybody.items()
+            if name in state.tensors and state.tensors[name].digest == digest
         )
+        # A device that computes wrong spoils a state again when steps are executed again on it.
         if (since := _since(bundle, rank)) is not None:
             return Finding(
                 outcome=Outcome.DIFFERS, kind=FindingKind.STATE, ranks=(rank,), tensor=name, step=step, missing=missing,
@@ -55,7 +58,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
                 kind=FindingKind.COMMON_STATE, tensor=name, step=step, missing=missing,
             )  # fmt: skip
         return placed(
-            text, sorted(found), "states of several ranks have something of the kind", kind=FindingKind.STATE,
+            text, sorted(unusual), "states of several ranks have something of the kind", kind=FindingKind.STATE,
             tensor=name, step=step, missing=missing,
         )  # fmt: skip
     unlike = {rank: names for rank, names in _unlike(everybody).items() if rank in chosen and names & set(chosen[rank])}
@@ -78,13 +81,18 @@ def _since(bundle: Bundle, rank: int) -> int | None:
 
 
 def _unusual(named: tuple[str, TensorSummary]) -> tuple[str, str] | None:
-    name, one = named
-    if one.nonfinite:
-        return name, f"{name} has {count_text(one.nonfinite, 'element')} not finite"
-    if one.is_number and one.elements >= LEAST_ELEMENTS and one.others > 0 and one.largest / one.others > EXTREME:
+    name, tensor = named
+    if tensor.nonfinite:
+        return name, f"{name} has {count_text(tensor.nonfinite, 'element')} not finite"
+    if (
+        tensor.is_number
+        and tensor.elements >= LEAST_ELEMENTS
+        and tensor.others > 0
+        and tensor.largest / tensor.others > EXTREME
+    ):
         return (
             name,
-            f"an element of {name} is {number_text(one.largest / one.others)} times the root mean square of the others",
+            f"an element of {name} is {number_text(tensor.largest / tensor.others)} times the root mean square of the others",
         )
     return None
 
@@ -92,9 +100,9 @@ def _unusual(named: tuple[str, TensorSummary]) -> tuple[str, str] | None:
 def _unlike(states: Mapping[int, RecordedTensors]) -> dict[int, set[str]]:
     """Tensors whose bits differ between ranks that have most tensors alike, by rank: of the minority, or of all."""
     common = [
-        name for name in next(iter(states.values())).tensors if all(name in one.tensors for one in states.values())
+        name for name in next(iter(states.values())).tensors if all(name in state.tensors for state in states.values())
     ]
-    digests = {name: {rank: one.tensors[name].digest for rank, one in states.items()} for name in common}
+    digests = {name: {rank: state.tensors[name].digest for rank, state in states.items()} for name in common}
     differing = [name for name, by_rank in digests.items() if len(set(by_rank.values())) > 1]
     if len(states) < 2 or len(differing) > (1 - LEAST_ALIKE) * len(common):
         return {}

@@ -1,4 +1,4 @@
-"""Which rank did not enter a collective, or called another one, by dumps of the flight recorder."""
+"""Query for the rank that did not enter a collective, or called another one, by dumps of the flight recorder."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         ranks = _unlike(hang)
         kind = FindingKind.UNLIKE_COLLECTIVES
         return placed(text, ranks, "which of them is right is not known", kind=kind, missing=missing)
-    certain = [one for one in hang.missing if one.is_certain]
-    first = [one for one in certain if not one.waits_in] or certain
+    certain = [absence for absence in hang.missing if absence.is_certain]
+    first = [absence for absence in certain if not absence.waits_in] or certain
     if first:
-        ranks = sorted({rank for one in first for rank in one.ranks})
+        ranks = sorted({rank for absence in first for rank in absence.ranks})
         return placed(text, ranks, "at least one of them is missing", kind=FindingKind.ABSENT_RANK, missing=missing)
-    absent = sorted({rank for one in hang.missing for rank in one.ranks}) or without
+    absent = sorted({rank for absence in hang.missing for rank in absence.ranks}) or without
     is_telling = not damaged and len(absent) <= len(
         dumps
     )  # a process that ended writes no dump, nor one that was not asked

@@ -24,13 +24,15 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         text = f"no log of {which} can be read; unsilent triage collect adds those of a job"
         return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
     first = _unusual(bundle, logs, past_end(bundle, blanks))
-    found = [by_rank for by_rank in first if blanks.rank in (None, *by_rank)]
+    of_rank = [by_rank for by_rank in first if blanks.rank in (None, *by_rank)]
     count = count_text(len(logs), "log")
-    if not found:
+    if not of_rank:
         text = f"no line of {count} looks like an error that was not logged in several earlier steps as well"
         return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
-    alone = [by_rank for by_rank in found if len(by_rank) == 1 and all(one.names_rank for one in by_rank.values())]
-    best = min(alone or found, key=lambda by_rank: (len(by_rank), *_first(bundle, by_rank)))
+    alone = [
+        by_rank for by_rank in of_rank if len(by_rank) == 1 and all(error.names_rank for error in by_rank.values())
+    ]
+    best = min(alone or of_rank, key=lambda by_rank: (len(by_rank), *_first(bundle, by_rank)))
     step, number, rank = _first(bundle, best)
     text = f"line {number:,} of the log of rank {rank}: {best[rank].text}"
     known = None if math.isinf(step) else int(step)
@@ -52,21 +54,21 @@ def _unusual(bundle: Bundle, logs: Mapping[int, tuple[LoggedError, ...]], before
     """The first line of each rank that has it, for each that is alike but for what is masked, without usual ones."""
     first: dict[str, dict[int, LoggedError]] = {}
     for rank, errors in logs.items():
-        places = {(one.masked, _step(bundle, one)) for one in errors}
+        places = {(error.masked, _step(bundle, error)) for error in errors}
         earlier = Counter(masked for masked, step in places if step < before)
-        for one in errors:
-            if earlier[one.masked] < USUAL:
-                first.setdefault(one.masked, {}).setdefault(rank, one)
+        for error in errors:
+            if earlier[error.masked] < USUAL:
+                first.setdefault(error.masked, {}).setdefault(rank, error)
     return [*first.values()]
 
 
 def _first(bundle: Bundle, by_rank: Mapping[int, LoggedError]) -> tuple[float, int, int]:
     """Step, line and rank."""
-    return min((_step(bundle, one), one.number, rank) for rank, one in by_rank.items())
+    return min((_step(bundle, error), error.number, rank) for rank, error in by_rank.items())
 
 
 def _step(bundle: Bundle, error: LoggedError) -> float:
-    """Of the run, where the log counts those of the training; infinite where none is known."""
+    """Step of the run, where the log counts those of the training; infinite where none is known."""
     if error.step is None:
         return math.inf
     first = bundle.incident.first_step

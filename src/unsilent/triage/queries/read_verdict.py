@@ -1,4 +1,4 @@
-"""What kind of fault the monitor found, where it executed the step again."""
+"""Query for the kind of fault that the monitor found, where it executed the step again."""
 
 from __future__ import annotations
 

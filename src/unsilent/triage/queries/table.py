@@ -33,11 +33,11 @@ class Template:
     """A row.
 
     Attributes:
-        help: What it looks at, in one line.
+        help: Description of what the query looks at, in one line.
         blanks: Names of the fields of `Blanks` that it takes.
         seconds: About how long it takes; of a command of the user's, that command.
         answer: Answers it from the folder; None: a command does, with the code of the training or on its device.
-        command: Of another verb that answers it, in which ``{folder}``, ``{rank}`` and ``{device}`` are filled; empty: the folder
+        command: Arguments of another verb that answers it, with ``{folder}``, ``{rank}`` and ``{device}``; empty: the folder
             answers it.
         least_ranks: Without which there is nothing to ask.
     """
@@ -100,7 +100,7 @@ def execute(bundle: Bundle, query: Query) -> Finding:
     """The answer. Raises ``UsageError`` for a template that does not exist and blanks that it does not take."""
     template = find_template(query.template)
     if unknown := [name for name in query.blanks.given if name not in template.blanks]:
-        known = ", ".join(f"--{one}" for one in template.blanks) or "none"
+        known = ", ".join(f"--{blank}" for blank in template.blanks) or "none"
         raise UsageError(f"--{unknown[0]} is no blank of {query.template}; it takes {known}")
     if template.answer is None:
         text = f"the folder of the incident does not answer it; run: {command_of(bundle, query)}"
@@ -144,7 +144,9 @@ def json_schemas() -> list[dict[str, Any]]:
             "command": template.command or f"unsilent triage query {name} DIR",
             "parameters": {
                 "type": "object",
-                "properties": {one: {**kinds[one], "description": fields[one].option.help} for one in template.blanks},
+                "properties": {
+                    blank: {**kinds[blank], "description": fields[blank].option.help} for blank in template.blanks
+                },
                 "additionalProperties": False,
             },
         }

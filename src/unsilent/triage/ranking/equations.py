@@ -31,7 +31,7 @@ NAMES = [*TEMPLATES]
 def _tree_nodes(template: str) -> list[str]:
     """The root, which is the operation, then the metric and the blanks below it: ``compare``, ``gradients``, ``a tensor``."""
     operation, _, metric = template.partition("-")
-    return [operation, metric, *(f"a {one}" for one in TEMPLATES[template].blanks)]
+    return [operation, metric, *(f"a {blank}" for blank in TEMPLATES[template].blanks)]
 
 
 VOCABULARY = sorted({node for name in NAMES for node in _tree_nodes(name)})
@@ -45,7 +45,7 @@ class _Trees(nn.Module):
         self.embedding = nn.Embedding(len(VOCABULARY), SIZE)
         self.layers = nn.ModuleList([nn.Linear(SIZE, SIZE) for _ in range(2)])
         nodes = [(name, node) for name in NAMES for node in _tree_nodes(name)]
-        self.places = {one: place for place, one in enumerate(nodes)}
+        self.places = {node: place for place, node in enumerate(nodes)}
         self.roots = torch.tensor([self.places[name, _tree_nodes(name)[0]] for name in NAMES])
         self.words = torch.tensor([VOCABULARY.index(node) for _, node in nodes])
         joined = torch.eye(len(nodes))
@@ -63,7 +63,7 @@ class _Trees(nn.Module):
 
 
 class Equations(nn.Module):
-    """Both scorers."""
+    """The two scorers, of templates and of candidates."""
 
     def __init__(self, telemetry: int, candidate: int) -> None:
         super().__init__()
@@ -106,10 +106,12 @@ class _Input:
 
 
 def _input_of(signals: Signals, queries: Sequence[PossibleQuery], words: Words) -> _Input:
-    rows = [[*candidate_features(one, signals, "").values()] for one in queries]  # values do not depend on the report
+    rows = [
+        [*candidate_features(query, signals, "").values()] for query in queries
+    ]  # values do not depend on the report
     numbers = (words.vectors([signals.bundle.report()[0] or ""])[0], [*incident_features(signals).values()], rows)
-    report, telemetry, candidates = (torch.tensor(one, dtype=torch.float32) for one in numbers)
-    return _Input(report, telemetry, candidates, torch.tensor([NAMES.index(one.query.template) for one in queries]))
+    report, telemetry, candidates = (torch.tensor(values, dtype=torch.float32) for values in numbers)
+    return _Input(report, telemetry, candidates, torch.tensor([NAMES.index(query.query.template) for query in queries]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +125,7 @@ class EquationsOrder:
 
     @classmethod
     def empty(cls, words: Words, telemetry: int, candidate: int) -> EquationsOrder:
-        """One of so many features, with numbers to be overwritten."""
+        """An order for so many features, with numbers to be overwritten."""
         network = Equations(telemetry, candidate)
         scales = [(torch.zeros(count), torch.ones(count)) for count in (telemetry, candidate)]
         return cls(words, network, *scales)
@@ -132,17 +134,17 @@ class EquationsOrder:
         """All that was trained, by name; no copies."""
         scales = {"telemetry": self.telemetry, "candidate": self.candidate}
         of_scales = {f"{name}.{n}": tensor for name, pair in scales.items() for n, tensor in enumerate(pair)}
-        return {**{name: one.detach() for name, one in self.network.named_parameters()}, **of_scales}
+        return {**{name: parameter.detach() for name, parameter in self.network.named_parameters()}, **of_scales}
 
     def log_chances(self, inputs: Sequence[_Input], blanks: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Logarithms of P(template), [incidents, templates], and of P(values | template) of the queries of each incident."""
-        nodes, counts = self.network.trees(), [len(one.templates) for one in inputs]
-        telemetry = _scaled(torch.stack([one.telemetry for one in inputs]), self.telemetry)
-        scores = self.network.template_scores(nodes, torch.stack([one.report for one in inputs]), telemetry)
+        nodes, counts = self.network.trees(), [len(incident.templates) for incident in inputs]
+        telemetry = _scaled(torch.stack([incident.telemetry for incident in inputs]), self.telemetry)
+        scores = self.network.template_scores(nodes, torch.stack([incident.report for incident in inputs]), telemetry)
         owner = torch.repeat_interleave(torch.arange(len(inputs)), torch.tensor(counts))
-        templates = torch.cat([one.templates for one in inputs])
+        templates = torch.cat([incident.templates for incident in inputs])
         is_asked = torch.zeros_like(scores, dtype=torch.bool).index_put((owner, templates), torch.tensor(True))
-        rows = _scaled(torch.cat([one.candidates for one in inputs]), self.candidate)
+        rows = _scaled(torch.cat([incident.candidates for incident in inputs]), self.candidate)
         values = self.network.value_scores(nodes, torch.cat([*blanks]), rows)
         groups = owner * len(NAMES) + templates
         total = torch.zeros(len(inputs) * len(NAMES)).index_add(0, groups, values.clamp(-50, 50).exp())
@@ -153,39 +155,39 @@ class EquationsOrder:
         """The node of the blank of each query, int64[queries]; the root where none is filled."""
         places = self.network.trees.places
         roots = {name: places[name, _tree_nodes(name)[0]] for name in NAMES}
-        named = [(one.query.template, f"a {one.blank}") for one in queries]
-        return torch.tensor([places.get(one, roots[one[0]]) for one in named])
+        named = [(query.query.template, f"a {query.blank}") for query in queries]
+        return torch.tensor([places.get(node, roots[node[0]]) for node in named])
 
     def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
         """Every possible query, the likeliest first."""
         queries = possible_queries(signals.bundle, signals.candidates)
-        own = _input_of(signals, queries, self.words)
+        incident_input = _input_of(signals, queries, self.words)
         with torch.no_grad():
-            of_templates, of_values = self.log_chances([own], [self.blanks_of(queries)])
-        chances = (of_templates[0, own.templates] + of_values[0]).exp().tolist()
-        result = [ScoredQuery(one.query, chance, REASON) for one, chance in zip(queries, chances, strict=True)]
-        return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
+            of_templates, of_values = self.log_chances([incident_input], [self.blanks_of(queries)])
+        chances = (of_templates[0, incident_input.templates] + of_values[0]).exp().tolist()
+        result = [ScoredQuery(query.query, chance, REASON) for query, chance in zip(queries, chances, strict=True)]
+        return sorted(result, key=lambda query: (-query.score, TEMPLATES[query.query.template].seconds))
 
 
 def fit_equations(examples: Sequence[Example], words: Words, seed: int) -> EquationsOrder:
     """The equations, trained on examples but for those without a right query; the same for the same seed."""
-    examples = [one for one in examples if any(own for _, _, own in one.by_template())]
-    queries = [[possible for possible, _ in one.graded] for one in examples]
-    inputs = [_input_of(one.signals, own, words) for one, own in zip(examples, queries, strict=True)]
-    telemetry = torch.stack([one.telemetry for one in inputs])
-    candidates = torch.cat([one.candidates for one in inputs])
+    examples = [example for example in examples if any(is_right for _, _, is_right in example.by_template())]
+    queries = [[possible for possible, _ in example.graded] for example in examples]
+    inputs = [_input_of(example.signals, possible, words) for example, possible in zip(examples, queries, strict=True)]
+    telemetry = torch.stack([incident.telemetry for incident in inputs])
+    candidates = torch.cat([incident.candidates for incident in inputs])
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         network = Equations(telemetry.shape[1], candidates.shape[1])
         order = EquationsOrder(words, network, _scale(telemetry), _scale(candidates))
-        blanks = [order.blanks_of(own) for own in queries]
+        blanks = [order.blanks_of(possible) for possible in queries]
         optimizer = torch.optim.AdamW(network.parameters(), RATE, weight_decay=DECAY)
         for _ in range(EPOCHS):
             for batch in torch.randperm(len(examples)).split(32):
-                own = batch.tolist()
-                chances = order.log_chances([inputs[at] for at in own], [blanks[at] for at in own])
+                places = batch.tolist()
+                chances = order.log_chances([inputs[at] for at in places], [blanks[at] for at in places])
                 optimizer.zero_grad()
-                _loss([examples[at] for at in own], *chances).backward()
+                _loss([examples[at] for at in places], *chances).backward()
                 optimizer.step()
     return order
 

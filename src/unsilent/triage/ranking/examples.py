@@ -21,7 +21,7 @@ class Example:
     """A labelled incident as training sees it.
 
     Attributes:
-        graded: Each possible query with its grade.
+        graded: Possible queries with their grades.
     """
 
     signals: Signals
@@ -32,10 +32,10 @@ class Example:
     def by_template(self) -> Iterator[tuple[str, list[Graded], bool]]:
         """Each template with its queries, and whether one of them is right."""
         templates: dict[str, list[Graded]] = {}
-        for one in self.graded:
-            templates.setdefault(one[0].query.template, []).append(one)
-        for name, own in templates.items():
-            yield name, own, any(graded.grade == RIGHT for _, graded in own)
+        for pair in self.graded:
+            templates.setdefault(pair[0].query.template, []).append(pair)
+        for name, of_template in templates.items():
+            yield name, of_template, any(graded.grade == RIGHT for _, graded in of_template)
 
 
 def without_verdicts(examples: Sequence[Example]) -> list[Example]:
@@ -44,14 +44,14 @@ def without_verdicts(examples: Sequence[Example]) -> list[Example]:
     Those that no other query tells from the run without the cause are left out, but for the healthy ones.
     """
     result = []
-    for one in examples:
-        if not has_fault_verdict(one.signals.bundle):
+    for example in examples:
+        if not has_fault_verdict(example.signals.bundle):
             continue
-        bundle = Bundle(one.signals.bundle.folder)
+        bundle = Bundle(example.signals.bundle.folder)
         bundle.incident = replace(bundle.incident, fault_verdict=None)
-        graded = tuple((possible, _unanswered(own)) for possible, own in one.graded)
-        if one.is_healthy or not all(own.is_same for _, own in graded):
-            result.append(replace(one, signals=replace(one.signals, bundle=bundle), graded=graded))
+        graded = tuple((possible, _unanswered(graded_query)) for possible, graded_query in example.graded)
+        if example.is_healthy or not all(graded_query.is_same for _, graded_query in graded):
+            result.append(replace(example, signals=replace(example.signals, bundle=bundle), graded=graded))
     return result
 
 
@@ -62,21 +62,23 @@ def _unanswered(graded: GradedQuery) -> GradedQuery:
 
 
 def examples_of(incidents: Sequence[LabelledIncident]) -> list[Example]:
-    """Those that are not masked, and the healthy ones. Raises ``UsageError`` where labels lack a query, or none is right."""
+    """Examples that are not masked, and healthy ones. Raises ``UsageError`` where labels lack a query, or none is right."""
     result = []
-    for one in incidents:
-        if one.is_masked and not one.planned.is_healthy:
+    for incident in incidents:
+        if incident.is_masked and not incident.planned.is_healthy:
             continue
-        bundle = Bundle(one.folder)
+        bundle = Bundle(incident.folder)
         candidates = candidates_of(bundle)
         possible = possible_queries(bundle, candidates)
-        grades = {graded.query: graded for graded in one.graded}
+        grades = {graded.query: graded for graded in incident.graded}
         if any(each.query not in grades for each in possible):
             raise UsageError(
-                f"the labels of {one.folder} lack a query that can be asked now; label the collection again"
+                f"the labels of {incident.folder} lack a query that can be asked now; label the collection again"
             )
         graded = tuple((each, grades[each.query]) for each in possible)
-        result.append(Example(signals_of(bundle, candidates), bundle.report()[0] or "", graded, one.planned.is_healthy))
-    if not any(graded.grade == RIGHT for one in result for _, graded in one.graded):
+        result.append(
+            Example(signals_of(bundle, candidates), bundle.report()[0] or "", graded, incident.planned.is_healthy)
+        )
+    if not any(graded.grade == RIGHT for example in result for _, graded in example.graded):
         raise UsageError("no query is right on any of these incidents, so there is nothing to learn; make more of them")
     return result

@@ -1,4 +1,4 @@
-"""What an incident, and a candidate of a query, is like, as numbers by name; a number of a rank or name of a tensor is never one.
+"""Features of an incident, and of a candidate of a query, by name; a number of a rank or name of a tensor is never one.
 
 What is not known is 0, and another number says whether it is known. Names are phrases, with which a reason is given.
 """
@@ -22,8 +22,7 @@ from unsilent.triage.findings import Blanks, Query
 from unsilent.triage.history import FAR, past_end, past_gaps, past_scores
 from unsilent.triage.possible_queries import PossibleQuery
 from unsilent.triage.queries.compare_settings import differing_settings
-from unsilent.triage.runbook import Signals
-from unsilent.triage.symptoms import DIFFER, DISK, LOSS_ROSE, NONFINITE, SLOW, STUCK
+from unsilent.triage.runbook import DIFFER, DISK, LOSS_ROSE, NONFINITE, SLOW, STUCK, Signals
 
 Numbers = dict[str, float]
 T = TypeVar("T")
@@ -31,31 +30,31 @@ LOGGED = {
     "no space": "no space left", "time": "timed out|timeout|watchdog", "memory": "out of memory", "not finite": r"\bnan\b",
     "peer": "by peer|broken pipe|connection", "end of a process": "killed|aborted|segmentation|core dumped|sigterm|signal #",
 }  # fmt: skip
-"""What a masked line may have."""
+"""Words that a masked line may have."""
 SYMPTOMS = (SLOW, STUCK, NONFINITE, LOSS_ROSE, DIFFER, DISK)
 LARGEST = 1e12
-"""What is larger, or infinite, counts as this."""
+"""Largest number; a larger or infinite one counts as this."""
 
 
 def incident_features(signals: Signals) -> Numbers:
-    """Of an incident, always the same names in the same order."""
+    """Features of an incident, always the same names in the same order."""
     bundle, world = signals.bundle, max(1, signals.bundle.incident.world_size)
-    alarms, known = bundle.alarms(), [one.features for one in signals.candidates.ranks]
-    peers = sorted((one.peer_score for one in known), reverse=True)
-    onsets = [one.onset for one in known if one.onset is not None]
-    named = Counter(one.feature for one in alarms)
+    alarms, known = bundle.alarms(), [candidate.features for candidate in signals.candidates.ranks]
+    peers = sorted((features.peer_score for features in known), reverse=True)
+    onsets = [features.onset for features in known if features.onset is not None]
+    named = Counter(alarm.feature for alarm in alarms)
     return {
         **{f"alarms of {name}": _log(named[name]) for name in (*FEATURES, FINGERPRINT, REPLICAS)},
-        "alarms of other kinds": _log(sum(named.values()) - sum(named[one] for one in (*FEATURES, FINGERPRINT, REPLICAS))),
-        "tensors with alarms": _log(len({one.tensor for one in alarms})),
-        "share of ranks with alarms": len({one.rank for one in alarms}) / world,
+        "alarms of other kinds": _log(sum(named.values()) - sum(named[kind] for kind in (*FEATURES, FINGERPRINT, REPLICAS))),
+        "tensors with alarms": _log(len({alarm.tensor for alarm in alarms})),
+        "share of ranks with alarms": len({alarm.rank for alarm in alarms}) / world,
         "ranks": math.log2(world),
         "whether the alarm names a rank": float(bundle.incident.suspect >= 0),
         "distance from other ranks": _log(peers[0] if peers else 0.0),
         "distance of the second rank from others": _log(peers[1] if len(peers) > 1 else 0.0),
-        "factor to its own past": _log(max((one.past_ratio for one in known), default=1.0) - 1),
-        "share of values that are not finite": max((one.nonfinite for one in known), default=0.0),
-        "share of ranks with such values": sum(one.nonfinite > 0 for one in known) / world,
+        "factor to its own past": _log(max((features.past_ratio for features in known), default=1.0) - 1),
+        "share of values that are not finite": max((features.nonfinite for features in known), default=0.0),
+        "share of ranks with such values": sum(features.nonfinite > 0 for features in known) / world,
         "whether something left its past": float(bool(onsets)),
         "steps from the alarm to the first unusual one": float(min(onsets, default=0)),
         "share of ranks that left their past": len(onsets) / world,
@@ -67,22 +66,22 @@ def incident_features(signals: Signals) -> Numbers:
 
 
 def _series_features(bundle: Bundle) -> Numbers:
-    """How what is unusual goes on, and to which side."""
+    """Features of how the unusual goes on, and to which side."""
     series, before = bundle.series()[0], past_end(bundle, Blanks())
-    last = max((int(one.steps[-1]) for one in series.values() if len(one.steps)), default=0)
-    ends = [last - int(one.steps[-1]) if len(one.steps) else last for one in series.values()]
-    runs = [_run(one, before) for one in series.values()]
+    last = max((int(rank_series.steps[-1]) for rank_series in series.values() if len(rank_series.steps)), default=0)
+    ends = [last - int(rank_series.steps[-1]) if len(rank_series.steps) else last for rank_series in series.values()]
+    runs = [_run(rank_series, before) for rank_series in series.values()]
     longest = max(runs, default=(0.0, 0.0, 0.0))
     result = {
         "share of series that left their past": longest[0],
         "share of later steps that are unusual": longest[1],
         "whether one step alone is unusual": longest[2],
-        "whether series of a rank end early": float(any(one > 0 for one in ends)),
+        "whether series of a rank end early": float(any(end > 0 for end in ends)),
         "steps by which they end early": _log(max(ends, default=0)),
     }
     for feature in (GRADIENT, LOSS):
-        gaps = [_shift(one, before, bundle.incident.step, feature) for one in series.values()]
-        at, after = (np.array([one[place] for one in gaps if math.isfinite(one[place])]) for place in (0, 1))
+        gaps = [_shift(rank_series, before, bundle.incident.step, feature) for rank_series in series.values()]
+        at, after = (np.array([gap[place] for gap in gaps if math.isfinite(gap[place])]) for place in (0, 1))
         result |= {
             f"change of {feature} at the alarm": _signed(at), f"change of {feature} after it": _signed(after),
             f"difference between ranks in it, {feature}": _log(float(np.ptp(after)) if len(after) else 0.0),
@@ -106,7 +105,7 @@ def _shift(series: RankSeries, before: int, step: int, feature: str) -> tuple[fl
     columns = [place for place, name in enumerate(series.names) if name[0] == feature]
     gaps = past_gaps(series, before)[:, columns]
     near, after = (gaps[rows] for rows in (abs(series.steps - step) <= 2, series.steps > step + 2))
-    near, after = (one[np.isfinite(one)] for one in (near, after))
+    near, after = (gaps_there[np.isfinite(gaps_there)] for gaps_there in (near, after))
     largest = near[np.abs(near).argmax()] if near.size else math.nan
     return float(largest), float(np.median(after)) if after.size else math.nan
 
@@ -117,14 +116,14 @@ def _signed(changes: Floats) -> float:
 
 
 def _part_features(signals: Signals, world: int) -> Numbers:
-    """What is said in words, in logs, in settings and by the parts that are there."""
+    """Features of words, logs and settings, and of the parts that are there."""
     bundle = signals.bundle
     parts, logs, report = bundle.parts()[0], bundle.logs()[0], bundle.report()[0]
-    lines = [one for errors in logs.values() for one in errors]
-    logged = " ".join(dict.fromkeys(one.masked.lower() for one in lines))
+    lines = [error for errors in logs.values() for error in errors]
+    logged = " ".join(dict.fromkeys(error.masked.lower() for error in lines))
     return {
         "share of ranks with series": len(bundle.series()[0]) / world,
-        "share of ranks with a batch": sum(one.file(BATCH_FILE) is not None for one in parts.values()) / world,
+        "share of ranks with a batch": sum(part.file(BATCH_FILE) is not None for part in parts.values()) / world,
         "share of ranks with a log": len(logs) / world,
         "share of ranks with a flight record": len(bundle.dumps()[0]) / world,
         "whether there is a report": float(bool(report)),
@@ -132,7 +131,7 @@ def _part_features(signals: Signals, world: int) -> Numbers:
         "whether there is a verdict": float(bundle.incident.fault_verdict is not None),
         "settings that are not those of the earlier job": _log(len(differing_settings(bundle))),
         "share of ranks that logged an error": sum(bool(errors) for errors in logs.values()) / world,
-        "share of errors that name their rank": sum(one.names_rank for one in lines) / max(1, len(lines)),
+        "share of errors that name their rank": sum(error.names_rank for error in lines) / max(1, len(lines)),
         **{f"whether a log has: {name}": float(re.search(words, logged) is not None) for name, words in LOGGED.items()},
         **{f"whether the report says: {name}": float(name in signals.symptoms) for name in SYMPTOMS},
         **_time_features(bundle),
@@ -140,7 +139,7 @@ def _part_features(signals: Signals, world: int) -> Numbers:
 
 
 def _time_features(bundle: Bundle) -> Numbers:
-    """By how much of a step a rank is later than the others in the last half of the steps, and how steps grow."""
+    """Share of a step by which a rank is later than the others in the last half of the steps, and how steps grow."""
     times, _ = bundle.times()
     result = {
         "excess of a rank in a part of the step": 0.0,
@@ -155,29 +154,30 @@ def _time_features(bundle: Bundle) -> Numbers:
             late = np.array([differences_from_others(seconds[:, half:], place) for place in range(len(seconds))])
             excess = np.median(late, 1).max(0) / usual
             result["excess of a rank in a part of the step"] = _log(float(excess.max()))
-            of_loader = [float(one) for name, one in zip(times.parts, excess, strict=True) if name == "loader"]
+            of_loader = [float(value) for name, value in zip(times.parts, excess, strict=True) if name == "loader"]
             result["excess of a rank in the loader"] = _log(max(of_loader, default=0.0))
         result["growth of steps"] = math.log(float(np.median(whole[half:]) / np.median(whole[:half])))
     return {"whether seconds of steps are known": float(times is not None), **result}
 
 
 def candidate_features(query: PossibleQuery, signals: Signals, report: str) -> Numbers:
-    """Of what fills the blank of a query, always the same names in the same order."""
-    own, known = query.features, [one.features for one in signals.candidates.ranks]
+    """Features of a query's candidate, always the same names in the same order."""
+    own_features, known = query.features, [candidate.features for candidate in signals.candidates.ranks]
     return {
         **{f"a {name}": float(query.blank == name) for name in ("rank", "steps", "tensor")},
         "place": float(query.place),
-        "alarms": _log(own.alarms if own else 0),
-        "distance from others": _log(own.peer_score if own else 0.0),
-        "position": own.position if own else 0.0,
-        "whether it left its past": float(own is not None and own.onset is not None),
-        "steps from the alarm to its first unusual one": float(own.onset or 0) if own else 0.0,
-        "factor to its past": _log(own.past_ratio - 1 if own else 0.0),
-        "share not finite": own.nonfinite if own else 0.0,
+        "alarms": _log(own_features.alarms if own_features else 0),
+        "distance from others": _log(own_features.peer_score if own_features else 0.0),
+        "position": own_features.position if own_features else 0.0,
+        "whether it left its past": float(own_features is not None and own_features.onset is not None),
+        "steps from the alarm to its first unusual one": float(own_features.onset or 0) if own_features else 0.0,
+        "factor to its past": _log(own_features.past_ratio - 1 if own_features else 0.0),
+        "share not finite": own_features.nonfinite if own_features else 0.0,
         "whether the report names it": float(is_mentioned(query.query, report)),
         "whether one rank is apart": float(signals.apart),
         "ranks": math.log2(max(1, signals.bundle.incident.world_size)),
-        "share of ranks that left their past": sum(one.onset is not None for one in known) / max(1, len(known)),
+        "share of ranks that left their past": sum(features.onset is not None for features in known)
+        / max(1, len(known)),
         "share of ranks with alarms": len(signals.ranks) / max(1, signals.bundle.incident.world_size),
     }
 
@@ -191,19 +191,19 @@ def is_mentioned(query: Query, report: str) -> bool:
         )
     if blanks.tensor is not None:
         names = {blanks.tensor, blanks.tensor.rpartition(".")[0]} - {""}
-        return any(re.search(rf"(?<![\w.]){re.escape(one)}(?!\w)", report) for one in names)
+        return any(re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", report) for name in names)
     if blanks.steps is not None:
         first, last = blanks.steps
         return any(
-            first <= int(one) <= last
-            for one in re.findall(r"\b(?:step|iteration) #?(\d{1,9})\b", report, re.IGNORECASE)
+            first <= int(number) <= last
+            for number in re.findall(r"\b(?:step|iteration) #?(\d{1,9})\b", report, re.IGNORECASE)
         )
     return False
 
 
 def one_hot(value: T, of: Sequence[T]) -> list[float]:
     """1 at its place, 0 elsewhere."""
-    return [float(one == value) for one in of]
+    return [float(entry == value) for entry in of]
 
 
 def _log(value: float) -> float:

@@ -27,7 +27,7 @@ from unsilent.triage.runbook import READ_VERDICT, RULES, ScoredQuery, Signals, h
 LEAST_GAIN = 0.01
 """Probability that a query tells something, below which it is not executed."""
 NEAR_SHARE = 0.95
-"""Of the incidents that were learned from, so many are as near to another one as an incident must be to be called like them."""
+"""Share of the learned incidents that are as near to another one as an incident must be to be called like them."""
 LEAST_DEVIATION, LARGEST_GAP = 1e-2, 5.0
 """A feature is counted in deviations, at least of this size; and so many of them at most: one feature alone does not decide."""
 
@@ -53,7 +53,7 @@ class KnownIncidents:
 
 
 def known_incidents(features: Floats) -> KnownIncidents:
-    """Of features float64[n, features], with the limit that `NEAR_SHARE` of them keep among each other."""
+    """Features float64[n, features] of incidents, with the limit that `NEAR_SHARE` of them keep among each other."""
     mean, deviation = features.mean(0), np.maximum(features.std(0), LEAST_DEVIATION)
     rows = (features - mean) / deviation
     nearest = [_distances(row, np.delete(rows, place, 0)).min(initial=LARGEST_GAP) for place, row in enumerate(rows)]
@@ -81,14 +81,14 @@ class Model:
         scored = self.trees.scored_queries(signals)
         if self.known.is_like(np.array([*incident_features(signals).values()])):
             any_right = min(
-                1.0, sum(one.score for one in scored)
+                1.0, sum(query.score for query in scored)
             )  # the equations take for granted that a query is right
-            others = {one.query: any_right * one.score for one in self.equations.scored_queries(signals)}
-            scored = [replace(one, score=(one.score + others[one.query]) / 2) for one in scored]
+            others = {query.query: any_right * query.score for query in self.equations.scored_queries(signals)}
+            scored = [replace(query, score=(query.score + others[query.query]) / 2) for query in scored]
         if has_fault_verdict(signals.bundle):
             first = ScoredQuery(Query(READ_VERDICT), 1.0, RULES[0].signal)
-            scored = [first, *(one for one in scored if one.query.template != READ_VERDICT)]
-        return sorted(scored, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
+            scored = [first, *(query for query in scored if query.query.template != READ_VERDICT)]
+        return sorted(scored, key=lambda query: (-query.score, TEMPLATES[query.query.template].seconds))
 
     def belief(self, signals: Signals, query: Query, finding: Finding) -> float:
         """How likely a finding names the place of the cause, by the trees; for a recorded verdict as in the runbook."""
@@ -102,8 +102,8 @@ def train(incidents: Sequence[LabelledIncident], seed: int) -> Model:
     """
     examples = examples_of(incidents)
     examples += without_verdicts(examples)
-    words = fit_words([one.report for one in examples])
-    features = np.array([[*incident_features(one.signals).values()] for one in examples])
+    words = fit_words([example.report for example in examples])
+    features = np.array([[*incident_features(example.signals).values()] for example in examples])
     return Model(
         fit_trees_order(examples, words, seed), fit_equations(examples, words, seed), known_incidents(features)
     )

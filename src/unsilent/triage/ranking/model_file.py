@@ -45,7 +45,9 @@ def write_model(model: Model, path: Path) -> None:
     """Write a file that `read_model` reads. Raises ``UsageError``."""
     trees = model.trees
     about = {**_version(), "incident": trees.incident, "candidate": trees.candidate}
-    arrays = {f"{name}/{own}": array for name, each in trees.trees.items() for own, array in vars(each).items()}
+    arrays = {
+        f"{name}/{array_name}": array for name, each in trees.trees.items() for array_name, array in vars(each).items()
+    }
     arrays |= {f"{KNOWN}/{name}": array for name, array in vars(model.known).items()}
     arrays |= {f"{EQUATIONS}/{name}": tensor.numpy() for name, tensor in model.equations.tensors().items()}
     arrays |= {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
@@ -91,8 +93,8 @@ def _trees(arrays: Arrays, words: Words, incident: tuple[str, ...], candidate: t
 def _equations(arrays: Arrays, words: Words, telemetry: int, candidate: int) -> EquationsOrder:
     order = EquationsOrder.empty(words, telemetry, candidate)
     for name, tensor in order.tensors().items():
-        own = _checked(arrays, f"{EQUATIONS}/{name}", tuple(tensor.shape), np.float32)
-        tensor.copy_(torch.from_numpy(own))
+        array = _checked(arrays, f"{EQUATIONS}/{name}", tuple(tensor.shape), np.float32)
+        tensor.copy_(torch.from_numpy(array))
     return order
 
 
@@ -116,5 +118,5 @@ def _checked(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: type = np
 
 
 def _version() -> dict[str, Any]:
-    """What must be the same for a model to be of use."""
-    return {"schema": SCHEMA, "templates": [*TEMPLATES], "kinds": [one.name for one in FindingKind]}
+    """Version of the features, which must be the same for a model to be of use."""
+    return {"schema": SCHEMA, "templates": [*TEMPLATES], "kinds": [kind.name for kind in FindingKind]}

@@ -1,4 +1,4 @@
-"""What is shown of a trained model: from how many incidents it learned, and on how many each query was right."""
+"""Report on a trained model: from how many incidents it learned, and on how many each query was right."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ class Trained(Shown):
 
     def report(self) -> Report:
         """A row for each query."""
-        asked = [{one.query.template: False for one in each.graded} for each in self.incidents]
-        for names, each in zip(asked, self.incidents, strict=True):
-            names |= {one.query.template: True for one in each.graded if one.grade == RIGHT}
+        right_by_query = [{graded.query.template: False for graded in each.graded} for each in self.incidents]
+        for names, each in zip(right_by_query, self.incidents, strict=True):
+            names |= {graded.query.template: True for graded in each.graded if graded.grade == RIGHT}
         rows = [
-            {"query": name, "incidents": sum(name in one for one in asked), "right": sum(one.get(name, False) for one in asked)}
+            {
+                "query": name,
+                "incidents": sum(name in right for right in right_by_query),
+                "right": sum(right.get(name, False) for right in right_by_query),
+            }
             for name in TEMPLATES
         ]  # fmt: skip
-        masked = sum(one.is_masked and not one.planned.is_healthy for one in self.incidents)
+        masked = sum(incident.is_masked and not incident.planned.is_healthy for incident in self.incidents)
         learned = count_text(len(self.incidents) - masked, "incident")
         headline = f"Learned from {learned}; {masked:,} more are masked; the model is in {self.path}"
         table = Table.of(rows, COLUMNS)

@@ -16,9 +16,9 @@ TREES, DEPTH, RATE = 60, 3, 0.1
 LEAST_LEAF = 4
 """Examples in a leaf."""
 SHARE = 0.7
-"""Of the examples, for each tree: by the seed."""
+"""Share of the examples for each tree: by the seed."""
 COLUMN_SHARE = 0.3
-"""Of the columns, among which the best is looked for in each node: few decide alone, and it is faster."""
+"""Share of the columns among which the best is looked for in each node: few decide alone, and it is faster."""
 MOST_NODES = 2**16
 
 
@@ -64,7 +64,7 @@ class Trees:
         return result
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """By name, for a file."""
+        """Arrays by name, for a file."""
         return vars(self)
 
 
@@ -85,11 +85,11 @@ def fit_trees(rows: Floats, answers: Bools, seed: int) -> Trees:
 
 
 def trees_of(fitted: Any) -> Trees:
-    """Those of a ``GradientBoostingClassifier`` of two classes that was fitted."""
+    """Trees of a ``GradientBoostingClassifier`` of two classes that was fitted."""
     prior = fitted.init_.class_prior_[1]
     parts, begin, roots = [], 0, []
-    for (one,) in fitted.estimators_:
-        tree = one.tree_
+    for (estimator,) in fitted.estimators_:
+        tree = estimator.tree_
         left, right = tree.children_left.astype(np.int64), tree.children_right.astype(np.int64)
         value = fitted.learning_rate * tree.value[:, 0, 0]
         weight = tree.weighted_n_node_samples
@@ -102,27 +102,27 @@ def trees_of(fitted: Any) -> Trees:
         parts.append((*moved, np.where(is_leaf, 0, tree.feature), np.where(is_leaf, 0.0, tree.threshold), value))
         roots.append(begin)
         begin += tree.node_count
-    joined = [np.concatenate(one) for one in zip(*parts, strict=True)]
+    joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return Trees(np.array([math.log(prior / (1 - prior))]), np.array(roots, np.int64), *joined)
 
 
 def trees_from(arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) -> Trees:
-    """Those of a file. Raises ``ValueError`` for arrays that are no trees on so many columns, and ``KeyError``."""
+    """Trees of a file. Raises ``ValueError`` for arrays that are no trees on so many columns, and ``KeyError``."""
     read = {}
-    for one in fields(Trees):
-        array = arrays[prefix + one.name]
-        kind = np.float64 if one.name in ("start", "threshold", "value") else np.int64
+    for field in fields(Trees):
+        array = arrays[prefix + field.name]
+        kind = np.float64 if field.name in ("start", "threshold", "value") else np.int64
         if array.dtype != kind or array.ndim != 1 or len(array) > MOST_NODES:
-            raise ValueError(f"{prefix}{one.name} is no list of at most {MOST_NODES} numbers of type {kind.__name__}")
+            raise ValueError(f"{prefix}{field.name} is no list of at most {MOST_NODES} numbers of type {kind.__name__}")
         if kind is np.float64 and not np.isfinite(array).all():
-            raise ValueError(f"{prefix}{one.name} has values that are not finite")
-        read[one.name] = array
+            raise ValueError(f"{prefix}{field.name} has values that are not finite")
+        read[field.name] = array
     trees = Trees(**read)
     count, is_leaf = len(trees.value), trees.left == -1
     if len(trees.start) != 1 or any(len(read[name]) != count for name in ("left", "right", "column", "threshold")):
         raise ValueError(f"the arrays of {prefix} differ in length")
-    own = np.arange(count)
-    are_later = (trees.left > own) & (trees.right > own) & (trees.left < count) & (trees.right < count)
+    nodes = np.arange(count)
+    are_later = (trees.left > nodes) & (trees.right > nodes) & (trees.left < count) & (trees.right < count)
     if not (are_later | (is_leaf & (trees.right == -1))).all():
         raise ValueError(f"a node of {prefix} does not lead to later ones")
     if (
@@ -136,4 +136,4 @@ def trees_from(arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) ->
 
 
 MOST_ROOTS = 1000
-"""Of a file: what takes longer is no model of ours."""
+"""Most roots in a file: a model that takes longer is none of ours."""

@@ -45,7 +45,7 @@ class TreesOrder:
 
     Attributes:
         incident, candidate: Names of features, in order.
-        trees: Of each template by its name; `BLANKS`: of a candidate, for a template that is right; `BELIEFS`: of a finding;
+        trees: Trees of each template by its name; `BLANKS`: of a candidate, for a right template; `BELIEFS`: of a finding;
             `SHARED`: of any template.
     """
 
@@ -62,25 +62,25 @@ class TreesOrder:
         report = signals.bundle.report()[0] or ""
         row = self.incident_row(signals, report)
         queries = possible_queries(signals.bundle, signals.candidates)
-        rows = np.array([candidate_row(one, signals, report) for one in queries]).reshape(len(queries), -1)
+        rows = np.array([candidate_row(query, signals, report) for query in queries]).reshape(len(queries), -1)
         fitting = self.trees[BLANKS].probabilities(rows)
-        asked = {one.query.template for one in queries}
+        templates = {query.query.template for query in queries}
         shared = template_rows(signals, row[0])
-        chances = {name: self._chance(name, row, np.array([shared[name]])) for name in asked}
+        chances = {name: self._chance(name, row, np.array([shared[name]])) for name in templates}
         rules = {name: rule for name, (_, rule) in scored_templates(signals).items()}
-        reasons = {name: self._reason(name, row, rules[name]) for name in asked}
+        reasons = {name: self._reason(name, row, rules[name]) for name in templates}
         result = []
         for place in np.argsort(-fitting, kind="stable").tolist():
-            one, name = queries[place], queries[place].query.template
-            reason = "; ".join(filter(None, (reasons[name], one.reason)))
-            result.append(ScoredQuery(one.query, chances[name] * float(fitting[place]), reason))
+            query, name = queries[place], queries[place].query.template
+            reason = "; ".join(filter(None, (reasons[name], query.reason)))
+            result.append(ScoredQuery(query.query, chances[name] * float(fitting[place]), reason))
             chances[name] *= 1 - float(fitting[place])  # what is left of it if this query is not right
-        return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
+        return sorted(result, key=lambda query: (-query.score, TEMPLATES[query.query.template].seconds))
 
     def _chance(self, name: str, row: Floats, shared: Floats) -> float:
-        """That a template is right."""
-        own, of_any = self.trees[name].probabilities(row)[0], self.trees[SHARED].probabilities(shared)[0]
-        return float(own + of_any) / 2
+        """Probability that a template is right."""
+        of_template, of_any = self.trees[name].probabilities(row)[0], self.trees[SHARED].probabilities(shared)[0]
+        return float(of_template + of_any) / 2
 
     def belief(self, signals: Signals, query: Query, finding: Finding) -> float:
         """The probability that a finding names the place of the cause; 0 where nothing was found."""
@@ -91,7 +91,7 @@ class TreesOrder:
         return float(self.trees[BELIEFS].probabilities(rows)[0])
 
     def incident_row(self, signals: Signals, report: str) -> Floats:
-        """What trees see of an incident, float64[1, columns]. Raises ``UsageError`` where other features were learned."""
+        """Row of an incident for trees, float64[1, columns]. Raises ``UsageError`` if other features were learned."""
         features = incident_features(signals)
         if tuple(features) != self.incident:
             raise UsageError(OTHER_VERSION)
@@ -110,29 +110,29 @@ class TreesOrder:
 
 
 def candidate_row(query: PossibleQuery, signals: Signals, report: str) -> list[float]:
-    """What the trees of candidates see."""
+    """Row of a candidate for trees."""
     return [*candidate_features(query, signals, report).values(), *one_hot(query.query.template, [*TEMPLATES])]
 
 
 def template_rows(signals: Signals, row: Sequence[float] | Floats) -> dict[str, list[float]]:
-    """What the shared trees see of each template: its score in the runbook, its place by that, and the incident."""
+    """Row of each template for the shared trees: its score in the runbook, its place by that, and the incident."""
     scores = {name: score for name, (score, _) in scored_templates(signals).items()}
     order = sorted(scores, key=lambda name: -scores[name])
     return {name: [score, float(order.index(name)), *row] for name, score in scores.items()}
 
 
 def finding_row(query: Query, outcome: Outcome, kind: FindingKind | None) -> list[float]:
-    """What the trees of findings see, besides the incident."""
+    """Row of a finding for trees, besides the incident."""
     of_blanks = [float(name in query.blanks.given) for name in ("rank", "steps", "tensor")]
-    found = [*one_hot(kind, [*FindingKind]), float(outcome is Outcome.LOCALISED)]
-    return [*one_hot(query.template, [*TEMPLATES]), *of_blanks, *found]
+    outcome_columns = [*one_hot(kind, [*FindingKind]), float(outcome is Outcome.LOCALISED)]
+    return [*one_hot(query.template, [*TEMPLATES]), *of_blanks, *outcome_columns]
 
 
 def fit_trees_order(examples: Sequence[Example], words: Words, seed: int) -> TreesOrder:
     """Trees of examples; the same for the same seed."""
-    reports = [one.report for one in examples]
-    features = [incident_features(one.signals) for one in examples]
-    rows = np.hstack([np.array([[*one.values()] for one in features]), words.vectors(reports)])
+    reports = [example.report for example in examples]
+    features = [incident_features(example.signals) for example in examples]
+    rows = np.hstack([np.array([[*numbers.values()] for numbers in features]), words.vectors(reports)])
     answers: dict[str, list[tuple[Sequence[float], bool]]] = {
         name: [] for name in (*TEMPLATES, BLANKS, BELIEFS, SHARED)
     }
@@ -143,14 +143,16 @@ def fit_trees_order(examples: Sequence[Example], words: Words, seed: int) -> Tre
             answers[SHARED].append((shared[name], is_right))
             for possible, graded in queries:
                 if is_right:
-                    own = candidate_row(possible, example.signals, example.report)
-                    answers[BLANKS].append((own, graded.grade == RIGHT))
+                    columns = candidate_row(possible, example.signals, example.report)
+                    answers[BLANKS].append((columns, graded.grade == RIGHT))
                 if graded.outcome in FOUND:
-                    own = finding_row(graded.query, graded.outcome, graded.kind)
-                    answers[BELIEFS].append(([*own, *row], graded.grade >= PLACED))
+                    columns = finding_row(graded.query, graded.outcome, graded.kind)
+                    answers[BELIEFS].append(([*columns, *row], graded.grade >= PLACED))
     trees = {
-        name: fit_trees(np.array([row for row, _ in own]), np.array([answer for _, answer in own], np.bool_), seed)
-        for name, own in answers.items()
+        name: fit_trees(
+            np.array([row for row, _ in labelled]), np.array([answer for _, answer in labelled], np.bool_), seed
+        )
+        for name, labelled in answers.items()
     }
     first = examples[0]
     return TreesOrder(

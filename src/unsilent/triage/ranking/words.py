@@ -16,20 +16,20 @@ import numpy as np
 from unsilent.detectors.series import Floats
 
 COLUMNS = 2**11
-"""That words are hashed to."""
+"""Columns that words are hashed to."""
 DIRECTIONS = 16
 CHARACTERS = 4
-"""In a group, which still counts where a word has a typing error."""
+"""Characters in a group, which still counts where a word has a typing error."""
 _NUMBER, _DOTTED = re.compile(r"\d[\d.,:e+-]*"), re.compile(r"\w+(?:[./]\w+)+")
 
 
 def tokens(text: str) -> list[str]:
     """Words, pairs of words, and groups of characters of words, masked."""
     words = re.findall(r"[^\W\d_]+|[#@]", _NUMBER.sub("#", _DOTTED.sub("@", text.lower())))
-    pairs = [f"{one} {after}" for one, after in itertools.pairwise(words)]
+    pairs = [f"{word} {after}" for word, after in itertools.pairwise(words)]
     padded = [f"<{word}>" for word in words]
     groups = [word[at : at + CHARACTERS] for word in padded for at in range(len(word) - CHARACTERS + 1)]
-    return words + pairs + [f"~{one}" for one in groups]
+    return words + pairs + [f"~{group}" for group in groups]
 
 
 def _counts(texts: Sequence[str]) -> Floats:
@@ -42,7 +42,7 @@ def _counts(texts: Sequence[str]) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """How texts become numbers.
+    """Weights and directions that make numbers of texts.
 
     Attributes:
         weights: float64[`COLUMNS`], the rarer the larger.
@@ -61,10 +61,10 @@ def fit_words(texts: Sequence[str]) -> Words:
     """Weights and directions by the inverse frequencies and the singular vectors of these texts."""
     counts = _counts(texts)
     weights = np.log((1 + len(texts)) / (1 + (counts > 0).sum(0))) + 1
-    _, sizes, found = np.linalg.svd(_unit(counts * weights), full_matrices=False)
+    _, sizes, directions_found = np.linalg.svd(_unit(counts * weights), full_matrices=False)
     directions = np.zeros((DIRECTIONS, COLUMNS))
-    kept = found[: int((sizes[:DIRECTIONS] > 1e-9).sum())]
-    directions[: len(kept)] = kept
+    kept_directions = directions_found[: int((sizes[:DIRECTIONS] > 1e-9).sum())]
+    directions[: len(kept_directions)] = kept_directions
     return Words(weights, directions)
 
 

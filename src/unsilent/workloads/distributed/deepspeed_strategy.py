@@ -43,8 +43,8 @@ class Zero1(Strategy):
 
     def prepare(self, state: TrainingState, clip: float | None) -> None:
         if len(state.optimizers) != 1 or state.scaler is not None:
-            what = "mixed precision" if state.scaler is not None else f"{len(state.optimizers)} optimizers"
-            raise UsageError(f"strategy 'zero1' cannot train with {what}; expected one optimizer and amp=none")
+            obstacle = "mixed precision" if state.scaler is not None else f"{len(state.optimizers)} optimizers"
+            raise UsageError(f"strategy 'zero1' cannot train with {obstacle}; expected one optimizer and amp=none")
         elements = sum(parameter.numel() for parameter in state.model.parameters())
         config = {
             "train_micro_batch_size_per_gpu": 1,  # of what DeepSpeed reports alone
@@ -77,12 +77,12 @@ class Zero1(Strategy):
     def own_part(self, snapshot: Snapshot, state: TrainingState) -> Snapshot:
         (optimizer,) = snapshot["optimizers"]
         groups = enumerate(_groups_of(state))
-        own = {_row_name(number): group.own(optimizer["state"]) for number, group in groups if optimizer["state"]}
-        return {**snapshot, "optimizers": [{**optimizer, "state": own}]}
+        own_state = {_row_name(number): group.own(optimizer["state"]) for number, group in groups if optimizer["state"]}
+        return {**snapshot, "optimizers": [{**optimizer, "state": own_state}]}
 
 
 class _EngineStep(Optimizer):
-    """What the training takes for its optimizer: with the groups and the state of it, but stepped by DeepSpeed."""
+    """Optimizer of the training: with the groups and the state of the real one, but stepped by DeepSpeed."""
 
     def __init__(self, engine: Any) -> None:
         inner = engine.optimizer.optimizer
@@ -107,20 +107,21 @@ class _Group:
     size: int
 
     def whole(self, part: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Of each parameter the state, from this rank's part of it; called on all ranks at once."""
+        """State of each parameter, from this rank's part of it; called on all ranks at once."""
         rows = {key: self._row(value) for key, value in part.items() if self._is_part(value)}
 
-        def own(key: str, value: Any, start: int, shape: torch.Size) -> Any:
+        def value_of(key: str, value: Any, start: int, shape: torch.Size) -> Any:
             if key in rows:
                 return rows[key][start : start + shape.numel()].view(shape).clone()
             return value.clone() if isinstance(value, Tensor) else value
 
         return {
-            name: {key: own(key, value, *place) for key, value in part.items()} for name, place in self.places.items()
+            name: {key: value_of(key, value, *place) for key, value in part.items()}
+            for name, place in self.places.items()
         }
 
     def own(self, whole: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """This rank's part, from the state of each parameter."""
+        """State of this rank's part, from the state of each parameter."""
         first = whole[next(iter(self.places))]
         return {key: self._part([whole[name][key] for name in self.places]) for key in first}
 

@@ -50,13 +50,13 @@ class Fsdp2(Strategy):
 
         optimizers = [
             {
-                **kept,
+                **optimizer,
                 "state": {
                     name: {key: part(name, value) for key, value in entries.items()}
-                    for name, entries in kept["state"].items()
+                    for name, entries in optimizer["state"].items()
                 },
             }
-            for kept in snapshot["optimizers"]
+            for optimizer in snapshot["optimizers"]
         ]
         return {
             **snapshot,

@@ -47,9 +47,9 @@ class Gang(Closing):
         workload: Reference of a training, as `load_training` takes it, with its options and data.
         strategy: ``single``, ``ddp`` or ``fsdp2``.
         world_size: Number of ranks.
-        seeds: Of the training: `Seeds`, or one number for all.
+        seeds: Seeds of the training: `Seeds`, or one number for all.
         deadline: Seconds that a request may take.
-        folder: For files of the ranks; the caller removes it (None: a temporary one, removed by ``close``, but not where
+        folder: Folder for files of the ranks; the caller removes it (None: a temporary one, removed by ``close``, but not where
             this process is killed).
 
     Raises:
@@ -87,7 +87,7 @@ class Gang(Closing):
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the ranks that run, in their order; empty after they were ended."""
+        """Process ids of the ranks that run, in their order; empty after they were ended."""
         return self._ranks.process_ids if self._ranks else []
 
     def train_to(self, step: int, path: Path) -> Path:
@@ -114,13 +114,13 @@ class Gang(Closing):
 
         Args:
             files: One for all ranks, or one for each.
-            until_step: Of the whole training.
+            until_step: Steps of the whole training.
             restart: ``before``: each rank loads its file into the bare model, which is then wrapped (ddp: rank 0's
                 parameters and buffers replace those of all). ``after``: into the wrapped training.
             broadcast_optimizer: Rank 0's optimizers, as its file has them, replace those of all.
             evaluate_every: Steps; at the start and the end is always evaluated (0: only there).
             comm_faults: Faults at ``comm:`` sites, each in a step and on a rank.
-            remember_clean: This is the clean resume, which later ones are compared with.
+            remember_clean: Whether this is the clean resume, which later ones are compared with.
             save_to: Where rank 0 writes the full state at the end.
 
         Raises:

@@ -79,7 +79,7 @@ class Horovod(Strategy):
 
 @contextmanager
 def _meeting_place(ranks: int) -> Iterator[dict[str, str]]:
-    """This rank's variables as ``horovodrun --gloo`` sets them; inside, rank 0 serves the ranks that look for each other.
+    """Variables of this rank as ``horovodrun --gloo`` sets them; inside, rank 0 serves ranks that look for each other.
 
     The server of ``horovodrun`` listens on all interfaces; hence one of our own, of the same classes.
     """

@@ -1,4 +1,4 @@
-"""What a rank measures of its own part of a model: values that are not finite or extreme, changed bits, hashes."""
+"""Measurements of a rank on its own part of a model: values that are not finite or extreme, changed bits, hashes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensors = dict[str, Tensor]
 
 
 def own_tensors(model: nn.Module) -> tuple[Tensors, int]:
-    """This rank's part of the floating-point parameters, then buffers, by name; and how many are parameters."""
+    """Floating-point parameters, then buffers, of this rank's part, by name; and how many are parameters."""
     parameters = {name: local(p.detach()) for name, p in named_parameters(model) if p.is_floating_point()}
     buffers = {name: local(b) for name, b in named_buffers(model) if b.is_floating_point()}
     return parameters | buffers, len(parameters)
@@ -47,7 +47,7 @@ def _counts(masks: list[Tensor]) -> Ints:
 
 
 class CleanModels:
-    """This rank's part of the model at each evaluation of the clean resume; in a file, so that the next process has it."""
+    """Parts of the model at each evaluation of the clean resume, on this rank; in a file for the next process."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -63,7 +63,7 @@ class CleanModels:
         self._by_step[step] = {name: tensor.clone() for name, tensor in tensors.items()}
 
     def save(self) -> None:
-        """For the process that may have to take our place."""
+        """Save the parts for the process that may have to take our place."""
         torch.save(self._by_step, self._file)
 
     def at(self, step: int) -> Tensors | None:

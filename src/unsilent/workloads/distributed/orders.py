@@ -1,4 +1,4 @@
-"""What a gang and its ranks say to each other; plain values, made and read without torch."""
+"""Messages between a gang and its ranks; plain values, made and read without torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXTREME = 1e6
 
 @dataclass(frozen=True)
 class GangSettings:
-    """What all ranks of a gang train, and how.
+    """Settings of a gang: the training, and how all of its ranks run it.
 
     Attributes:
         workload: Reference of a training, as `load_training` takes it.
@@ -70,7 +70,7 @@ class ResumeOrder:
 
 @dataclass(frozen=True, eq=False)
 class ResumeStart:
-    """What a rank found in its file.
+    """The state that a rank read from its file, described.
 
     Attributes:
         step: Steps done.
@@ -91,8 +91,8 @@ class RankPart:
 
     Attributes:
         step: Steps done.
-        losses: Of each step, on the rank's own rows.
-        metrics: Of each step, by name.
+        losses: Loss of each step, on the rank's own rows.
+        metrics: Metrics of each step, by name.
         nonfinite: int64[tensors], NaN and infinite elements.
         extreme: int64[tensors], finite elements of a magnitude above `EXTREME`.
         changed: int64[tensors], elements with other bits than in the clean resume; -1: it had no evaluation here.
@@ -115,7 +115,7 @@ class RankEnd:
     Attributes:
         has_stopped: Whether a loss was not finite, on any rank.
         hashes: xxh3-128 of its full state by part: ``parameters``, ``buffers``, ``optimizers``, ``all``.
-        applied_faults: What landed here.
+        applied_faults: Faults applied on this rank.
         collectives: Site, dtype and shape of the payloads that this rank sends in a step; of the clean resume alone.
     """
 

@@ -5,6 +5,7 @@ Ranks find each other through a file and talk over the loopback interface. They 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -23,9 +24,9 @@ from unsilent.workloads.distributed.records import End
 RANK_MODULE = "unsilent.workloads.distributed.rank"
 START_SECONDS = 300.0
 SETTLE_SECONDS = 0.5
-"""For other ranks to report once one has failed: an error that a lost rank led to is not the cause."""
+"""Seconds for other ranks to report once one has failed: an error that a lost rank led to is not the cause."""
 EXIT_SECONDS = 5.0
-"""For a rank whose connection is closed to end."""
+"""Seconds for a rank whose connection is closed to end."""
 ANSWERS = ("ready", "trained", "ended")
 """Kinds of messages that end what a rank was asked for."""
 Take = Callable[[int, str, Any], None]
@@ -35,8 +36,8 @@ class GangLost(UnsilentError):
     """The ranks could not end an order; they are ended, and the next request starts them again.
 
     Attributes:
-        end: How, as in a `ResumeRecord`.
-        detail: Which rank, and why.
+        end: End as in a `ResumeRecord`.
+        detail: The rank, and why.
     """
 
     def __init__(self, end: End, detail: str) -> None:
@@ -73,7 +74,7 @@ class RankProcesses(Closing):
 
     @property
     def process_ids(self) -> list[int]:
-        """In the order of ranks; empty once they are ended."""
+        """Process ids in the order of ranks; empty once they are ended."""
         return [rank.process.pid for rank in self._ranks]
 
     def ask(self, order: Any, seconds: float, take: Take | None = None) -> list[Any]:
@@ -127,12 +128,10 @@ class RankProcesses(Closing):
 
     def _receive(self, rank: RankProcess) -> tuple[str, Any]:
         """A message of a rank; ``lost`` where it is gone."""
-        try:
+        with contextlib.suppress(EOFError, OSError):  # its end of the socket is closed
             if rank.connection.poll():
                 message: tuple[str, Any] = rank.connection.recv()
                 return message
-        except (EOFError, OSError):
-            pass  # its end of the socket is closed
         try:
             code = rank.process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -141,10 +140,8 @@ class RankProcesses(Closing):
 
 
 def _send(rank: RankProcess, message: Any) -> None:
-    try:
+    with contextlib.suppress(OSError):  # it is gone, which is found out where its answer is waited for
         rank.connection.send(message)
-    except OSError:
-        pass  # it is gone, which is found out where its answer is waited for
 
 
 def _cause(troubles: Mapping[int, tuple[str, Any]], seconds: float) -> UnsilentError:

@@ -17,7 +17,6 @@ from unsilent.faults.receipts import AppliedFault
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.training.step import StepInjection
 from unsilent.sites.training.step_survey import StepSurvey
-from unsilent.workloads.distributed.checkpoint_files import load_snapshot, save_snapshot
 from unsilent.workloads.distributed.measuring import CleanModels, count_changed, count_values, own_tensors, state_hashes
 from unsilent.workloads.distributed.orders import GangSettings, Payload, RankPart, ResumeOrder, ResumeStart
 from unsilent.workloads.distributed.strategies import make_strategy
@@ -31,8 +30,30 @@ if TYPE_CHECKING:
     from unsilent.sites.landing import FaultOrDraw
 
 
+# One layout whatever the strategy, so that the same fault can be written into the checkpoint of each. A snapshot
+# lists its optimizers; in the file each has a key of its own, from which the tools for checkpoints see what it is.
+
+OPTIMIZER = "optimizer"
+
+
+def save_snapshot(snapshot: Mapping[str, Any], path: Path) -> None:
+    """Write the file with ``torch.save``; it can be read with ``weights_only=True``."""
+    parts = {key: value for key, value in snapshot.items() if key not in ("optimizers", "schedulers")}
+    for number, optimizer in enumerate(snapshot["optimizers"]):
+        parts[OPTIMIZER if number == 0 else f"{OPTIMIZER} {number + 1}"] = optimizer
+    torch.save({**parts, "scheduler": snapshot["schedulers"]}, path)
+
+
+def load_snapshot(path: Path) -> dict[str, Any]:
+    """The snapshot of a file; raises whatever reading it raises, for it may be damaged."""
+    parts = dict(torch.load(path, weights_only=True))
+    optimizers = [parts.pop(key) for key in list(parts) if key.partition(" ")[0] == OPTIMIZER]
+    schedulers = parts.pop("scheduler", [])
+    return {**parts, "optimizers": optimizers, "schedulers": schedulers}
+
+
 class FaultEffect(Exception):
-    """What a corrupted checkpoint or payload led to: reading the file, restarting, a step or an evaluation raised."""
+    """Raised where reading a corrupted file, restarting, a step or an evaluation raised because of the fault."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -79,10 +100,10 @@ class RankTraining:
 
             before = order.restart == "before"
             state = self._prepared(self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap))
-            own = dict(self._strategy.own_part(snapshot, state))
+            part = dict(self._strategy.own_part(snapshot, state))
             if before:
-                own["model"] = model_tensors(state.model)  # it stays as wrapping has left it
-            self._training.restore_into(state, own)
+                part["model"] = model_tensors(state.model)  # it stays as wrapping has left it
+            self._training.restore_into(state, part)
             self._strategy.after_loading(state)
             return state
 
@@ -91,7 +112,7 @@ class RankTraining:
         return state
 
     def step(self, state: TrainingState, faults: Sequence[FaultOrDraw] = ()) -> tuple[StepRecord, list[AppliedFault]]:
-        """One step with those of the faults that act in it on this rank."""
+        """Record of one step with those of the faults that act in it on this rank, and the applied faults."""
         mine = [fault for fault in faults_in_step(faults, state.step) if fault.rank == self._number]
         with _fault_effects(RuntimeError, ValueError, IndexError, ArithmeticError):
             if self._survey:
@@ -195,7 +216,7 @@ def _fault_effects(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def hold_determinism() -> None:
-    """One thread and deterministic algorithms in this process."""
+    """Set one thread and deterministic algorithms in this process."""
     torch.set_num_threads(1)
     deterministic: Any = torch.utils.deterministic
     # Memory is filled for debugging only; it would cost time.

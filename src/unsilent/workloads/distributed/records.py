@@ -1,4 +1,4 @@
-"""What came of one resume, of all ranks together; made part by part, so that a run that was cut off is kept up to there."""
+"""Records of one resume, of all ranks together; made part by part, so that a run that was cut off is kept so far."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ResumeRecord:
 
     Attributes:
         end: How it ended; ``loss not finite``: on any rank, in the last step of ``losses``.
-        detail: Of an end other than these two: the rank and the error.
+        detail: Rank and error of an end other than these two.
         start_step: Steps that the checkpoint has done.
         losses: float64[ranks, steps], of each step on the rank's own rows.
         metrics: Name -> float64[ranks, steps].
@@ -38,7 +38,7 @@ class ResumeRecord:
             where the run did not end by itself.
         applied_faults: Faults that landed in collectives.
         collectives: Site, dtype and shape of the payloads that rank 0 sends in the last step; of the clean resume alone.
-        seconds: From the order to the last answer, a start of the ranks not included.
+        seconds: Seconds from the order to the last answer, a start of the ranks not included.
     """
 
     end: End
@@ -78,12 +78,6 @@ class ResumeRecord:
         counts = self.by_layer(np.where(np.arange(len(self.tensors)) < self.parameter_count, self.changed, 0))
         return np.where((self.changed < 0).any(-1, keepdims=True), -1, counts)
 
-    def changed_share(self) -> Floats:
-        """float64[ranks, evaluations]: of all parameter elements of a rank those with other bits than in the clean resume."""
-        changed = self.changed_parameters()
-        shares: Floats = changed.sum(-1) / self.parameter_elements().sum(-1)[:, None]
-        return np.where((changed < 0).any(-1), np.nan, shares)
-
 
 def _layer(tensor: str) -> str:
     return tensor.rpartition(".")[0]
@@ -104,7 +98,7 @@ class ResumeRecordBuilder:
             self._parts[rank].append(value)
 
     def record(self, end: End, detail: str, ends: Sequence[RankEnd], seconds: float) -> ResumeRecord:
-        """What all ranks have sent."""
+        """Record of what all ranks have sent."""
         starts = [start for start in self._starts if start is not None]
         whole = len(starts) == len(self._starts)
         count = min(map(len, self._parts)) if whole else 0

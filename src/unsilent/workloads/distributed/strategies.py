@@ -27,7 +27,7 @@ Snapshot = Mapping[str, Any]
 
 
 class Strategy:
-    """What every strategy does; as it is here, it is `single`.
+    """Base of every strategy; as it is here, it is `single`.
 
     Attributes:
         holds_whole_model: Whether the model of a rank is whole between steps, so that it can be evaluated there.
@@ -39,7 +39,7 @@ class Strategy:
         """Args: ranks: How many there are; their process group is ready."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """What a step calls in place of the model; called on all ranks at once, before optimizers are made."""
+        """The module that a step calls in place of the model; called on all ranks at once, before optimizers exist."""
         return model
 
     def prepare(self, state: TrainingState, clip: float | None) -> None:
@@ -56,13 +56,13 @@ class Strategy:
         return snapshot
 
     def sent_from_rank_0(self, value: Any) -> Any:
-        """What rank 0 passes, on every rank; called on all ranks at once."""
+        """The value that rank 0 passes, on every rank; called on all ranks at once."""
         sent = [value]
         distributed.broadcast_object_list(sent, src=0)
         return sent[0]
 
     def own_part(self, snapshot: Snapshot, state: TrainingState) -> Snapshot:
-        """Of a full snapshot what this rank holds; each rank takes it from the snapshot that it has."""
+        """The part of a full snapshot that this rank holds; each rank takes it from the snapshot that it has."""
         return snapshot
 
 

@@ -8,8 +8,8 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 
 STRATEGY_NAMES = ("single", "ddp", "fsdp2", "horovod", "zero1")
 PACKAGES = {"horovod": "horovod", "zero1": "deepspeed"}
-"""What a strategy needs besides torch."""
-STRATEGIES_PAGE = "docs/concepts/distributed-strategies.md"
+"""Packages that a strategy needs besides torch."""
+STRATEGIES_PAGE = "docs/concepts/checkpoints.md#distributed-strategies"
 
 
 def check_strategy(name: str, ranks: int) -> None:

@@ -85,7 +85,7 @@ def compose(rows: Sequence[int] | Tensor, count: int, seed: Sequence[int], *, st
 
     Args:
         rows: The digits to draw from: indices into the held-out digits (or into the training digits).
-        seed: Of everything random.
+        seed: Seed of everything random.
     """
     data, choice = digits(), np.asarray(rows)
     images, names = (data.test, data.test_labels) if held_out else (data.train, data.train_labels)
@@ -102,7 +102,7 @@ def _scene(
     """One scene: image, labels, boxes and digits as in `Scenes`."""
     image = np.zeros((CANVAS, CANVAS))
     labels = np.full((CANVAS, CANVAS), BACKGROUND, np.int64)
-    boxes, found = np.zeros((MOST_DIGITS, 4), np.float32), np.full(MOST_DIGITS, -1, np.int64)
+    boxes, placed_digits = np.zeros((MOST_DIGITS, 4), np.float32), np.full(MOST_DIGITS, -1, np.int64)
     taken = np.zeros((CANVAS, CANVAS), bool)
     image += rng.integers(*style.background, endpoint=True)
     number = 0
@@ -121,11 +121,11 @@ def _scene(
         down, across = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
         top, left = place[0].start, place[1].start
         boxes[number] = left + across[0], top + down[0], left + across[-1] + 1, top + down[-1] + 1
-        found[number] = names[row]
+        placed_digits[number] = names[row]
         number += 1
     image += rng.integers(-style.noise, style.noise, image.shape, endpoint=True)
     grey = np.clip(np.rint(image), 0, 256) / 256
-    return grey.astype(np.float32)[None], labels, boxes, found
+    return grey.astype(np.float32)[None], labels, boxes, placed_digits
 
 
 def _free_place(taken: NDArray[np.bool_], size: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
@@ -150,7 +150,7 @@ def held_out_rows(part: str) -> Tensor:
 
 
 def clean_scenes(part: str, samples: int) -> list[Scenes]:
-    """At least one and at most `BATCHES` batches of together ``samples`` scenes; no digit is in two of them.
+    """Batches, at least one and at most `BATCHES`, of together ``samples`` scenes; no digit is in two of them.
 
     Args:
         part: One of `CLEAN_PARTS`.

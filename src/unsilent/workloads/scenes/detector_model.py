@@ -66,7 +66,7 @@ def boxes_of(cells: Tensor) -> Tensor:
 
 
 def target_of(boxes: Tensor, digits: Tensor, height: int, width: int) -> Tensor:
-    """What the cells should say: [n, 5, height, width], the digit (-1: none) and the box as `boxes_of` takes it.
+    """Targets of the cells: [n, 5, height, width], the digit (-1: none) and the box as `boxes_of` takes it.
 
     A cell stands for the nearest digit whose centre is less than one cell away from its own, in both directions.
 
@@ -78,12 +78,12 @@ def target_of(boxes: Tensor, digits: Tensor, height: int, width: int) -> Tensor:
     distance = centre[..., None, None] - cell_centres(height, width, boxes)  # [n, k, 2, height, width]
     furthest = distance.abs().amax(2).masked_fill((digits < 0)[..., None, None], torch.inf)
     nearest = furthest.argmin(1, keepdim=True)  # [n, 1, height, width]
-    found = furthest.gather(1, nearest) < STRIDE
+    has_digit = furthest.gather(1, nearest) < STRIDE
     size = ((boxes[..., 2:] - boxes[..., :2]).clamp(min=1) / STRIDE).log()
     whole = torch.cat([digits[..., None], size], 2)[..., None, None].expand(-1, -1, -1, height, width)
     every = torch.cat([whole[:, :, :1], distance / STRIDE, whole[:, :, 1:]], 2)  # [n, k, 5, height, width]
     target = every.gather(1, nearest[:, :, None].expand(-1, -1, 5, -1, -1))[:, 0]
-    return torch.cat([torch.where(found, target[:, :1], -1), torch.where(found, target[:, 1:], 0)], 1)
+    return torch.cat([torch.where(has_digit, target[:, :1], -1), torch.where(has_digit, target[:, 1:], 0)], 1)
 
 
 def detection_loss(cells: Tensor, target: Tensor) -> Tensor:
@@ -93,13 +93,13 @@ def detection_loss(cells: Tensor, target: Tensor) -> Tensor:
         cells: [n, 14, h, w] as from `Detector`.
         target: [n, 5, h, w] as from `target_of`.
     """
-    found = target[:, 0] >= 0
+    has_digit = target[:, 0] >= 0
     wanted = one_hot(target[:, 0].long() + 1, CLASSES + 1)[..., 1:].to(cells.dtype)
     scores = cells[:, :CLASSES].movedim(1, -1)
     plain = binary_cross_entropy_with_logits(scores, wanted, reduction="none")
     missed = (wanted - scores.sigmoid()).abs()
     distance = smooth_l1_loss(cells[:, CLASSES:], target[:, 1:], reduction="none", beta=0.1).sum(1)
-    return ((plain * missed**2).sum() + BOX_WEIGHT * (distance * found).sum()) / found.sum().clamp(min=1)
+    return ((plain * missed**2).sum() + BOX_WEIGHT * (distance * has_digit).sum()) / has_digit.sum().clamp(min=1)
 
 
 class Detections(NamedTuple):
@@ -122,21 +122,25 @@ def detect(cells: Tensor) -> Detections:
     best, which = scores.topk(min(CANDIDATES, scores.shape[1]), 1)  # NaN counts as the highest score
     labels = labels.gather(1, which)
     boxes = boxes_of(cells[:, CLASSES:]).flatten(2).gather(2, which[:, None].expand(-1, 4, -1)).transpose(1, 2)
-    kept = not_overlapped(boxes)
-    return Detections(boxes.masked_fill(~kept[..., None], 0), best.masked_fill(~kept, 0), labels.masked_fill(~kept, 0))
+    kept_boxes = not_overlapped(boxes)
+    return Detections(
+        boxes.masked_fill(~kept_boxes[..., None], 0),
+        best.masked_fill(~kept_boxes, 0),
+        labels.masked_fill(~kept_boxes, 0),
+    )
 
 
 def not_overlapped(boxes: Tensor) -> Tensor:
-    """Which boxes [n, k, 4], best first, overlap no better one that is kept itself: bool [n, k]."""
+    """Whether each box of [n, k, 4], best first, overlaps no better one that is kept itself: bool [n, k]."""
     overlapping = intersection_over_union(boxes, boxes) > OVERLAP
-    kept = torch.ones(boxes.shape[:2], dtype=torch.bool, device=boxes.device)
+    is_kept = torch.ones(boxes.shape[:2], dtype=torch.bool, device=boxes.device)
     for row in range(1, boxes.shape[1]):
-        kept[:, row] = ~(overlapping[:, row, :row] & kept[:, :row]).any(1)
-    return kept
+        is_kept[:, row] = ~(overlapping[:, row, :row] & is_kept[:, :row]).any(1)
+    return is_kept
 
 
 def intersection_over_union(first: Tensor, second: Tensor) -> Tensor:
-    """Of boxes [n, j, 4] and [n, k, 4]: [n, j, k]; 0 for two empty boxes."""
+    """Intersection over union of boxes [n, j, 4] and [n, k, 4]: [n, j, k]; 0 for two empty boxes."""
     a, b = first[:, :, None], second[:, None]
     both = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
     area = (a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1)

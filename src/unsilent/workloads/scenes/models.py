@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
 from unsilent.workloads.digits import CITATION, digits
-from unsilent.workloads.model_fitting import Goal, Progress, Schedule, check_option_range, fit, parameter_count
+from unsilent.workloads.model_fitting import FittedModel, Progress, Schedule, check_option_range, fit, model_info
 from unsilent.workloads.scenes.composing import (
     DESCRIPTION,
     EVALUATION_SCENES,
@@ -22,30 +22,23 @@ from unsilent.workloads.scenes.composing import (
 )
 
 
-@dataclass(frozen=True)
-class SceneModel:
-    """What tells one model of scenes from another.
+@dataclass(frozen=True, kw_only=True)
+class SceneModel(FittedModel):
+    """The specification of one model of scenes, images [n, 1, 32, 32].
 
     Attributes:
-        version: Raised whenever the scenes, the model or its training change.
-        build: Makes the model with fresh weights, for images [n, 1, 32, 32].
         scenes: Number of scenes that it is trained on.
-        targets: What it learns of scenes, [n, ...]; ``loss``: of its output and targets.
-        score: What ``goal`` is about, of the trained model on scenes; without gradients.
+        targets, loss: Targets that it learns of scenes, [n, ...], and the loss of its output and these.
+        score: The score that ``goal`` is about, of the trained model on scenes; without gradients.
         run: The answer to images, which ``judge`` compares.
     """
 
-    version: int
-    description: str
-    build: Callable[[], nn.Module]
     scenes: int
     schedule: Schedule
-    components: Mapping[str, str | Sequence[str]]
     targets: Callable[[Scenes], Tensor]
     loss: Callable[[Any, Tensor], Tensor]
     score: Callable[[nn.Module, Scenes], float]
     run: Callable[[nn.Module, Tensor], Any]
-    goal: Goal
     judge: str
 
 
@@ -79,12 +72,5 @@ def scenes_workload(name: str, one: SceneModel, evaluations: int, seed: int, pro
         name=name,
         components=one.components,
         run=one.run,
-        info={
-            "description": one.description,
-            "data": DESCRIPTION,
-            "accuracy": {"name": one.goal.metric, "value": score},
-            "parameters": parameter_count(model),
-            "samples": evaluations,
-            "citation": CITATION,
-        },
+        info=model_info(one, DESCRIPTION, score, model, evaluations, CITATION),
     )

@@ -105,17 +105,13 @@ def mean_iou(decided: Tensor, labels: Tensor) -> float:
     return float((both[either > 0] / either[either > 0]).mean())
 
 
-def _pixel_loss(output: Any, labels: Tensor) -> Tensor:
-    return cross_entropy(pixel_scores(output), labels)
-
-
 def _score(model: nn.Module, scenes: Scenes) -> float:
     return mean_iou(run(model, scenes.images).argmax(1), scenes.labels)
 
 
 _segmenter = partial(
-    SceneModel, targets=lambda scenes: scenes.labels, loss=_pixel_loss, score=_score, run=run,
-    goal=Goal("mean IoU", 0.70), judge="segmentation:background=0",
+    SceneModel, targets=lambda scenes: scenes.labels, loss=lambda output, labels: cross_entropy(pixel_scores(output), labels),
+    score=_score, run=run, goal=Goal("mean IoU", 0.70), judge="segmentation:background=0",
 )  # fmt: skip
 SEGMENTERS = {
     "scenes-unet": _segmenter(

@@ -28,13 +28,13 @@ class Seeds:
     """One seed for each source of algorithmic randomness; changing one leaves the draws of the others as they are."""
 
     init: int = 0
-    """Of the weights a run starts from."""
+    """Seed of the weights a run starts from."""
     order: int = 0
-    """Of the order of the training data."""
+    """Seed of the order of the training data."""
     augment: int = 0
     dropout: int = 0
     within: int | None = None
-    """Of a permutation of the rows inside every batch: the same sums in another order. None: rows as they come."""
+    """Seed of a permutation of the rows inside every batch: the same sums in another order. None: rows as they come."""
 
     def __post_init__(self) -> None:
         for part in fields(self):
@@ -45,7 +45,7 @@ class Seeds:
 
     @classmethod
     def same_for_all(cls, seed: int) -> Seeds:
-        """The same number for every stream (they stay independent of each other); rows in a batch as they come."""
+        """Seeds with one number for every stream (the streams stay independent); rows in a batch as they come."""
         return cls(seed, seed, seed, seed)
 
     def to_json(self) -> dict[str, int | None]:
@@ -84,7 +84,7 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one step gave: its number (from 0), the loss before the update, and metrics of the batch by name."""
+    """Results of one step: its number (from 0), the loss before the update, and metrics of the batch by name."""
 
     step: int
     loss: float
@@ -121,17 +121,17 @@ class TrainingWorkload(Protocol):
 
     name: str
     steps: int
-    """Of a full run."""
+    """Steps of a full run."""
     world_size: int
     info: Mapping[str, Any]
-    """What the reader of a report should know (JSON values)."""
+    """Facts for the reader of a report (JSON values)."""
 
     def start(self, seeds: int | Seeds) -> TrainingState:
         """A new training; one number stands for `Seeds.all`."""
         ...
 
     def step(self, state: TrainingState) -> StepRecord:
-        """One update, in place; the same bits whenever the state has the same bits."""
+        """Record of one update, in place; the same bits whenever the state has the same bits."""
         ...
 
     def evaluate(self, state: TrainingState) -> Evaluation:
@@ -147,5 +147,5 @@ class TrainingWorkload(Protocol):
         ...
 
     def restore_into(self, state: TrainingState, snapshot: Mapping[str, Any]) -> None:
-        """The same into the very tensors of ``state``, so that nobody who holds them notices."""
+        """Restore a snapshot into the very tensors of ``state``, so that nobody who holds them notices."""
         ...

@@ -19,7 +19,7 @@ from unsilent.workloads.model_fitting import auc, check_option_range
 from unsilent.workloads.trainings.base import Bools, Evaluation
 from unsilent.workloads.trainings.evaluating import make_evaluation
 from unsilent.workloads.trainings.loop import Training
-from unsilent.workloads.trainings.recipes import BuiltInTrainingOptions, add_dropout_after, make_training
+from unsilent.workloads.trainings.recipes import BuiltInTrainingOptions, add_dropout, make_training
 
 NAME = "train-dlrm"
 EVALUATED = 2000
@@ -51,7 +51,7 @@ def train_dlrm(
         model = Dlrm(data.dense.shape[1], data.tables)
         # Without the last sigmoid: its loss is exact for scores of any size, and under autocast.
         model.top_l[-1] = nn.Identity()
-        add_dropout_after(model.top_l, 1, dropout)
+        add_dropout(model.top_l, dropout)
         return model
 
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -85,7 +85,7 @@ def train_dlrm(
 
 
 def has_rare_category(data: Clicks, rows: slice) -> Bools:
-    """Which rows have, in any table, a category that fewer than `RARE_DIFFERENCE_SHARE` training rows have."""
+    """Whether each row has, in any table, a category that fewer than `RARE_DIFFERENCE_SHARE` training rows have."""
     array = np.zeros(len(data.labels[rows]), np.bool_)
     for i, size in enumerate(data.tables):
         met = np.bincount(data.sparse[: data.training_row_count, i].numpy(), minlength=size)

@@ -48,11 +48,11 @@ class RowDropout(nn.Module):
         # A tensor of its own, not empty_like: the draws must not depend on the memory layout of x.
         rows = _chosen.get()
         shape = x.shape if rows is None else (rows.batch_size, *x.shape[1:])
-        kept = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - self.p)
+        mask = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - self.p)
         if rows is not None:
-            kept = kept[rows.numbers]
-        return x * kept / (1 - self.p)
+            mask = mask[rows.numbers]
+        return x * mask / (1 - self.p)
 
     def extra_repr(self) -> str:
-        """For the print of a model."""
+        """Text for the print of a model."""
         return f"p={self.p:g}"

@@ -28,7 +28,7 @@ _NEEDS_SCORES = (
 def evaluator(
     name: str, evaluate: Any, loss: Callable[[nn.Module, Any], Any]
 ) -> Callable[[nn.Module, MoveToDevice], Evaluation]:
-    """What makes an `Evaluation` of a model in eval mode; ``evaluate`` as `Training` takes it."""
+    """Function that makes an `Evaluation` of a model in eval mode; ``evaluate`` as `Training` takes it."""
     if callable(evaluate):
         return lambda model, placed: _checked(name, evaluate(model))
     if isinstance(evaluate, (Tensor, Mapping, str)) or not isinstance(evaluate, Iterable):
@@ -52,7 +52,7 @@ def make_evaluation(
     classes: bool = True,
     **metrics: float,
 ) -> Evaluation:
-    """With the accuracy among the metrics, and with ``groups`` one for each class."""
+    """Evaluation with the accuracy among the metrics, and with ``groups`` one for each class."""
     answered, right = _ints(predictions), _ints(labels)
     every = {f"class {c}": right == c for c in np.unique(right)} if classes else {}
     accuracy = float((answered == right).mean())
@@ -67,8 +67,8 @@ def _over(
     name: str, model: nn.Module, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Any], placed: MoveToDevice
 ) -> Evaluation:
     total, predictions, labels = 0.0, list[Tensor](), list[Tensor]()
-    for given in batches:
-        batch = placed(given)
+    for source_batch in batches:
+        batch = placed(source_batch)
         if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not isinstance(batch[-1], Tensor):
             raise UsageError(
                 f"training {name!r}: a held-out batch is a {type(batch).__name__}; expected (inputs, labels); for "
@@ -96,7 +96,7 @@ def _over(
 
 
 def kind_and_shape(value: Any) -> str:
-    """What a user's function returned, for an error."""
+    """Type and shape of what a user's function returned, for an error."""
     return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 

@@ -31,14 +31,14 @@ from unsilent.workloads.trainings.evaluating import make_evaluation, predictions
 from unsilent.workloads.trainings.loop import Training
 from unsilent.workloads.trainings.recipes import (
     BuiltInTrainingOptions,
-    add_dropout_after,
+    add_dropout,
     add_dropout_to_blocks,
     make_training,
     randomly_shifted_images,
 )
 
 HELD_OUT = 6
-"""One in so many of the user's own images is held out, as 10,000 of 60,000 are in CIFAR."""
+"""One in this many of the user's own images is held out, as 10,000 of 60,000 are in CIFAR."""
 LEAST = 60
 EVALUATED = 250
 DARK = "darkest quarter"
@@ -59,7 +59,7 @@ class ImageData(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """What tells one of the residual networks from the others; ``rate``: the highest learning rate."""
+    """One variant of the residual network; ``rate``: the highest learning rate."""
 
     optimizer: str
     rate: float
@@ -92,16 +92,18 @@ def train_resnet(
     """A residual network on digits, or on the images of ``data``.
 
     Args:
-        width: Of the digits' network (8).
-        depth: Of the CIFAR network, 6 k + 2 (8).
+        width: Width of the digits' network (8).
+        depth: Depth of the CIFAR network, 6 k + 2 (8).
         optimizer, rate: Default: the variant's.
         data: ``.npz`` with ``images`` uint8 [n, 32, 32, 3] and ``labels`` [n]; the last sixth is held out.
     """
     chosen = VARIANTS[variant]
     if (data is None and depth is not None) or (data is not None and width is not None):
-        given, other = ("depth", "width") if data is None else ("width", "depth")
+        absent_option, available_option = ("depth", "width") if data is None else ("width", "depth")
         kind = "digits'" if data is None else "CIFAR"
-        raise UsageError(f"workload {variant!r}: the {kind} network has no option {given!r}; set {other!r} instead")
+        raise UsageError(
+            f"workload {variant!r}: the {kind} network has no option {absent_option!r}; set {available_option!r} instead"
+        )
     size, layers = 8 if width is None else width, 8 if depth is None else depth
     check_option_range(variant, "width", size, 1024, "channels of the first layer")
     if layers % 6 != 2 or layers < 8:
@@ -111,7 +113,7 @@ def train_resnet(
         model: nn.Module
         if data is None:
             model = DigitsCnn(size)
-            add_dropout_after(model.head, 1, dropout)
+            add_dropout(model.head, dropout)
         else:
             model = CifarResNet(layers)
             model.add_module("linear", nn.Sequential(RowDropout(dropout), model.linear))
@@ -121,7 +123,7 @@ def train_resnet(
         variant,
         "residual network" + ("" if chosen.norm else " without batch norm"),
         build,
-        _own(data) if data is not None else _digits(),
+        _own_images(data) if data is not None else _digits(),
         BuiltInTrainingOptions(
             steps, batch, optimizer or chosen.optimizer, chosen.rate if rate is None else rate, dropout, amp, device
         ),
@@ -171,7 +173,7 @@ def train_vit(
 
 def _classifier(
     name: str,
-    what: str,
+    description: str,
     build: Callable[[], nn.Module],
     pictures: ImageData,
     options: BuiltInTrainingOptions,
@@ -204,7 +206,7 @@ def _classifier(
         loss=loss_and_accuracy,
         evaluate=evaluate,
         info={
-            "description": f"{what} on {pictures.description}",
+            "description": f"{description} on {pictures.description}",
             "data": pictures.description,
             "citation": pictures.citation,
         },
@@ -233,7 +235,7 @@ def _digits() -> ImageData:
     return ImageData(d.train, d.train_labels, d.test, d.test_labels, -1.0, DESCRIPTION, CITATION, d.hash)
 
 
-def _own(path: str) -> ImageData:
+def _own_images(path: str) -> ImageData:
     """Images of the user's own. Raises ``UsageError`` where there are too few."""
     images, labels = read_images(path, 10)
     if len(images) < LEAST:
@@ -246,7 +248,7 @@ def _own(path: str) -> ImageData:
 
 
 def _darkest(images: Tensor) -> Bools:
-    """Which images are among the quarter with the least light."""
+    """Whether each image is among the quarter with the least light."""
     light = images.mean((1, 2, 3)).numpy()
     mask = np.zeros(len(light), np.bool_)
     mask[np.argsort(light, kind="stable")[: len(light) // 4]] = True

@@ -26,8 +26,6 @@ from unsilent.workloads.trainings.evaluating import evaluator, kind_and_shape, r
 from unsilent.workloads.trainings.randomness import GLOBALS, isolated_randomness, seed_globals, stream_seed
 from unsilent.workloads.trainings.sources import source_of
 
-FORMAT = 1
-"""Of snapshots; raised whenever they or the way seeds become draws change."""
 AMPS = {"none": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -36,21 +34,21 @@ class Training:
 
     Args:
         model: Gives a new model; what it draws is seeded from ``init``.
-        optimizer: From the model one optimizer, or several.
+        optimizer: Function of the model that returns one optimizer, or several.
         batches: A list of batches (in a new random order in each epoch); a data loader, or a function giving
             one, or one with ``yield``; or a function of the step giving its batch.
         loss: ``loss(model, batch)`` -> the loss, or the loss and metrics of the batch by name.
         evaluate: Held-out batches ``(inputs, labels)``, for a model that takes the inputs alone and returns scores (logits), one
             row for each label, whose largest is the answer; for other models a function of the model that gives an `Evaluation`.
-        schedule: From an optimizer its learning-rate scheduler, which goes on after each update.
+        schedule: Function of an optimizer that returns its learning-rate scheduler, which goes on after each update.
         augment: ``augment(batch, generator)`` -> batch; what it draws, also from the global generators,
             follows from the seed.
         clip: Largest norm of all gradients together.
         amp: ``bfloat16`` or ``float16``: forward passes under autocast, with a loss scaler.
         growth: Updates after which it doubles its scale.
-        steps: Of a full run.
+        steps: Steps of a full run.
         device: Model and batches are put there.
-        settings: What decides the run besides the code (JSON values); a snapshot taken with others is refused.
+        settings: Settings that decide the run besides the code (JSON values); a snapshot taken with others is refused.
         streams: The seeds that have an effect (None: not known).
         info: JSON values for reports.
 
@@ -82,13 +80,13 @@ class Training:
         streams: Sequence[str] | None = None,
         info: Mapping[str, Any] | None = None,
     ) -> None:
-        for part, given in (("model", model), ("optimizer", optimizer), ("loss", loss)):
+        for part, value in (("model", model), ("optimizer", optimizer), ("loss", loss)):
             # A module can be called, too; but a training needs a new one for each run.
-            if not callable(given) or (part != "loss" and isinstance(given, (nn.Module, Optimizer))):
+            if not callable(value) or (part != "loss" and isinstance(value, (nn.Module, Optimizer))):
                 raise UsageError(
-                    f"training {name!r}: {part} is {type(given).__name__}; expected a function that returns a model: lambda: …"
+                    f"training {name!r}: {part} is {type(value).__name__}; expected a function that returns a model: lambda: …"
                     if part == "model"
-                    else f"training {name!r}: {part} is {type(given).__name__}; expected a function that takes the model"
+                    else f"training {name!r}: {part} is {type(value).__name__}; expected a function that takes the model"
                 )
         if amp not in AMPS:
             raise UsageError(f"training {name!r}: amp is {amp!r}; expected {', '.join(AMPS)}")
@@ -113,8 +111,8 @@ class Training:
                 raise UsageError(f"training {self.name!r}: expected a torch.nn.Module, got {type(model).__name__}")
             model = model.to(self.device)
             wrapped = wrap(model) if wrap else None
-            made = call_user_code(self._optimizer, model)
-            optimizers = [made] if isinstance(made, Optimizer) else list(made)
+            result = call_user_code(self._optimizer, model)
+            optimizers = [result] if isinstance(result, Optimizer) else list(result)
             schedulers = [call_user_code(self._schedule, o) for o in optimizers] if self._schedule else []
         scaler = None
         if self._amp is not None:
@@ -122,7 +120,7 @@ class Training:
         return TrainingState(model, optimizers, schedulers, scaler, seeds, wrapped_model=wrapped)
 
     def step(self, state: TrainingState) -> StepRecord:
-        """One update."""
+        """Record of one update."""
         with isolated_randomness():
             batch, rows = self._batch(state)
             for optimizer in state.optimizers:
@@ -159,7 +157,7 @@ class Training:
         """All of the state; see `snapshots`."""
         names = _names(state.model)
         return {
-            "format": FORMAT,
+            "format": snapshots.FORMAT,
             "workload": self.name,
             "settings": snapshots.snapshot_copy(self.settings, "settings"),
             "seeds": state.seeds.to_json(),
@@ -174,21 +172,21 @@ class Training:
 
     def restore(self, snapshot: Mapping[str, Any]) -> TrainingState:
         """The state in fresh objects."""
-        snapshots.check_header(snapshot, FORMAT, self.name, self.settings)
+        snapshots.check_header(snapshot, self.name, self.settings)
         state = self.start(Seeds(**snapshot["seeds"]))
         self.restore_into(state, snapshot)
         return state
 
     def restore_into(self, state: TrainingState, snapshot: Mapping[str, Any]) -> None:
         """The state in the same objects."""
-        snapshots.check_header(snapshot, FORMAT, self.name, self.settings)
+        snapshots.check_header(snapshot, self.name, self.settings)
         snapshots.check_fit(snapshot, self.name, state.model, state.optimizers, state.schedulers)
         names = _names(state.model)
         snapshots.put_into_model(state.model, snapshot["model"])
-        for optimizer, kept in zip(state.optimizers, snapshot["optimizers"], strict=True):
-            snapshots.put_into_optimizer(optimizer, kept, names)
-        for scheduler, kept in zip(state.schedulers, snapshot["schedulers"], strict=True):
-            scheduler.load_state_dict(snapshots.restored_value(scheduler.state_dict(), kept))
+        for optimizer, saved in zip(state.optimizers, snapshot["optimizers"], strict=True):
+            snapshots.put_into_optimizer(optimizer, saved, names)
+        for scheduler, saved in zip(state.schedulers, snapshot["schedulers"], strict=True):
+            scheduler.load_state_dict(snapshots.restored_value(scheduler.state_dict(), saved))
         if state.scaler is not None:
             state.scaler.load_state_dict(dict(snapshot["scaler"]))
         state.seeds = Seeds(**snapshot["seeds"])

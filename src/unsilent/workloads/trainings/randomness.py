@@ -26,7 +26,7 @@ _ALL = (*STREAMS, DATA)
 
 
 GLOBALS, FETCHED = 1, 2
-"""Which generator of a stream, where it has several at one step: torch's global ones in augmentation, those of a data set."""
+"""Numbers of generators of a stream that has several at one step: torch's global ones, those of a data set."""
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _SMALL = 2**32
 """Seeds below are one word of entropy; larger ones would run into the words behind them."""
@@ -52,7 +52,7 @@ def seed_globals(seed: int) -> None:
 
 
 def global_generators() -> list[Any]:
-    """Those of torch, with that of the CUDA device in use, numpy and Python."""
+    """The generators of torch, with that of the CUDA device in use, numpy and Python."""
     devices = [torch.cuda.default_generators[torch.cuda.current_device()]] if torch.cuda.is_initialized() else []
     return [torch.default_generator, *devices, np.random.mtrand._rand, random._inst]
 
@@ -64,13 +64,13 @@ def save_generator_states(others: Sequence[Any] = ()) -> Callable[[], None]:
         UsageError: a generator whose state cannot be read.
     """
     numpys, pythons = np.random.get_state(), random.getstate()
-    own = [(generator, generator_state(generator)) for generator in (torch.default_generator, *others)]
+    states = [(generator, generator_state(generator)) for generator in (torch.default_generator, *others)]
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def put_back() -> None:
         np.random.set_state(numpys)
         random.setstate(pythons)
-        for generator, state in own:
+        for generator, state in states:
             set_generator_state(generator, state)
         if devices is not None:
             torch.cuda.set_rng_state_all(devices)

@@ -1,4 +1,4 @@
-"""What the built-in trainings share: options and their checks, optimizers by name, the learning-rate schedule."""
+"""Shared parts of the built-in trainings: options and their checks, optimizers by name, the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def optimizer_factory(name: str, kind: str, rate: float) -> Callable[[nn.Module]
 
 
 def schedule_factory(steps: int) -> Callable[[Optimizer], LambdaLR]:
-    """Up in a straight line, down along a cosine to a hundredth, where it stays."""
+    """Schedule that goes up in a straight line, down along a cosine to a hundredth, where it stays."""
     warm = max(1, round(steps * WARM_UP))
 
     def share(step: int) -> float:
@@ -95,9 +95,9 @@ def schedule_factory(steps: int) -> Callable[[Optimizer], LambdaLR]:
     return lambda optimizer: LambdaLR(optimizer, share)
 
 
-def add_dropout_after(layers: nn.Sequential, index: int, p: float) -> None:
-    """Dropout after one layer of a sequence; the names of the other layers stay."""
-    layers[index] = nn.Sequential(layers[index], RowDropout(p))
+def add_dropout(layers: nn.Sequential, p: float) -> None:
+    """Dropout after the second layer of a sequence; the names of the other layers stay."""
+    layers[1] = nn.Sequential(layers[1], RowDropout(p))
 
 
 def add_dropout_to_blocks(blocks: nn.Sequential, p: float) -> None:
@@ -108,7 +108,7 @@ def add_dropout_to_blocks(blocks: nn.Sequential, p: float) -> None:
 
 
 def randomly_shifted_images(images: Tensor, generator: torch.Generator, fill: float) -> Tensor:
-    """Each image [n, c, h, w] moved by -1, 0 or 1 pixel both ways; ``fill`` comes in at the border."""
+    """Images [n, c, h, w] moved each by -1, 0 or 1 pixel both ways; ``fill`` comes in at the border."""
     n, _, h, w = images.shape
     top, left = torch.randint(3, (2, n, 1), generator=generator)
     rows, columns = torch.arange(h) + top, torch.arange(w) + left

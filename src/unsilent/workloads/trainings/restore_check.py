@@ -27,7 +27,7 @@ from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 
 STEPS = 3
 SECONDS = 600
-"""What a new process may take."""
+"""Seconds that a new process may take."""
 ADVICE = "everything that a step depends on must be in the state, or follow from its seeds and counters"
 
 
@@ -53,10 +53,11 @@ def check_restorable(
         raise UsageError(f"steps is {steps}; expected at least 1")
     state = workload.start(seeds)
     _run(workload, state, steps)
-    given = workload.snapshot(state)
-    kept = _through_file(workload, given)
+    snapshot = workload.snapshot(state)
+    restored = _through_file(workload, snapshot)
+    # State that a snapshot lacks shows only in later steps, so every step of the trail is compared.
     wanted = _trail(workload, state, steps)
-    if text := first_snapshot_difference(given, kept):
+    if text := first_snapshot_difference(snapshot, restored):
         raise UsageError(
             f"workload {workload.name!r}: a snapshot changed while the training continued: {text}; let the snapshot hold copies "
             "of tensors"
@@ -68,17 +69,17 @@ def check_restorable(
         return again
 
     def in_place() -> TrainingState:
-        workload.restore_into(state, kept)
+        workload.restore_into(state, restored)
         return state
 
     ways: dict[str, Callable[[], TrainingState]] = {
         "run again": repeated,
-        "restored into fresh objects": lambda: workload.restore(kept),
+        "restored into fresh objects": lambda: workload.restore(restored),
         "restored into the same objects": in_place,
     }
     for way, come_back in ways.items():
         back = come_back()
-        _compare(workload, way, steps, [kept, *wanted], [workload.snapshot(back), *_trail(workload, back, steps)])
+        _compare(workload, way, steps, [restored, *wanted], [workload.snapshot(back), *_trail(workload, back, steps)])
     origin = origin_of(workload)
     if origin is None or not new_process:
         text = (
@@ -91,8 +92,8 @@ def check_restorable(
         workload,
         "restored in a new process",
         steps,
-        [kept, *wanted],
-        _trail_in_new_process(workload, origin, kept, steps),
+        [restored, *wanted],
+        _trail_in_new_process(workload, origin, restored, steps),
     )
     return RestoreCheckResult((*ways, "restored in a new process"))
 
@@ -142,11 +143,13 @@ def _compare(workload: TrainingWorkload, way: str, steps: int, wanted: list[Any]
             )
 
 
-def _trail_in_new_process(workload: TrainingWorkload, origin: Origin, kept: Mapping[str, Any], steps: int) -> list[Any]:
+def _trail_in_new_process(
+    workload: TrainingWorkload, origin: Origin, snapshot: Mapping[str, Any], steps: int
+) -> list[Any]:
     """The restored snapshot and the trail of a process that loads the workload itself."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        torch.save(dict(kept), folder / "snapshot.pt")
+        torch.save(dict(snapshot), folder / "snapshot.pt")
         request = {"ref": origin.ref, "options": dict(origin.options), "data": origin.data, "steps": steps}
         request |= {"threads": torch.get_num_threads()}
         (folder / "request.json").write_text(json.dumps(request))
@@ -160,7 +163,7 @@ def _trail_in_new_process(workload: TrainingWorkload, origin: Origin, kept: Mapp
 
 
 def _run_new_process(folder: Path) -> None:
-    """What the new process does."""
+    """Restore and step in the new process."""
     request = json.loads((folder / "request.json").read_text())
     torch.set_num_threads(request["threads"])
     set_script_arguments(request["ref"])

@@ -50,7 +50,7 @@ def _cloned(tensor: Tensor) -> Tensor:
 
 
 def restored_value(current: Any, kept: Any, device: torch.device | None = None) -> Any:
-    """What to put where ``current`` is, so that it is ``kept``: the same tensor where it fits, else a copy of the kept one.
+    """The value to put where ``current`` is, so that it is ``kept``: the same tensor where it fits, else a copy.
 
     ``device``: where tensors with dimensions belong (None: where they were).
     """
@@ -65,8 +65,10 @@ def restored_value(current: Any, kept: Any, device: torch.device | None = None) 
         # Some schedulers hold a Counter.
         return type(current)(items) if isinstance(current, dict) else items
     if type(kept) in (list, tuple):
-        own = current if isinstance(current, (list, tuple)) and len(current) == len(kept) else [None] * len(kept)
-        return type(kept)(restored_value(a, b, device) for a, b in zip(own, kept, strict=True))
+        destination = (
+            current if isinstance(current, (list, tuple)) and len(current) == len(kept) else [None] * len(kept)
+        )
+        return type(kept)(restored_value(a, b, device) for a, b in zip(destination, kept, strict=True))
     return kept if type(kept) in _PLAIN else copy.deepcopy(kept)
 
 
@@ -80,7 +82,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_into_model(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Into the tensors of the model, of the same names and shapes; a tensor in another memory layout gets that layout."""
+    """Copy into the model's tensors of the same names and shapes; one in another memory layout gets that layout."""
     for name, tensor in model_tensors(model).items():
         source = kept[name]
         if _alike(tensor, source):
@@ -114,7 +116,7 @@ def optimizer_snapshot(optimizer: Optimizer, names: Mapping[int, str]) -> dict[s
 
 
 def put_into_optimizer(optimizer: Optimizer, kept: Mapping[str, Any], names: Mapping[int, str]) -> None:
-    """Into the tensors that are there; what the snapshot lacks is dropped."""
+    """Copy into the tensors that are there; what the snapshot lacks is dropped."""
     stepped = _stepped(optimizer, names)
     before = dict(optimizer.state)
     optimizer.state.clear()
@@ -135,14 +137,14 @@ def _stepped(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Tensor
 
 def snapshot_misfit(kept: Mapping[str, Any], model: nn.Module) -> str | None:
     """The first tensor of a model that is not as the snapshot has it, in words; None where all fit."""
-    own = model_tensors(model)
-    for name, tensor in own.items():
+    tensors = model_tensors(model)
+    for name, tensor in tensors.items():
         source = kept.get(name)
         if not isinstance(source, Tensor):
             return f"lacks {name!r}"
         if (source.dtype, source.shape) != (tensor.dtype, tensor.shape):
             return f"has {name!r} as {_tensor_description(source)}, this model has {_tensor_description(tensor)}"
-    surplus = next((name for name in kept if name not in own), None)
+    surplus = next((name for name in kept if name not in tensors), None)
     return None if surplus is None else f"has {surplus!r}, which this model lacks"
 
 
@@ -196,16 +198,16 @@ def _bytes(tensor: Tensor) -> Tensor:
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).view(dense.numel(), -1)
 
 
-def check_header(snapshot: Mapping[str, Any], version: int, name: str, settings: Mapping[str, Any]) -> None:
+def check_header(snapshot: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
     """Raise ``UsageError`` unless the snapshot is one of this training, with the same settings."""
     lacking = [key for key in KEYS if key not in snapshot]
     if lacking:
         raise UsageError(
             f"not a snapshot of a training: it lacks {lacking[0]!r}; expected the return value of snapshot(state)"
         )
-    if snapshot["format"] != version:
+    if snapshot["format"] != FORMAT:
         raise UsageError(
-            f"snapshot has format {snapshot['format']!r}, expected {version}; take a new snapshot with this version"
+            f"snapshot has format {snapshot['format']!r}, expected {FORMAT}; take a new snapshot with this version"
         )
     if snapshot["workload"] != name:
         raise UsageError(
@@ -217,6 +219,8 @@ def check_header(snapshot: Mapping[str, Any], version: int, name: str, settings:
         )
 
 
+FORMAT = 1
+"""Version of snapshots; raised whenever they or the way seeds become draws change."""
 KEYS = (
     "format",
     "workload",
@@ -230,7 +234,7 @@ KEYS = (
     "schedulers",
     "scaler",
 )
-"""What a snapshot has."""
+"""Keys of a snapshot."""
 _REMEDY = "restore it with the training that it was taken from"
 
 
@@ -245,20 +249,20 @@ def check_fit(
     if text := snapshot_misfit(snapshot["model"], model):
         raise UsageError(f"snapshot of {name!r} {text}; {_REMEDY}")
     names = {id(p): n for n, p in named_parameters(model)}
-    kinds = [kept["kind"] for kept in snapshot["optimizers"]]
+    kinds = [saved["kind"] for saved in snapshot["optimizers"]]
     if kinds != [type(o).__name__ for o in optimizers]:
         here = ", ".join(type(o).__name__ for o in optimizers)
         raise UsageError(f"snapshot of {name!r} has optimizers {', '.join(kinds)}, this training has {here}; {_REMEDY}")
-    for optimizer, kept in zip(optimizers, snapshot["optimizers"], strict=True):
+    for optimizer, saved in zip(optimizers, snapshot["optimizers"], strict=True):
         stepped = _stepped(optimizer, names)
-        if stray := [key for key in kept["state"] if key not in stepped]:
+        if stray := [key for key in saved["state"] if key not in stepped]:
             raise UsageError(
                 f"snapshot of {name!r} has optimizer state of {stray[0]!r}, which this training does not update; {_REMEDY}"
             )
-        if len(kept["groups"]) != len(optimizer.param_groups):
+        if len(saved["groups"]) != len(optimizer.param_groups):
             count = len(optimizer.param_groups)
             raise UsageError(
-                f"snapshot of {name!r} has {len(kept['groups'])} parameter groups, this training has {count}; {_REMEDY}"
+                f"snapshot of {name!r} has {len(saved['groups'])} parameter groups, this training has {count}; {_REMEDY}"
             )
     if len(snapshot["schedulers"]) != len(schedulers):
         count = len(schedulers)

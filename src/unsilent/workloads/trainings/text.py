@@ -109,6 +109,7 @@ def text_training(
     data, offsets = load_help_texts(), torch.arange(CONTEXT + 1)
     places = len(data.train) - CONTEXT
     check_option_range(name, "batch", options.batch, places, "contexts per step")
+    # Contexts are spread over the text, as neighbouring ones are nearly the same.
     starts = torch.linspace(0, len(data.test) - CONTEXT - 1, EVALUATED).long()
     held_out = data.test[starts[:, None] + offsets]
     groups = character_groups(held_out[:, 1:].flatten().numpy())

@@ -4,20 +4,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from unsilent.basics.interval import Interval
 from unsilent.report.dots import hover_text
 from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
 from unsilent.report.model import Column, Part, Plot, Report, Section, Table
-from unsilent.report.text import count_text, share_with_limits_text, upper_bound_text
+from unsilent.report.text import count_text, number_text, share_with_limits_text, upper_bound_text
 from unsilent.report.theme import Figure, figure, label, marker_series, series_colour
 from unsilent.statistics.conformal import promised_rate
 from unsilent.studies.coverage.inference.analysis import ALL, LADDER, Detection, InferenceCoverageResult
-from unsilent.studies.coverage.inference.cost_section import cost_section, duplication_is_cheaper
 from unsilent.studies.coverage.inference.spec import CALIBRATION, ERROR_MODELS, SHIFTED, TEST, TIMED_BATCHES
 from unsilent.studies.coverage.report_parts import comparison_table, roc_figure
+
+DUPLICATION = "duplication"
+"""The detector that runs the whole model twice."""
+
+
+def cost_section(result: InferenceCoverageResult) -> Section:
+    """CPU time and memory of each detector."""
+    times = [f"CPU time at batch {size}" for size in TIMED_BATCHES]
+    columns = (Column.text("detector"), *map(Column.percent, (*times, "memory")))
+    rows = (
+        {"detector": one.detector, **{name: ratio for name, ratio in zip(times, one.ratios, strict=True) if math.isfinite(ratio)},
+         "memory": one.memory}
+        for one in result.costs
+    )  # fmt: skip
+    return Section(
+        "Cost", "CPU time of a pass with the detector over that of the model alone, and memory over that of the model.",
+        (Table.of(rows, columns, "Cost of a detector"),),
+    )  # fmt: skip
+
+
+def duplication_is_cheaper(result: InferenceCoverageResult) -> Iterator[str]:
+    """A sentence if running the model twice took less CPU time at the smallest batch than other detectors, else nothing."""
+    ratios = {one.detector: one.ratios[0] for one in result.costs if math.isfinite(one.ratios[0])}
+    twice = ratios.pop(DUPLICATION, math.nan)
+    dearer = sorted(
+        (name for name, ratio in ratios.items() if ratio > twice), key=lambda name: name != result.reference
+    )
+    if dearer:
+        named = f"{dearer[0]} ({number_text(ratios[dearer[0]])} times)"
+        others = f" and {count_text(len(dearer) - 1, 'other detector')}" if len(dearer) > 1 else ""
+        yield (
+            f"at batch {TIMED_BATCHES[0]} it is cheaper to run the model twice and to compare the answers: {DUPLICATION} took "
+            f"{number_text(twice)} times the CPU time of the model alone, less than {named}{others}"
+        )
+
 
 ERROR_TEXTS = {
     "weight-flip": "one flipped bit of a parameter or buffer",
@@ -26,6 +59,10 @@ ERROR_TEXTS = {
     "output-burst": "random values or a burst in an operation's output",
     ALL: "all error models",
 }
+FURTHER = (
+    "reference", "clean", "originals", "tries", "comparisons", "false_alarms", "costs", "seconds", "cpu_seconds",
+)  # fmt: skip
+"""Fields of the result that JSON has besides estimates."""
 LEAST_FAULTS, MOST_OF_ONE_ANSWER = 10, 0.2
 """Faults, and the share of them that change one and the same answer alone, from which on the report says so."""
 METHOD = (
@@ -43,21 +80,13 @@ def report(result: InferenceCoverageResult) -> Report:
     """The report on a campaign."""
     baseline = result.baseline
     return Report(
-        "unsilent/inference-coverage/1", "coverage", f"Detection of changed answers of {baseline.name}", _headline(result),
+        "unsilent/inference-coverage/2", "coverage", f"Detection of changed answers of {baseline.name}", _headline(result),
         machine_table(estimates(result), ("detector", "errors", "rate", "measure", "")),
         findings=tuple(_findings(result)), sections=tuple(_sections(result)),
         facts=tuple(_facts(result)), notes=tuple(baseline.notes), repeat_command=result.command, method=METHOD,
         further_json={
-            "command": result.command, "spec": result.spec.to_json(), "reference": result.reference,
-            "clean_samples": dict(result.clean), "clean_originals": dict(result.originals),
-            "tries": [asdict(one) for one in result.tries],
-            "clean_samples_needed": {f"{rate:g}": count for rate, count in result.unreported.items()},
-            "comparisons": [
-                {"detector": one.detector, "errors": one.errors, **asdict(one.paired)} for one in result.comparisons
-            ],
-            "false_alarms": [asdict(one) for one in result.false_alarms],
-            "cost": [asdict(one) for one in result.costs],
-            "seconds": result.seconds, "cpu_seconds": result.cpu_seconds, "versions": dict(baseline.versions),
+            "spec": result.spec.to_json(), "versions": baseline.versions, "clean_samples_needed": result.unreported,
+            **{name: getattr(result, name) for name in FURTHER},
         },
     )  # fmt: skip
 
@@ -227,8 +256,7 @@ def _detection_table(
 
 def _depth_table(rows: Sequence[Detection]) -> Table:
     columns = (
-        Column.text("detector", lambda one: one.detector), Column.share("layers", lambda one: one.layers),
-        Column.share("FLOPs", lambda one: one.flops),
+        Column.text("detector"), Column.share("layers"), Column.share("FLOPs", "flops"),
     )  # fmt: skip
     return Table.of([one for one in rows if one.errors == ALL], columns, "Run at the first alarm")
 
@@ -261,10 +289,10 @@ def _cost_plot(result: InferenceCoverageResult) -> Iterator[Part]:
 
 def _false_alarms(result: InferenceCoverageResult) -> Section:
     columns = (
-        Column.text("detector", lambda one: one.detector), Column.percent("asked", lambda one: one.rate),
-        Column.share("on clean samples", lambda one: one.share), Column.count("alarms", lambda one: one.count),
+        Column.text("detector"), Column.percent("asked", "rate"), Column.share("on clean samples", "share"),
+        Column.count("alarms", "count"),
         Column("expected", priority=1, of=lambda one: one.expected and f"{one.expected[0]:,} to {one.expected[1]:,}"),
-        Column.share("on shifted samples", lambda one: one.shifted, 2),
+        Column.share("on shifted samples", "shifted", 2),
     )  # fmt: skip
     few = result.originals
     return Section(
@@ -279,11 +307,11 @@ def _false_alarms(result: InferenceCoverageResult) -> Section:
 
 def _restored(result: InferenceCoverageResult) -> Section:
     columns = (
-        Column.text("rung", lambda one: one.rung), Column.text("errors", lambda one: one.errors),
-        Column.share("of changed answers", lambda one: one.answers), Column.share("of faults", lambda one: one.share),
+        Column.text("rung"), Column.text("errors"), Column.share("of changed answers", "answers"),
+        Column.share("of faults", "share"),
         Column.share(f"of answers that {result.reference} finds", lambda one: one.detected_answers, 1),
         Column.share(f"of faults that {result.reference} finds", lambda one: one.detected_share, 1),
-        Column("CPU time", "number", "ms", 1e3, ".3g", 2, of=lambda one: one.seconds),
+        Column("CPU time", "number", "ms", 1e3, ".3g", 2, of="seconds"),
     )  # fmt: skip
     return Section(
         "Answers back to golden",
@@ -308,11 +336,10 @@ def _comparisons(result: InferenceCoverageResult) -> Section:
 
 def _tries(result: InferenceCoverageResult) -> Section:
     columns = (
-        Column.text("errors", lambda one: one.errors), Column.count("drawn", lambda one: one.drawn),
-        Column.count("masked", lambda one: one.masked, 1), Column.count("benign", lambda one: one.benign, 1),
-        Column.count("not finite or raised", lambda one: one.due), Column.count("changed an answer", lambda one: one.found),
-        Column.count("changed answers", lambda one: one.answers),
-        Column.count("of different samples", lambda one: one.different_answers),
+        Column.text("errors"), Column.count("drawn"), Column.count("masked", priority=1),
+        Column.count("benign", priority=1), Column.count("not finite or raised", "due"),
+        Column.count("changed an answer", "found"), Column.count("changed answers", "answers"),
+        Column.count("of different samples", "different_answers"),
     )  # fmt: skip
     return Section(
         "Faults", "Faults that were drawn, and how they ended. Those that show by themselves (values that are not finite, or an "

@@ -1,0 +1,88 @@
+"""A task metric of single samples, such as the intersection over union of an image, and how much of it a fault costs.
+
+Rule for outputs without an answer: a sample that ends as due, or whose faulty score is not finite or cannot be computed, has the
+lowest score. This is the rule of accuracy, where a right answer that ends as due is lost. A sample whose output is bit-identical
+loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.basics.error_origin import call_user_code
+from unsilent.basics.errors import UsageError
+from unsilent.outcomes.base import Outcome
+from unsilent.outcomes.tensors import array_of
+
+SCORE_RANGE = (0.0, 1.0)
+Doubles = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a workload scores the samples of an output.
+
+    Attributes:
+        name: Of the metric, for readers.
+        function: ``score(output, batch)`` -> a number for each sample, which depends on that sample alone; higher is better.
+        lowest, highest: The scores that there can be.
+        batches: What ``function`` gets as its second argument, by batch; None: what the model gets.
+    """
+
+    name: str
+    function: Callable[[Any, Any], Any]
+    lowest: float = SCORE_RANGE[0]
+    highest: float = SCORE_RANGE[1]
+    batches: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.lowest) and math.isfinite(self.highest) and self.lowest < self.highest):
+            raise UsageError(
+                f"score_range is ({self.lowest}, {self.highest}); expected two finite numbers, the lowest score first"
+            )
+
+    def of_samples(self, output: Any, batch: Any, samples: int) -> Doubles:
+        """The score of each sample of an output, float64[samples]; raises ``UsageError`` for another shape."""
+        given = array_of(call_user_code(self.function, output, batch))
+        if given.shape != (samples,) or given.dtype.kind not in "biuf":
+            raise UsageError(
+                f"the score returned {given.dtype}{list(given.shape)}; expected a number for each of the {samples} samples"
+            )
+        return given.astype(np.float64)
+
+    def of_golden(self, output: Any, batch: Any, samples: int) -> Doubles:
+        """Scores of golden outputs; raises ``UsageError`` where they are out of range, or differ when computed again."""
+        result = self.of_samples(output, batch, samples)
+        outside = result[~((result >= self.lowest) & (result <= self.highest))]
+        if outside.size:
+            raise UsageError(
+                f"the {self.name} of a fault-free sample is {outside[0]:g}; expected {self.lowest:g} to {self.highest:g}: "
+                "give score_range=(lowest, highest)"
+            )
+        if not np.array_equal(result, self.of_samples(output, batch, samples)):
+            raise UsageError(f"the {self.name} of one output differs when it is computed again; use a repeatable score")
+        return result
+
+
+def lost_score(codes: NDArray[np.uint8], faulty: Doubles, golden: Doubles, lowest: float, highest: float) -> float:
+    """Mean over the evaluated samples of golden minus faulty score; NaN where none was evaluated.
+
+    Args:
+        codes: One `Outcome` a sample, uint8[n].
+        faulty: Scores, float64[n]; of samples that end as benign or sdc alone they matter.
+        golden: Scores, float64[n].
+        lowest, highest: Faulty scores beyond these count as these, and those that are not finite as the lowest.
+    """
+    evaluated = codes != Outcome.SPARED
+    if not evaluated.any():
+        return math.nan
+    bounded = np.where(np.isfinite(faulty), np.clip(faulty, lowest, highest), lowest)
+    answered = (codes == Outcome.BENIGN) | (codes == Outcome.SDC)
+    after = np.where(codes == Outcome.MASKED, golden, np.where(answered, bounded, lowest))
+    return math.fsum((golden - after)[evaluated]) / int(evaluated.sum())

@@ -1,0 +1,56 @@
+"""Facts about fault-free answers besides that they are golden: which are right, or their scores."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from unsilent.basics.errors import UsageError
+from unsilent.basics.printable import escape_unprintable
+from unsilent.engine.plain import PlainEngine
+from unsilent.outcomes.decision_judges import Threshold
+from unsilent.outcomes.right_answers import right_answers
+from unsilent.report.text import count_text
+from unsilent.studies.pvf.spec import GoldenScores
+from unsilent.workloads.base import InferenceWorkload, labels_of
+
+
+def golden_scores(engine: PlainEngine) -> GoldenScores | None:
+    """The scores of golden outputs; None without a score."""
+    score = engine.score
+    if score is None:
+        return None
+    values = np.concatenate(engine.golden_scores)
+    mean = math.fsum(values) / len(values)
+    return GoldenScores(
+        escape_unprintable(score.name),
+        score.lowest,
+        score.highest,
+        min(max(mean, float(values.min())), float(values.max())),
+        float(values.min()),
+        float(values.max()),
+    )
+
+
+def right_answers_text(engine: PlainEngine, workload: InferenceWorkload, notes: list[str]) -> str:
+    """See `PvfBaseline.right_answers`; labels that do not fit are noted."""
+    labels = None if engine.score else labels_of(workload)
+    if labels is None or (isinstance(engine.judge, Threshold) and engine.judge.tolerance > 0):
+        return ""  # within a tolerance an answer may become wrong and count as unchanged
+    if len(labels) != len(engine.golden):
+        notes.append(
+            f"No accuracy lost, because there are labels of {count_text(len(labels), 'batch')}, but "
+            f"{count_text(len(engine.golden), 'batch')} of inputs: give labels batch by batch."
+        )
+        return ""
+    try:
+        parts = [
+            right_answers(engine.judge, output, truth, samples)
+            for output, truth, samples in zip(engine.golden, labels, engine.samples, strict=True)
+        ]
+    except UsageError as error:
+        notes.append(f"No accuracy lost, because {error}.")
+        return ""
+    known = [part for part in parts if part is not None]
+    return "".join(str(int(right)) for part in known for right in part) if len(known) == len(parts) else ""

@@ -1,0 +1,73 @@
+"""How a report shows what a fault costs of the task metric: accuracy, or the workload's own score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unsilent.outcomes.base import LOG_LIKELIHOOD
+from unsilent.report.estimates import NO_ESTIMATE_KEY
+from unsilent.report.model import TextCell
+from unsilent.report.text import EstimateText, estimate_text, number_text, ratio_text, signed
+from unsilent.studies.pvf.records import LostScore, PvfResult, PvfRow
+
+PERPLEXITY_RATIO = "perplexity ratio"
+
+
+def lost_columns(result: PvfResult) -> tuple[str, ...]:
+    """Names of the columns that `lost_cells` fills; none where nothing is known of a task metric."""
+    if not result.score_name:
+        return ()
+    ratio = (PERPLEXITY_RATIO,) if result.score_name == LOG_LIKELIHOOD else ()
+    return (f"{result.score_name} lost", *ratio)
+
+
+def lost_cells(result: PvfResult, row: PvfRow) -> tuple[TextCell, ...]:
+    """The cells of a row for the task metric."""
+    if row.score_lost is None:
+        return ()
+    return tuple(_cell(text, lost) for text, lost in _shown(result, row.score_lost))
+
+
+def _cell(text: EstimateText, lost: LostScore) -> TextCell:
+    shown = f"{text.estimate} {text.limits}" if lost.estimate else text.estimate
+    return TextCell(shown, NO_ESTIMATE_KEY if lost.estimate is None else lost.estimate)
+
+
+def _shown(result: PvfResult, lost: LostScore) -> Iterator[tuple[EstimateText, LostScore]]:
+    if result.golden_score is None:
+        yield estimate_text(lost.estimate, lost.low, lost.high), lost
+        return
+    yield signed(lost.estimate, lost.low, lost.high, scale=1.0), lost
+    if result.score_name == LOG_LIKELIHOOD:
+        ratio = lost.perplexity_ratio
+        yield ratio_text(ratio.estimate, ratio.low, ratio.high), ratio
+
+
+def lost_numbers(result: PvfResult, row: PvfRow) -> Iterator[tuple[str, str, str]]:
+    """Numbers for the head of the page: term, text, and what is set smaller."""
+    if row.score_lost is None or row.score_lost.estimate is None:
+        return
+    for name, (text, lost) in zip(lost_columns(result), _shown(result, row.score_lost), strict=True):
+        points = " points" if result.golden_score is None else ""
+        yield f"{name} per fault", f"{text.estimate}{points}", text.limits if lost.estimate else ""
+    if result.golden_score is not None:
+        yield f"fault-free {result.score_name}", number_text(result.golden_score), ""
+
+
+def lost_meaning(result: PvfResult) -> str:
+    """A sentence or two on the columns; empty where there are none."""
+    if not result.score_name:
+        return ""
+    if result.golden_score is None:
+        return (
+            " Accuracy lost is in percentage points: right answers that a fault changes, or that end without one; wrong answers "
+            "that become right are not subtracted."
+        )
+    name = result.score_name
+    meaning = (
+        f" {name[:1].upper()}{name[1:]} lost is the mean fault-free score minus the mean faulty score; detectable outputs "
+        "and scores that are not finite, count as the lowest score."
+    )
+    if name == LOG_LIKELIHOOD:
+        meaning += f" The {PERPLEXITY_RATIO} is exp(lost): the geometric mean of faulty over fault-free perplexity."
+    return meaning
