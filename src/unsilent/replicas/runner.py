@@ -137,7 +137,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         """The row of a trial that needs a process of its own, which those that follow in the same environment share."""
         if self._child is None or trial == SECOND_TWIN or self._child.environment != environment:
             self.close()
-            self._child = ReplicaProcess(self.spec, environment)
+            self._child = ReplicaProcess(type(self), self.spec, environment)
         return self._checked(self._child.run_trial(trial))
 
     def _checked(self, row: ReplicaRow) -> ReplicaRow:
