@@ -29,6 +29,7 @@ from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.runner import TrialRunner
 from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
 from unsilent.studies.pvf.study import live_executor
+from unsilent.studies.training.kind import TRAINING
 from unsilent.studies.training.spec import TrainingSpec
 from unsilent.workloads import process_side_effects
 
@@ -199,10 +200,12 @@ def test_a_training_that_poisons_its_device(tmp_path):
     )
     deadly = TrialId("param:fc.bias", None, 0)
     others = [TrialId("param:conv.weight", None, k) for k in range(2)]
-    rows = ran(spec, [others[0], deadly, others[1]])
+    rows = ran(spec, [others[0], deadly, others[1]], make_runner=TRAINING.runner)
     assert (rows[deadly].end_reason, "device-side assert" in rows[deadly].error) == ("crash", True)
     assert "\n" not in rows[deadly].error
-    plain = ran(TrainingSpec(loop, per="tensor", layers=("conv", "fc"), faults=spec.faults), others)
+    plain = ran(
+        TrainingSpec(loop, per="tensor", layers=("conv", "fc"), faults=spec.faults), others, make_runner=TRAINING.runner
+    )
     assert [rows[t].end_reason for t in others] == [plain[t].end_reason for t in others]
 
 
