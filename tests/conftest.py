@@ -302,8 +302,10 @@ def inline_campaigns() -> Iterator[None]:
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.replicas import runner
 
-    def here(spec: Any, *, observer: Any = None, worker_settings: Any = None, **rest: Any) -> InlineExecutor:
-        return InlineExecutor(spec, None, observer, worker_settings)
+    def here(
+        make_runner: Any, spec: Any, *, observer: Any = None, worker_settings: Any = None, **rest: Any
+    ) -> InlineExecutor:
+        return InlineExecutor(make_runner, spec, observer, worker_settings)
 
     # A workload that a test loaded by itself stays in this process, and would have been loaded anew in another one.
     of_users = user_module_name(Path())

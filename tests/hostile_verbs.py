@@ -65,7 +65,7 @@ def make_replicas(folder):
     with ReplicaStore(folder / "s.sqlite", write=True) as store:
         store.bind_campaign(spec, trained := runner.establish_baseline())
         store.record_request(ReplicaRequest(tuple(map(str, asked.variants)), asked.replicas))
-        store.add_rows(map(runner.run, dict.fromkeys(asked.planned_runs(trained))))
+        store.add_rows(map(runner.run_replica, dict.fromkeys(asked.planned_runs(trained))))
         store.add_rows(map(runner.trace_step, dict.fromkeys(steps_to_trace(asked, store))))
         store.add_session_seconds(1.0, 2.0)
     return folder / "s.sqlite", asked

@@ -14,6 +14,7 @@ from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.spec import TrialId, WorkerSettings
+from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.pvf.spec import PvfSpec
 
 GIB = 1 << 30
@@ -72,6 +73,7 @@ def test_the_memory_of_a_process_is_known():
 ])  # fmt: skip
 def test_workers_that_nobody_asked_for_wait_until_they_are_worth_it(monkeypatch, slowly, loading, room, expected):
     executor = ProcessExecutor(
+        PVF.runner,
         PvfSpec("digits-cnn"),
         jobs=4,
         deadline=None,
@@ -95,7 +97,7 @@ def test_rows_do_not_depend_on_the_default(tiny, monkeypatch):
     spec = replace(PvfSpec(f"{tiny}:make"), per="component")
     rows, workers = {}, {}
     for jobs in (None, 1):
-        with EngineOptions(jobs=jobs).open_executor(spec) as executor:
+        with EngineOptions(jobs=jobs).open_executor(PVF.runner, spec) as executor:
             target = executor.establish_baseline().targets[0].name
             executor._grows_at = 0.0  # as if trials had run for long
             found = [row for some in executor.run(TrialId(target, 1, k) for k in range(600)) for row in some]
@@ -108,7 +110,7 @@ def test_rows_do_not_depend_on_the_default(tiny, monkeypatch):
 
 def test_a_short_campaign_starts_one_worker(tiny, monkeypatch):
     monkeypatch.setattr(processes, "core_count", lambda: 9)
-    with make_executor(None, PvfSpec(f"{tiny}:make")) as executor:
+    with make_executor(None, PVF.runner, PvfSpec(f"{tiny}:make")) as executor:
         target = executor.establish_baseline().targets[0].name
         assert sum(len(some) for some in executor.run(TrialId(target, 1, k) for k in range(200))) == 200
         assert executor._count == 1

@@ -28,7 +28,7 @@ def test_whether_any_is_left_takes_none():
 @pytest.mark.parametrize("stopped", [0.0, 10 * PAUSE])
 def test_a_stopped_driver_takes_no_time_from_its_workers(stopped):
     executor = ProcessExecutor(
-        SimpleNamespace(), jobs=1, deadline=None, observer=Silent(), worker_settings=WorkerSettings()
+        SimpleNamespace, SimpleNamespace(), jobs=1, deadline=None, observer=Silent(), worker_settings=WorkerSettings()
     )
     now = time.monotonic()
     worker = SimpleNamespace(since=now - 100)

@@ -30,7 +30,7 @@ from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.ray_launch import Cluster
 from unsilent.cli.main import run
-from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.spec import PvfSpec
 
 pytestmark = [
@@ -269,7 +269,7 @@ class Listening(Silent):
 def test_a_node_with_another_fingerprint_is_refused(folder, member):
     observer = Listening()
     spec = PvfSpec("ragged.py:by_node")
-    with make_executor("ray", spec, jobs=2, observer=observer, address=member.address) as executor:
+    with make_executor("ray", PVF.runner, spec, jobs=2, observer=observer, address=member.address) as executor:
         target = executor.establish_baseline().targets[0].name
         until_said = itertools.takewhile(
             lambda trial: not observer.said, (TrialId(target, 1, k) for k in itertools.count())
@@ -288,7 +288,10 @@ def test_a_node_with_another_fingerprint_is_refused(folder, member):
 def test_no_room_is_said(folder, member, monkeypatch):
     monkeypatch.setattr(ray_supervisor_pool, "PLACEMENT_TIMEOUT", 1.0)
     spec = PvfSpec("ragged.py:make", threads=64)
-    with make_executor(None, spec, address=member.address) as executor, pytest.raises(UnsilentError) as refused:
+    with (
+        make_executor(None, PVF.runner, spec, address=member.address) as executor,
+        pytest.raises(UnsilentError) as refused,
+    ):
         executor.establish_baseline()
     assert str(refused.value) == (
         f"no worker could be placed on the Ray cluster at {member.address} for 1 s (3 nodes, the largest with 1 CPUs; "
@@ -394,7 +397,7 @@ def test_an_interrupt_while_ray_starts_leaves_no_process_and_no_folder(temporary
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ray_launch.BridgeProcess, "_join", interrupted)
-    with make_executor("ray", PvfSpec("digits-cnn")) as executor, pytest.raises(KeyboardInterrupt):
+    with make_executor("ray", PVF.runner, PvfSpec("digits-cnn")) as executor, pytest.raises(KeyboardInterrupt):
         executor.establish_baseline()
     assert not Path(f"/proc/{begun[0]}").exists()
     assert not any(temporary.iterdir())
@@ -450,7 +453,7 @@ def test_a_listener_that_is_no_cluster(monkeypatch):
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with (
-            make_executor("ray", PvfSpec("digits-cnn"), address=address) as executor,
+            make_executor("ray", PVF.runner, PvfSpec("digits-cnn"), address=address) as executor,
             pytest.raises(UsageError, match="check that a Ray cluster runs at that address"),
         ):
             executor.establish_baseline()
@@ -463,7 +466,7 @@ def test_the_extra_of_ray_itself_is_named():
         other.listen()
         address = f"ray://127.0.0.1:{other.getsockname()[1]}"
         with (
-            make_executor("ray", PvfSpec("digits-cnn"), address=address) as executor,
+            make_executor("ray", PVF.runner, PvfSpec("digits-cnn"), address=address) as executor,
             pytest.raises(
                 UsageError, match="an optional package; run: pip install 'ray.client.', or give the head node's"
             ),

@@ -15,6 +15,7 @@ from unsilent.campaigns import TrialId, ray_executor, ray_launch
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.ray_executor import RayExecutor
 from unsilent.campaigns.spec import WorkerSettings
+from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow
 
 FOUND = PvfBaseline(
@@ -94,7 +95,9 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RayExecutor, Pl
         monkeypatch.setattr(ray_launch, "find_spec", lambda name: name)
         spec = PvfSpec("digits-cnn", threads=threads)
         return (
-            RayExecutor(spec, jobs=jobs, deadline=None, observer=observer, worker_settings=WorkerSettings()),
+            RayExecutor(
+                PVF.runner, spec, jobs=jobs, deadline=None, observer=observer, worker_settings=WorkerSettings()
+            ),
             played,
             observer,
         )

@@ -12,7 +12,7 @@ import unsilent
 from unsilent.campaigns import Budget, run_campaign
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.stopwatch import Stopwatch
-from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.spec import PvfSpec
 
 
@@ -41,7 +41,7 @@ def test_both_clocks_cover_the_same():
 def test_set_up_before_the_campaign_is_in_both(tiny, tmp_path):
     """A worker that has described itself before `run_campaign` (for --assert) has spent wall time, too."""
     spec, path = PvfSpec(f"{tiny}:make"), tmp_path / "s.sqlite"
-    with PvfStore(path, write=True) as store, make_executor("serial", spec) as executor:
+    with PvfStore(path, write=True) as store, make_executor("serial", PVF.runner, spec) as executor:
         start = time.monotonic()
         executor.establish_baseline()
         set_up = time.monotonic() - start

@@ -7,8 +7,8 @@ import os
 import threading
 from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -22,9 +22,10 @@ from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.campaigns import TrialId, WorkerSettings
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.runner import Runner
 from unsilent.outcomes import Outcome
 from unsilent.sites.memory import TensorMemory
-from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.runner import TrialRunner
 from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
 from unsilent.studies.pvf.study import live_executor
@@ -123,9 +124,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def ran(spec, trials, heard=None, **how):
+def ran(spec, trials, heard=None, make_runner=PVF.runner, **how):
     """Rows by trial; each comes once."""
-    with make_executor(None, spec, observer=heard or Heard(), **how) as executor:
+    with make_executor(None, make_runner, spec, observer=heard or Heard(), **how) as executor:
         rows = [row for some in executor.run(iter(trials)) for row in some]
     assert sorted(row.trial for row in rows) == sorted(trials)
     return {row.trial: row for row in rows}
@@ -255,17 +256,15 @@ def test_memory_that_runs_out_in_this_process(folder):
     assert len(tries) == 2
 
 
-class Stub:
+class Stub(Runner):
     """A runner of trials that cost nothing, of which those of target ``bad`` end it in a given way."""
 
-    workload = SimpleNamespace(name="stub")
-
-    def __init__(self, how, pack):
+    def __init__(self, how, pack, spec, **_):
+        super().__init__(spec)
         self.how, self.max_trials_together = how, pack
-        self.unverified_row_count = 0
         self.bad = False
 
-    def establish_baseline(self):
+    def make_baseline(self):
         return SimpleNamespace(campaign="c", fingerprint={}, golden_seconds=1e-3)
 
     def run_all(self, trials, alone=False):
@@ -298,8 +297,7 @@ class Stub:
 def test_the_trial_that_ended_its_worker_is_found(how, pack, reason, jobs):
     """Also where several ran together, or were not proven yet."""
     trials = [TrialId("bad" if k in (5, 11) else "good", 1, k) for k in range(16)]
-    with mock.patch.object(PvfSpec, "make_runner", return_value=Stub(how, pack)):
-        rows = ran(PvfSpec("stub"), trials, jobs=jobs)
+    rows = ran(PvfSpec("stub"), trials, make_runner=partial(Stub, how, pack), jobs=jobs)
     for row in rows.values():
         assert (set(row.outcome_codes), row.error) == (
             ({Outcome.CRASH}, reason) if row.trial.target == "bad" else ({0}, "")

@@ -36,7 +36,10 @@ def floors(folder: Path):
 
 
 def campaign(folder: Path, floors, spec: TrainingSpec, name: str, *, guard: bool = False) -> TrainingResult:
-    with TrainingStore(folder / name, write=True) as store, make_executor(None, spec, jobs=2) as executor:
+    with (
+        TrainingStore(folder / name, write=True) as store,
+        make_executor(None, TRAINING.runner, spec, jobs=2) as executor,
+    ):
         return run_with_floors(campaign_run(TRAINING, spec, store, executor, trials=TRIALS, guard=guard), floors)
 
 

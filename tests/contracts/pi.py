@@ -1,72 +1,34 @@
-"""A study as small as can be: pi, from points thrown at a square. Its own spec, baseline, row, runner, analysis and report."""
+"""A study as small as can be: pi, from points thrown at a square. Its own spec, row, runner, analysis and report."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Lt
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
-from unsilent.basics.options import NOT_AN_OPTION, WORKLOAD_PANEL, Option
+from unsilent.basics.options import WORKLOAD_PANEL, Option
 from unsilent.campaigns.code import code_hash
 from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.options import SEED
-from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, campaign_hash, trial_seed
+from unsilent.campaigns.runner import Runner
+from unsilent.campaigns.spec import PlainBaseline, Spec, Target, TrialId
 from unsilent.campaigns.store import Store
 from unsilent.report.estimates import Estimate, machine_table, rows_across
 from unsilent.report.model import Column, Report, Section, Table
 
 
 @dataclass(frozen=True)
-class PiSpec:
+class PiSpec(Spec, study="pi"):
     """What is asked: how many points a trial throws."""
 
     points: Annotated[int, Option("Points of a trial.", WORKLOAD_PANEL)] = 100
     seed: Annotated[int, SEED] = 0
-    workload: Annotated[str, NOT_AN_OPTION] = "pi"
-    options: Annotated[tuple[tuple[str, str], ...], NOT_AN_OPTION] = ()
-    flips: Annotated[tuple[int | None, ...], NOT_AN_OPTION] = (None,)
-    threads: Annotated[int, NOT_AN_OPTION] = 1
-    device: Annotated[str, NOT_AN_OPTION] = "cpu"
-    is_enumerated: Annotated[bool, NOT_AN_OPTION] = False
-    study: Annotated[str, NOT_AN_OPTION] = "pi"
-
-    def to_json(self) -> Json:
-        return asdict(self)
-
-    identity = to_json
-
-    def make_runner(self, told: object, worker_settings: WorkerSettings) -> Runner:
-        return PiRunner(self)
-
-
-@dataclass(frozen=True)
-class Square:
-    """A target."""
-
-    name: str = "square"
-    slots: int = 0
-
-
-@dataclass(frozen=True)
-class PiBaseline:
-    """What is known before the first trial."""
-
-    campaign: str
-    fingerprint: Mapping[str, str]
-    targets: tuple[Square, ...] = (Square(),)
-    golden_seconds: float = 1e-6
-    info: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> Json:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -79,33 +41,18 @@ class PiRow(StoredRow):
     worker: Annotated[int, RUN_SPECIFIC] = 0
 
 
-class PiRunner:
+class PiRunner(Runner[PiSpec, PlainBaseline, PiRow]):
     """Throws points."""
 
-    max_trials_together = 1
-    unverified_row_count = 0
-    name = "pi"
-
-    def __init__(self, spec: PiSpec) -> None:
-        self.spec, self.workload = spec, self
+    def make_baseline(self) -> PlainBaseline:
         fingerprint = {"numpy": np.__version__, "code": code_hash(__name__)}
-        self.baseline = PiBaseline(campaign_hash(spec, fingerprint), fingerprint)
+        return PlainBaseline.of(self.spec, fingerprint, targets=(Target("square"),))
 
-    def establish_baseline(self) -> PiBaseline:
-        return self.baseline
-
-    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[PiRow]:
-        for trial in trials:
-            rng = np.random.default_rng(trial_seed(self.baseline.campaign, self.spec.seed, trial))
-            yield PiRow(trial, int((np.hypot(*rng.random((2, self.spec.points))) < 1).sum()))
-
-    def lost_trial_row(self, trial: TrialId, ended: object, seconds: float, reason: str) -> PiRow:
-        return PiRow(trial, 0, seconds)
-
-    def verify_restored_state(self) -> None: ...
+    def run_trial(self, trial: TrialId, rng: np.random.Generator) -> PiRow:
+        return PiRow(trial, int((np.hypot(*rng.random((2, self.spec.points))) < 1).sum()))
 
 
-PiStore = Store[PiSpec, PiBaseline, PiRow]
+PiStore = Store[PiSpec, PlainBaseline, PiRow]
 
 
 def analyse(store: PiStore, confidence: float = 0.95) -> Interval:
@@ -140,7 +87,6 @@ def _report(schema: str, title: str, headline: str, found: dict[str, Interval]) 
 
 
 PI = Kind(
-    name="pi", application_id=0x556E7370, spec=PiSpec, baseline=PiBaseline, row=PiRow,
-    analyse=analyse, report=report, compare=compare, builtin_values={"workload": ("pi",)},
-    command_help="Estimate pi from random points.",
+    name="pi", application_id=0x556E7370, spec=PiSpec, row=PiRow, runner=PiRunner,
+    analyse=analyse, report=report, compare=compare, command_help="Estimate pi from random points.",
 )  # fmt: skip

@@ -15,6 +15,7 @@ from unsilent.campaigns import TrialId, WorkerSettings
 from unsilent.campaigns.executors import EXECUTORS as NAMES
 from unsilent.campaigns.executors import Executor, make_executor
 from unsilent.outcomes import Outcome
+from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
 
 pytestmark = pytest.mark.slow
@@ -71,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def reference(folder: None) -> dict[TrialId, tuple[object, ...]]:
     """The rows of one process that takes no shortcut."""
-    with make_executor("serial", SPEC, worker_settings=WorkerSettings("plain")) as executor:
+    with make_executor("serial", PVF.runner, SPEC, worker_settings=WorkerSettings("plain")) as executor:
         return {row.trial: row.reproducible_values() for batch in executor.run(MANY) for row in batch}
 
 
@@ -80,7 +81,7 @@ def ran(request: pytest.FixtureRequest, folder: None) -> Iterator[Ran]:
     if request.param == "ray" and find_spec("ray") is None:
         pytest.skip("ray is not installed")
     before = children(os.getpid())  # ranks of distributed trainings that other tests of this process keep ready
-    with make_executor(request.param, SPEC, jobs=EXECUTORS[request.param], deadline=DEADLINE) as executor:
+    with make_executor(request.param, PVF.runner, SPEC, jobs=EXECUTORS[request.param], deadline=DEADLINE) as executor:
         executor.establish_baseline()
         rows, spent = [], [executor.seconds_since_last_call()]
         for trials in (MANY, AROUND):

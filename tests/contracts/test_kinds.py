@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 import unsilent
 from campaigns.faulty_loop import write_loop
 from conftest import TINY, in_process, inline_campaigns
-from contracts.pi import PI, PiRow, PiRunner, PiSpec, Square, analyse
+from contracts.pi import PI, PiRow, PiRunner, PiSpec, analyse
 from studies.clean_inference import write_clean
 from unsilent.basics.errors import StoreError, UsageError, UserCodeError
 from unsilent.basics.interval import Interval
 from unsilent.basics.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.campaigns import Budget, Store, TrialId, run_campaign
 from unsilent.campaigns.campaign_result import CampaignResult
-from unsilent.campaigns.campaign_run import DryRun, campaign_function
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.code import code_hash
 from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.driver import check_strata, run_trials
@@ -45,7 +45,9 @@ from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.options import AnalysisOptions
+from unsilent.campaigns.python_function import campaign_function
 from unsilent.campaigns.replay import check_same_campaign
+from unsilent.campaigns.spec import Target
 from unsilent.campaigns.worker import as_picklable_error
 from unsilent.cli.campaign import OUTPUT_CLASSES, CampaignVerb
 from unsilent.cli.main import run as cli
@@ -88,7 +90,7 @@ def workers_find_the_kind(monkeypatch):
 
 
 def run(path, trials=TRIALS, shard=(1, 1), executor=None):
-    with executor or InlineExecutor(SPEC) as running, Store(path, PI, write=True) as store:
+    with executor or InlineExecutor(PiRunner, SPEC) as running, Store(path, PI, write=True) as store:
         run_campaign(SPEC, Budget(trials, shard), running, store, command="by hand")
     return path
 
@@ -126,7 +128,7 @@ def test_every_executor_makes_the_same_store(tmp_path, name, jobs):
     if name == "ray" and find_spec("ray") is None:
         pytest.skip("ray is not installed")
     here = lines(run(tmp_path / "here.sqlite"))
-    assert lines(run(tmp_path / "there.sqlite", executor=make_executor(name, SPEC, jobs=jobs))) == here
+    assert lines(run(tmp_path / "there.sqlite", executor=make_executor(name, PiRunner, SPEC, jobs=jobs))) == here
 
 
 def verb(capsys, *words):
@@ -255,7 +257,7 @@ class Wrong(PiRunner):
 )
 def test_a_runner_returns_a_row_of_each_trial(tmp_path, change, said):
     with pytest.raises(UsageError, match=f"the runner Wrong .*{said}"):
-        run(tmp_path / "a.sqlite", 3, executor=InlineExecutor(SPEC, lambda *_: Wrong(change)))
+        run(tmp_path / "a.sqlite", 3, executor=InlineExecutor(lambda *_, **__: Wrong(change), SPEC))
 
 
 def test_options_are_shown_as_a_command_writes_them(tmp_path, pi_has_flips):
@@ -263,7 +265,7 @@ def test_options_are_shown_as_a_command_writes_them(tmp_path, pi_has_flips):
     assert re.search(r"--terms\s+10,100\s", shown), shown
     told("pi", "--flips", "1,2", "--terms", "10,100", "--trials", 2, "--store", "a.sqlite", "--quiet")
     done = in_process("pi", "--flips", "1,3", "--trials", 2, "--store", "a.sqlite", "--quiet")
-    assert "(flips: 1,2 in the store, 1,3 now; terms: 10,100 in the store, 10,1000 now)" in done.stderr
+    assert "(terms: 10,100 in the store, 10,1000 now; flips: 1,2 in the store, 1,3 now)" in done.stderr
 
 
 def test_no_two_strata_are_equal(tmp_path, pi_has_flips):
@@ -272,7 +274,7 @@ def test_no_two_strata_are_equal(tmp_path, pi_has_flips):
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "the flips of this campaign contain 1 more than once; expected each of them once" in done.stderr
     with pytest.raises(UsageError, match="the targets of this campaign contain square more than once"):
-        check_strata(SPEC, replace(PiRunner(SPEC).baseline, targets=(Square(), Square())))
+        check_strata(SPEC, replace(PiRunner(SPEC).baseline, targets=(Target("square"), Target("square"))))
 
 
 @pytest.mark.parametrize(
@@ -818,7 +820,7 @@ from unsilent.campaigns.executors import make_executor
 
 if __name__ == "__main__":
     spec = PiSpec(points=50)
-    with Store(sys.argv[1], PI, write=True) as store, make_executor("serial", spec) as executor:
+    with Store(sys.argv[1], PI, write=True) as store, make_executor("serial", PI.runner, spec) as executor:
         run_campaign(spec, Budget(int(sys.argv[2])), executor, store)
 """
 

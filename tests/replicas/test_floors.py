@@ -24,7 +24,7 @@ def stored(tmp_path_factory):
     runner = ReplicaRunner(spec)
     with ReplicaStore(folder / "s.sqlite", write=True) as store:
         store.bind_campaign(spec, runner.establish_baseline())
-        store.add_rows(map(runner.run, [Replica(Switches(), 0), *(Replica(WITHIN, n) for n in range(21))]))
+        store.add_rows(map(runner.run_replica, [Replica(Switches(), 0), *(Replica(WITHIN, n) for n in range(21))]))
     with ReplicaStore(folder / "s.sqlite") as store:
         yield store
 

@@ -97,7 +97,7 @@ def sound(tmp_path_factory):
     with ReplicaStore(folder / "s.sqlite", write=True) as store:
         store.bind_campaign(spec, trained := runner.establish_baseline())
         store.record_request(ReplicaRequest(tuple(map(str, asked.variants)), asked.replicas))
-        store.add_rows(map(runner.run, dict.fromkeys(asked.planned_runs(trained))))
+        store.add_rows(map(runner.run_replica, dict.fromkeys(asked.planned_runs(trained))))
         store.add_rows(map(runner.trace_step, dict.fromkeys(steps_to_trace(asked, store))))
         store.add_session_seconds(1.0, 2.0)
     return folder / "s.sqlite"
@@ -185,7 +185,7 @@ def test_hashes_are_as_many_as_every_gives(sound, tmp_path, every):
     runner = ReplicaRunner(spec)
     with ReplicaStore(tmp_path / "s.sqlite", write=True) as store:
         store.bind_campaign(spec, runner.establish_baseline())
-        store.add_rows([runner.run(Replica(Switches(), 0))])
+        store.add_rows([runner.run_replica(Replica(Switches(), 0))])
         assert len(store.clean_twin().hashes) == {1: 4, 3: 2, 4: 1, 5: 1}[every]
 
 

@@ -138,7 +138,7 @@ def test_another_training_is_another_one(folder):
         patch.delenv("SUBJECT_SCALE")
         patch.setenv("MKL_CBWR", "COMPATIBLE")
         assert ReplicaRunner(spec).establish_baseline().campaign != training
-    assert ReplicaRunner(replace(spec, steps=3)).run(ASKED[0]).losses.shape == (3,)
+    assert ReplicaRunner(replace(spec, steps=3)).run_replica(ASKED[0]).losses.shape == (3,)
 
 
 def test_settings_are_put_back_and_each_switch_is_applied(folder):
@@ -190,10 +190,10 @@ def test_threads_of_two_runs_do_not_share_processors(folder):
     """A run of two threads beside another takes a hundred times as long on two processors: they wait busily for each other."""
     wide, narrow = Replica(Switches.parse("threads=2"), 0).trial, Replica(Switches(), 0).trial
     spec = ReplicaSpec(f"{folder}/loop.py:make")
-    first, second = ReplicaRunner(spec, WorkerSettings(jobs=2)).run_all([wide, narrow])
+    first, second = ReplicaRunner(spec, worker_settings=WorkerSettings(jobs=2)).run_all([wide, narrow])
     assert first == DeferredTrial(wide, "")
     assert second.trial == narrow
-    (row,) = ReplicaRunner(spec, WorkerSettings(jobs=2)).run_all([wide], alone=True)
+    (row,) = ReplicaRunner(spec, worker_settings=WorkerSettings(jobs=2)).run_all([wide], alone=True)
     assert row.trial == wide
     (row,) = ReplicaRunner(spec).run_all([wide])
     assert row.trial == wide

@@ -265,15 +265,14 @@ def test_user_code_in_a_worker_sees_no_arguments_of_ours(monkeypatch, module, re
 
     worker, seen = importlib.import_module(module), []
 
-    def load_it(*_):
+    def load_it(*_, **__):
         seen.extend(sys.argv)
         raise EOFError
 
     monkeypatch.setattr(sys, "argv", ["worker.py", "7", "4242"])
-    monkeypatch.setattr("unsilent.replicas.runner.ReplicaRunner", load_it)
-    start = ("start", SimpleNamespace(workload=ref, make_runner=load_it), None)
+    start = ("start", load_it, SimpleNamespace(workload=ref), None)
     with pytest.raises(EOFError):
-        worker._serve(SimpleNamespace(recv=lambda: start if "replicas" not in module else start[:2]))
+        worker._serve(SimpleNamespace(recv=lambda: start if "replicas" not in module else start[:3]))
     assert len(seen) == 1
     assert seen[0].endswith(name)
     assert "~" not in seen[0]

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+INSIDE = "UNSILENT_INSIDE_WORKER"
+"""Set in the environment of worker processes: a campaign must not start campaigns."""
 EXIT_TIMEOUT = 0.3
 """Seconds that a process has to end by itself once its connection is closed."""
 

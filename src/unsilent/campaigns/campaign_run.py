@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from unsilent.basics.errors import UsageError
-from unsilent.basics.option_function import OBSERVER, Argument, option_function
-from unsilent.basics.options import Asked, options_of
-from unsilent.campaigns.options import store_or_temporary
+from unsilent.basics.options import Asked
+from unsilent.campaigns.options import Budget, ExecutionOptions, store_or_temporary
 from unsilent.campaigns.spec import Spec
 
 if TYPE_CHECKING:
     from unsilent.campaigns.driver import Planner
     from unsilent.campaigns.executors import Executor
     from unsilent.campaigns.expected_end import ExpectedEnd
-    from unsilent.campaigns.kinds import Kind
     from unsilent.campaigns.observer import Observer
+    from unsilent.campaigns.runner import MakeRunner
 
-T = TypeVar("T")
 TrialNumbers = Mapping[tuple[str, int | None], range]
 """Numbers of trials by stratum: target, and number of flips."""
-STORE = Argument("store", str | Path | None, "File that stores the trials, to continue from. Default: none is kept.")
 
 
 def open_executor_of_options(run: CampaignRun, observer: Observer | None) -> AbstractContextManager[Executor]:
     """The executor of a campaign, opened by its options."""
-    executor: AbstractContextManager[Executor] = run.asked[run.kind.execution_options].open_executor(run.spec, observer)
+    executor: AbstractContextManager[Executor] = run.asked[run.kind.execution_options].open_executor(
+        run.kind.runner, run.spec, observer
+    )
     return executor
+
+
+class KindOfRun(Protocol):
+    """What a run needs to know of its `unsilent.campaigns.kinds.Kind`."""
+
+    @property
+    def runner(self) -> MakeRunner: ...
+
+    @property
+    def analysis_options(self) -> type: ...
+
+    @property
+    def execution_options(self) -> type[ExecutionOptions]: ...
+
+    def resolve_budget(self, asked: Asked) -> Budget: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,7 @@ class CampaignRun:
         floor_file: The file that keeps fault-free runs, by what was asked and their spec.
     """
 
-    kind: Kind[Any, Any, Any]
+    kind: KindOfRun
     asked: Asked
     spec: Any
     store: Any
@@ -108,60 +120,3 @@ class DryRun:
     notes: Callable[[CampaignRun, Any, Path], Iterable[str]] = lambda run, baseline, path: ()
     has_open_number: Callable[[Asked], bool] = lambda asked: False
     expected_end: Callable[[CampaignRun, Path, Executor], ExpectedEnd | None] = lambda run, path, executor: None
-
-
-def campaign_function(
-    kind: Kind[Any, Any, Any],
-    result: type[T],
-    summary: str,
-    *,
-    live_executor: Callable[[Any, CampaignRun, Any], AbstractContextManager[Executor]] | None = None,
-    check: Callable[[Mapping[str, Any]], None] = lambda arguments: None,
-    further: Sequence[Argument] = (),
-) -> Callable[..., T]:
-    """The function for Python that runs a campaign of a kind: its options as arguments, ``store`` and ``observer``.
-
-    Args:
-        result: The class of what the kind's ``run`` returns.
-        summary: The first line of the docstring.
-        live_executor: Runs the trials of a workload that is an object; None: workloads are named.
-        check: Raises ``UsageError`` for arguments that no option describes.
-        further: Arguments that take more than the option of their name does.
-    """
-
-    def run(given: Mapping[str, Any]) -> T:
-        from unsilent.campaigns.store import open_store
-
-        arguments = dict(given)
-        check(arguments)
-        workload: Any = arguments.get("workload")
-        observer, make_executor = arguments["observer"], open_executor_of_options
-        live = None if isinstance(workload, str) else live_executor
-        if live is not None:
-            arguments["workload"] = workload.name
-            make_executor = partial(live, workload)
-        asked = Asked.from_call(kind.option_classes, arguments)
-        spec = kind.checked_spec(asked)
-        if live is not None and asked[kind.execution_options].jobs not in (None, 1):
-            raise UsageError(
-                "a workload object runs in this process, so jobs must be 1; name it as 'file.py:name' to use more jobs"
-            )
-        command = asked.python_call(name, *kind.command_classes) if live is not None else kind.command_line(asked)
-        with store_or_temporary(arguments["store"]) as path, open_store(path, kind, write=True) as store:
-            campaign = CampaignRun(kind, asked, spec, store, command, lambda noun: nullcontext(observer), make_executor)
-            done: T = kind.run(campaign)
-            return done
-
-    name = kind.name.replace("-", "_")
-    text = (
-        f"{summary}\n\nArguments are the options of ``unsilent {kind.command_words}``, by the same names and with the same "
-        "defaults."
-    )
-    files = [
-        replace(argument, hint=str | Path | None)
-        for argument in map(Argument.of_option, options_of(kind.spec).values())
-        if argument.name in getattr(kind.spec, "FILES", ())
-    ]
-    further = (*files, STORE, OBSERVER, *further)
-    module = kind.run.__module__
-    return option_function(name, run, kind.option_classes, text, module=module, further=further, returns=result)

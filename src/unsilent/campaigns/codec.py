@@ -21,7 +21,6 @@ from typing import (
     Any,
     Generic,
     Self,
-    TypeVar,
     Union,
     cast,
     get_args,
@@ -33,7 +32,7 @@ import xxhash
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.lazy_numpy import np
-from unsilent.campaigns.spec import CampaignRow, TrialId, sorted_json_text
+from unsilent.campaigns.spec import R, TrialId, sorted_json_text
 from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, check_faults, one_line_preview
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
     from unsilent.faults import Fault
 
-R = TypeVar("R", bound=CampaignRow)
 Shape = int | tuple[int, ...]
 FAULTS_JSON = "faults"
 """Marks a text as JSON: a list of faults, or one object in their place (a digest)."""

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar, cast
+from dataclasses import fields, replace
+from typing import Any, cast
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.printable import escape_unprintable
-from unsilent.campaigns.spec import Spec
+from unsilent.campaigns.spec import S
 from unsilent.faults.fault_texts import function_file
-
-S = TypeVar("S", bound=Spec)
 
 
 def with_confirmed_files(
@@ -35,10 +33,12 @@ def with_confirmed_files(
     Raises ``UsageError`` with the options to add, or for one that the campaign did not have.
     """
     confirmed = {"fault": None, **confirmed}  # a function is code, whatever a caller knows of it
-    stored = {key: getattr(spec, key, None) for key in confirmed}
+    known = {one.name for one in fields(cast(Any, spec))}  # what is no field is no choice of a campaign
+    stored = {key: getattr(spec, key) if key in known else None for key in confirmed}
     if not isinstance(stored["fault"], str) or function_file(stored["fault"]) is None:
         stored["fault"] = None
     surplus = [f"--{key}" for key, value in confirmed.items() if value is not None and stored[key] is None]
+    surplus += ["--with"] if options and "options" not in known else []
     if surplus:
         raise UsageError(f"the stored trial did not use {' and '.join(surplus)}; leave out {' and '.join(surplus)}")
     missing = [
@@ -55,5 +55,6 @@ def with_confirmed_files(
             f"code and files that a store names are used only if the command names them too; add {' '.join(missing)}"
         )
     changes: dict[str, Any] = {key: value for key, value in confirmed.items() if value is not None}
-    changes["options"] = tuple(sorted({**dict(spec.options), **dict(options)}.items()))
+    if "options" in known:
+        changes["options"] = tuple(sorted({**dict(spec.options), **dict(options)}.items()))
     return replace(cast(Any, spec), **changes)  # type: ignore[no-any-return]

@@ -10,14 +10,12 @@ from unsilent.basics.errors import UsageError
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.options import Budget
 from unsilent.campaigns.spec import Baseline, Json, Spec, TrialId, strata_of
-from unsilent.campaigns.store import Store
 
 if TYPE_CHECKING:
     from unsilent.campaigns.executors import Executor
 
 ROUND = "round"
 """The name of records of what a planner decided."""
-AnyStore = Store[Any, Any, Any]
 MOST_PLANNED = 20_000_000
 """Trials of one command at most: a store of some ten gigabytes."""
 
@@ -36,6 +34,24 @@ class Planner(Protocol):
     def describe_round(self, store: Any) -> str:
         """A sentence on the purpose of the round that was decided last."""
         ...
+
+
+class WritableStore(Protocol):
+    """What the driver does with a store, see `unsilent.campaigns.store.Store`."""
+
+    def bind_campaign(self, spec: Any, baseline: Any) -> None: ...
+
+    def record_budget(self, trials: int, command: str) -> None: ...
+
+    def records(self, name: str) -> list[Any]: ...
+
+    def add_record(self, name: str, value: Any) -> None: ...
+
+    def stored_trial_ids(self) -> set[TrialId]: ...
+
+    def add_rows(self, rows: Iterable[Any]) -> None: ...
+
+    def add_session_seconds(self, seconds: float, cpu_seconds: float) -> None: ...
 
 
 def check_strata(spec: Spec, baseline: Baseline) -> None:
@@ -81,7 +97,7 @@ def run_campaign(
     spec: Spec,
     budget: Budget,
     executor: Executor,
-    store: AnyStore,
+    store: WritableStore,
     *,
     planner: Planner | None = None,
     observer: Observer | None = None,
@@ -121,7 +137,9 @@ def run_campaign(
         watcher.say(planner.describe_round(store))
 
 
-def run_trials(trials: Iterable[TrialId], executor: Executor, store: AnyStore, observer: Observer | None = None) -> int:
+def run_trials(
+    trials: Iterable[TrialId], executor: Executor, store: WritableStore, observer: Observer | None = None
+) -> int:
     """Run and store the trials that are not there yet, in a store that is bound already; how many those were."""
     watcher = observer or Silent()
     done = store.stored_trial_ids()

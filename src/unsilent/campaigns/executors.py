@@ -12,16 +12,16 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
+from unsilent.basics.child_processes import INSIDE
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.options import check_count
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor, default_job_count
+from unsilent.campaigns.runner import MakeRunner
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
 
 EXECUTORS = ("serial", "processes", "ray")
 MOST_JOBS = 4096
-INSIDE = "UNSILENT_INSIDE_WORKER"
-"""Set in the environment of worker processes: a campaign must not start campaigns."""
 
 
 class Executor(Protocol):
@@ -66,6 +66,7 @@ class LocalExecutor(Executor, Protocol):
 
 def make_executor(
     name: str | None,
+    make_runner: MakeRunner,
     spec: Spec,
     *,
     jobs: int | None = None,
@@ -84,9 +85,16 @@ def make_executor(
         from unsilent.campaigns.ray_executor import RayExecutor
 
         return RayExecutor(
-            spec, jobs=jobs or 1, deadline=deadline, observer=observer, worker_settings=worker_settings, address=address
+            make_runner,
+            spec,
+            jobs=jobs or 1,
+            deadline=deadline,
+            observer=observer,
+            worker_settings=worker_settings,
+            address=address,
         )
     return ProcessExecutor(
+        make_runner,
         spec,
         jobs=chosen_job_count(name, spec, jobs),
         deadline=deadline,

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from unsilent.basics.errors import UsageError
-from unsilent.campaigns.driver import ROUND, AnyStore
+from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.spec import Json, sorted_json_text
 from unsilent.campaigns.sqlite_file import remove_if_possible, temporary_name
+from unsilent.campaigns.store import AnyStore
 
 if TYPE_CHECKING:
     from pandas import DataFrame

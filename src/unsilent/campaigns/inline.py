@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -11,25 +11,20 @@ import torch
 from unsilent.basics.closing import Closing
 from unsilent.basics.errors import ProcessUnusable, UnsilentError
 from unsilent.campaigns.observer import Observer, Silent
-from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Runner, Spec, TrialId, WorkerSettings
+from unsilent.campaigns.runner import MakeRunner, run_trials_in_order
+from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
-from unsilent.campaigns.worker import run_trials_in_order
-from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.process_side_effects import forget_notes, take_notes
 from unsilent.workloads.trainings.randomness import save_generator_states
 
 
 class InlineExecutor(Closing):
-    """Runs trials here. Threads, settings of determinism and random generators are put back by ``close``.
-
-    Args:
-        make_runner: Of a live workload; None: what the spec names is loaded.
-    """
+    """Runs trials here. Threads, settings of determinism and random generators are put back by ``close``."""
 
     def __init__(
         self,
+        make_runner: MakeRunner,
         spec: Spec,
-        make_runner: Callable[[Progress, WorkerSettings], Runner] | None = None,
         observer: Observer | None = None,
         worker_settings: WorkerSettings | None = None,
     ) -> None:
@@ -38,8 +33,8 @@ class InlineExecutor(Closing):
         self._held: list[CampaignRow] = []
         self._observer = observer or Silent()
         forget_notes()
-        self.runner: Any = (make_runner or spec.make_runner)(
-            self._observer.loading, worker_settings or WorkerSettings()
+        self.runner: Any = make_runner(
+            spec, progress=self._observer.loading, worker_settings=worker_settings or WorkerSettings()
         )
 
     def establish_baseline(self) -> Baseline:
@@ -85,7 +80,7 @@ class InlineExecutor(Closing):
                 yield row
         for trial in again:
             yield from run_trials_in_order(self.runner, [trial], alone=True)
-        for note in take_notes(self.runner.workload.name):
+        for note in take_notes(self.runner.workload_name):
             self._observer.say(note)
 
     def wall_seconds(self, work: float) -> float:
@@ -105,6 +100,6 @@ class InlineExecutor(Closing):
 
     def close(self) -> None:
         """Put back threads, settings and random generators."""
-        getattr(self.runner, "close", lambda: None)()
+        self.runner.close()
         torch.set_num_threads(self._threads)
         self._generators()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import Asked, check_option_fields
@@ -12,16 +12,13 @@ from unsilent.campaigns.campaign_run import CampaignRun, DryRun, run_and_analyse
 from unsilent.campaigns.codec import Shape, row_codec
 from unsilent.campaigns.opening import TEXT_BYTES
 from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions, ReportOptions
-from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, strata_of
+from unsilent.campaigns.runner import MakeRunner
+from unsilent.campaigns.spec import B, PlainBaseline, R, S, Spec, TrialId, strata_of
 from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
 from unsilent.report.model import Report
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replay import TrialReplay
-
-S = TypeVar("S", bound=Spec)
-B = TypeVar("B", bound=Baseline)
-R = TypeVar("R", bound=CampaignRow)
+    from unsilent.campaigns.trial_replay import TrialReplay
 
 
 def is_trial_of_targets(trial: TrialId, spec: Spec, targets: frozenset[str]) -> bool:
@@ -56,7 +53,8 @@ class Kind(Generic[S, B, R]):
         name: Of the kind, and of its command where ``command`` is empty.
         application_id: Of SQLite files, as four letters.
         schema_version: Of what is stored.
-        spec, baseline, row: Its records.
+        spec, row, baseline: Its records.
+        runner: The class of what runs its trials, or a `LazyFunction` that names it where it loads torch.
         check_spec, check_baseline, check_row (with the baseline): Of values that types do not limit.
         shapes: By the baseline and the scalars of a row, the shapes of its arrays.
         accepts_trial: Whether a campaign with this spec and these names of targets may hold a trial.
@@ -93,8 +91,9 @@ class Kind(Generic[S, B, R]):
     name: str
     application_id: int
     spec: type[S]
-    baseline: type[B]
     row: type[R]
+    runner: MakeRunner
+    baseline: type[B] = PlainBaseline  # type: ignore[assignment]
     schema_version: int = 5
     check_spec: Callable[[S], None] = do_nothing
     check_baseline: Callable[[B], None] = do_nothing

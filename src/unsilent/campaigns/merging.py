@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.basics.errors import StoreError, UsageError
-from unsilent.campaigns.driver import AnyStore
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.locking import FileLock
 from unsilent.campaigns.spec import CampaignRow, TrialId, differences, spec_value_text
 from unsilent.campaigns.sqlite_file import check_name, remove_if_possible, temporary_name
-from unsilent.campaigns.store import Store
+from unsilent.campaigns.store import AnyStore, Store
 
 _SHARD = re.compile(r" --shard (\d{1,9})/(\d{1,9})")
 Order = tuple[str, bool, int, int, int]

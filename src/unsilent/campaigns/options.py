@@ -26,6 +26,7 @@ from unsilent.campaigns.stored_values import MOST_TRIALS
 if TYPE_CHECKING:
     from unsilent.campaigns.executors import Executor
     from unsilent.campaigns.observer import Observer
+    from unsilent.campaigns.runner import MakeRunner
 
 ENGINES = ("auto", "plain")
 MOST_PARTS = 10**9 - 1
@@ -147,12 +148,12 @@ class ExecutionOptions:
         """The settings of a worker."""
         return WorkerSettings(jobs=self.jobs or 1)
 
-    def open_executor(self, spec: Spec, observer: Observer | None = None) -> Executor:
+    def open_executor(self, make_runner: MakeRunner, spec: Spec, observer: Observer | None = None) -> Executor:
         """The executor that runs the trials of a campaign."""
         from unsilent.campaigns.executors import make_executor
 
         return make_executor(
-            self.executor, spec, jobs=self.jobs, deadline=self.deadline, observer=observer,
+            self.executor, make_runner, spec, jobs=self.jobs, deadline=self.deadline, observer=observer,
             worker_settings=self.worker_settings, address=self.ray,
         )  # fmt: skip
 

@@ -23,6 +23,7 @@ from unsilent.basics.closing import Closing
 from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.basics.free_memory import available_memory_bytes, peak_memory_bytes
 from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.runner import MakeRunner
 from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
 
@@ -103,6 +104,7 @@ class ProcessExecutor(Closing):
 
     def __init__(
         self,
+        make_runner: MakeRunner,
         spec: Spec,
         *,
         jobs: int,
@@ -113,7 +115,7 @@ class ProcessExecutor(Closing):
         grows_slowly: bool = False,
     ) -> None:
         self._grows_slowly, self._grows_at, self._all_ready_at = grows_slowly, 0.0, 0.0
-        self._spec, self._jobs, self._observer = spec, jobs, observer
+        self._make_runner, self._spec, self._jobs, self._observer = make_runner, spec, jobs, observer
         self._deadline, self._means = deadline, replace(worker_settings, jobs=max(jobs, worker_settings.jobs))
         self._environment = environment
         self._pack = 1
@@ -135,7 +137,7 @@ class ProcessExecutor(Closing):
         worker = _Worker(self._count, *start_child("unsilent.campaigns.worker", self._environment))
         self._count += 1
         self._workers.append(worker)
-        self._send(worker, ("start", self._spec, self._means))
+        self._send(worker, ("start", self._make_runner, self._spec, self._means))
         return worker
 
     def _discard(self, worker: _Worker) -> None:

@@ -24,6 +24,7 @@ from unsilent.campaigns.processes import SALVAGE_SECONDS, RefillableIterator
 from unsilent.campaigns.ray_launch import BridgeProcess, Cluster, check_address
 from unsilent.campaigns.ray_supervisor import Event, SupervisorJob, environment_to_send
 from unsilent.campaigns.ray_supervisor_pool import PooledSupervisor, SupervisorPool
+from unsilent.campaigns.runner import MakeRunner
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
 
@@ -41,6 +42,7 @@ class RayExecutor(Closing):
 
     def __init__(
         self,
+        make_runner: MakeRunner,
         spec: Spec,
         *,
         jobs: int,
@@ -53,6 +55,7 @@ class RayExecutor(Closing):
         local, self._observer = address is None, observer
         self._cluster = Cluster(address, jobs * spec.threads)
         self._job = SupervisorJob(
+            make_runner,
             spec,
             deadline,
             replace(worker_settings, jobs=jobs),

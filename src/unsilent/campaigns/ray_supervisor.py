@@ -21,6 +21,7 @@ from typing import Any
 
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.processes import ProcessExecutor
+from unsilent.campaigns.runner import MakeRunner
 from unsilent.campaigns.spec import CampaignRow, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.worker import as_picklable_error
 
@@ -36,6 +37,7 @@ SENT_VARIABLES = ("PYTHONPATH", "UNSILENT_CACHE")
 class SupervisorJob:
     """The job of a supervisor, and the place that its worker should find itself in: the driver's, as far as it is there."""
 
+    make_runner: MakeRunner
     spec: Spec
     deadline: float | None
     worker_settings: WorkerSettings
@@ -141,6 +143,7 @@ class Supervisor(Silent):
                 os.chdir(job.folder)
             environment = job.worker_environment(os.environ)
             with ProcessExecutor(
+                job.make_runner,
                 job.spec,
                 jobs=1,
                 deadline=job.deadline,

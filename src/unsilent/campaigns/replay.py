@@ -7,81 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Generic, cast
+from typing import Any, cast
 
 from unsilent.basics.errors import StoreError
-from unsilent.basics.strictjson import as_json_values
-from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.confirmed_files import with_confirmed_files
-from unsilent.campaigns.driver import AnyStore
 from unsilent.campaigns.executors import Executor, LocalExecutor, make_executor
-from unsilent.campaigns.kinds import R
 from unsilent.campaigns.spec import Baseline, Spec, TrialId, WorkerSettings, differences
-from unsilent.campaigns.stored_values import one_line_preview
-from unsilent.report.model import Report
-
-SCHEMA = "unsilent/replay/1"
-
-
-@dataclass(frozen=True)
-class TrialReplay(Generic[R]):
-    """A stored trial, and its row when it was run again.
-
-    Attributes:
-        trial_sentences: Sentences of its kind about the trial; empty: its fields are listed.
-        further_json: Further fields of the JSON object.
-        report: How its fault spread, where that was asked.
-        log: Lines that say what was injected, where they were asked.
-    """
-
-    stored_row: R
-    replayed_row: R
-    trial_sentences: tuple[str, ...] = ()
-    further_json: Mapping[str, Any] = field(default_factory=dict)
-    report: Report | None = None
-    log: tuple[str, ...] = ()
-
-    @property
-    def differing(self) -> list[str]:
-        """Fields whose content is not the stored one."""
-        again = self.replayed_row.reproducible_values()
-        return [name for name, value in self.stored_row.reproducible_values().items() if again[name] != value]
-
-    @property
-    def is_identical(self) -> bool:
-        """Whether all content is equal, bit for bit."""
-        return not self.differing
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        columns = row_codec(cast("Any", type(self.stored_row)))
-        stored, again = (
-            columns.row_as_json(cast("Any", row), canonical=True) for row in (self.stored_row, self.replayed_row)
-        )
-        verdict = {
-            "schema": SCHEMA,
-            "trial": str(self.stored_row.trial),
-            "same": self.is_identical,
-            "differing": self.differing,
-        }
-        return {**verdict, "stored": stored, "again": again, **as_json_values(self.further_json)}
-
-    def __str__(self) -> str:
-        stored, again = self.stored_row.reproducible_values(), self.replayed_row.reproducible_values()
-        ended = f"ENDED DIFFERENTLY THAN STORED ({', '.join(self.differing)})" if self.differing else "ended as stored"
-        fields = [f"{name}: {text}" for name, value in stored.items() if name != "trial" and (text := _text(value))]
-        changed = [f"{name}: {_change(stored[name], again[name])}" for name in self.differing]
-        return "\n".join([f"{self.stored_row.trial} {ended}", *(self.trial_sentences or fields), *changed])
-
-
-def _text(content: Any) -> str:
-    """The content of a field in a few words."""
-    return f"{len(content):,} bytes" if isinstance(content, bytes) else one_line_preview(", ".join(map(str, content)))
-
-
-def _change(stored: Any, again: Any) -> str:
-    return "different bytes" if isinstance(stored, bytes) else f"{_text(stored)} stored, {_text(again)} now"
+from unsilent.campaigns.store import AnyStore
+from unsilent.campaigns.trial_replay import TrialReplay
 
 
 def replay_trial(
@@ -110,7 +43,7 @@ def replay_executor(
     worker_settings: WorkerSettings | None = None,
 ) -> Iterator[LocalExecutor]:
     """An executor of a stored campaign; ``spec``: the stored one, as the user has named it again. See `check_same_campaign`."""
-    with make_executor("serial", spec, worker_settings=worker_settings) as executor:
+    with make_executor("serial", store.kind.runner, spec, worker_settings=worker_settings) as executor:
         check_same_campaign(store, spec, executor.establish_baseline(), ignored_differences)
         yield cast("LocalExecutor", executor)
 

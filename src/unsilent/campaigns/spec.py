@@ -1,7 +1,7 @@
-"""Protocols that campaigns of every kind implement.
+"""Bases and protocols of what campaigns of every kind are made of.
 
-`Spec` is what was asked, `Baseline` what was found out before the first trial, `TrialId` names a trial, a `Runner` runs trials
-and `CampaignRow` is what happened in one.
+`Spec` is what was asked, `Baseline` what was found out before the first trial, `TrialId` names a trial and `CampaignRow` is what
+happened in one. What runs trials is a `unsilent.campaigns.runner.Runner`.
 
 A campaign's identity is the hash of its spec and of the fingerprint of all that its rows depend on. A trial's randomness derives
 from that hash, the seed, its stratum and its number alone, so any trial replays alone, anywhere, in any order.
@@ -12,19 +12,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast
 
 import xxhash
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.lazy_module import load_named
 from unsilent.basics.options import options_of
 from unsilent.faults.fault_texts import with_function_file, without_folder
-
-if TYPE_CHECKING:
-    from unsilent.workloads.model_fitting import Progress
 
 Json = dict[str, Any]
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -104,48 +100,6 @@ def sorted_json_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
-class Spec(Protocol):
-    """The settings of a campaign, a frozen dataclass. Budget, jobs and executor are not part of it: they change no row."""
-
-    @property
-    def workload(self) -> str: ...
-
-    @property
-    def options(self) -> tuple[tuple[str, str], ...]:
-        """Options of the workload."""
-        ...
-
-    @property
-    def flips(self) -> tuple[int | None, ...]:
-        """Faults of a trial; (None,) where something else says how many."""
-        ...
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def is_enumerated(self) -> bool:
-        """Whether all trials are known beforehand, each target's as many as its ``slots``, instead of drawn."""
-        ...
-
-    def identity(self) -> Json:
-        """The spec without the folders that its files happen to lie in.
-
-        A campaign's name derives from it. Of options that name files (a class attribute ``FILES``) and of the file of the
-        workload, the content counts and not the name: the fingerprint has to cover what changes with it.
-        """
-        ...
-
-    def to_json(self) -> Json: ...
-
-    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
-        """The runner of trials, in a worker: it may load torch."""
-        ...
-
-
 class JsonRecord:
     """A base of dataclasses that are stored as JSON."""
 
@@ -156,35 +110,74 @@ class JsonRecord:
         return asdict(cast("Any", self))
 
 
-class StoredSpec(JsonRecord):
-    """A base of specs, frozen dataclasses: what most of them say of themselves.
+class Spec(JsonRecord):
+    """What was asked of a campaign: a base of frozen dataclasses, whose fields replace what it says here.
+
+    Budget, jobs and executor are no part of it: they change no row. ``class PiSpec(Spec, study="pi")``: a study without
+    workloads, whose name stands for one.
 
     Attributes:
-        FILES: Names of options that name files.
-        RUNNER: Where the class of the runner is, ``module:class``; it takes the spec, ``progress`` and ``worker_settings``.
+        FILES: Names of fields that name files.
+        workload: The name of what trials run.
+        study: The name of the study, so that no campaign of another one has the same hash.
     """
 
     __slots__ = ()
     FILES: ClassVar[tuple[str, ...]] = ()
-    RUNNER: ClassVar[str]
+    if TYPE_CHECKING:
+
+        @property
+        def workload(self) -> str: ...
+
+        @property
+        def study(self) -> str: ...
+
+    def __init_subclass__(cls, study: str = "") -> None:
+        if study:
+            cls.study = cls.workload = study  # type: ignore[assignment, method-assign]
+
+    @property
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """Of the workload."""
+        return ()
+
+    @property
+    def flips(self) -> tuple[int | None, ...]:
+        """Faults of a trial; (None,) where something else says how many."""
+        return (None,)
+
+    @property
+    def seed(self) -> int:
+        """Of the campaign."""
+        return 0
+
+    @property
+    def threads(self) -> int:
+        """Of a worker."""
+        return 1
+
+    @property
+    def device(self) -> str:
+        """Of a worker."""
+        return "cpu"
 
     @property
     def is_enumerated(self) -> bool:
-        """Whether all trials are known beforehand: no, they are drawn."""
+        """Whether all trials are known beforehand, each target's as many as its ``slots``, instead of drawn."""
         return False
 
     def identity(self) -> Json:
-        """The spec without the folders its files happen to lie in, and the kind of device without its index."""
-        values = without_folders(self.to_json(), *self.FILES)
+        """The spec without the folders that its files happen to lie in, and the kind of device without its index.
+
+        A campaign's name derives from it. Of fields that name files and of the file of the workload, the content counts and
+        not the name: the fingerprint has to cover what changes with it.
+        """
+        names = {key: getattr(self, key) for key in ("workload", "study") if hasattr(self, key)}
+        values = without_folders(names | self.to_json(), *self.FILES)
         return values | ({"device": values["device"].partition(":")[0]} if "device" in values else {})
 
-    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
-        """The runner of trials, in a worker."""
-        runner: Runner = load_named(self.RUNNER)(self, progress=progress, worker_settings=worker_settings)
-        return runner
 
-
-class SpecOfTraining(StoredSpec):
+class SpecOfTraining(Spec):
     """A base of specs whose workload is a training, and whose trials have no number of flips."""
 
     __slots__ = ()
@@ -192,12 +185,7 @@ class SpecOfTraining(StoredSpec):
     @property
     def device(self) -> str:
         """Where it trains: an option of its workload."""
-        return dict(cast("Spec", self).options).get("device", "cpu")
-
-    @property
-    def flips(self) -> tuple[None]:
-        """The fault model, if there is one, says how many elements."""
-        return (None,)
+        return dict(self.options).get("device", "cpu")
 
 
 class TrialTarget(Protocol):
@@ -240,6 +228,45 @@ class Baseline(Protocol):
     def to_json(self) -> Json: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target of trials, known by its name alone."""
+
+    name: str
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBaseline(JsonRecord):
+    """A base of baselines, which have `targets` besides.
+
+    Attributes:
+        campaign: The hash that names the campaign, see `campaign_hash`.
+        fingerprint: All that rows depend on and the spec does not say.
+        golden_seconds: Of one fault-free run.
+        info: What the workload says of itself.
+        versions: Of libraries.
+    """
+
+    campaign: str
+    fingerprint: Mapping[str, str]
+    golden_seconds: float = 1e-3
+    info: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: Spec, fingerprint: Mapping[str, str], **facts: Any) -> Self:
+        """The baseline of a campaign: `campaign` follows from spec and fingerprint."""
+        return cls(campaign=campaign_hash(spec, fingerprint), fingerprint=fingerprint, **facts)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainBaseline(StoredBaseline):
+    """The baseline of a kind whose worker finds out nothing else; ``targets``: what trials are drawn for."""
+
+    targets: tuple[Target, ...]
+
+
 def strata_of(spec: Spec, baseline: Baseline) -> list[tuple[TrialTarget, int | None]]:
     """The strata of a campaign: each target with each number of flips; some targets are for some of these numbers only."""
     return [
@@ -266,35 +293,9 @@ class CampaignRow(Protocol):
     def derived(self) -> dict[str, Any]: ...
 
 
-class Runner(Protocol):
-    """Runs trials of one campaign in this process.
-
-    Where its kind's replay asks for more than a row, it has a method ``answer(what, *arguments)`` as well, which answers that.
-
-    Attributes:
-        max_trials_together: Trials that are run together at most.
-        unverified_row_count: Rows that no proof covers yet.
-    """
-
-    max_trials_together: int
-    unverified_row_count: int
-
-    @property
-    def workload(self) -> Any:
-        """The loaded workload, by its ``name``."""
-        ...
-
-    def establish_baseline(self) -> Any: ...
-
-    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[Any]: ...
-
-    def lost_trial_row(self, trial: TrialId, outcome: Any, seconds: float, reason: str) -> Any:
-        """The row of a trial whose process was lost."""
-        ...
-
-    def verify_restored_state(self) -> None:
-        """Raises where trials left something behind."""
-        ...
+S = TypeVar("S", bound=Spec)
+B = TypeVar("B", bound=Baseline)
+R = TypeVar("R", bound=CampaignRow)
 
 
 def campaign_hash(spec: Spec, fingerprint: Mapping[str, str]) -> str:
@@ -306,7 +307,7 @@ def campaign_hash(spec: Spec, fingerprint: Mapping[str, str]) -> str:
 
 def _without_file_names(spec: Spec) -> Json:
     """The identity of a spec without names of files: what counts of a file is its content, which the fingerprint covers."""
-    values = {key: value for key, value in spec.identity().items() if key not in getattr(spec, "FILES", ())}
+    values = {key: value for key, value in spec.identity().items() if key not in spec.FILES}
     file, colon, name = values["workload"].rpartition(":")
     if colon and file.endswith(".py"):
         values["workload"] = f"*.py:{name}"

@@ -19,8 +19,8 @@ from typing import Any, Generic, cast
 from unsilent.basics.errors import StoreError, UsageError
 from unsilent.basics.printable import escape_unprintable
 from unsilent.campaigns.codec import row_codec
-from unsilent.campaigns.kinds import B, Kind, R, S
-from unsilent.campaigns.spec import TrialId, campaign_hash, differences, spec_value_text
+from unsilent.campaigns.kinds import Kind
+from unsilent.campaigns.spec import B, R, S, TrialId, campaign_hash, differences, spec_value_text
 from unsilent.campaigns.sqlite_file import SqliteFile
 from unsilent.campaigns.stored_values import (
     MOST_TRIALS,
@@ -348,6 +348,9 @@ class Store(SqliteFile, Generic[S, B, R]):
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+
+AnyStore = Store[Any, Any, Any]
 
 
 def open_store(path: str | Path, kind: Kind[S, B, R], *, write: bool = False, canonical: bool = False) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from unsilent.basics.errors import StoreError, UsageError
 from unsilent.basics.options import Asked, OptionField, options_of
-from unsilent.campaigns.driver import AnyStore
+from unsilent.campaigns.store import AnyStore
 
 T = TypeVar("T")
 MOST_CALL = 10_000

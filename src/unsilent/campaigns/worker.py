@@ -1,7 +1,7 @@
 """A worker process: ``python -m unsilent.campaigns.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
 
-Driver to worker: ``("start", spec, settings)``, ``("run", [trial, ...], alone)``, ``("lost", trial, outcome, seconds, reason)``,
-``("prove",)``, ``("ask", what, *arguments)``.
+Driver to worker: ``("start", make_runner, spec, settings)``, ``("run", [trial, ...], alone)``,
+``("lost", trial, outcome, seconds, reason)``, ``("prove",)``, ``("ask", what, *arguments)``.
 Worker to driver: ``("loading", description, done, total)``, ``("ready", baseline, cpu, max_trials_together)``,
 ``("rows", [row, ...], cpu, proven)`` (also for trials that must run alone), ``("proven", cpu)``, ``("answered", answer)``,
 ``("said", note)``, ``("failed", error)``, ``("unusable", error)``. What user code prints goes to stderr, so that the
@@ -14,42 +14,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from unsilent.basics.child_processes import exit_with_parent
+from unsilent.basics.child_processes import INSIDE, exit_with_parent
 from unsilent.basics.error_origin import unexpected_error
-from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError
-from unsilent.campaigns.executors import INSIDE
-from unsilent.campaigns.spec import Runner, TrialId
-
-
-def run_trials_in_order(runner: Runner, trials: Sequence[TrialId], alone: bool = False) -> Iterator[Any]:
-    """The rows of some trials; raises ``UsageError`` where a runner returns other rows than those."""
-    waiting = list(trials)
-    for row in runner.run_all(trials, alone):
-        yield check_row_of_trial(runner, row, waiting.pop(0) if waiting else None)
-    if waiting:
-        raise UsageError(f"{_name(runner)} returned no row for trial {waiting[0]}; {_EXPECTED}")
-
-
-def check_row_of_trial(runner: Runner, row: Any, trial: TrialId | None) -> Any:
-    """The row; raises ``UsageError`` unless it is that of this trial."""
-    found = getattr(row, "trial", None)
-    if trial is None or found != trial:
-        what = f"a {type(row).__name__}" if found is None else f"a row of trial {found}"
-        wanted = "after those of all its trials" if trial is None else f"where that of trial {trial} was due"
-        raise UsageError(f"{_name(runner)} returned {what} {wanted}; {_EXPECTED}")
-    return row
-
-
-_EXPECTED = "expected one row for each trial, in the order of the trials: change the runner"
-
-
-def _name(runner: Runner) -> str:
-    return f"the runner {type(runner).__name__}"
-
+from unsilent.basics.errors import ProcessUnusable, UnsilentError
 
 SEND_SECONDS = 0.05
 """Rows of trials that run together are sent no more often."""
@@ -98,17 +69,17 @@ class _Own(Connection):
 
 def _serve(connection: Connection) -> None:
     from unsilent.basics.user_code import set_script_arguments
-    from unsilent.campaigns.worker import check_row_of_trial, run_trials_in_order
+    from unsilent.campaigns.runner import check_row_of_trial, run_trials_in_order
     from unsilent.workloads.process_side_effects import take_notes
 
-    command, spec, worker_settings = connection.recv()
+    command, make_runner, spec, worker_settings = connection.recv()
     assert command == "start"
     set_script_arguments(spec.workload)
 
     def report_progress(description: str, done: float, total: float) -> None:
         connection.send(("loading", description, done, total))
 
-    runner = spec.make_runner(report_progress, worker_settings)
+    runner = make_runner(spec, progress=report_progress, worker_settings=worker_settings)
     connection.send(("ready", runner.establish_baseline(), time.process_time(), runner.max_trials_together))
     while True:
         message: tuple[Any, ...] = connection.recv()
@@ -125,7 +96,7 @@ def _serve(connection: Connection) -> None:
                     rows, sent = [], time.monotonic()
             if rows:
                 connection.send(("rows", rows, time.process_time(), False))
-            for note in take_notes(runner.workload.name):
+            for note in take_notes(runner.workload_name):
                 connection.send(("said", note))
         elif message[0] == "ask":
             connection.send(("answered", runner.answer(*message[1:])))

@@ -69,7 +69,7 @@ class CampaignVerb:
         path = output.store or Path(default_store(kind.name, {**spec.identity(), **late}))
         page = report_path(path, output.output)
         if output.dry_run:
-            return dry_run(self.campaign(asked, spec), path)
+            return dry_run(self.kind, self.campaign(asked, spec), path)
         with open_store(path, kind, write=True) as store:
             try:
                 result = kind.run(self.campaign(asked, spec, store))

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from unsilent.campaigns.kinds import Kind
 
 
-def dry_run(campaign: CampaignRun, path: Path) -> int:
+def dry_run(kind: Kind[Any, Any, Any], campaign: CampaignRun, path: Path) -> int:
     """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
-    asked, spec, kind = campaign.asked, campaign.spec, campaign.kind
+    asked, spec = campaign.asked, campaign.spec
     with campaign.open_executor() as (executor, _):
         baseline = executor.establish_baseline()
         check_strata(spec, baseline)

@@ -15,7 +15,7 @@ from unsilent.cli.tables import show_lines
 from unsilent.command import RESULTS, Command, DisplayOptions
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replay import TrialReplay
+    from unsilent.campaigns.trial_replay import TrialReplay
 
 NO_STORE = "no store was named; give the store of a campaign and a trial of it, like STORE.sqlite top_mlp/x8/17"
 

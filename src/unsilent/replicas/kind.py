@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from unsilent.basics.errors import UsageError
+from unsilent.basics.lazy_module import LazyFunction
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.opening import TEXT_BYTES
@@ -131,6 +132,7 @@ REPLICAS: Replicas = Kind(
     spec=ReplicaSpec,
     baseline=ReplicaBaseline,
     row=ReplicaRow,
+    runner=LazyFunction("unsilent.replicas.runner:ReplicaRunner"),
     max_cell_bytes=TEXT_BYTES + WEIGHT_BYTES,
     check_spec=check_spec,
     check_baseline=check_baseline,

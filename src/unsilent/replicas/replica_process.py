@@ -18,19 +18,20 @@ from unsilent.basics.errors import UnsilentError
 from unsilent.campaigns.spec import TrialId
 
 if TYPE_CHECKING:
+    from unsilent.campaigns.runner import MakeRunner
     from unsilent.replicas.spec import ReplicaRow, ReplicaSpec
 
 
 class ReplicaProcess(Closing):
     """Our end of it; ``environment``: variables that it has besides ours."""
 
-    def __init__(self, spec: ReplicaSpec, environment: Mapping[str, str]) -> None:
+    def __init__(self, make_runner: MakeRunner, spec: ReplicaSpec, environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)
         self._workload = spec.workload
         self._process, self._connection = start_child(
             "unsilent.replicas.replica_process", {**os.environ, **environment}
         )
-        self._connection.send(("start", spec))
+        self._connection.send(("start", make_runner, spec))
 
     def run_trial(self, trial: TrialId) -> ReplicaRow:
         """The row of a trial; raises what it raised, ``UnsilentError`` where it died."""
@@ -60,13 +61,12 @@ class ReplicaProcess(Closing):
 
 def _serve(connection: Connection) -> None:
     from unsilent.basics.user_code import set_script_arguments
-    from unsilent.replicas.runner import ReplicaRunner
 
-    spec = connection.recv()[1]
+    _, make_runner, spec = connection.recv()
     set_script_arguments(spec.workload)
-    runner = ReplicaRunner(spec)
+    runner = make_runner(spec)
     while True:
-        connection.send(("row", runner.run_trial(connection.recv()[1])))
+        connection.send(("row", runner.run_here(connection.recv()[1])))
 
 
 if __name__ == "__main__":

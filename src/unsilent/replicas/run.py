@@ -38,7 +38,7 @@ def run_replicas(
     ``deadline``: seconds that one run may take; None: no limit. The rest: see `make_executor`.
     """
     with executors.make_executor(
-        executor, spec, jobs=jobs, deadline=deadline, observer=observer, address=address
+        executor, store.kind.runner, spec, jobs=jobs, deadline=deadline, observer=observer, address=address
     ) as running:
         trained: ReplicaBaseline = running.establish_baseline()  # type: ignore[assignment]
         store.bind_campaign(spec, trained)

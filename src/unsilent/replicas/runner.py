@@ -26,6 +26,7 @@ from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.basics.nested import leaves_in
 from unsilent.basics.user_code import user_code
 from unsilent.campaigns.code import code_fingerprint, versions
+from unsilent.campaigns.runner import Runner
 from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash, sorted_json_text
 from unsilent.campaigns.stored_values import dump_stored_json
 from unsilent.engine.digests import digest, digest_unordered, tensors_hasher
@@ -38,8 +39,9 @@ from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.memory import content_of
 from unsilent.sites.modules import named_modules
 from unsilent.workloads import load_training
+from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.process_side_effects import check_no_returned_fork, take_notes
-from unsilent.workloads.trainings.base import Seeds, TrainingState
+from unsilent.workloads.trainings.base import Seeds, TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.snapshots import model_tensors
 
@@ -104,23 +106,18 @@ SECOND_TWIN = Replica(Switches(), 1).trial
 depends on the process (the order of sets, say), or is left behind for the next run there, must not hide."""
 
 
-class ReplicaRunner:
-    """Runs replicas of one training, one after the other.
+class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
+    """Runs replicas of one training, one after the other. They leave nothing to be proven: every run begins anew."""
 
-    Attributes:
-        max_trials_together, unverified_row_count: As every runner's; runs are made one at a time and leave
-            nothing to be proven.
-    """
-
-    max_trials_together, unverified_row_count = 1, 0
-
-    def __init__(self, spec: ReplicaSpec, worker_settings: WorkerSettings | None = None) -> None:
+    def __init__(
+        self, spec: ReplicaSpec, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
+    ) -> None:
         # What cuBLAS needs to be deterministic; without CUDA nobody reads it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        self._spec, self._jobs = spec, (worker_settings or WorkerSettings()).jobs
-        self.workload = load_training(spec.workload, dict(spec.options), data=spec.data)
+        super().__init__(spec)
+        self._jobs = (worker_settings or WorkerSettings()).jobs
+        self.workload: TrainingWorkload = load_training(spec.workload, dict(spec.options), data=spec.data)
         self._steps = self.workload.steps if spec.steps is None else spec.steps
-        self._described: ReplicaBaseline | None = None
         self._child: ReplicaProcess | None = None
         if not self._steps >= 1:
             raise UsageError(f"steps is {self._steps}; expected at least 1")
@@ -134,18 +131,18 @@ class ReplicaRunner:
             elif switches.environment or trial == SECOND_TWIN:
                 yield self._in_child(trial, dict(switches.environment))
             else:
-                yield self._checked(self.run_trial(trial))
+                yield self._checked(self.run_here(trial))
 
     def _in_child(self, trial: TrialId, environment: Mapping[str, str]) -> ReplicaRow:
         """The row of a trial that needs a process of its own, which those that follow in the same environment share."""
         if self._child is None or trial == SECOND_TWIN or self._child.environment != environment:
             self.close()
-            self._child = ReplicaProcess(self._spec, environment)
+            self._child = ReplicaProcess(type(self), self.spec, environment)
         return self._checked(self._child.run_trial(trial))
 
     def _checked(self, row: ReplicaRow) -> ReplicaRow:
         """The row; raises ``UsageError`` where its predictions are of other samples than were held out before the first run."""
-        samples = len(self.establish_baseline().labels)
+        samples = len(self.baseline.labels)
         if not row.step_trace_json and row.predictions.size != samples:
             raise UsageError(
                 f"replica {row.replica} made {row.predictions.size} predictions; expected {samples}, one per held-out "
@@ -155,7 +152,7 @@ class ReplicaRunner:
 
     def lost_trial_row(self, trial: TrialId, ended: Any, seconds: float, reason: str) -> ReplicaRow:
         """A run that ends its process is no outcome: raises ``UsageError``, ``UnsilentError``."""
-        replica = f"{self._spec.workload}: replica {replica_or_step_trace(trial)}"
+        replica = f"{self.spec.workload}: replica {replica_or_step_trace(trial)}"
         if ended.name == "HANG":
             raise UsageError(
                 f"{replica} did not end before the deadline; stored results are safe: allow more time (--deadline SECONDS), or "
@@ -165,29 +162,21 @@ class ReplicaRunner:
             f"{replica} ended its process ({reason}); stored results are safe: find out why, then run the same command again"
         )
 
-    def verify_restored_state(self) -> None:
-        """Do nothing: every run begins anew."""
-
     def close(self) -> None:
         """End the process of its own."""
         if self._child is not None:
             self._child.close()
             self._child = None
 
-    def run_trial(self, trial: TrialId) -> ReplicaRow:
+    def run_here(self, trial: TrialId) -> ReplicaRow:
         """The row of a trial, run in this process."""
         requested = replica_or_step_trace(trial)
-        return self.run(requested) if isinstance(requested, Replica) else self.trace_step(requested)
+        return self.run_replica(requested) if isinstance(requested, Replica) else self.trace_step(requested)
 
-    def establish_baseline(self) -> ReplicaBaseline:
+    def make_baseline(self) -> ReplicaBaseline:
         """The baseline of all runs; trains the first steps with the base seed, and evaluates."""
-        if self._described is None:
-            self._described = self._describe()
-        return self._described
-
-    def _describe(self) -> ReplicaBaseline:
-        with apply_switches(Switches()), collect_nondeterminism_warnings(), user_code(self._spec.workload):
-            state = self.workload.start(Seeds.same_for_all(self._spec.seed))
+        with apply_switches(Switches()), collect_nondeterminism_warnings(), user_code(self.spec.workload):
+            state = self.workload.start(Seeds.same_for_all(self.spec.seed))
             start = digest_of_tensors(_all_tensors(self.workload.snapshot(state)))
             evaluation = self.workload.evaluate(state)
             draws = self._draws()
@@ -206,8 +195,8 @@ class ReplicaRunner:
         streams = getattr(self.workload, "streams", None)
         fingerprint = {
             # Now, when the first steps have loaded what they load late.
-            "code": code_fingerprint(self._spec.workload, self.workload, None),
-            "data": _file_hash(self._spec.data),
+            "code": code_fingerprint(self.spec.workload, self.workload, None),
+            "data": _file_hash(self.spec.data),
             "start": start,
             "first steps": xxhash.xxh3_64_hexdigest(np.array(losses).tobytes()) + first,
             "labels": xxhash.xxh3_128_hexdigest(labels.tobytes()),
@@ -216,11 +205,11 @@ class ReplicaRunner:
             **machine,
         }
         return ReplicaBaseline(
-            campaign=campaign_hash(self._spec, fingerprint),
+            campaign=campaign_hash(self.spec, fingerprint),
             fingerprint=fingerprint,
             name=str(self.workload.name),
             steps=self._steps,
-            hash_count=-(-self._steps // self._spec.every),
+            hash_count=-(-self._steps // self.spec.every),
             labels=tuple(labels.tolist()),
             groups={name: np.packbits(np.asarray(m)).tobytes().hex() for name, m in evaluation.groups.items()},
             effective_streams=None if streams is None else tuple(streams),
@@ -236,7 +225,7 @@ class ReplicaRunner:
 
     def _draws(self) -> bool:
         """Whether a module draws random numbers in a step that do not go with the rows of the batch."""
-        state = self.workload.start(Seeds.same_for_all(self._spec.seed))
+        state = self.workload.start(Seeds.same_for_all(self.spec.seed))
         flow = DataflowRecorder(state.model)
         try:
             with flow:
@@ -250,7 +239,7 @@ class ReplicaRunner:
         return bool(drawn - by_row - {OUTSIDE})
 
     def _start(self, replica: Replica) -> TrainingState:
-        state = self.workload.start(Seeds(**replica.seeds(self._spec.seed)))  # type: ignore[arg-type]
+        state = self.workload.start(Seeds(**replica.seeds(self.spec.seed)))  # type: ignore[arg-type]
         if "layout" in replica.switches:
             state.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return state
@@ -266,7 +255,7 @@ class ReplicaRunner:
         )  # fmt: skip
 
     def _trace_step(self, wanted: StepTraceId) -> StepTrace:
-        with apply_switches(wanted.switches), collect_nondeterminism_warnings(), user_code(self._spec.workload):
+        with apply_switches(wanted.switches), collect_nondeterminism_warnings(), user_code(self.spec.workload):
             state = self._start(wanted.replica)
             for _ in range(wanted.step):
                 self.workload.step(state)
@@ -282,19 +271,19 @@ class ReplicaRunner:
             after = _digests(state, kind)
         return StepTrace(before, after, [_operation(met) for met in flow.recorded_operations])
 
-    def run(self, replica: Replica) -> ReplicaRow:
+    def run_replica(self, replica: Replica) -> ReplicaRow:
         """The row of a training, run from start to end."""
         began = time.perf_counter()
         losses, hashes = [], []
         with (
             apply_switches(replica.switches),
             collect_nondeterminism_warnings() as notes,
-            user_code(self._spec.workload),
+            user_code(self.spec.workload),
         ):
             state = self._start(replica)
             for step in range(self._steps):
                 losses.append(self.workload.step(state).loss)
-                if (step + 1) % self._spec.every == 0 or step + 1 == self._steps:
+                if (step + 1) % self.spec.every == 0 or step + 1 == self._steps:
                     hashes.append(_quick_hash(state))
             evaluation = self.workload.evaluate(state)
             snapshot = self.workload.snapshot(state)

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Lt
 
@@ -20,11 +20,8 @@ from unsilent.basics.lazy_numpy import np, npt
 from unsilent.basics.options import LARGEST, PRECISION_PANEL, WORKLOAD_PANEL, Option, check_count
 from unsilent.campaigns.codec import NOT_EXPORTED, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
-from unsilent.campaigns.spec import Json, JsonRecord, Runner, SpecOfTraining, TrialId, WorkerSettings
+from unsilent.campaigns.spec import Json, JsonRecord, SpecOfTraining, TrialId
 from unsilent.replicas.switches import SWITCHES, Switches
-
-if TYPE_CHECKING:
-    from unsilent.workloads.model_fitting import Progress
 
 WEIGHT_BYTES = 64 * 2**20
 """Final weights that take more than this are not kept; their distances are then not known."""
@@ -57,17 +54,6 @@ class ReplicaSpec(SpecOfTraining):
         check_count("--every", self.every, 1, MOST_STEPS)
         check_count("--steps", 1 if self.steps is None else self.steps, 1, MOST_STEPS)
         check_count("--seed", self.seed, 0, LARGEST)
-
-    @property
-    def threads(self) -> int:
-        """Number of threads of a run without switches."""
-        return 1
-
-    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
-        """The runner of replicas, in a worker."""
-        from unsilent.replicas.runner import ReplicaRunner
-
-        return ReplicaRunner(self, worker_settings)
 
 
 @dataclass(frozen=True, slots=True)

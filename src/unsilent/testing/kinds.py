@@ -38,7 +38,10 @@ class KindContract(ABC):
     def run(self, path: Path, trials: int, shard: tuple[int, int] = (1, 1)) -> Path:
         """Run a campaign, or continue it; the path of its store."""
         spec = self.make_spec()
-        with InlineExecutor(spec) as executor, Store(path, self.make_kind(), write=True) as store:
+        with (
+            InlineExecutor(self.make_kind().runner, spec) as executor,
+            Store(path, self.make_kind(), write=True) as store,
+        ):
             run_campaign(spec, Budget(trials, shard), executor, store, command="a test")
         return path
 

@@ -81,7 +81,8 @@ def baseline(strategies=("single", "ddp")):
         for name in strategies
         for part in ("weights", "first_moment")
     )
-    return CheckpointBaseline("c", {}, "t", targets, 40, 40 + STEPS, ("a", "b"), resumes, 1.0, {}, {})
+    known = {"campaign": "c", "fingerprint": {}, "golden_seconds": 1.0}
+    return CheckpointBaseline("t", targets, 40, 40 + STEPS, ("a", "b"), resumes, **known)
 
 
 def row(

@@ -70,7 +70,7 @@ def make_spec(folder, **more):
 
 def run(spec, path, trials, engine="auto", shard=(1, 1)):
     with (
-        InlineExecutor(spec, worker_settings=WorkerSettings(engine)) as executor,
+        InlineExecutor(INFERENCE_COVERAGE.runner, spec, worker_settings=WorkerSettings(engine)) as executor,
         InferenceCoverageStore(path, write=True) as store,
     ):
         return run_inference_coverage(

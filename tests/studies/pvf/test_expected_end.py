@@ -121,7 +121,7 @@ def test_more_samples_cost_more_by_the_counted_costs():
 @pytest.mark.parametrize(("work", "wall"), [(6.0, 6.0), (50.0, 20.0)])
 def test_other_workers_help_once_they_have_loaded(work, wall):
     executor = ProcessExecutor(
-        SimpleNamespace(), jobs=4, deadline=None, observer=Silent(), worker_settings=WorkerSettings()
+        TrialId, SimpleNamespace(), jobs=4, deadline=None, observer=Silent(), worker_settings=WorkerSettings()
     )
     assert executor.wall_seconds(work) == work / 4
     executor._all_ready_at = time.monotonic() + 10

@@ -15,7 +15,7 @@ import pytest
 from campaigns.faulty_loop import running, write_loop
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.spec import TrialId
-from unsilent.studies.training.kind import TrainingStore
+from unsilent.studies.training.kind import TRAINING, TrainingStore
 from unsilent.studies.training.spec import TrainingSpec
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def test_every_executor_gives_the_same_rows(spec, reference, name, deadly):
         pytest.skip("ray is not installed")
     described, expected = reference
     jobs = EXECUTORS[name]
-    with make_executor(name, spec, jobs=jobs, deadline=DEADLINE) as executor:
+    with make_executor(name, TRAINING.runner, spec, jobs=jobs, deadline=DEADLINE) as executor:
         found = executor.establish_baseline()
         rows = ran(executor, [*MANY[:8], *deadly, *MANY[8:]])
         assert all(spent > 0 for spent in executor.seconds_since_last_call())
@@ -86,11 +86,11 @@ import sys
 from unsilent.campaigns.driver import Budget, run_campaign
 from unsilent.campaigns.executors import make_executor
 from unsilent.studies.training.spec import TrainingSpec
-from unsilent.studies.training.kind import TrainingStore
+from unsilent.studies.training.kind import TRAINING, TrainingStore
 
 if __name__ == "__main__":
     spec = TrainingSpec(sys.argv[1], faults=(("RD", 2.0), ("bitflip:bits=30", 1.0)))
-    with TrainingStore(sys.argv[2], write=True) as store, make_executor("serial", spec) as executor:
+    with TrainingStore(sys.argv[2], write=True) as store, make_executor("serial", TRAINING.runner, spec) as executor:
         run_campaign(spec, Budget(int(sys.argv[3])), executor, store, command="by hand")
 """
 TRIALS = 120

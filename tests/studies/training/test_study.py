@@ -34,7 +34,7 @@ def in_this_process(spec, wanted, store, **_):
     """As `run_replicas`, without a process."""
     runner = ReplicaRunner(spec)
     store.bind_campaign(spec, runner.establish_baseline())
-    store.add_rows(map(runner.run, wanted(runner.establish_baseline())))
+    store.add_rows(map(runner.run_replica, wanted(runner.establish_baseline())))
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,7 @@ CHECKPOINT_STUDY = Kind(
     spec=CheckpointSpec,
     baseline=CheckpointBaseline,
     row=CheckpointRow,
+    runner=LazyFunction("unsilent.studies.checkpoint.runner:CheckpointRunner"),
     check_baseline=check_baseline,
     check_row=check_row,
     shapes=array_shapes,

@@ -19,7 +19,8 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.printable import escape_unprintable
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import faults_text
-from unsilent.campaigns.spec import TrialId, campaign_hash, sorted_json_text, trial_seed
+from unsilent.campaigns.runner import Runner
+from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, sorted_json_text, trial_seed
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.drawing import DrawOptions, draw_faults
 from unsilent.checkpoints.hashes import hash_tensors
@@ -44,6 +45,7 @@ from unsilent.workloads.distributed import Gang, ResumeRecord
 from unsilent.workloads.distributed.orders import Payload
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.trainings import Seeds
+from unsilent.workloads.trainings.base import TrainingWorkload
 
 
 def _is_weight(tensor: StoredTensor) -> bool:
@@ -80,7 +82,7 @@ _ENDS = {
 }
 
 
-class CheckpointRunner:
+class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]):
     """Gangs of ranks, one for each strategy, that stay alive from trial to trial.
 
     Args:
@@ -91,12 +93,13 @@ class CheckpointRunner:
         UsageError: the training has no such section or not so many steps, or does not resume repeatably.
     """
 
-    max_trials_together = 1
-    unverified_row_count = 0
-
-    def __init__(self, spec: CheckpointSpec, progress: Progress | None = None) -> None:
-        self.spec = spec
-        self.workload = load_training(spec.workload, dict(spec.options), data=spec.data, progress=progress)
+    def __init__(
+        self, spec: CheckpointSpec, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
+    ) -> None:
+        super().__init__(spec)
+        self.workload: TrainingWorkload = load_training(
+            spec.workload, dict(spec.options), data=spec.data, progress=progress
+        )
         self.steps = self.workload.steps if spec.steps is None else spec.steps
         self.step = self.steps // 2 if spec.step is None else spec.step
         if not 1 <= self.step < self.steps:
@@ -120,10 +123,20 @@ class CheckpointRunner:
                 f"no collective of torch runs under {', '.join(spec.strategies)}, so there is nothing to corrupt; add another "
                 "--section, or a --strategy like ddp"
             )
-        fingerprint = self._fingerprint()
-        self.baseline = CheckpointBaseline(
-            campaign=campaign_hash(spec, fingerprint),
-            fingerprint=fingerprint,
+        # The same faults for all strategies: the draw does not depend on which of them is asked for.
+        self._design = campaign_hash(spec, {"checkpoint": self._resumes[spec.strategies[0]].checkpoint_hash})
+
+    def close(self) -> None:
+        """End all ranks."""
+        for gang in self._gangs.values():
+            gang.close()
+        self._folder.cleanup()
+
+    def make_baseline(self) -> CheckpointBaseline:
+        """Facts that are known before the first trial."""
+        return CheckpointBaseline.of(
+            self.spec,
+            self._fingerprint(),
             name=self.workload.name,
             targets=tuple(self._targets),
             step=self.step,
@@ -135,26 +148,9 @@ class CheckpointRunner:
             info=dict(self.workload.info),
             versions=versions(),
         )
-        # The same faults for all strategies: the draw does not depend on which of them is asked for.
-        self._design = campaign_hash(spec, {"checkpoint": self._resumes[spec.strategies[0]].checkpoint_hash})
 
-    def close(self) -> None:
-        """End all ranks."""
-        for gang in self._gangs.values():
-            gang.close()
-        self._folder.cleanup()
-
-    def establish_baseline(self) -> CheckpointBaseline:
-        """The baseline: facts that are known before the first trial."""
-        return self.baseline
-
-    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[CheckpointRow]:
-        """Trials in order."""
-        for trial in trials:
-            yield self.run(trial)
-
-    def run(self, trial: TrialId) -> CheckpointRow:
-        """One trial."""
+    def run_trial(self, trial: TrialId, rng: object) -> CheckpointRow:
+        """One trial, whose faults are the same for every strategy: they have a generator of their own."""
         begun = time.perf_counter()
         target, faults = self.baseline.target(trial.target), self.draw(trial)
         strategy = target.strategy

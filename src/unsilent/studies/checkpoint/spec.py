@@ -23,12 +23,11 @@ from unsilent.basics.options import (
 )
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions
-from unsilent.campaigns.spec import JsonRecord, Runner, StoredSpec, TrialId, WorkerSettings
+from unsilent.campaigns.spec import Spec, StoredBaseline, TrialId
 from unsilent.workloads.distributed.strategy_names import STRATEGY_NAMES
 
 if TYPE_CHECKING:
     from unsilent.workloads.distributed.orders import Restart
-    from unsilent.workloads.model_fitting import Progress
 
 SECTIONS: Mapping[str, str] = {
     "weights": "parameters of the model",
@@ -76,7 +75,7 @@ def joined(names: Any) -> list[str]:
 
 
 @dataclass(frozen=True)
-class CheckpointSpec(StoredSpec):
+class CheckpointSpec(Spec):
     """The settings of a campaign; the campaign's identity derives from them."""
 
     FILES: ClassVar[tuple[str, ...]] = ("data",)
@@ -109,17 +108,6 @@ class CheckpointSpec(StoredSpec):
     seed: Annotated[int, SEED] = 0
     threads: Annotated[int, NOT_AN_OPTION] = 1
     study: Annotated[str, NOT_AN_OPTION] = "checkpoint-study"
-
-    @property
-    def device(self) -> str:
-        """Gloo, which connects the ranks, is for processors."""
-        return "cpu"
-
-    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
-        """The runner of trials, in a worker."""
-        from unsilent.studies.checkpoint.runner import CheckpointRunner
-
-        return CheckpointRunner(self, progress)
 
 
 def make_checkpoint_spec(asked: Asked) -> CheckpointSpec:
@@ -203,7 +191,7 @@ class CleanResume:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointBaseline(JsonRecord):
+class CheckpointBaseline(StoredBaseline):
     """Facts that a worker establishes before the first trial.
 
     Attributes:
@@ -213,17 +201,12 @@ class CheckpointBaseline(JsonRecord):
         golden_seconds: Of the longest of them.
     """
 
-    campaign: str
-    fingerprint: Mapping[str, str]
     name: str
     targets: tuple[CheckpointTarget, ...]
     step: int
     steps: int
     layers: tuple[str, ...]
     resumes: tuple[CleanResume, ...]
-    golden_seconds: float
-    info: Mapping[str, Any]
-    versions: Mapping[str, str]
 
     def resume(self, strategy: str) -> CleanResume:
         """The clean resume of a strategy."""

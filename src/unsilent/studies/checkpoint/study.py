@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from unsilent.campaigns.campaign_run import CampaignRun, campaign_function
+from unsilent.campaigns.campaign_run import CampaignRun
+from unsilent.campaigns.python_function import campaign_function
 from unsilent.replicas import ReplicaSpec
 from unsilent.replicas.noise_floor_records import store_noise_floors
 from unsilent.replicas.noise_floors import FLOOR, measure_noise_floors, noise_floor_note

@@ -93,6 +93,7 @@ COVERAGE = Kind(
     spec=CoverageSpec,
     baseline=CoverageBaseline,
     row=CoverageRow,
+    runner=LazyFunction("unsilent.studies.coverage.runner:CoverageRunner"),
     check_spec=check_spec,
     check_baseline=check_baseline,
     check_row=check_row,

@@ -18,6 +18,7 @@ from unsilent.basics.errors import InjectionError, InternalError, UsageError, Us
 from unsilent.basics.printable import escape_unprintable
 from unsilent.basics.user_code import user_code
 from unsilent.campaigns.codec import faults_text
+from unsilent.campaigns.runner import Runner
 from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, trial_seed
 from unsilent.detectors.series import Bools, Floats
 from unsilent.faults.receipts import AppliedFault
@@ -54,14 +55,14 @@ from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 from unsilent.studies.training.runner import TrainingRunner
 from unsilent.studies.training.spec import RANDOM, InjectionPoint
 from unsilent.workloads.model_fitting import Progress
-from unsilent.workloads.trainings.base import Seeds, StepRecord, TrainingState
+from unsilent.workloads.trainings.base import Seeds, StepRecord, TrainingState, TrainingWorkload
 
 NO_INJECTION = InjectionPoint(0, "", "", "", "")
 TRIES_IN_A_STEP = 30
 """Faults that are tried in a step before another step is drawn."""
 
 
-class CoverageRunner:
+class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
     """One training with its golden run.
 
     Args:
@@ -73,15 +74,13 @@ class CoverageRunner:
         UsageError: anything in the spec that does not fit the training; a training that is not repeatable.
     """
 
-    max_trials_together = 1
-    unverified_row_count = 0
-
     def __init__(
         self, spec: CoverageSpec, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
     ) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self._training = TrainingRunner(spec.training_spec(OPERATION), progress, worker_settings)
-        self.workload, self.golden = self._training.workload, self._training.golden
+        self.workload: TrainingWorkload = self._training.workload
+        self.golden = self._training.golden
         if self.golden.steps <= spec.follow:
             raise UsageError(
                 f"the training has {self.golden.steps} steps, but --follow records {spec.follow} of them from that of a fault "
@@ -104,7 +103,7 @@ class CoverageRunner:
         """Put back torch's settings of before."""
         self._training.close()
 
-    def establish_baseline(self) -> CoverageBaseline:
+    def make_baseline(self) -> CoverageBaseline:
         """The baseline: facts that are known before the first trial."""
         known = self._training.establish_baseline()
         return CoverageBaseline(
@@ -123,12 +122,7 @@ class CoverageRunner:
             notes=known.notes,
         )
 
-    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[CoverageRow]:
-        """Trials in order."""
-        for trial in trials:
-            yield self.run(trial)
-
-    def run(self, trial: TrialId) -> CoverageRow:
+    def run_trial(self, trial: TrialId, rng: np.random.Generator) -> CoverageRow:
         """One trial; what user code raises in it is its outcome."""
         begun = time.perf_counter()
         try:
@@ -138,7 +132,7 @@ class CoverageRunner:
                 elif (clean := parse_clean_target(trial.target)) is not None:
                     row = self._clean_row(trial, clean)
                 else:
-                    row = self._fault_row(trial)
+                    row = self._fault_row(trial, rng)
         except (UserCodeError, InternalError) as error:
             row = replace(self._row(trial, "raised"), error=escape_unprintable(first_line(error))[:500])
         return replace(row, seconds=time.perf_counter() - begun)
@@ -153,9 +147,8 @@ class CoverageRunner:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
-    def _fault_row(self, trial: TrialId) -> CoverageRow:
+    def _fault_row(self, trial: TrialId, rng: np.random.Generator) -> CoverageRow:
         place, _, wanted = trial.target.partition(":")
-        rng = np.random.default_rng(trial_seed(self._campaign, self.spec.seed, trial))
         end = self.golden.steps - self.spec.follow + 1
         for first in range(1, self.spec.tries + 1, TRIES_IN_A_STEP):
             step = int(rng.integers(1, end))  # in the first one optimizers make their state

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Ge, Lt
 
@@ -25,7 +24,7 @@ from unsilent.basics.options import (
 )
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions, Budget
-from unsilent.campaigns.spec import JsonRecord, SpecOfTraining, TrialId
+from unsilent.campaigns.spec import SpecOfTraining, StoredBaseline, TrialId
 from unsilent.replicas.spec import MOST_STEPS
 from unsilent.studies.training.spec import (
     LAYER_OPTION,
@@ -105,7 +104,6 @@ class CoverageSpec(SpecOfTraining):
     """The settings of a campaign that scores rules of a training."""
 
     FILES: ClassVar[tuple[str, ...]] = ("data",)
-    RUNNER: ClassVar[str] = "unsilent.studies.coverage.runner:CoverageRunner"
     workload: Annotated[str, TRAINING_OPTION]
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
@@ -173,7 +171,7 @@ TARGETS = tuple(CoverageTarget(f"{place}:{name}", place, name) for place in PLAC
 
 
 @dataclass(frozen=True, slots=True)
-class CoverageBaseline(JsonRecord):
+class CoverageBaseline(StoredBaseline):
     """Facts that a worker establishes before the first trial.
 
     Attributes:
@@ -184,18 +182,13 @@ class CoverageBaseline(JsonRecord):
         golden_seconds: Of a fault-free run.
     """
 
-    campaign: str
-    fingerprint: Mapping[str, str]
     name: str
     targets: tuple[CoverageTarget, ...]
     series: tuple[tuple[str, str, str, int, int], ...]
     steps: int
     changes: tuple[str, ...]
-    golden_seconds: float
     parameters: int
     optimizers: tuple[str, ...]
-    info: Mapping[str, Any]
-    versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from unsilent.campaigns.campaign_run import CampaignRun, campaign_function
+from unsilent.campaigns.campaign_run import CampaignRun
 from unsilent.campaigns.driver import run_trials
+from unsilent.campaigns.python_function import campaign_function
 from unsilent.campaigns.spec import TrialId
 from unsilent.report.text import count_text
 from unsilent.studies.coverage.analysis import CoverageResult

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from unsilent.basics.errors import unknown_name_error
 from unsilent.basics.lazy_module import LazyFunction
 from unsilent.basics.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.campaigns.campaign_run import DryRun
-from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions
-from unsilent.replicas import REPLICAS, VARIANTS, ReplicaSpec, ReplicaStore, Switches
+from unsilent.campaigns.options import Budget, ExecutionOptions
+from unsilent.replicas import REPLICAS, VARIANTS, ReplicaSpec, Switches
 from unsilent.replicas.spec import MOST_REPLICAS
-
-if TYPE_CHECKING:
-    from unsilent.studies.noise.records import NoiseResult
-    from unsilent.studies.noise.study import NoiseQuestion
 
 ABOUT = """Measure how much fault-free runs of a training differ, and why.
 
@@ -79,21 +75,6 @@ class RunOptions(ExecutionOptions):
         "Seconds that one run may take.", EXECUTION_PANEL, default_text="no limit")] = None  # fmt: skip
 
 
-def make_noise_question(asked: Asked) -> NoiseQuestion:
-    """The question of a request: which runs, and how they are read; raises ``UsageError``."""
-    from unsilent.studies.noise.study import NoiseQuestion
-
-    budget = asked[NoiseBudget]
-    return NoiseQuestion(
-        make_noise_spec(asked), budget.chosen_variants, budget.replicas, asked[AnalysisOptions].confidence, budget.level
-    )
-
-
-def check_options(asked: Asked, spec: ReplicaSpec) -> None:
-    """Raise ``UsageError`` for a question that cannot be asked."""
-    make_noise_question(asked)
-
-
 def make_noise_spec(asked: Asked) -> ReplicaSpec:
     """A checked spec; raises ``UsageError``."""
     spec = asked[ReplicaSpec]
@@ -101,23 +82,16 @@ def make_noise_spec(asked: Asked) -> ReplicaSpec:
     return spec
 
 
-def analyse(store: ReplicaStore, confidence: float = 0.95) -> NoiseResult:
-    """The result of the replicas of a store; raises ``UsageError`` where some are missing."""
-    from unsilent.studies.noise.study import read_noise, stored_question
-
-    return read_noise(stored_question(store, confidence), store)
-
-
 NOISE = replace(
     REPLICAS,
-    analyse=analyse,
+    analyse=LazyFunction("unsilent.studies.noise.study:analyse"),
     report=LazyFunction("unsilent.studies.noise.report:report"),
     count_planned_trials=LazyFunction("unsilent.studies.noise.study:planned_replica_count"),
     command_help=ABOUT,
     budget=NoiseBudget,
     execution_options=RunOptions,
     resolve_spec=make_noise_spec,
-    check_options=check_options,
+    check_options=LazyFunction("unsilent.studies.noise.study:check_options"),
     run=LazyFunction("unsilent.studies.noise.study:run_noise_campaign"),
     dry_run=DryRun(
         trial_numbers=LazyFunction("unsilent.studies.noise.study:trial_numbers"),

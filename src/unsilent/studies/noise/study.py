@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 
 from unsilent.basics.errors import UnsilentError, UsageError
-from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, campaign_function
+from unsilent.basics.options import Asked
+from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers
+from unsilent.campaigns.options import AnalysisOptions
+from unsilent.campaigns.python_function import campaign_function
 from unsilent.replicas import (
     Replica,
     ReplicaBaseline,
@@ -31,7 +34,7 @@ from unsilent.replicas.switches import CONTROL, RACING, SWITCHES, VARIANTS
 from unsilent.statistics.floor import replicas_needed
 from unsilent.statistics.replica_spread import MIN_REPLICAS, check_replica_count, first_differing_index
 from unsilent.studies.noise.diverging_operation import earliest_divergence, stored_diverging_operation
-from unsilent.studies.noise.kind import NOISE, make_noise_question
+from unsilent.studies.noise.kind import NOISE, NoiseBudget, make_noise_spec
 from unsilent.studies.noise.measures import churn_matrix, loss_spread, measure
 from unsilent.studies.noise.records import NoiseResult, SwitchEffect
 
@@ -362,6 +365,24 @@ def _notes(asked: NoiseQuestion, trained: ReplicaBaseline, rows: Sequence[Replic
         yield "the operation at which runs diverge is reported only with --every 1"
     if asked.spec.steps is not None:
         yield f"runs end after {trained.steps} steps; the workload's own schedule may be longer (--with steps=N sets it)"
+
+
+def make_noise_question(asked: Asked) -> NoiseQuestion:
+    """The question of a request: which runs, and how they are read; raises ``UsageError``."""
+    budget = asked[NoiseBudget]
+    return NoiseQuestion(
+        make_noise_spec(asked), budget.chosen_variants, budget.replicas, asked[AnalysisOptions].confidence, budget.level
+    )
+
+
+def check_options(asked: Asked, spec: ReplicaSpec) -> None:
+    """Raise ``UsageError`` for a question that cannot be asked."""
+    make_noise_question(asked)
+
+
+def analyse(store: ReplicaStore, confidence: float = 0.95) -> NoiseResult:
+    """The result of the replicas of a store; raises ``UsageError`` where some are missing."""
+    return read_noise(stored_question(store, confidence), store)
 
 
 noise = campaign_function(

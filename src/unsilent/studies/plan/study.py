@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unsilent.basics.argument_names import names_arguments
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
+from unsilent.basics.option_function import OBSERVER, Argument, option_function
 from unsilent.basics.options import Asked
 from unsilent.basics.sizes import human_bytes
 from unsilent.campaigns.observer import Observer
@@ -53,59 +52,31 @@ ASKED_PRECISION = 0.2
 """Relative half-width that `PlannedBudget.trials_factor` is about."""
 
 
-@names_arguments
-def plan(
-    store: str | Path,
-    *,
-    budget: str | Sequence[str] = DEFAULT_BUDGETS,
-    accelerator: str | Path | None = None,
-    granularity: str = "tensor",
-    unit: str = "sample",
-    confidence: float = 0.95,
-    fit_per_bit: float | None = None,
-    truth: str | Path | None = None,
-    validate: bool = False,
-    validation_trials: int | None = None,
-    validation_store: str | Path | None = None,
-    validation_seed: int | None = None,
-    workload: str | InferenceWorkload | None = None,
-    options: Mapping[str, object] | Sequence[str] = (),
-    data: str | Path | None = None,
-    weights: str | Path | None = None,
-    jobs: int = 1,
-    observer: Observer | None = None,
-) -> PlanResult:
-    """Which parameters to protect with each budget, and the failure rate that remains.
-
-    Arguments are the options of ``unsilent plan``, by the same names and with the same defaults.
-
-    Args:
-        store: Store of a campaign of ``unsilent pvf``, best with ``--per tensor --strata bits``.
-        budget: Protected memory, as shares of the parameters (``"5%"``) or sizes (``"64kB"``).
-        accelerator: The memories of an accelerator, by its TOML file or name, instead of budgets.
-        granularity: What is protected as a whole: ``tensor``, ``rows`` (a block of rows of a tensor), or ``tensor-bits`` (one
-            class of bits of a tensor).
-        unit: What one incorrect output is counted on, ``sample`` or ``batch``.
-        fit_per_bit: Failures of one bit of memory per 1e9 hours. Default: that of the campaign's command, if it has one.
-        truth: A store of the same campaign that is taken for the truth, for the oracle.
-        validate: Run a second, independent campaign with the protection in place.
-        validation_trials: Trials per component of that campaign.
-        validation_store: File of that campaign.
-        validation_seed: Seed of that campaign.
-        workload: What that campaign runs, where it is not built in: a name, or a live workload.
-        options: Of the workload, where it is not built in.
-        data: Its data file.
-        weights: Its weights file.
-
-    Raises:
-        UsageError: input that does not fit, or a budget into which no item fits.
-        StoreError: a store cannot be used.
-    """
-    arguments = dict(locals())
+def _plan(arguments: Mapping[str, Any]) -> PlanResult:
+    workload = arguments["workload"]
     live = None if workload is None or isinstance(workload, str) else workload
-    asked_workload = getattr(workload, "name", None) if live is not None else workload
-    asked = Asked.from_call((PlanOptions,), {**arguments, "workload": asked_workload})
-    return make_plan(asked[PlanOptions], asked.command_line("plan", PlanOptions), observer, live)
+    named = {**arguments, "workload": workload if live is None else getattr(workload, "name", None)}
+    asked = Asked.from_call((PlanOptions,), named)
+    return make_plan(asked[PlanOptions], asked.command_line("plan", PlanOptions), arguments["observer"], live)
+
+
+plan = option_function(
+    "plan",
+    _plan,
+    (PlanOptions,),
+    "Which parameters to protect with each budget, and the failure rate that remains.\n\n"
+    "Arguments are the options of ``unsilent plan``, by the same names and with the same defaults.",
+    module=__name__,
+    further=(
+        Argument(
+            "workload",
+            "str | InferenceWorkload | None",
+            "The workload of the second campaign, where it is not built in: a name, or a live workload.",
+        ),
+        OBSERVER,
+    ),
+    returns=PlanResult,
+)
 
 
 def make_plan(

@@ -171,6 +171,7 @@ PVF = Kind(
     spec=PvfSpec,
     baseline=PvfBaseline,
     row=PvfTrialRow,
+    runner=LazyFunction("unsilent.studies.pvf.runner:TrialRunner"),
     max_samples=MOST_SAMPLES,
     check_spec=check_spec,
     check_baseline=check_pvf_baseline,

@@ -14,8 +14,9 @@ import numpy as np
 from unsilent.basics.errors import UsageError
 from unsilent.basics.fault_trace import FaultTrace
 from unsilent.campaigns.confirmed_files import with_confirmed_files
-from unsilent.campaigns.replay import TrialReplay, replay_executor, run_one_trial
+from unsilent.campaigns.replay import replay_executor, run_one_trial
 from unsilent.campaigns.spec import TrialId, WorkerSettings
+from unsilent.campaigns.trial_replay import TrialReplay
 from unsilent.faults import Fault
 from unsilent.faults.corruption_log import trial_lines
 from unsilent.outcomes.base import Outcome

@@ -21,6 +21,7 @@ from unsilent.basics.fault_trace import FaultTrace
 from unsilent.basics.printable import escape_unprintable
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import MOST_ELEMENTS, faults_text
+from unsilent.campaigns.runner import Runner
 from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash, sorted_json_text, trial_seed
 from unsilent.engine import Samples, TrialOutcome, make_engine, trace_batch
 from unsilent.engine.device_placement import resolve_device
@@ -80,7 +81,7 @@ class DrawnTrial(NamedTuple):
         return self.batch in (None, batch) or any(fault.step == batch for fault in self.faults)
 
 
-class TrialRunner:
+class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
     """One loaded workload, golden run and drawing tables.
 
     Args:
@@ -101,10 +102,11 @@ class TrialRunner:
         worker_settings: WorkerSettings | None = None,
     ) -> None:
         worker_settings = worker_settings or WorkerSettings()
-        self.spec, self._progress = spec, progress or no_progress
+        super().__init__(spec)
+        self._progress = progress or no_progress
         if workload is None:
             workload = load(spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress)
-        self.workload = workload
+        self.workload: InferenceWorkload = workload
         torch.set_num_threads(spec.threads)  # after training, which uses every core
         self.engine = make_engine(
             workload,
@@ -142,14 +144,13 @@ class TrialRunner:
         self._evaluations = {}
         if self.memories is None:
             self._evaluations = {name: RegionsByBatch(target, spec.law) for name, target in self.targets.items()}
-        self.unverified_row_count = 0
         self._proofs, self._proven_at = 0, time.monotonic()
         self._check_capacity()
         self.max_trials_together = self.engine.preferred_group_size(spec.is_transient, spec.samples != 0)
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
 
-    def establish_baseline(self) -> PvfBaseline:
+    def make_baseline(self) -> PvfBaseline:
         """The baseline, from which the driver plans and a report explains."""
         engine = self.engine
         notes = [*engine.notes, *take_notes(self.workload.name)]
@@ -296,12 +297,6 @@ class TrialRunner:
             return self.given.count(target.name)
         model = self._model(target.bits, 1)
         return sum(model.capacity(population) for population in self._evaluations[target.name].populations)
-
-    def run(self, trial: TrialId) -> PvfTrialRow:
-        """One trial alone: draw, inject, evaluate, undo."""
-        (row,) = self.run_all([trial], alone=True)
-        assert isinstance(row, PvfTrialRow)
-        return row
 
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[PvfTrialRow | DeferredTrial]:
         """Several trials in order; the engine may take some of them together, which changes no row.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Ge, Lt
 
@@ -29,7 +29,7 @@ from unsilent.basics.sizes import parse_whole_number
 from unsilent.campaigns import codec
 from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, Budget, known_device
-from unsilent.campaigns.spec import JsonRecord, StoredSpec, TrialId
+from unsilent.campaigns.spec import Spec, StoredBaseline, TrialId
 from unsilent.campaigns.stored_values import MOST_THREADS, MOST_TRIALS
 from unsilent.faults.naming import is_transient, parse_site
 from unsilent.outcomes.base import Outcome
@@ -83,7 +83,7 @@ def read_width(given: float | str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PvfSpec(StoredSpec):
+class PvfSpec(Spec):
     """The settings of a campaign. Budget, jobs and executor are not part of it: they change cost, never a row.
 
     ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `FROM_LIST` where
@@ -92,7 +92,6 @@ class PvfSpec(StoredSpec):
     """
 
     FILES: ClassVar[tuple[str, ...]] = ("data", "weights", "faults", "accelerator")
-    RUNNER: ClassVar[str] = "unsilent.studies.pvf.runner:TrialRunner"
     workload: Annotated[str, Option(
         "A model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", WORKLOAD_PANEL,
         missing_error="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
@@ -221,18 +220,13 @@ class GoldenScores:
 
 
 @dataclass(frozen=True, slots=True)
-class PvfBaseline(JsonRecord):
+class PvfBaseline(StoredBaseline):
     """Everything a worker finds out before the first trial."""
 
-    campaign: str
-    fingerprint: Mapping[str, str]
     targets: tuple[TargetInfo, ...]
     tensors: tuple[TensorInfo, ...]
     samples: tuple[int, ...]
-    golden_seconds: float
     judge: str
-    info: Mapping[str, Any]
-    versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
     lookups: Mapping[str, list[int]] = field(default_factory=dict)
     memory_parts: tuple[MemoryPart, ...] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,12 +19,13 @@ from unsilent.basics.option_function import REQUIRED, Argument
 from unsilent.basics.options import Asked, options_of
 from unsilent.basics.sizes import rough_duration_text
 from unsilent.campaigns import Budget, TrialId, WorkerSettings
-from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, campaign_function, planned_trial_numbers
+from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, planned_trial_numbers
 from unsilent.campaigns.driver import MOST_PLANNED, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.expected_end import ExpectedEnd
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.options import EngineOptions
+from unsilent.campaigns.python_function import campaign_function
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.text import count_text
 from unsilent.studies.pvf.analysis import analyse, samples_of_trials
@@ -167,12 +169,7 @@ def live_executor(
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.studies.pvf.runner import TrialRunner
 
-    return InlineExecutor(
-        spec,
-        lambda progress, worker_settings: TrialRunner(spec, workload, progress, worker_settings),
-        observer,
-        worker_settings,
-    )
+    return InlineExecutor(partial(TrialRunner, workload=workload), spec, observer, worker_settings)
 
 
 pvf = campaign_function(

@@ -105,6 +105,7 @@ TRAINING = Kind(
     spec=TrainingSpec,
     baseline=TrainingBaseline,
     row=TrainingRow,
+    runner=LazyFunction("unsilent.studies.training.runner:TrainingRunner"),
     check_spec=check_spec,
     check_baseline=check_training_baseline,
     check_row=check_row,

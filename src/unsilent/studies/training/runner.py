@@ -20,6 +20,7 @@ from unsilent.basics.printable import escape_unprintable
 from unsilent.basics.user_code import user_code
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import faults_text
+from unsilent.campaigns.runner import Runner
 from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash
 from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
 from unsilent.engine.forking.forks import FaultFreeBand, NotInjected
@@ -47,7 +48,7 @@ from unsilent.studies.training.spec import (
 from unsilent.workloads import load_training
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.process_side_effects import check_no_returned_fork, take_notes
-from unsilent.workloads.trainings.base import Evaluation, Seeds
+from unsilent.workloads.trainings.base import Evaluation, Seeds, TrainingWorkload
 from unsilent.workloads.trainings.restore_check import check_restorable
 
 GOLDEN_EVALUATIONS = 2
@@ -55,7 +56,7 @@ GOLDEN_EVALUATIONS = 2
 NOTHING = np.empty(0)
 
 
-class TrainingRunner:
+class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
     """One training with its golden run.
 
     Args:
@@ -67,16 +68,15 @@ class TrainingRunner:
         UsageError: anything in the spec that does not fit the training; a training that is not repeatable.
     """
 
-    max_trials_together = 1
-    unverified_row_count = 0
-
     def __init__(
         self, spec: TrainingSpec, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
     ) -> None:
         worker_settings = worker_settings or WorkerSettings()
-        self.spec = spec
+        super().__init__(spec)
         self._settings = ExitStack()
-        self.workload = load_training(spec.workload, dict(spec.options), data=spec.data, progress=progress)
+        self.workload: TrainingWorkload = load_training(
+            spec.workload, dict(spec.options), data=spec.data, progress=progress
+        )
         self._settings.enter_context(apply_switches(Switches()))  # as the replicas that it is held against
         self._check_repeatable()
         self._history = GoldenHistory()
@@ -109,7 +109,7 @@ class TrainingRunner:
         """Put back torch's settings of before."""
         self._settings.close()
 
-    def establish_baseline(self) -> TrainingBaseline:
+    def make_baseline(self) -> TrainingBaseline:
         """The baseline, from which the driver plans and a report explains."""
         golden, sampler = self.golden, self.sampler
         state = golden.state_before_step(0)
@@ -141,12 +141,6 @@ class TrainingRunner:
         """Trials in order; ``alone``: nothing else of the campaign runs meanwhile, so running out of memory is an outcome."""
         for trial in trials:
             yield self._run_once(trial, alone)
-
-    def run(self, trial: TrialId) -> TrainingRow:
-        """One trial alone."""
-        row = self._run_once(trial, alone=True)
-        assert isinstance(row, TrainingRow)
-        return row
 
     def _run_once(self, trial: TrialId, alone: bool) -> TrainingRow | DeferredTrial:
         """One trial; what user code raises in it is its outcome.

@@ -34,7 +34,7 @@ from unsilent.basics.options import (
 from unsilent.campaigns import codec
 from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, Budget
-from unsilent.campaigns.spec import JsonRecord, SpecOfTraining, TrialId
+from unsilent.campaigns.spec import SpecOfTraining, StoredBaseline, TrialId
 from unsilent.outcomes.training import Thresholds
 from unsilent.replicas.spec import MOST_REPLICAS, MOST_STEPS
 
@@ -158,7 +158,6 @@ class TrainingSpec(SpecOfTraining):
     """
 
     FILES: ClassVar[tuple[str, ...]] = ("data", "accelerator")
-    RUNNER: ClassVar[str] = "unsilent.studies.training.runner:TrainingRunner"
     workload: Annotated[str, TRAINING_OPTION]
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
@@ -215,7 +214,7 @@ class OperationPhase:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingBaseline(JsonRecord):
+class TrainingBaseline(StoredBaseline):
     """Facts that a worker establishes before the first trial.
 
     Attributes:
@@ -232,8 +231,6 @@ class TrainingBaseline(JsonRecord):
             says it.
     """
 
-    campaign: str
-    fingerprint: Mapping[str, str]
     name: str
     targets: tuple[TrainingTarget, ...]
     operation_phases: tuple[OperationPhase, ...]
@@ -246,11 +243,8 @@ class TrainingBaseline(JsonRecord):
     test_accuracy: float
     test_loss: float
     samples: int
-    golden_seconds: float
     optimizers: tuple[str, ...]
     parameters: int
-    info: Mapping[str, Any]
-    versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
     raw_fit: Mapping[str, float] = field(default_factory=dict)
 

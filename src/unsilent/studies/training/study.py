@@ -11,10 +11,12 @@ from pathlib import PurePath
 import numpy as np
 
 from unsilent.basics.errors import UsageError
-from unsilent.campaigns.campaign_run import CampaignRun, campaign_function
+from unsilent.campaigns.campaign_run import CampaignRun
 from unsilent.campaigns.driver import run_trials
-from unsilent.campaigns.replay import TrialReplay, replay_trial
+from unsilent.campaigns.python_function import campaign_function
+from unsilent.campaigns.replay import replay_trial
 from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.trial_replay import TrialReplay
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas.noise_floor_records import NoiseFloors, store_noise_floors, stored_floors
 from unsilent.replicas.noise_floors import FLOOR, LEVEL, check_twin, measure_noise_floors, noise_floor_note

@@ -106,6 +106,7 @@ INFERENCE_COVERAGE = Kind(
     spec=InferenceCoverageSpec,
     baseline=InferenceCoverageBaseline,
     row=InferenceCoverageRow,
+    runner=LazyFunction("unsilent.studies.coverage.inference.runner:InferenceCoverageRunner"),
     check_spec=check_spec,
     check_baseline=check_baseline,
     check_row=check_row,

@@ -25,6 +25,7 @@ from unsilent.basics.printable import escape_unprintable
 from unsilent.basics.user_code import user_code
 from unsilent.campaigns.code import code_fingerprint, code_hash, versions
 from unsilent.campaigns.codec import faults_text
+from unsilent.campaigns.runner import Runner
 from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, trial_seed
 from unsilent.detectors.activations.rule import Floats
 from unsilent.engine import PlainEngine, make_engine
@@ -71,7 +72,7 @@ PROOF_EVERY, PROOF_GOLDENS = 100, 300
 """Trials, or time in golden runs, before a proof that trials are independent."""
 
 
-class InferenceCoverageRunner:
+class InferenceCoverageRunner(Runner[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageRow]):
     """One workload with its golden run and calibrated detectors.
 
     Args:
@@ -84,8 +85,6 @@ class InferenceCoverageRunner:
         UsageError: anything in the spec that does not fit the workload; a workload without clean samples.
     """
 
-    max_trials_together = 1
-
     def __init__(
         self,
         spec: InferenceCoverageSpec,
@@ -94,7 +93,7 @@ class InferenceCoverageRunner:
         worker_settings: WorkerSettings | None = None,
     ) -> None:
         settings = worker_settings or WorkerSettings()
-        self.spec = spec
+        super().__init__(spec)
         self.detectors = [make_detector(text) for text in spec.detectors]
         if workload is None:
             workload = load(spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress)
@@ -173,7 +172,7 @@ class InferenceCoverageRunner:
             infos.append(DetectorInfo(detector.name, tuple(names), tuple(shares), detector.nbytes))
         return tuple(infos)
 
-    def establish_baseline(self) -> InferenceCoverageBaseline:
+    def make_baseline(self) -> InferenceCoverageBaseline:
         """The baseline: facts that are known before the first trial."""
         engine, integrity = self.engine, self._mitigations.integrity
         return InferenceCoverageBaseline(
@@ -200,14 +199,14 @@ class InferenceCoverageRunner:
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[InferenceCoverageRow]:
         """Trials in order."""
         for trial in trials:
-            row = self.run(trial)
+            row = self._run_once(trial)
             self.unverified_row_count += 1
             since = time.monotonic() - self._proven_at
             if self.unverified_row_count >= PROOF_EVERY or since > max(2.0, PROOF_GOLDENS * self.engine.golden_seconds):
                 self.verify_restored_state()
             yield row
 
-    def run(self, trial: TrialId) -> InferenceCoverageRow:
+    def _run_once(self, trial: TrialId) -> InferenceCoverageRow:
         """One trial; what user code raises in it is its outcome."""
         begun = time.perf_counter()
         try:

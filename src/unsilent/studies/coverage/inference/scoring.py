@@ -24,11 +24,13 @@ from unsilent.studies.coverage.inference.spec import (
     SHIFTED,
     TEST,
     TIMED,
+    InferenceCoverageBaseline,
     InferenceCoverageRow,
+    InferenceCoverageSpec,
 )
 
 if TYPE_CHECKING:
-    from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
+    from unsilent.campaigns.store import Store
 
 Floats = NDArray[np.float64]
 Value = TypeVar("Value", bound=np.generic)
@@ -101,7 +103,7 @@ class ScoredStore:
         times: CPU seconds, see `InferenceCoverageRow`; empty where they were not measured.
     """
 
-    store: InferenceCoverageStore
+    store: Store[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageRow]
     rows: Sequence[InferenceCoverageRow]
     faults: Sequence[InferenceCoverageRow]
     clean: Mapping[str, Mapping[str, Floats]]
@@ -172,7 +174,9 @@ def _mean(values: NDArray[np.generic]) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def score_store(store: InferenceCoverageStore) -> ScoredStore:
+def score_store(
+    store: Store[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageRow],
+) -> ScoredStore:
     """Read a store; raises ``UsageError`` where it lacks clean samples."""
     rows = list(store.rows())
     names = [one.name for one in store.baseline.detectors]

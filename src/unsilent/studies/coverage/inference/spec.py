@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Lt
 
@@ -24,7 +24,7 @@ from unsilent.basics.options import (
 )
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, AnalysisOptions, Budget, known_device
-from unsilent.campaigns.spec import JsonRecord, StoredSpec, TrialId
+from unsilent.campaigns.spec import Spec, StoredBaseline, TrialId
 
 WEIGHT_FLIP, WEIGHT_RATE, OUTPUT_FLIP, OUTPUT_BURST = ERROR_MODELS = (
     "weight-flip",
@@ -59,11 +59,10 @@ MOST_TRIES, MOST_CLEAN = 10**6, 10**7
 
 
 @dataclass(frozen=True, slots=True)
-class InferenceCoverageSpec(StoredSpec):
+class InferenceCoverageSpec(Spec):
     """The settings of a campaign that scores detectors of inference."""
 
     FILES: ClassVar[tuple[str, ...]] = ("data", "weights")
-    RUNNER: ClassVar[str] = "unsilent.studies.coverage.inference.runner:InferenceCoverageRunner"
     workload: Annotated[str, Option(
         "A training or a model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.",
         WORKLOAD_PANEL, missing_error="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
@@ -134,7 +133,7 @@ class DetectorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class InferenceCoverageBaseline(JsonRecord):
+class InferenceCoverageBaseline(StoredBaseline):
     """Facts that a worker establishes before the first trial.
 
     Attributes:
@@ -145,21 +144,16 @@ class InferenceCoverageBaseline(JsonRecord):
         parity_bytes: Checksums and parity of the rung ``repair``.
     """
 
-    campaign: str
-    fingerprint: Mapping[str, str]
     name: str
     targets: tuple[ErrorModel, ...]
     detectors: tuple[DetectorInfo, ...]
     samples: tuple[int, ...]
     clean_trials: Mapping[str, int]
     clean_samples: Mapping[str, int]
-    golden_seconds: float
     parameters: int
     model_bytes: int
     parity_bytes: int
     judge: str
-    info: Mapping[str, Any]
-    versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
 

@@ -1,0 +1,77 @@
+"""The function for Python that runs a campaign of a kind, made of the kind's options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from unsilent.basics.errors import UsageError
+from unsilent.basics.option_function import OBSERVER, Argument, option_function
+from unsilent.basics.options import Asked, options_of
+from unsilent.campaigns.campaign_run import CampaignRun, open_executor_of_options
+from unsilent.campaigns.executors import Executor
+from unsilent.campaigns.kinds import Kind
+from unsilent.campaigns.options import store_or_temporary
+from unsilent.campaigns.store import open_store
+
+T = TypeVar("T")
+STORE = Argument("store", str | Path | None, "File that stores the trials, to continue from. Default: none is kept.")
+
+
+def campaign_function(
+    kind: Kind[Any, Any, Any],
+    result: type[T],
+    summary: str,
+    *,
+    live_executor: Callable[[Any, CampaignRun, Any], AbstractContextManager[Executor]] | None = None,
+    check: Callable[[Mapping[str, Any]], None] = lambda arguments: None,
+    further: Sequence[Argument] = (),
+) -> Callable[..., T]:
+    """The function for Python that runs a campaign of a kind: its options as arguments, ``store`` and ``observer``.
+
+    Args:
+        result: The class of what the kind's ``run`` returns.
+        summary: The first line of the docstring.
+        live_executor: Runs the trials of a workload that is an object; None: workloads are named.
+        check: Raises ``UsageError`` for arguments that no option describes.
+        further: Arguments that take more than the option of their name does.
+    """
+
+    def run(given: Mapping[str, Any]) -> T:
+        arguments = dict(given)
+        check(arguments)
+        workload: Any = arguments.get("workload")
+        observer, make_executor = arguments["observer"], open_executor_of_options
+        live = None if isinstance(workload, str) else live_executor
+        if live is not None:
+            arguments["workload"] = workload.name
+            make_executor = partial(live, workload)
+        asked = Asked.from_call(kind.option_classes, arguments)
+        spec = kind.checked_spec(asked)
+        if live is not None and asked[kind.execution_options].jobs not in (None, 1):
+            raise UsageError(
+                "a workload object runs in this process, so jobs must be 1; name it as 'file.py:name' to use more jobs"
+            )
+        command = asked.python_call(name, *kind.command_classes) if live is not None else kind.command_line(asked)
+        with store_or_temporary(arguments["store"]) as path, open_store(path, kind, write=True) as store:
+            campaign = CampaignRun(kind, asked, spec, store, command, lambda noun: nullcontext(observer), make_executor)
+            done: T = kind.run(campaign)
+            return done
+
+    name = kind.name.replace("-", "_")
+    text = (
+        f"{summary}\n\nArguments are the options of ``unsilent {kind.command_words}``, by the same names and with the same "
+        "defaults."
+    )
+    files = [
+        replace(argument, hint=str | Path | None)
+        for argument in map(Argument.of_option, options_of(kind.spec).values())
+        if argument.name in getattr(kind.spec, "FILES", ())
+    ]
+    further = (*files, STORE, OBSERVER, *further)
+    module = kind.run.__module__
+    return option_function(name, run, kind.option_classes, text, module=module, further=further, returns=result)

@@ -1,0 +1,121 @@
+"""The base of what runs the trials of a campaign, in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic
+
+from unsilent.basics.errors import UnsilentError, UsageError
+from unsilent.basics.lazy_numpy import np
+from unsilent.campaigns.spec import B, DeferredTrial, R, S, TrialId, WorkerSettings, trial_seed
+
+if TYPE_CHECKING:
+    from unsilent.workloads.model_fitting import Progress
+
+MakeRunner = Callable[..., "Runner[Any, Any, Any]"]
+"""Makes a runner: called with the spec, ``progress`` and ``worker_settings``. It is sent to workers, which import it by name."""
+
+
+class Runner(Generic[S, B, R]):
+    """Runs trials of one campaign in this process. It may load torch.
+
+    A study gives `make_baseline` and `run_trial`. Where its kind's replay asks for more than a row, it gives a method
+    ``answer(what, *arguments)`` as well, which answers that.
+
+    Args:
+        spec: The campaign.
+        progress: Called with how far loading is: a description, what is done, and the total.
+        worker_settings: What it may cost.
+
+    Attributes:
+        max_trials_together: Trials that are run together at most.
+        unverified_row_count: Rows that no proof covers yet.
+        workload: What is loaded, by its ``name``; None: nothing.
+    """
+
+    max_trials_together: int = 1
+    unverified_row_count: int = 0
+    workload: Any = None
+
+    def __init__(
+        self, spec: S, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
+    ) -> None:
+        self.spec = spec
+
+    def close(self) -> None:
+        """Put back what it changed in this process."""
+
+    @property
+    def workload_name(self) -> str:
+        """What notes call the workload."""
+        return self.spec.workload if self.workload is None else str(self.workload.name)
+
+    @cached_property
+    def baseline(self) -> B:
+        """What is known before the first trial. Every worker of a campaign has to find the same."""
+        return self.make_baseline()
+
+    def make_baseline(self) -> B:
+        """What is known before the first trial; called once."""
+        raise NotImplementedError(f"{type(self).__name__} has no make_baseline")
+
+    def establish_baseline(self) -> B:
+        """The baseline, which is made when it is first asked for."""
+        return self.baseline
+
+    def run_trial(self, trial: TrialId, rng: np.random.Generator) -> R:
+        """The row of a trial, which draws from its own generator: so it has the same row anywhere, in any order."""
+        raise NotImplementedError(f"{type(self).__name__} has no run_trial")
+
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[R | DeferredTrial]:
+        """One row for each trial, in their order.
+
+        Args:
+            alone: Nothing else of the campaign runs meanwhile; else a trial may be a `DeferredTrial`, which is run again so.
+        """
+        for trial in trials:
+            seed = trial_seed(self.baseline.campaign, self.spec.seed, trial)
+            yield self.run_trial(trial, np.random.default_rng(seed))
+
+    def run(self, trial: TrialId) -> R:
+        """The row of one trial that runs alone."""
+        (row,) = self.run_all([trial], alone=True)
+        assert not isinstance(row, DeferredTrial)
+        return row
+
+    def lost_trial_row(self, trial: TrialId, outcome: Any, seconds: float, reason: str) -> R:
+        """The row of a trial that took its process with it; raises ``UnsilentError`` where that is no outcome of the study."""
+        raise UnsilentError(
+            f"the process of trial {trial} was lost ({reason}), which is no outcome of this study; stored results are safe: "
+            "find out what ends the process and run the same command again"
+        )
+
+    def verify_restored_state(self) -> None:
+        """Raise an error where trials left something behind that later ones use; rows are stored once it has passed."""
+
+
+def run_trials_in_order(runner: Runner[Any, Any, Any], trials: Sequence[TrialId], alone: bool = False) -> Iterator[Any]:
+    """The rows of some trials; raises ``UsageError`` where a runner returns other rows than those."""
+    waiting = list(trials)
+    for row in runner.run_all(trials, alone):
+        yield check_row_of_trial(runner, row, waiting.pop(0) if waiting else None)
+    if waiting:
+        raise UsageError(f"{_name(runner)} returned no row for trial {waiting[0]}; {_EXPECTED}")
+
+
+def check_row_of_trial(runner: Runner[Any, Any, Any], row: Any, trial: TrialId | None) -> Any:
+    """The row; raises ``UsageError`` unless it is that of this trial."""
+    found = getattr(row, "trial", None)
+    if trial is None or found != trial:
+        what = f"a {type(row).__name__}" if found is None else f"a row of trial {found}"
+        wanted = "after those of all its trials" if trial is None else f"where that of trial {trial} was due"
+        raise UsageError(f"{_name(runner)} returned {what} {wanted}; {_EXPECTED}")
+    return row
+
+
+_EXPECTED = "expected one row for each trial, in the order of the trials: change the runner"
+
+
+def _name(runner: Runner[Any, Any, Any]) -> str:
+    return f"the runner {type(runner).__name__}"

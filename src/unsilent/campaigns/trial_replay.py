@@ -1,0 +1,75 @@
+"""A stored trial with its row when it was run again: what differs, and how that is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, cast
+
+from unsilent.basics.strictjson import as_json_values
+from unsilent.campaigns.codec import row_codec
+from unsilent.campaigns.spec import R
+from unsilent.campaigns.stored_values import one_line_preview
+from unsilent.report.model import Report
+
+SCHEMA = "unsilent/replay/1"
+
+
+@dataclass(frozen=True)
+class TrialReplay(Generic[R]):
+    """A stored trial, and its row when it was run again.
+
+    Attributes:
+        trial_sentences: Sentences of its kind about the trial; empty: its fields are listed.
+        further_json: Further fields of the JSON object.
+        report: How its fault spread, where that was asked.
+        log: Lines that say what was injected, where they were asked.
+    """
+
+    stored_row: R
+    replayed_row: R
+    trial_sentences: tuple[str, ...] = ()
+    further_json: Mapping[str, Any] = field(default_factory=dict)
+    report: Report | None = None
+    log: tuple[str, ...] = ()
+
+    @property
+    def differing(self) -> list[str]:
+        """Fields whose content is not the stored one."""
+        again = self.replayed_row.reproducible_values()
+        return [name for name, value in self.stored_row.reproducible_values().items() if again[name] != value]
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether all content is equal, bit for bit."""
+        return not self.differing
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        columns = row_codec(cast("Any", type(self.stored_row)))
+        stored, again = (
+            columns.row_as_json(cast("Any", row), canonical=True) for row in (self.stored_row, self.replayed_row)
+        )
+        verdict = {
+            "schema": SCHEMA,
+            "trial": str(self.stored_row.trial),
+            "same": self.is_identical,
+            "differing": self.differing,
+        }
+        return {**verdict, "stored": stored, "again": again, **as_json_values(self.further_json)}
+
+    def __str__(self) -> str:
+        stored, again = self.stored_row.reproducible_values(), self.replayed_row.reproducible_values()
+        ended = f"ENDED DIFFERENTLY THAN STORED ({', '.join(self.differing)})" if self.differing else "ended as stored"
+        fields = [f"{name}: {text}" for name, value in stored.items() if name != "trial" and (text := _text(value))]
+        changed = [f"{name}: {_change(stored[name], again[name])}" for name in self.differing]
+        return "\n".join([f"{self.stored_row.trial} {ended}", *(self.trial_sentences or fields), *changed])
+
+
+def _text(content: Any) -> str:
+    """The content of a field in a few words."""
+    return f"{len(content):,} bytes" if isinstance(content, bytes) else one_line_preview(", ".join(map(str, content)))
+
+
+def _change(stored: Any, again: Any) -> str:
+    return "different bytes" if isinstance(stored, bytes) else f"{_text(stored)} stored, {_text(again)} now"
