@@ -32,7 +32,7 @@ def open_executor_of_options(run: CampaignRun, observer: Observer | None) -> Abs
 
 
 class KindOfRun(Protocol):
-    """The part of `unsilent.campaigns.kinds.Kind`."""
+    """The part of a `unsilent.campaigns.kinds.Kind` that a run needs."""
 
     @property
     def runner(self) -> MakeRunner: ...
