@@ -36,8 +36,8 @@ from unsilent.compare.attacks.evaluation import (
     ATTACKS,
     LAST_STEP,
     RULES,
+    AttackTask,
     Scores,
-    Task,
     agreed_rows,
     classify,
     run_attack,
@@ -180,7 +180,7 @@ def attack_cell(
         agreed = (classify(stand_in, x).argmax(1) == original_scores.argmax(1)).double().mean()
         extra = {"surrogate_agreement": float(agreed)}
     rows = agreed_rows([subject.model, adapted.deployed, adapted.twin, pair.original], x, y)[:MOST_IMAGES]
-    task = Task(pair, subject.model, adapted.deployed, x[rows], y[rows], subject.valid, budget)
+    task = AttackTask(pair, subject.model, adapted.deployed, x[rows], y[rows], subject.valid, budget)
     scores = {name: score(name, task, run_attack(name, task)) for name in attacks}
     return {
         "n": len(rows), "images": len(x), "eps": budget.eps, "steps": budget.steps,
@@ -256,7 +256,7 @@ def defence_cell(subject: Subject, text: str, budget: Budget) -> dict[str, Any]:
     ):
         deployed = converted(twin)
         rows = agreed_rows([model, deployed, twin], x, y)
-        task = Task(Pair(model, twin), model, deployed, x[rows], y[rows], subject.valid, budget)
+        task = AttackTask(Pair(model, twin), model, deployed, x[rows], y[rows], subject.valid, budget)
         detector = DivergenceDetector.calibrated(model, deployed, clean)
         alarms = detector.alarms(classify(model, task.inputs), classify(deployed, task.inputs))
         row[name] = {
@@ -270,7 +270,7 @@ def cost_cell(subject: Subject, budget: Budget, rounds: int) -> dict[str, Any]:
     """CPU time of an image and step of each attack, against one forward and input gradient of both models."""
     adapted = ADAPTED["int8"](subject)
     x, y = subject.inputs[:50], subject.labels[:50]
-    task = Task(Pair(subject.model, adapted.twin), subject.model, adapted.twin, x, y, subject.valid, budget)
+    task = AttackTask(Pair(subject.model, adapted.twin), subject.model, adapted.twin, x, y, subject.valid, budget)
 
     def passes() -> None:
         for _ in range(budget.steps):

@@ -254,8 +254,7 @@ def _attributes(cls: type) -> dict[str, str]:
 def events() -> Iterator[str]:
     """The events that a command, or a guarded or monitored training, writes while it runs."""
     from unsilent.campaigns.observer import Observer
-    from unsilent.events.event_kinds import EVENTS, Event
-    from unsilent.events.sinks import LOGGER
+    from unsilent.events.event_kinds import EVENTS, LOGGER, Event
     from unsilent.guard import guard
     from unsilent.guard.alarms import Alarm, GuardOverhead, GuardStop, NotRepeatable, RepeatabilityWarning
 

@@ -11,15 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 from unsilent.campaigns.observer import Silent
-from unsilent.campaigns.processes import PAUSE, ProcessExecutor, Refillable
+from unsilent.campaigns.processes import PAUSE, ProcessExecutor, RefillableIterator
 from unsilent.campaigns.spec import TrialId, WorkerSettings
 
 TRIAL = TrialId("a", 1, 0)
 
 
 def test_whether_any_is_left_takes_none():
-    assert not Refillable(deque(), iter(())).any_left()
-    source = Refillable(deque(), iter([TRIAL]))
+    assert not RefillableIterator(deque(), iter(())).any_left()
+    source = RefillableIterator(deque(), iter([TRIAL]))
     assert source.any_left()
     assert list(source) == [TRIAL]
     assert not source.any_left()

@@ -61,7 +61,7 @@ def copied(ran, tmp_path):
 
 def test_json_has_everything(ran):
     folder, found = ran
-    assert found["schema"] == "unsilent/training/2"
+    assert found["schema"] == "unsilent/training/3"
     assert (found["workload"], found["n"], found["steps"]) == ("tiny", 16, 12)
     assert set(found["classes"]) == {str(outcome) for outcome in TrainingOutcome}
     assert sum(found["classes"].values()) == 16

@@ -14,8 +14,9 @@ import pytest
 from events import made_events as made
 from unsilent.basics.errors import UsageError
 from unsilent.events.event_files import read_events
+from unsilent.events.event_kinds import LOGGER
 from unsilent.events.run_history import OK, WARNING, health_after
-from unsilent.events.sinks import LOGGER, make_sinks
+from unsilent.events.sinks import make_sinks
 from unsilent.events.sinks.json_lines import JsonLinesSink
 from unsilent.events.sinks.logging_sink import MOST_ALARMS_PER_STEP, LoggingSink
 from unsilent.events.sinks.prometheus import PrometheusSink

@@ -96,7 +96,7 @@ def test_with_count():
         ("set:value=0x1ffffffffffffffff", "value='0x1fff"),
         ("zero:block=0", "block=0; expected 1 or more"),
         ("zero:block=4,cycles=0", "cycles=0; expected 1 or more"),
-        ("zero:block=4,cycles=many", "cycles='many'; expected a number of blocks, or any"),
+        ("zero:block=4,cycles=many", "cycles='many'; expected a number of blocks, or the word any"),
         ("zero:cycles=4", "cycles=4 needs block"),
         ("zero:block=4,run=4", "run and block exclude each other"),
         ("zero:block=4,count=4", "count and block exclude each other"),

@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 from oracles.reduction_oracle import matrices
 from unsilent.basics.errors import UsageError
+from unsilent.placement.loading import load_system
 from unsilent.placement.placements import Placement, placements
 from unsilent.placement.ranking import Reduction, rank_placements
 from unsilent.placement.report import script
-from unsilent.placement.system import load_system
 
 COUNTS = [
     ((1, 2, 2, 4), (4, 4), 4),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from unsilent.basics.errors import UsageError
-from unsilent.placement.system import load_system, parse_system
+from unsilent.placement.loading import load_system
+from unsilent.placement.system import parse_system
 from unsilent.placement.topology import parse_topology, this_machine
 
 GOOD = """

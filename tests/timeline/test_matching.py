@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unsilent.timeline.matching import Taken, match_collectives
+from unsilent.timeline.matching import RankCollective, match_collectives
 
 A, B = ("gloo:all_reduce", 64), ("gloo:all_reduce", 128)
 
@@ -16,7 +16,7 @@ def match(*ranks, group="", sequences=None, communications=None):
         for at, (step, kind) in enumerate(rows):
             sequence = sequences[rank][at] if sequences else None
             communication = communications[rank][at] if communications else None
-            taken.append(Taken(100 * rank + at, rank, group, step, *kind, sequence, communication))
+            taken.append(RankCollective(100 * rank + at, rank, group, step, *kind, sequence, communication))
     result = match_collectives(taken, {group: range(len(ranks))})
     together = {}
     for operation, number in result.numbers.items():
@@ -50,7 +50,7 @@ def test_what_was_recorded_before_the_first_step_is_matched_only_where_equal():
 
 
 def test_groups_are_matched_apart():
-    taken = [Taken(rank, rank, f"g{rank % 2}", 0, *A) for rank in range(4)]
+    taken = [RankCollective(rank, rank, f"g{rank % 2}", 0, *A) for rank in range(4)]
     numbers = match_collectives(taken, {"g0": [0, 2], "g1": [1, 3]}).numbers
     assert numbers[0] == numbers[2] != numbers[1] == numbers[3]
 

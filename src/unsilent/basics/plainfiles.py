@@ -90,7 +90,7 @@ def json_memory(content: bytes) -> int:
 
 
 def parse_json(content: bytes, **hooks: Any) -> Any:
-    """The value of a JSON text in UTF-8; ``hooks`` as of ``json.loads``.
+    """The value of a JSON text in UTF-8; ``hooks`` as in ``json.loads``.
 
     Raises:
         ValueError: it is no JSON, nests too deeply, or its values would take more than `MOST_JSON_MEMORY`.

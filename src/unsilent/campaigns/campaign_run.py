@@ -32,7 +32,7 @@ def open_executor_of_options(run: CampaignRun, observer: Observer | None) -> Abs
 
 
 class KindOfRun(Protocol):
-    """What a run needs to know of its `unsilent.campaigns.kinds.Kind`."""
+    """The part of a `unsilent.campaigns.kinds.Kind` that a run needs."""
 
     @property
     def runner(self) -> MakeRunner: ...

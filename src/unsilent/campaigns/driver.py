@@ -37,7 +37,7 @@ class Planner(Protocol):
 
 
 class WritableStore(Protocol):
-    """What the driver does with a store, see `unsilent.campaigns.store.Store`."""
+    """The methods of a store that the driver uses, see `unsilent.campaigns.store.Store`."""
 
     def bind_campaign(self, spec: Any, baseline: Any) -> None: ...
 

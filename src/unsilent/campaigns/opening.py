@@ -65,7 +65,9 @@ def check_files(path: Path) -> None:
         if ending == "-wal" and result.st_size > LOG_BYTES:
             raise StoreError(f"{beside} is larger than the log of any store; move it away, or restore a copy of {path}")
         if ending == "-journal" and _names_another(beside):
-            raise StoreError(f"{beside} is a journal that would make SQLite delete another file; move it away")
+            raise StoreError(
+                f"{beside} is a journal that would make SQLite delete another file; move this journal away"
+            )
 
 
 def _names_another(journal: Path) -> bool:
@@ -90,7 +92,7 @@ def restrict_connection(db: sqlite3.Connection, max_cell_bytes: int) -> None:
 _QUERY = "SELECT CAST(type AS BLOB), CAST(name AS BLOB), CAST(tbl_name AS BLOB), CAST(sql AS BLOB) FROM sqlite_master LIMIT 100"
 
 
-def schema_of(db: sqlite3.Connection) -> frozenset[tuple[bytes | None, ...]]:
+def sql_definitions(db: sqlite3.Connection) -> frozenset[tuple[bytes | None, ...]]:
     """The definitions of a file, as the bytes that it holds."""
     return frozenset(db.execute(_QUERY).fetchall())
 
@@ -100,6 +102,6 @@ def expected_schema(text: str) -> frozenset[tuple[bytes | None, ...]]:
     """The definitions of a file once SQLite has run ``text`` in it."""
     with sqlite3.connect(":memory:") as db:
         db.executescript(text)
-        result = schema_of(db)
+        result = sql_definitions(db)
     db.close()
     return result

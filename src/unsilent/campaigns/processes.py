@@ -281,7 +281,7 @@ class ProcessExecutor(Closing):
         self._suspects.difference_update(row.trial for row in rows)
         return rows
 
-    def _feed(self, worker: _Worker, source: Refillable) -> None:
+    def _feed(self, worker: _Worker, source: RefillableIterator) -> None:
         """Keep a little work queued at the worker, so that it never waits for the driver; without work, ask for proof."""
         want = max(self._pack, min(LARGEST_CHUNK, int(CHUNK_SECONDS / self._pace)))
         if len(worker.unanswered_trials) > want // 2:
@@ -296,7 +296,7 @@ class ProcessExecutor(Closing):
             worker.proving = True
             self._send(worker, ("prove",))
 
-    def _chunk(self, worker: _Worker, want: int, source: Refillable) -> list[TrialId]:
+    def _chunk(self, worker: _Worker, want: int, source: RefillableIterator) -> list[TrialId]:
         """The next trials for a worker; a suspect goes alone to a worker without unproven rows, while no other runs anything."""
         chunk: list[TrialId] = []
         for trial in islice(source, want):
@@ -325,7 +325,7 @@ class ProcessExecutor(Closing):
     def run(self, trials: Iterable[TrialId]) -> Iterator[list[CampaignRow]]:
         """Run trials on all workers; rows come together as they are proven."""
         self.establish_baseline()
-        source = Refillable(self._backlog, iter(trials))
+        source = RefillableIterator(self._backlog, iter(trials))
         while True:
             for worker in [w for w in self._workers if w.ready]:
                 self._feed(worker, source)
@@ -482,7 +482,7 @@ def _how(process: subprocess.Popen[bytes]) -> str:
     return f" (signal {-code})" if code < 0 else f" (exit code {code})"
 
 
-class Refillable:
+class RefillableIterator:
     """An iterator that stops when both sources are empty and goes on when one fills again."""
 
     def __init__(self, backlog: deque[TrialId], trials: Iterator[TrialId]) -> None:
@@ -499,7 +499,7 @@ class Refillable:
         """Have it come next again."""
         self._backlog.appendleft(trial)
 
-    def __iter__(self) -> Refillable:
+    def __iter__(self) -> RefillableIterator:
         return self
 
     def __next__(self) -> TrialId:

@@ -20,7 +20,7 @@ from unsilent.basics.closing import Closing
 from unsilent.basics.errors import UnsilentError
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.process_connection import Message
-from unsilent.campaigns.processes import SALVAGE_SECONDS, Refillable
+from unsilent.campaigns.processes import SALVAGE_SECONDS, RefillableIterator
 from unsilent.campaigns.ray_launch import BridgeProcess, Cluster, check_address
 from unsilent.campaigns.ray_supervisor import Event, SupervisorJob, environment_to_send
 from unsilent.campaigns.ray_supervisor_pool import PooledSupervisor, SupervisorPool
@@ -159,7 +159,7 @@ class RayExecutor(Closing):
         """Run trials on all nodes; rows come together as they are proven."""
         self.establish_baseline()
         self._backlog = deque()
-        source = Refillable(self._backlog, iter(trials))
+        source = RefillableIterator(self._backlog, iter(trials))
         self._crew.start_placement_timeout()
         while True:
             members = list(self._crew.members.values())
@@ -172,7 +172,7 @@ class RayExecutor(Closing):
                 return
             yield self._listen()
 
-    def _feed(self, one: PooledSupervisor, source: Refillable) -> None:
+    def _feed(self, one: PooledSupervisor, source: RefillableIterator) -> None:
         want = max(self._crew.max_trials_together, min(DEEPEST, int(DEPTH_SECONDS / one.seconds_per_trial))) + 1
         queued = len(one.unfinished_trials) - len(one.unverified_rows)
         if queued <= want // 2 and (chunk := list(islice(source, want - queued))):

@@ -48,16 +48,16 @@ class Runner(Generic[S, B, R]):
 
     @property
     def workload_name(self) -> str:
-        """What notes call the workload."""
+        """The name of the workload in notes."""
         return self.spec.workload if self.workload is None else str(self.workload.name)
 
     @cached_property
     def baseline(self) -> B:
-        """What is known before the first trial. Every worker of a campaign has to find the same."""
+        """The baseline: facts that are known before the first trial. Every worker of a campaign has to find the same."""
         return self.make_baseline()
 
     def make_baseline(self) -> B:
-        """What is known before the first trial; called once."""
+        """The baseline, made once."""
         raise NotImplementedError(f"{type(self).__name__} has no make_baseline")
 
     def establish_baseline(self) -> B:

@@ -111,7 +111,7 @@ class JsonRecord:
 
 
 class Spec(JsonRecord):
-    """What was asked of a campaign: a base of frozen dataclasses, whose fields replace what it says here.
+    """The settings of a campaign: a base of frozen dataclasses, whose fields replace the defaults here.
 
     Budget, jobs and executor are no part of it: they change no row. ``class PiSpec(Spec, study="pi")``: a study without
     workloads, whose name stands for one.
@@ -138,7 +138,7 @@ class Spec(JsonRecord):
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
-        """Of the workload."""
+        """Options of the workload."""
         return ()
 
     @property
@@ -148,17 +148,17 @@ class Spec(JsonRecord):
 
     @property
     def seed(self) -> int:
-        """Of the campaign."""
+        """The seed of the campaign."""
         return 0
 
     @property
     def threads(self) -> int:
-        """Of a worker."""
+        """Threads of a worker."""
         return 1
 
     @property
     def device(self) -> str:
-        """Of a worker."""
+        """The device of a worker."""
         return "cpu"
 
     @property

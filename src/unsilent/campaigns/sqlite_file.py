@@ -27,7 +27,7 @@ from unsilent.campaigns.opening import (
     check_files,
     expected_schema,
     restrict_connection,
-    schema_of,
+    sql_definitions,
 )
 from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, is_real
 
@@ -147,7 +147,7 @@ class SqliteFile(Closing):
             raise StoreError(
                 f"{self.path} holds {held}; {self._verb} can only use stores of its own campaigns: give another store"
             )
-        result = schema_of(db)
+        result = sql_definitions(db)
         empty = not (result or application or version)
         if application != self.application_id and not empty:
             raise StoreError(f"{self.path} is an SQLite database of another program; give another file")

@@ -28,10 +28,10 @@ Under torchrun it measures that job, else processes that are started here. Print
 
 def placement(asked: Asked) -> Report | int:
     """Rank, or print the script of the best placement."""
+    from unsilent.placement.loading import load_system
     from unsilent.placement.ranking import rank_placements
     from unsilent.placement.report import report
     from unsilent.placement.report import script as make_script
-    from unsilent.placement.system import load_system
 
     start = time.perf_counter()
     options = asked[PlacementOptions]

@@ -184,7 +184,7 @@ def _check_bits_can_agree(canaries: Canaries, model: nn.Module | None, device: s
 def _answer_now(
     batch: Any, before: Sequence[Tensor], run: Callable[[Any], Any], name: str, device: str
 ) -> list[Tensor]:
-    """The answer to stored inputs, on the CPU; raises ``UsageError`` where it has another form than the stored one."""
+    """A model's answer to stored inputs, on the CPU; raises ``UsageError`` where its form differs from the stored one."""
     try:
         output = run(map_tensors(batch, lambda _, tensor: tensor.to(device, copy=True)))
     except Exception as error:  # of a model that is called in another way than it expects

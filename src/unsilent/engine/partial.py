@@ -30,7 +30,7 @@ _OUTPUTS: Mapping[str, Mapping[int, int]] = {
 """Operation -> argument -> the dimension of it along which the outputs lie (dimension 1 of the result)."""
 
 
-def blockwise_channels(node: Node) -> int:
+def blockwise_output_count(node: Node) -> int:
     """How many outputs an operation has that can be computed in blocks, 0 where it cannot be tried."""
     if node.func is None or node.func._schema.name not in _OUTPUTS or len(node.results) != 1:
         return 0
@@ -50,7 +50,7 @@ class BlockwiseOperation:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.channels = blockwise_channels(node)
+        self.channels = blockwise_output_count(node)
         roles = _OUTPUTS[node.func._schema.name]
         self._dims = {k: roles[int(slot.key)] for k, slot in enumerate(node.slots) if slot.key in roles}
         self.out: StorageWindow = node.results[0]
@@ -153,4 +153,4 @@ def equal_bits(one: Tensor, two: Tensor) -> bool:
 
 def candidates(tape: Tape) -> list[Node]:
     """Operations worth trying: those that read memory of before the run."""
-    return [n for n in tape.nodes if blockwise_channels(n) and any(w.value in tape.externals for w in n.reads)]
+    return [n for n in tape.nodes if blockwise_output_count(n) and any(w.value in tape.externals for w in n.reads)]

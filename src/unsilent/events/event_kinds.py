@@ -29,6 +29,9 @@ DONE, ERROR, STOPPED = "done", "error", "stopped"
 """Ways in which a monitor ends."""
 ENDS = {ERROR: " after an error or an interrupt", STOPPED: " because it stopped the job"}
 
+LOGGER = "unsilent.monitor"
+"""Name of the logger of what a watch reports."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Event:

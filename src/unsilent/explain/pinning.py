@@ -1,6 +1,6 @@
 """Sources of difference in a process: watched, provoked, or pinned, in a process of its own, before the user's file is read.
 
-Every function that reads a source is replaced by a `SourceProbe`, which notes the user's line that called it. Where the
+Every function that reads a source is replaced by a `CallerProbe`, which notes the user's line that called it. Where the
 source is not pinned it answers as ever, but for two provocations, as two real runs may well differ in that: folders are
 listed in another order, and the clock of each further run is a day and some later.
 """
@@ -28,7 +28,7 @@ SEED = 0
 _PROCESS = 4242
 
 
-class SourceProbe:
+class CallerProbe:
     """A function that notes who calls it. An object, not a function: as an attribute of a class it is no method."""
 
     def __init__(self, note: Callable[[], None], call: Callable[..., Any]) -> None:
@@ -76,7 +76,7 @@ class SourceInterceptor:
     def _replace(self, source: str, holder: Any, name: str, call: Callable[..., Any] | None = None) -> None:
         """Put a probe in the place of a function; ``call``: what it does instead."""
         label = f"{getattr(holder, '__name__', type(holder).__name__)}.{name}"
-        setattr(holder, name, SourceProbe(lambda: self._note(source, label), call or getattr(holder, name)))
+        setattr(holder, name, CallerProbe(lambda: self._note(source, label), call or getattr(holder, name)))
 
     def _note(self, source: str, label: str) -> None:
         caller = sys._getframe(2)

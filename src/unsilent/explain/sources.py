@@ -109,7 +109,7 @@ _READ = ("listing", "clock", "numpy", "random", "entropy", "process", "memory")
 
 
 def candidates(kind: str, generator: str, sources_read: Collection[str]) -> list[str]:
-    """Sources to pin for a parting of that kind, the likely ones first; what the runs did not touch is left out.
+    """Sources to pin for one kind of difference, the likely ones first, without those that the runs did not touch.
 
     Unlikely ones that cannot be noticed are left to the search for sources that only help together. ``generator``: of random
     numbers: ``global``, ``own``, or empty.

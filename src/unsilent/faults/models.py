@@ -78,7 +78,7 @@ def _cycles(value: int | str | None) -> int | None:
     if value is None or isinstance(value, int):
         return 1 if value is None else value
     if value != "any":
-        raise UsageError(f"cycles={value[:40]!r}; expected a number of blocks, or any")
+        raise UsageError(f"cycles={value[:40]!r}; expected a number of blocks, or the word any")
     return None
 
 

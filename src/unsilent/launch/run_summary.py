@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unsilent.events.event_kinds import Alarm, Ended, Event, IncidentBegan, Started, Verdict
-from unsilent.events.sinks import LOGGER
+from unsilent.events.event_kinds import LOGGER, Alarm, Ended, Event, IncidentBegan, Started, Verdict
 from unsilent.launch.standard_error import StandardError
 from unsilent.report.text import count_text
 

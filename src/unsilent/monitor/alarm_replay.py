@@ -13,9 +13,8 @@ import numpy as np
 from unsilent.basics.errors import UsageError, kind_and_line
 from unsilent.detectors.rule import NORMAL
 from unsilent.detectors.series import GRADIENT, LOSS, Series
-from unsilent.events.event_kinds import FINGERPRINT, Verdict
+from unsilent.events.event_kinds import FINGERPRINT, LOGGER, Verdict
 from unsilent.events.host import first_step
-from unsilent.events.sinks import LOGGER
 from unsilent.monitor.exchange import RankRow
 from unsilent.monitor.recorder import Recorder
 from unsilent.recovery.earlier_incidents import (

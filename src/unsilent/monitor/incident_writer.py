@@ -28,7 +28,7 @@ from unsilent.basics.plainfiles import replace_file
 from unsilent.basics.sizes import human_bytes
 from unsilent.checkpoints.recent_loads import RecentSave, recent_saves
 from unsilent.detectors.series import Series
-from unsilent.events.event_kinds import Alarm, Started, Verdict
+from unsilent.events.event_kinds import LOGGER, Alarm, Started, Verdict
 from unsilent.events.incident_folder import (
     BATCH_FILE,
     SERIES_FILE,
@@ -38,7 +38,6 @@ from unsilent.events.incident_folder import (
     SavedCheckpoint,
     write_record,
 )
-from unsilent.events.sinks import LOGGER
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.signals.row import SignalValues
 from unsilent.recovery.fault_verdict import FaultVerdict

@@ -35,10 +35,10 @@ from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import GRADIENT, Series
 from unsilent.events.event_files import path_of_rank
-from unsilent.events.event_kinds import DONE, ERROR, MOST_NAMES, STOPPED, UNRECORDED, Alarm, Verdict
+from unsilent.events.event_kinds import DONE, ERROR, LOGGER, MOST_NAMES, STOPPED, UNRECORDED, Alarm, Verdict
 from unsilent.events.host import host_name
 from unsilent.events.incident_folder import FOLDER as INCIDENTS_FOLDER
-from unsilent.events.sinks import LOGGER, isolated, make_sinks
+from unsilent.events.sinks import isolated, make_sinks
 from unsilent.guard.guard import ENDED, Guard, cannot_be_put_back
 from unsilent.guard.guard_plan import SNAPSHOT_INTERVAL
 from unsilent.guard.live_steps import LiveSteps

@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from unsilent.events.sinks import LOGGER
+from unsilent.events.event_kinds import LOGGER
 from unsilent.monitor.signals.fingerprints import COUNTERS
 
 FIRST_COMPARISONS = 5

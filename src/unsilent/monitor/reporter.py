@@ -19,6 +19,7 @@ from unsilent.detectors.rule import ALARM, NORMAL
 from unsilent.detectors.series import GRADIENT, L2, LOSS, Series
 from unsilent.events.event_kinds import (
     FINGERPRINT,
+    LOGGER,
     REPLICAS,
     Alarm,
     AlarmExplained,
@@ -34,7 +35,6 @@ from unsilent.events.event_kinds import (
 )
 from unsilent.events.host import first_step, pid_namespace
 from unsilent.events.run_history import OK, health_after
-from unsilent.events.sinks import LOGGER
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.exchange import RankInfo, RankRow
 from unsilent.monitor.incident_writer import IncidentWriter

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unsilent.events.sinks import LOGGER
+from unsilent.events.event_kinds import LOGGER
 from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
 from unsilent.report.text import count_text
 

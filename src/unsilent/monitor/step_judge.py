@@ -11,8 +11,7 @@ import numpy as np
 import xxhash
 
 from unsilent.detectors.series import CLIPPED_NORM, UPDATE, VALUE, Bools, Series
-from unsilent.events.event_kinds import join_names
-from unsilent.events.sinks import LOGGER
+from unsilent.events.event_kinds import LOGGER, join_names
 from unsilent.monitor.exchange import RankRow
 from unsilent.monitor.program_writes import ProgramWrites
 from unsilent.monitor.recorder import Recorder

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from unsilent.detectors.rule import NORMAL
-from unsilent.events.sinks import LOGGER
+from unsilent.events.event_kinds import LOGGER
 from unsilent.monitor.attribution import Suspect, divergent_replicas, suspect_of
 from unsilent.monitor.exchange import NOT_COMPARED, RankRow
 

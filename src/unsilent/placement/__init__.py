@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from unsilent.placement.cost import AlphaBeta
     from unsilent.placement.ddp_hook import program_hook
     from unsilent.placement.execution import ProgramRunner
+    from unsilent.placement.loading import load_system
     from unsilent.placement.measure import MeasuredTable, load_sweep
     from unsilent.placement.nccl import Nccl
     from unsilent.placement.placements import Placement
     from unsilent.placement.programs import Program, Step, check
     from unsilent.placement.ranking import Ranking, Reduction, rank_placements
     from unsilent.placement.synthesis import synthesise
-    from unsilent.placement.system import Level, System, load_system
+    from unsilent.placement.system import Level, System
 
 _LAZY = {
     "AlphaBeta": "unsilent.placement.cost",
@@ -32,7 +33,7 @@ _LAZY = {
     "System": "unsilent.placement.system",
     "check": "unsilent.placement.programs",
     "load_sweep": "unsilent.placement.measure",
-    "load_system": "unsilent.placement.system",
+    "load_system": "unsilent.placement.loading",
     "program_hook": "unsilent.placement.ddp_hook",
     "rank_placements": "unsilent.placement.ranking",
     "synthesise": "unsilent.placement.synthesis",

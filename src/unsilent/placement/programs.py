@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """A sequence of steps over ``devices`` reducing devices; ``str`` is text, ``repr`` is the Python that makes it.
+    """A sequence of steps that reduce over ``devices``; ``str`` is text, ``repr`` is the Python that makes it.
 
     Raises:
         UsageError: Raised where there is no device, or a step names a rank outside ``0 .. devices - 1``.

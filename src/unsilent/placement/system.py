@@ -8,7 +8,6 @@ links of all levels inside on the way. Bandwidths are bytes per second in one di
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from math import prod
 from typing import Any
 
 from unsilent.basics.errors import UsageError, unknown_name_error
-from unsilent.basics.plainfiles import parse_toml, read_plain
+from unsilent.basics.plainfiles import parse_toml
 
 MOST_BYTES = 2**20
 """Most bytes of a TOML file or a saved topology."""
@@ -106,45 +105,6 @@ PRESETS = {
 """Nodes by name: 16 A100 on NVSwitch, 8 V100 on NVLink, 4 pairs of H100 NVL with a bridge; ``a100:4`` is four of them."""
 
 
-def load_system(which: str) -> System:
-    """A machine by name, file or from this computer.
-
-    Args:
-        which: ``a100``, ``v100`` or ``h100-nvl``, with ``:N`` for N nodes; ``here`` for this machine; a ``.toml`` file;
-            a ``.json`` file of ``unsilent placement measure``; or a ``.txt`` file with the output of ``nvidia-smi topo -m``.
-
-    Raises:
-        UsageError: Raised where there is no such machine, or its description is wrong.
-    """
-    if which == "here":
-        from unsilent.placement.topology import this_machine
-
-        return this_machine()
-    if which.endswith(".toml"):
-        return parse_system(read_plain(which, MOST_BYTES, f"the system {which!r}"), which)
-    if which.endswith(".json"):
-        from unsilent.placement.measure import fitted_system, load_sweep
-
-        return fitted_system(load_sweep(which), which)
-    if which.endswith(".txt"):
-        from unsilent.placement.topology import parse_topology
-
-        return parse_topology(read_plain(which, MOST_BYTES, f"the topology {which!r}").decode(errors="replace"), which)
-    name, colon, nodes = which.partition(":")
-    if name not in PRESETS:
-        if os.sep in which or os.path.exists(which):
-            raise UsageError(
-                f"{which} does not end in .toml, .json or .txt; expected a description of a system in such a file"
-            )
-        raise unknown_name_error("system", which[:60], [*PRESETS, "here", "FILE.toml", "FILE.json", "FILE.txt"])
-    if not colon:
-        return PRESETS[name]
-    if not nodes.isascii() or not nodes.isdigit() or not 1 <= len(nodes) <= 5 or int(nodes) < 1:
-        raise UsageError(f"{which!r} asks for {nodes!r} nodes; expected a whole number of 1 or more, like {name}:4")
-    outer, *inner = PRESETS[name].levels
-    return _checked(replace(PRESETS[name], name=which, levels=(replace(outer, count=int(nodes)), *inner)))
-
-
 def parse_system(content: bytes, where: str) -> System:
     """The machine that a TOML text describes; ``where`` names it in the one-line ``UsageError``."""
     record = parse_toml(content, where)
@@ -160,7 +120,7 @@ def parse_system(content: bytes, where: str) -> System:
         raise UsageError(f"{where}: name and source are texts; found {name!r} and {source!r}")
     if gpu and gpu not in GPUS:
         raise unknown_name_error(f"gpu in {where}:", str(gpu), GPUS)
-    return _checked(System(str(name), tuple(levels), str(source), gpu), f"{where}: ")
+    return checked_system(System(str(name), tuple(levels), str(source), gpu), f"{where}: ")
 
 
 def _level(row: Mapping[str, Any], where: str, innermost: bool) -> Level:
@@ -203,7 +163,7 @@ def _quantity(quantity: object, units: Mapping[str, float], name: str, example: 
     return value
 
 
-def _checked(system: System, where: str = "") -> System:
+def checked_system(system: System, where: str = "") -> System:
     """The machine itself; raises ``UsageError`` where its levels do not fit together."""
     names = [level.name for level in system.levels]
     if len(set(names)) < len(names):

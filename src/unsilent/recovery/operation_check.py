@@ -146,7 +146,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def _draws_nothing(call: OperationCall) -> bool:
-    """Whether an operation that may leave elements out at random leaves out none."""
+    """Whether an operation has a dropout probability of 0, or none at all."""
     func, args, kwargs = call
     arguments = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     return arguments.get("dropout_p") == 0.0 or (

@@ -67,7 +67,7 @@ def parse_noise_floor(text: str, spec: object, baseline: object) -> ReplicaDiffe
 
 
 def store_noise_floors(store: Store[Any, Any, Any], floors: NoiseFloors) -> None:
-    """Keep what fault-free replicas ended in, in place of what was kept before."""
+    """Store the final states of fault-free replicas, replacing those stored before."""
     store.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
 
 

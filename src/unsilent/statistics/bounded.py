@@ -83,7 +83,7 @@ def bounded_mean(outcomes: NDArray[Any] | Sequence[float], confidence: float = 0
 def ratio_of_means(
     parts: NDArray[Any] | Sequence[float], wholes: NDArray[Any] | Sequence[float], most: float, confidence: float = 0.95
 ) -> Interval:
-    """The expected part over the expected whole of independent clusters of different sizes, such as samples of faults.
+    """The ratio of two means over independent clusters: expected part of a cluster by its expected size (samples of a fault).
 
     A share ``p`` is in the interval if it is in that of the mean of ``part / most + p (1 - whole / most)``, which is ``p`` where
     ``p`` is the ratio, and lies in [0, 1]. The reported ``n`` counts clusters.

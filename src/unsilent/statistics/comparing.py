@@ -46,7 +46,7 @@ def joint_differences(pairs: Sequence[tuple[Counts, Counts]], confidence: float 
 
 
 def _part(first: Interval, second: Interval, sign: int, first_limit: float, second_limit: float) -> float:
-    """A limit of a difference; without an estimate the limits themselves are all there is."""
+    """One limit of the difference of two rates: from the interval of each, and from their estimates where there are any."""
     if first.estimate is None or second.estimate is None:
         return first_limit - second_limit
     return (

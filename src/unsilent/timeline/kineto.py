@@ -15,7 +15,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.printable import escape_unprintable
 from unsilent.report.text import count_text
 from unsilent.timeline.job import COLLECTIVE, Gradients, Lane, Operations, Parts
-from unsilent.timeline.matching import Taken, match_collectives
+from unsilent.timeline.matching import RankCollective, match_collectives
 from unsilent.timeline.rank_operations import RankOperations, find_steps, rank_operations
 from unsilent.timeline.rank_trace import Numbering, RankTrace, make_names, read_rank_trace
 
@@ -166,7 +166,7 @@ def _assemble(
     notes: list[str],
 ) -> Recording:
     lanes: list[Lane] = []
-    parts, launches, taken = [], [np.empty((0, 2), np.int32)], list[Taken]()
+    parts, launches, taken = [], [np.empty((0, 2), np.int32)], list[RankCollective]()
     before = 0
     # Lanes and operations are numbered from 0 in each rank; here they are numbered over all ranks.
     for of_rank in ranks:

@@ -9,9 +9,9 @@ import numpy as np
 
 from unsilent.basics.errors import UsageError
 from unsilent.placement.cost import AlphaBeta, CostModel, StepCost, Traffic
+from unsilent.placement.loading import load_system
 from unsilent.placement.measure import MeasuredTable, fitted_system, load_sweep
 from unsilent.placement.ranking import Reduction, rank_placements
-from unsilent.placement.system import load_system
 from unsilent.timeline.ddp_model import MIB, LinkCost, fit_link_cost
 from unsilent.timeline.step_split import Floats
 

@@ -11,7 +11,7 @@ from unsilent.report.text import count_text
 _SHOWN = 3
 
 
-class Taken(NamedTuple):
+class RankCollective(NamedTuple):
     """A collective as one rank took part in it.
 
     Attributes:
@@ -47,14 +47,14 @@ class Matching(NamedTuple):
     notes: tuple[str, ...]
 
 
-def match_collectives(taken: Sequence[Taken], members: Mapping[str, Sequence[int]]) -> Matching:
+def match_collectives(taken: Sequence[RankCollective], members: Mapping[str, Sequence[int]]) -> Matching:
     """Number the collectives.
 
     Args:
         taken: Collectives on all ranks, each rank's in order.
         members: Recorded ranks of each group.
     """
-    by_group: dict[str, dict[int, list[Taken]]] = {}
+    by_group: dict[str, dict[int, list[RankCollective]]] = {}
     for collective in taken:
         by_group.setdefault(collective.group, {}).setdefault(collective.rank, []).append(collective)
     numbers: dict[int, int] = {}
@@ -69,7 +69,7 @@ def match_collectives(taken: Sequence[Taken], members: Mapping[str, Sequence[int
     return Matching(numbers, tuple(notes))
 
 
-def _by_number(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
+def _by_number(lists: Mapping[int, list[RankCollective]]) -> list[list[RankCollective]]:
     """Matches by the numbers of the trace, where these can be believed; else nothing.
 
     They were seen twice, missing, and counted over all groups of a process.
@@ -90,9 +90,9 @@ def _by_number(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
     return []
 
 
-def _by_order(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
+def _by_order(lists: Mapping[int, list[RankCollective]]) -> list[list[RankCollective]]:
     """The k-th of each step on all ranks, as far as these are equal in name and size."""
-    steps: dict[int, dict[int, list[Taken]]] = defaultdict(lambda: {rank: [] for rank in lists})
+    steps: dict[int, dict[int, list[RankCollective]]] = defaultdict(lambda: {rank: [] for rank in lists})
     for rank, collectives in lists.items():
         for collective in collectives:
             steps[collective.step][rank].append(collective)
@@ -111,7 +111,7 @@ def _by_order(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
     return matched
 
 
-def _in_one_order(lists: Sequence[Sequence[Taken]]) -> list[list[Taken]]:
+def _in_one_order(lists: Sequence[Sequence[RankCollective]]) -> list[list[RankCollective]]:
     """The lists, those in the order of the first that only differ in it: gloo begins two at once, either of them first."""
     first = [collective.kind for collective in lists[0]]
     result = []
@@ -119,7 +119,7 @@ def _in_one_order(lists: Sequence[Sequence[Taken]]) -> list[list[Taken]]:
         if sorted(collective.kind for collective in collectives) != sorted(first):
             result.append(list(collectives))
             continue
-        of_kind = defaultdict[tuple[str, int], list[Taken]](list)
+        of_kind = defaultdict[tuple[str, int], list[RankCollective]](list)
         for collective in reversed(collectives):
             of_kind[collective.kind].append(collective)
         result.append([of_kind[kind].pop() for kind in first])
@@ -127,7 +127,7 @@ def _in_one_order(lists: Sequence[Sequence[Taken]]) -> list[list[Taken]]:
 
 
 def _unmatched(
-    group: str, lists: Mapping[int, list[Taken]], matched: Sequence[object], numbers: Mapping[int, Hashable]
+    group: str, lists: Mapping[int, list[RankCollective]], matched: Sequence[object], numbers: Mapping[int, Hashable]
 ) -> list[str]:
     """Note on collectives that have no partner on other ranks, at most one sentence."""
     left = [
@@ -149,6 +149,6 @@ def _unmatched(
     ]
 
 
-def _kind_text(collective: Taken) -> str:
+def _kind_text(collective: RankCollective) -> str:
     size = count_text(collective.size, "byte") if collective.size >= 0 else "unknown size"
     return f"{collective.name} of {size} on rank {collective.rank}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unsilent.timeline.host_operations import EVALUATES, Flat, annotated_phase, flatten, is_backward, phases
 from unsilent.timeline.job import BACKWARD, COLLECTIVE, COMPUTE, COPY, HOST, OTHER, Gradients, Lane, Parts
 from unsilent.timeline.json_stream import Arguments
-from unsilent.timeline.matching import Taken
+from unsilent.timeline.matching import RankCollective
 from unsilent.timeline.rank_trace import (
     ANNOTATION,
     CPU_OP,
@@ -98,7 +98,7 @@ class RankOperations:
     columns: dict[str, NDArray[Any]]
     lanes: list[Lane]
     launches: NDArray[np.int32]
-    taken: list[Taken]
+    taken: list[RankCollective]
     groups: dict[str, frozenset[int] | None]
     gradients: Gradients
     step_times: NDArray[np.float64]
@@ -391,8 +391,10 @@ class _Rank:
         step = order[before]
         return np.where((before >= 0) & (times < self._step_end[step]), step, -1).astype(np.int32)
 
-    def _collectives(self, columns: dict[str, NDArray[Any]]) -> tuple[list[Taken], dict[str, frozenset[int] | None]]:
-        taken: list[Taken] = []
+    def _collectives(
+        self, columns: dict[str, NDArray[Any]]
+    ) -> tuple[list[RankCollective], dict[str, frozenset[int] | None]]:
+        taken: list[RankCollective] = []
         groups: dict[str, frozenset[int] | None] = {}
         for at in np.flatnonzero(columns["kind"] == COLLECTIVE):
             name = self._names.shown[columns["name"][at]]
@@ -406,7 +408,7 @@ class _Rank:
                 number if type(number) is int else None for number in (arguments.sequence, arguments.communication)
             )
             taken.append(
-                Taken(
+                RankCollective(
                     int(at), self._trace.rank, group, int(columns["step"][at]), name, int(columns["size"][at]), *numbers
                 )
             )

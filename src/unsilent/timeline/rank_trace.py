@@ -152,7 +152,7 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
         raise
     except (TypeError, ValueError, OverflowError):
         raise UsageError(
-            f"{trace.name} has an event whose name, time or thread is damaged, among the first {count + 2**16:,}; record it again"
+            f"{trace.name} has a damaged name, time or thread among its first {count + 2**16:,} events; record it again"
         ) from None
     if not count:
         raise UsageError(

@@ -281,7 +281,7 @@ class Workload:
 
 
 def own_originals(batches: Iterable[Any]) -> list[range]:
-    """Originals of batches whose samples are each one of their own."""
+    """Numbers of the original samples in batches without repeated samples: each sample is its own original."""
     ends = list(accumulate((count_samples(batch) for batch in batches), initial=0))
     return [range(first, end) for first, end in pairwise(ends)]
 

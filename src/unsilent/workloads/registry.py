@@ -110,7 +110,7 @@ def load(
     elif ref in TRAININGS:
         raise _other_kind(ref, "inference")
     else:
-        check_own(ref, ZOO)
+        check_reference_form(ref, ZOO)
         result = load_own(ref, options or {}, chosen, PARTS)
     return typing.cast("InferenceWorkload", _checked(ref, result, PARTS))
 
@@ -127,7 +127,7 @@ def load_training(
     elif ref in ZOO or ref.startswith("hf:") or ref.endswith(".pt2"):
         raise _other_kind(ref, "training")
     else:
-        check_own(ref, TRAININGS)
+        check_reference_form(ref, TRAININGS)
         result = load_own(ref, options or {}, chosen, TRAINING_PARTS)
     workload = typing.cast("TrainingWorkload", _checked(ref, result, TRAINING_PARTS))
     # One that takes no weak references or has no hash: then nobody can look up where it is from.
@@ -166,7 +166,7 @@ def is_weights_file(ref: str) -> bool:
     return ":" not in ref and Path(ref).suffix in _WEIGHTS
 
 
-def check_own(ref: str, known: Mapping[str, WorkloadEntry]) -> None:
+def check_reference_form(ref: str, known: Mapping[str, WorkloadEntry]) -> None:
     """Raise unless the reference has the form of one to the user's own code."""
     if ":" in ref or "/" in ref or ref.endswith(".py"):
         return

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from unsilent.basics.errors import UsageError
 from unsilent.compare.adapters.fake_quant import converted, fake_quantised
 from unsilent.compare.attacks.apgd import apgd, checkpoints
-from unsilent.compare.attacks.evaluation import ATTACKS, BATCH, RULES, Task, agreed_rows, run_attack, score
+from unsilent.compare.attacks.evaluation import ATTACKS, BATCH, RULES, AttackTask, agreed_rows, run_attack, score
 from unsilent.compare.attacks.objectives import LOSSES, diva, dlr, margin
 from unsilent.compare.attacks.pgd import pgd
 from unsilent.compare.attacks.search import Ball, Budget, Found, Pair
@@ -45,7 +45,7 @@ def task(original):
     x = torch.rand(160, 1, 4, 4, generator=torch.Generator().manual_seed(2)) * 2 - 1
     labels, adapted = original(x).argmax(1), near(original)
     rows = agreed_rows([original, adapted], x, labels)
-    return Task(Pair(original, adapted), original, adapted, x[rows], labels[rows], VALID, Budget(eps=0.1))
+    return AttackTask(Pair(original, adapted), original, adapted, x[rows], labels[rows], VALID, Budget(eps=0.1))
 
 
 @settings(max_examples=25, deadline=None)
@@ -62,7 +62,7 @@ def test_all_inputs_stay_in_the_ball_and_in_the_valid_range(attack, eps, step, r
     x = torch.rand(6, 3, 4, 4)[:, :1] * 2 - 1
     x[0], x[1] = -1, 1
     budget = Budget(eps=eps, step=step, steps=steps, random_start=random_start, restarts=2, seed=seed)
-    task = Task(Pair(original, near(original)), original, original, x, original(x).argmax(1), VALID, budget)
+    task = AttackTask(Pair(original, near(original)), original, original, x, original(x).argmax(1), VALID, budget)
     found = run_attack(attack, task)
     for tried in (found.evasive, found.wrong, found.last):
         assert (tried - x).abs().max() <= eps * 2 + 1e-6
@@ -73,7 +73,9 @@ def test_all_inputs_stay_in_the_ball_and_in_the_valid_range(attack, eps, step, r
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("eps", [0.0, 0.05, 0.5, 1.0])
 def test_two_equal_models_have_no_evasive_input(task, original, attack, eps):
-    same = Task(Pair(original, original), original, original, task.inputs, task.labels, VALID, Budget(eps=eps, steps=5))
+    same = AttackTask(
+        Pair(original, original), original, original, task.inputs, task.labels, VALID, Budget(eps=eps, steps=5)
+    )
     scores = score(attack, same, run_attack(attack, same))
     assert [int(scores.evasive[rule].sum()) for rule in RULES] == [0, 0]
     if eps == 1.0 and attack in ("pgd", "apgd-ce", "apgd-dlr"):
@@ -82,7 +84,9 @@ def test_two_equal_models_have_no_evasive_input(task, original, attack, eps):
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_ball_of_no_size_has_nothing_beyond_clean_disagreement(task, attack):
-    none = Task(task.pair, task.original, task.deployed, task.inputs, task.labels, VALID, Budget(eps=0.0, steps=3))
+    none = AttackTask(
+        task.pair, task.original, task.deployed, task.inputs, task.labels, VALID, Budget(eps=0.0, steps=3)
+    )
     found = run_attack(attack, none)
     assert torch.equal(found.last, task.inputs)
     assert not found.evasive_step.any()
@@ -239,13 +243,13 @@ def test_margin_and_dlr_against_a_loop():
 def test_models_without_gradients_of_inputs_are_refused(task):
     twin = fake_quantised(task.deployed, [task.inputs])
     for pair in (Pair(task.original, converted(twin)), Pair(converted(twin), task.deployed)):
-        broken = Task(pair, task.original, task.deployed, task.inputs, task.labels, VALID, task.budget)
+        broken = AttackTask(pair, task.original, task.deployed, task.inputs, task.labels, VALID, task.budget)
         with pytest.raises(
             UsageError, match="gives no gradient for its inputs; expected a model that computes with gradients"
         ):
             run_attack("diva", broken)
     # What is scored needs no gradient, nor does a model that the objective does not read.
-    fine = Task(
+    fine = AttackTask(
         Pair(converted(twin), twin), task.original, converted(twin), task.inputs, task.labels, VALID, task.budget
     )
     assert isinstance(run_attack("pgd", fine), Found)

@@ -21,7 +21,7 @@ from unsilent.compare.attacks.defence import (
     divergence,
     unseen_by_gate,
 )
-from unsilent.compare.attacks.evaluation import Task, agreed_rows, run_attack, score
+from unsilent.compare.attacks.evaluation import AttackTask, agreed_rows, run_attack, score
 from unsilent.compare.attacks.search import Budget, Pair
 from unsilent.workloads.model_fitting import Schedule
 
@@ -36,7 +36,7 @@ def task(clean):
     original = net(3)
     adapted, labels = near(original), original(clean).argmax(1)
     rows = agreed_rows([original, adapted], clean[200:], labels[200:])
-    return Task(
+    return AttackTask(
         Pair(original, adapted),
         original,
         adapted,
@@ -96,6 +96,6 @@ def test_adversarial_training_makes_attacks_fail_more_often_and_keeps_zeros(clea
     assert torch.equal(hard[1].weight == 0, zero)
     wrong = []
     for model in (plain, hard):
-        task = Task(Pair(model, model), model, model, clean[300:], labels[300:], VALID, Budget(eps=0.1))
+        task = AttackTask(Pair(model, model), model, model, clean[300:], labels[300:], VALID, Budget(eps=0.1))
         wrong.append(int(score("pgd", task, run_attack("pgd", task)).wrong["last step"].sum()))
     assert wrong[1] < wrong[0]

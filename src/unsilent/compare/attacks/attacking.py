@@ -19,8 +19,8 @@ from unsilent.compare.adapters.names import adapt, describe
 from unsilent.compare.attacks.evaluation import (
     CONTROLS,
     WHITEBOX_AGREEMENT,
+    AttackTask,
     Scores,
-    Task,
     agreed_rows,
     check_attack,
     classify,
@@ -175,7 +175,7 @@ def _attack(
     right = [answer == labels for answer in answers]
     rows = agreed_rows([original, deployed, twin], inputs, labels, samples)
     valid = valid_range(workload, name)
-    task = Task(Pair(original, twin), original, deployed, inputs[rows], labels[rows], valid, budget, objective)
+    task = AttackTask(Pair(original, twin), original, deployed, inputs[rows], labels[rows], valid, budget, objective)
     names = dict.fromkeys([attack, *CONTROLS])
 
     def share(events: Tensor) -> Interval:

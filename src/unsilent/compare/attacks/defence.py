@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from unsilent.compare.adapters.fake_quant import quantised_layers
 from unsilent.compare.adapters.pruning import zeros_stay
-from unsilent.compare.attacks.evaluation import LAST_STEP, RULES, Task, classify, run_attack, score
+from unsilent.compare.attacks.evaluation import LAST_STEP, RULES, AttackTask, classify, run_attack, score
 from unsilent.compare.attacks.objectives import CROSS_ENTROPY, Objective, diva, is_evasive
 from unsilent.compare.attacks.pgd import pgd
 from unsilent.compare.attacks.search import Ball, Budget, Classifier, Pair, no_parameter_gradients
@@ -124,13 +124,13 @@ EVADING_GATE = Objective(
 """Ascent on the cross-entropy of both models: the attack that knows the gate."""
 
 
-def adaptive(task: Task, objective: Objective) -> Task:
+def adaptive(task: AttackTask, objective: Objective) -> AttackTask:
     """The task of an attack that knows a defence: its objective, more steps, restarts."""
     budget = replace(task.budget, steps=ADAPTIVE_STEPS * task.budget.steps, restarts=ADAPTIVE_RESTARTS)
     return replace(task, objective=objective, budget=budget)
 
 
-def passed(task: Task, found_inputs: Tensor, objective: Objective) -> Tensor:
+def passed(task: AttackTask, found_inputs: Tensor, objective: Objective) -> Tensor:
     """Whether each input is a success by an objective on the deployed models, bool[n]."""
     with torch.no_grad():
         return objective.success(
@@ -139,7 +139,7 @@ def passed(task: Task, found_inputs: Tensor, objective: Objective) -> Tensor:
 
 
 def defence_scores(
-    task: Task, detector: DivergenceDetector, attacks: tuple[str, ...] = ("diva", "pgd")
+    task: AttackTask, detector: DivergenceDetector, attacks: tuple[str, ...] = ("diva", "pgd")
 ) -> dict[str, dict[str, int]]:
     """Attack -> how many inputs pass each defence: first those that know it, then those that do not.
 

@@ -41,7 +41,7 @@ BATCH = 100
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class AttackTask:
     """The models and inputs of an attack, and its budget.
 
     Attributes:
@@ -95,7 +95,7 @@ def check_attack(name: str) -> str:
     return name
 
 
-def run_attack(name: str, task: Task) -> Found:
+def run_attack(name: str, task: AttackTask) -> Found:
     """Inputs that an attack finds, in batches of `BATCH`; raises ``UsageError`` for an unknown attack."""
     parts = []
     objective = _objectives(task.objective)[check_attack(name)]
@@ -125,7 +125,7 @@ def _objectives(chosen: Objective) -> Mapping[str, Objective | None]:
 
 
 @torch.no_grad()
-def score(name: str, task: Task, found: Found) -> Scores:
+def score(name: str, task: AttackTask, found: Found) -> Scores:
     """Scores of the found inputs on the models that are deployed.
 
     At some step: the first input that the attacker's pair took for a success counts if it is one of the deployed models.

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from unsilent.basics.errors import UsageError, kind_and_line
-from unsilent.events.event_kinds import Event
-
-LOGGER = "unsilent.monitor"
+from unsilent.events.event_kinds import LOGGER, Event
 
 
 class Sink(Protocol):

@@ -11,8 +11,7 @@ from pathlib import Path
 from unsilent.basics.errors import UsageError
 from unsilent.basics.strictjson import as_json_values
 from unsilent.events.event_files import MOST_LINE, begins_a_run, may_begin_an_event, path_of_rank
-from unsilent.events.event_kinds import Event
-from unsilent.events.sinks import LOGGER
+from unsilent.events.event_kinds import LOGGER, Event
 
 
 class JsonLinesSink:

@@ -6,6 +6,7 @@ import logging
 
 from unsilent.basics.printable import escape_unprintable
 from unsilent.events.event_kinds import (
+    LOGGER,
     Alarm,
     AlarmExplained,
     Ended,
@@ -17,7 +18,6 @@ from unsilent.events.event_kinds import (
     StepSummary,
     Verdict,
 )
-from unsilent.events.sinks import LOGGER
 from unsilent.recovery.fault_codes import ASD_CODE, ASD_LEVEL
 
 ASD_KEYWORD = "accuracy sensitivity feature abnormal"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from unsilent.basics.errors import UsageError
 from unsilent.events.event_kinds import (
     FINGERPRINT,
+    LOGGER,
     REPLICAS,
     Alarm,
     AlarmExplained,
@@ -21,7 +22,6 @@ from unsilent.events.event_kinds import (
     Verdict,
 )
 from unsilent.events.run_history import OK, health_after
-from unsilent.events.sinks import LOGGER
 
 LOOPBACK = "127.0.0.1"
 

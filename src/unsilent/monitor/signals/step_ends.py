@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from unsilent.events.sinks import LOGGER
+from unsilent.events.event_kinds import LOGGER
 
 MOST_STEPS = 8
 """Steps of each optimizer after which they are steps of a training even if no backward pass was recognised."""

@@ -46,7 +46,7 @@ def parse_capacity(text: str, total: int, name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceNow:
+class CurrentPlace:
     """Where parameters are before a plan moves any.
 
     Attributes:
@@ -58,7 +58,7 @@ class PlaceNow:
     blocks: Ints
 
 
-def accelerator_memory(accelerator: str, items: Sequence[Item]) -> tuple[Memory, float, PlaceNow]:
+def accelerator_memory(accelerator: str, items: Sequence[Item]) -> tuple[Memory, float, CurrentPlace]:
     """The memories of an accelerator that may hold parameters, the most events of a bit of them, and where the items are now.
 
     Those are memories that name parameters in ``holds``, or nothing. Events are those in 1e9 hours; the share of faults that
@@ -103,7 +103,7 @@ def _parameter_addresses(name: str, memory: DescribedMemory) -> list[Address]:
     return addresses
 
 
-def _place_now(memories: Mapping[str, DescribedMemory], blocks: Sequence[Block], items: Sequence[Item]) -> PlaceNow:
+def _place_now(memories: Mapping[str, DescribedMemory], blocks: Sequence[Block], items: Sequence[Item]) -> CurrentPlace:
     """Each item in the first memory that holds it; in the one that leaves most of the faults where none does."""
     worst = max(range(len(blocks)), key=lambda n: (blocks[n].residual, blocks[n].capacity or 0))
     globs = [[address.glob for address in _parameter_addresses(*one)] for one in memories.items()]
@@ -116,7 +116,7 @@ def _place_now(memories: Mapping[str, DescribedMemory], blocks: Sequence[Block],
         words = f"where they are now ({used}; parts that no memory holds taken to be in {blocks[worst].name})"
     else:
         words = f"where they are now ({used})"
-    return PlaceNow(words, np.array([worst if n is None else n for n in held], np.int64))
+    return CurrentPlace(words, np.array([worst if n is None else n for n in held], np.int64))
 
 
 def _altered(memory: DescribedMemory) -> float:

@@ -35,7 +35,7 @@ from unsilent.studies.plan.assignment import (
     protected_memory,
 )
 from unsilent.studies.plan.items import ItemTrials, ParameterItems
-from unsilent.studies.plan.memories import PlaceNow, accelerator_memory, pareto_memories, parse_capacity
+from unsilent.studies.plan.memories import CurrentPlace, accelerator_memory, pareto_memories, parse_capacity
 from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlannedItem, PlanResult
 from unsilent.studies.plan.spec import DEFAULT_BUDGETS, PlanOptions
 from unsilent.studies.plan.stored_items import read_items
@@ -149,7 +149,7 @@ def _fit_per_bit(options: PlanOptions, store: PvfStore, described: float | None)
 
 def _memories(
     options: PlanOptions, items: ParameterItems, rates: Floats
-) -> tuple[dict[str, Memory], float | None, PlaceNow | None]:
+) -> tuple[dict[str, Memory], float | None, CurrentPlace | None]:
     """The memory of each budget, by its name; of an accelerator the highest rate of a bit, and where the items are now.
 
     Raises ``UsageError`` where no item fits into one.

@@ -356,3 +356,22 @@ class Gate:
             for r in self.rows(result)
             if r.high > self.limit
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class PvfCurves:
+    """Data of the curves: targets with their rows, the model last; how many are left out, and which no trial corrupted."""
+
+    series: Mapping[str, Sequence[PvfRow]]
+    left_out: int
+    missing: tuple[str, ...]
+
+    @property
+    def flips(self) -> list[int]:
+        """Numbers of flips, ascending."""
+        return sorted({row.flips for rows in self.series.values() for row in rows if row.flips is not None})
+
+    @property
+    def target_count(self) -> int:
+        """Targets besides the model."""
+        return sum(rows[0].level != "model" for rows in self.series.values())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from unsilent.basics.interval import Interval
@@ -70,6 +69,7 @@ from unsilent.studies.pvf.memory_report import FIT_ESTIMATE_NAMES, memory_data, 
 from unsilent.studies.pvf.records import (
     MOST_LAYERS_SHOWN,
     LookupRow,
+    PvfCurves,
     PvfResult,
     PvfRow,
     at_level,
@@ -347,25 +347,6 @@ BARS = 40
 
 
 # -- against the number of flips ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PvfCurves:
-    """Data of the curves: targets with their rows, the model last; how many are left out, and which no trial corrupted."""
-
-    series: Mapping[str, Sequence[PvfRow]]
-    left_out: int
-    missing: tuple[str, ...]
-
-    @property
-    def flips(self) -> list[int]:
-        """Numbers of flips, ascending."""
-        return sorted({row.flips for rows in self.series.values() for row in rows if row.flips is not None})
-
-    @property
-    def target_count(self) -> int:
-        """Targets besides the model."""
-        return sum(rows[0].level != "model" for rows in self.series.values())
 
 
 def curves(result: PvfResult) -> PvfCurves:

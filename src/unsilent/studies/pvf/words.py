@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unsilent.campaigns.stored_command import without_options
 from unsilent.report.estimates import has_any_interval, has_list_bounds, is_exact, limits_text
@@ -29,6 +29,7 @@ from unsilent.studies.pvf.memory_records import MemoryFitRow
 from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
     EVENTS_COMING_THROUGH,
+    PvfCurves,
     PvfResult,
     PvfRow,
     at_level,
@@ -39,9 +40,6 @@ from unsilent.studies.pvf.records import (
     vulnerability_key,
 )
 from unsilent.studies.pvf.spec import PvfBudget
-
-if TYPE_CHECKING:
-    from unsilent.studies.pvf.report import PvfCurves
 
 PLACES = {
     ALL_PARAMETERS: "the parameters",

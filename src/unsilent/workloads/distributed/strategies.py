@@ -75,20 +75,3 @@ class Ddp(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return DistributedDataParallel(model)
-
-
-def make_strategy(name: str, ranks: int) -> Strategy:
-    """A strategy that `check_strategy` has let pass; the process group is ready."""
-    if name == "fsdp2":
-        from unsilent.workloads.distributed.fully_sharded import Fsdp2
-
-        return Fsdp2(ranks)
-    if name == "horovod":
-        from unsilent.workloads.distributed.horovod_strategy import Horovod
-
-        return Horovod(ranks)
-    if name == "zero1":
-        from unsilent.workloads.distributed.deepspeed_strategy import Zero1
-
-        return Zero1(ranks)
-    return Ddp(ranks) if name == "ddp" else Strategy(ranks)

@@ -139,7 +139,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """Faults of one error model: that were drawn, how they ended, and the answers that those found changed.
+    """Counts for one error model: faults drawn, their outcomes, and the answers that they changed.
 
     Attributes:
         different_answers: Samples among these answers, each counted once however many faults changed its answer.
