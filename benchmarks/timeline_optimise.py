@@ -30,11 +30,11 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.slow_network import SlowNetwork
 from benchmarks.timeline_what_if import Sleep
 from unsilent.placement.measure import measure
-from unsilent.timeline.ddp_model import MIB
-from unsilent.timeline.ddp_traces import ddp_job
+from unsilent.timeline.ddp.model import MIB
+from unsilent.timeline.ddp.optimise import PRECISIONS, optimise, predict
+from unsilent.timeline.ddp.traces import ddp_job
 from unsilent.timeline.link_costs import FLAT, reduction_costs
 from unsilent.timeline.load import load_job
-from unsilent.timeline.optimise import PRECISIONS, optimise, predict
 
 CONFIGURATIONS = list(itertools.product((200, 400), (6, 12), (362, 512, 724)))
 """Mbit/s of the links, layers, width of a layer (0.5, 1 and 2 MiB of parameters)."""

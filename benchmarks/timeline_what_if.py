@@ -32,8 +32,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.slow_network import SlowNetwork
 from unsilent.placement.measure import measure
-from unsilent.timeline.ddp_model import MIB, assign_buckets
-from unsilent.timeline.ddp_traces import ddp_job
+from unsilent.timeline.ddp.model import MIB, assign_buckets
+from unsilent.timeline.ddp.traces import ddp_job
 from unsilent.timeline.link_costs import FLAT, reduction_costs
 from unsilent.timeline.load import load_job
 

@@ -15,7 +15,7 @@ import torch
 
 from unsilent.basics.errors import UsageError
 from unsilent.cli.scripts import split_at_script
-from unsilent.cli.timeline_record import OPTION_CLASSES
+from unsilent.cli.timeline.record import OPTION_CLASSES
 from unsilent.launch.program import Program
 from unsilent.timeline import capture
 from unsilent.timeline.capture import Recorder

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import _compute_bucket_assignment_by_size
 
-from unsilent.timeline.ddp_model import MIB, DdpSteps, LinkCost, assign_buckets, fit_link_cost
-from unsilent.timeline.ddp_traces import DdpJob
+from unsilent.timeline.ddp.model import MIB, DdpSteps, LinkCost, assign_buckets, fit_link_cost
+from unsilent.timeline.ddp.optimise import PRECISIONS, bucket_sizes, optimise, predict, reasons
+from unsilent.timeline.ddp.optimise_report import find_settings
+from unsilent.timeline.ddp.traces import DdpJob
 from unsilent.timeline.link_costs import FLAT
-from unsilent.timeline.optimise import PRECISIONS, bucket_sizes, optimise, predict, reasons
-from unsilent.timeline.optimise_report import find_settings
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.lists(st.integers(4, 20000), min_size=1, max_size=4))

@@ -7,8 +7,8 @@ import pytest
 
 from kineto_traces import MIB, ddp_job_files
 from unsilent.basics.errors import UsageError
-from unsilent.timeline.ddp_buckets import _whole_gradients
-from unsilent.timeline.ddp_traces import ddp_job
+from unsilent.timeline.ddp.buckets import _whole_gradients
+from unsilent.timeline.ddp.traces import ddp_job
 from unsilent.timeline.load import load_job
 
 

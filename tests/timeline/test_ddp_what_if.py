@@ -14,8 +14,8 @@ from kineto_traces import ddp_job_files
 from timeline.ddp_jobs import ddp_job as job_without_gradients
 from timeline.test_ddp_model import slow_prediction
 from unsilent.basics.errors import UsageError
-from unsilent.timeline.ddp_model import MIB, assign_buckets, server_cost
-from unsilent.timeline.ddp_traces import ddp_job
+from unsilent.timeline.ddp.model import MIB, assign_buckets, server_cost
+from unsilent.timeline.ddp.traces import ddp_job
 from unsilent.timeline.diagnosis import diagnose
 from unsilent.timeline.load import load_job
 from unsilent.timeline.replay import Replay

@@ -7,7 +7,7 @@ import pytest
 
 from unsilent.basics.errors import UsageError
 from unsilent.placement.measure import Measurement, Sweep
-from unsilent.timeline.ddp_model import MIB, LinkCost, server_cost
+from unsilent.timeline.ddp.model import MIB, LinkCost, server_cost
 from unsilent.timeline.link_costs import FLAT, reduction_costs
 
 MACHINE = """

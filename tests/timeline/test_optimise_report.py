@@ -9,10 +9,10 @@ import pytest
 from kineto_traces import MIB, ddp_job_files
 from timeline.test_ddp_model import steps_of
 from unsilent.basics.errors import UsageError
-from unsilent.timeline.ddp_model import LinkCost
-from unsilent.timeline.ddp_traces import DdpJob, ddp_job
+from unsilent.timeline.ddp.model import LinkCost
+from unsilent.timeline.ddp.optimise_report import find_settings
+from unsilent.timeline.ddp.traces import DdpJob, ddp_job
 from unsilent.timeline.load import load_job
-from unsilent.timeline.optimise_report import find_settings
 
 
 def read(folder, **options):

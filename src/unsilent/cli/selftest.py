@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.basics.plainfiles import shown_path
-from unsilent.cli.checkpoint_arguments import print_json, print_lines
+from unsilent.cli.checkpoint.arguments import print_json, print_lines
 from unsilent.command import AFTER_ALARM, Command, DisplayOptions
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.basics.sizes import parse_whole_number
 from unsilent.timeline.change import Change
-from unsilent.timeline.ddp_model import LinkCost, fit_link_cost
-from unsilent.timeline.ddp_what_if import SIXTEEN_BITS, beyond_fit, sixteen_bit_notes, sixteen_bit_share
+from unsilent.timeline.ddp.model import LinkCost, fit_link_cost
+from unsilent.timeline.ddp.what_if import SIXTEEN_BITS, beyond_fit, sixteen_bit_notes, sixteen_bit_share
 from unsilent.timeline.job import BACKWARD, CHAIN, COLLECTIVE, HOST, Edges, Job
 from unsilent.timeline.replay import Indices, Replay
 from unsilent.timeline.step_split import Floats

@@ -12,7 +12,7 @@ from unsilent.placement.cost import AlphaBeta, CostModel, StepCost, Traffic
 from unsilent.placement.loading import load_system
 from unsilent.placement.measure import MeasuredTable, fitted_system, load_sweep
 from unsilent.placement.ranking import Reduction, rank_placements
-from unsilent.timeline.ddp_model import MIB, LinkCost, fit_link_cost
+from unsilent.timeline.ddp.model import MIB, LinkCost, fit_link_cost
 from unsilent.timeline.step_split import Floats
 
 FLAT = "all-reduce over all devices"

@@ -22,9 +22,9 @@ from unsilent.basics.interval import Interval
 from unsilent.basics.printable import escape_unprintable
 from unsilent.report.text import duration_text, listed
 from unsilent.timeline.change import Answer, Change
-from unsilent.timeline.ddp_what_if import FORMS as DDP_FORMS
-from unsilent.timeline.ddp_what_if import WORDS as DDP_WORDS
-from unsilent.timeline.ddp_what_if import DdpQuestions
+from unsilent.timeline.ddp.what_if import FORMS as DDP_FORMS
+from unsilent.timeline.ddp.what_if import WORDS as DDP_WORDS
+from unsilent.timeline.ddp.what_if import DdpQuestions
 from unsilent.timeline.fsdp_what_if import FORMS as FSDP_FORMS
 from unsilent.timeline.fsdp_what_if import WORDS as FSDP_WORDS
 from unsilent.timeline.fsdp_what_if import sharded_change

@@ -17,8 +17,8 @@ from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_e
 from unsilent.basics.sizes import human_bytes, parse_whole_number
 from unsilent.report.text import count_text
 from unsilent.timeline.change import Answer
-from unsilent.timeline.ddp_model import MIB, LinkCost, assign_buckets, server_cost
-from unsilent.timeline.ddp_traces import DdpJob, ddp_job
+from unsilent.timeline.ddp.model import MIB, LinkCost, assign_buckets, server_cost
+from unsilent.timeline.ddp.traces import DdpJob, ddp_job
 from unsilent.timeline.job import Job
 from unsilent.timeline.link_costs import FLAT, reduction_costs
 from unsilent.timeline.step_split import Floats

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, FAULTS_PANEL, OUTPUT_PANEL, Asked, Option, check_count
-from unsilent.cli.checkpoint_arguments import CHECKPOINT, print_json, print_lines
+from unsilent.cli.checkpoint.arguments import CHECKPOINT, print_json, print_lines
 from unsilent.command import FILES, Command, DisplayOptions
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsilent.timeline.ddp_model import DEFAULT_CAPS, MIB, Cost, DdpSteps, LinkCost, assign_buckets
+from unsilent.timeline.ddp.model import DEFAULT_CAPS, MIB, Cost, DdpSteps, LinkCost, assign_buckets
 from unsilent.timeline.step_split import Floats
 
 PRECISIONS = {"fp32": 1.0, "fp16": 0.5}

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval, known_value
 from unsilent.report.text import count_text
-from unsilent.timeline.ddp_buckets import RecordedBuckets, recorded_buckets
-from unsilent.timeline.ddp_model import DdpSteps, LinkCost, fit_link_cost
+from unsilent.timeline.ddp.buckets import RecordedBuckets, recorded_buckets
+from unsilent.timeline.ddp.model import DdpSteps, LinkCost, fit_link_cost
 from unsilent.timeline.job import BACKWARD, COLLECTIVE, Job
 from unsilent.timeline.slowdown import CONFIDENCE
 from unsilent.timeline.step_split import Floats, latest_entries, step_bounds

@@ -34,10 +34,10 @@ class OptimiseOptions:
 
 def find(asked: Asked) -> Report:
     """The best settings by prediction."""
-    from unsilent.timeline.ddp_traces import ddp_job
+    from unsilent.timeline.ddp.optimise_report import find_settings
+    from unsilent.timeline.ddp.traces import ddp_job
     from unsilent.timeline.link_costs import FLAT, reduction_costs
     from unsilent.timeline.load import load_job
-    from unsilent.timeline.optimise_report import find_settings
 
     options = asked[OptimiseOptions]
     if options.system == "":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.basics.plainfiles import shown_path
-from unsilent.cli.checkpoint_arguments import (
+from unsilent.cli.checkpoint.arguments import (
     CHECKPOINT,
     bytes_shown,
     opened,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 NO_FOLDER = "no folder was given; give the folder that checkpoints are in, like runs/"
-HELP = """Find the newest checkpoint below a folder that is still as its manifest says.
+LAST_GOOD_HELP = """Find the newest checkpoint below a folder that is still as its manifest says.
 
 Exit code: 1 where none is, 0 where one was found.
 """
@@ -53,9 +53,9 @@ def last_good(asked: Asked) -> LastGood | int:
     return result
 
 
-COMMAND = Command(
-    "checkpoint last-good", AFTER_ALARM, HELP, "unsilent checkpoint last-good runs --before-step 812", (LastGoodOptions,),
-    last_good, has_report=True,
+LAST_GOOD = Command(
+    "checkpoint last-good", AFTER_ALARM, LAST_GOOD_HELP, "unsilent checkpoint last-good runs --before-step 812",
+    (LastGoodOptions,), last_good, has_report=True,
 )  # fmt: skip
 
 

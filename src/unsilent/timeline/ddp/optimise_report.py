@@ -13,11 +13,11 @@ from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Report, Section, Table, TextBlock
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, duration_text
-from unsilent.timeline.ddp_model import DdpSteps, LinkCost
-from unsilent.timeline.ddp_traces import DdpJob
-from unsilent.timeline.ddp_what_if import DOES_NOT_GROW, beyond_fit
+from unsilent.timeline.ddp.model import DdpSteps, LinkCost
+from unsilent.timeline.ddp.optimise import PRECISIONS, DdpSettings, bucket_sizes, optimise, predict, reasons
+from unsilent.timeline.ddp.traces import DdpJob
+from unsilent.timeline.ddp.what_if import DOES_NOT_GROW, beyond_fit
 from unsilent.timeline.link_costs import FLAT
-from unsilent.timeline.optimise import PRECISIONS, DdpSettings, bucket_sizes, optimise, predict, reasons
 from unsilent.timeline.step_split import Floats
 
 METHOD = (

@@ -1,0 +1,1 @@
+"""Predicts steps of DistributedDataParallel under other buckets and precisions, from its recorded traces."""
