@@ -333,7 +333,7 @@ JOBS = {
     "a clock that is text": ({"a.json": trace(STEP, unsilent_clock=[["a", 1, 2]])}, "unsilent_clock"),
     "a clock of two columns": ({"a.json": trace(STEP, unsilent_clock=[[1, 2]])}, "unsilent_clock"),
     "only a dump": ({"a.json": {"entries": [], "pg_status": {}}}, "no trace of the profiler"),
-    **{name: ({"a.json": trace(events)}, "has an event whose") for name, events in DAMAGED.items()},
+    **{name: ({"a.json": trace(events)}, "has a damaged name, time or thread") for name, events in DAMAGED.items()},
 }  # fmt: skip
 
 
