@@ -67,7 +67,7 @@ def test_findings_as_text_plain_text_and_json(
     told = json.loads(said.out)
     (finding,) = told["results"]["findings"]
     assert (finding["source"], finding["divergence_when_pinned"], finding["runs"]) == ("generator", None, 2)
-    assert "torch.Generator" in told["results"]["sources"]["generator"]["advice"]
+    assert "torch.Generator" in told["results"]["sources"]["generator"]["title"]
     assert finding["parting"]["place"]["function"] == "source_generator"
     assert told["spec"]["loop"] == f"{loops}:source_generator"
     lines = [re.sub(r" \(\d+ s so far\)$", "", line) for line in said.err.splitlines()]
