@@ -81,7 +81,17 @@ def test_ranks_that_differ_are_an_alarm_as_long_as_it_lasts(ranks):
 
 
 def test_the_last_line_and_watch_count_ranks_that_differ(tmp_path):
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "unsilent", "run"]
+    words = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "unsilent",
+        "run",
+        "--sampling",
+        "fixed:1",
+    ]
     script = str(Path(__file__).parent / "diverging_ranks.py")
     done = subprocess.run(
         [sys.executable, *words, "--events", "e.jsonl", script],
