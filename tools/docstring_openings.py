@@ -10,16 +10,25 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+NAMED = (ast.Assign, ast.AnnAssign)
 OPENINGS = ("What", "Of", "That", "Those", "As", "It", "Its", "The same", "In", "At", "By", "To")
 
 
 def openings(source: str) -> Iterator[tuple[int, str]]:
-    """Line and first line of each docstring that begins with one of `OPENINGS`."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    """Line and first line of each docstring, also of one below a name, that begins with one of `OPENINGS`."""
     for node in ast.walk(ast.parse(source)):
-        text = ast.get_docstring(node) if isinstance(node, documented) else None
-        if text and text.startswith(tuple(f"{opening} " for opening in OPENINGS)):
-            yield node.body[0].lineno, text.partition("\n")[0]
+        for text in _docstrings(node):
+            if str(text.value).startswith(tuple(f"{opening} " for opening in OPENINGS)):
+                yield text.lineno, str(text.value).partition("\n")[0]
+
+
+def _docstrings(node: ast.AST) -> Iterator[ast.Constant]:
+    """The docstring of a module, class or function, and the texts that stand below the names it assigns."""
+    body = getattr(node, "body", [])
+    for before, statement in zip([None, *body], body, strict=False) if isinstance(body, list) else ():
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if is_text and isinstance(statement.value.value, str) and (before is None or isinstance(before, NAMED)):
+            yield statement.value
 
 
 def main(folders: list[str]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import griffe
 
 MAKERS = ("campaign_function(", "names_arguments(")
-"""What a name of such a function is assigned."""
+"""The value that a name of such a function is assigned."""
 MODULE_OF_TYPE = r"\b(?:collections\.abc|pathlib|typing|unsilent(?:\.\w+)+)\.(?=[A-Z])"
 
 

@@ -134,18 +134,24 @@ class Once(Unreachable):
         return not was_asked
 
 
-def test_bounds_are_learnt_as_soon_as_without_parts():
-    """Until they hold, each step checks all tensors: a fault in the step after that is noticed."""
-    model, optimizer = made()
-    guard, hit = Guard(model, optimizer, snapshot_interval=16, spread=8), Once()
+def train_with_large_moment(guard, model, optimizer, at):
+    """Guarded steps, in one of which a second moment becomes 1e30, once."""
+    hit = Once()
 
     def step(x):
         one_step(model, optimizer, x)
-        if guard.overhead.steps == 10 and hit.is_first():
+        if guard.overhead.steps == at and hit.is_first():
             optimizer.state[model[0].weight]["exp_avg_sq"][0, 0] = 1e30
 
     for x in torch.randn(STEPS, 5, 3, generator=torch.Generator().manual_seed(1)):
         guard.step(step, x)
+
+
+def test_bounds_are_learnt_as_soon_as_without_parts():
+    """Until they hold, each step checks all tensors: a fault in the step after that is noticed."""
+    model, optimizer = made()
+    guard = Guard(model, optimizer, snapshot_interval=16, spread=8)
+    train_with_large_moment(guard, model, optimizer, 10)
     assert guard.recoveries == 1
     assert 10 <= guard.alarms[0].step <= 10 + guard.plan.latency
 
@@ -153,15 +159,8 @@ def test_bounds_are_learnt_as_soon_as_without_parts():
 def test_gradients_that_are_not_kept_do_not_count(recwarn):
     """A step that sets them to zero may be repeated from the first one, before which there were none."""
     model, optimizer = made()
-    guard, hit = Guard(model, optimizer, snapshot_interval=16, snapshot_gradients=False, strict=True), Once()
-
-    def step(x):
-        one_step(model, optimizer, x)
-        if guard.overhead.steps == 12 and hit.is_first():
-            optimizer.state[model[0].weight]["exp_avg_sq"][0, 0] = 1e30
-
-    for x in torch.randn(STEPS, 5, 3, generator=torch.Generator().manual_seed(1)):
-        guard.step(step, x)
+    guard = Guard(model, optimizer, snapshot_interval=16, snapshot_gradients=False, strict=True)
+    train_with_large_moment(guard, model, optimizer, 12)
     assert guard.recoveries == 1
     assert not list(recwarn)
 

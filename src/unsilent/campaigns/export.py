@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
-"""What begins a formula in a spreadsheet."""
+"""Characters that begin a formula in a spreadsheet."""
 FORMATS = (".csv", ".json", ".jsonl", ".parquet")
 
 

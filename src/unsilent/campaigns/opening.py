@@ -23,7 +23,7 @@ STEPS_PER_CHECK = 1000
 """Steps of SQLite's virtual machine between two looks at the limit and at signals."""
 SCHEMA_STEPS = 100_000
 LEAST_STEPS, STEPS_PER_BYTE = 10_000_000, 20
-"""What one pass over a file may take. A row takes some ten steps a column, and more bytes than that."""
+"""Steps that one pass over a file may take. A row takes some ten steps a column, and more bytes than that."""
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 

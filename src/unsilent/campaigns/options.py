@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("auto", "plain")
 MOST_PARTS = 10**9 - 1
-"""Of a campaign that is split."""
+"""Largest number of parts of a campaign."""
 
 
 def read_pairs(given: Mapping[str, object] | Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -30,7 +30,7 @@ CLOSE_SECONDS = 2.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Set by Ray for its own purposes. They decide how many threads a workload is trained with, so they are the driver's."""
 SENT_VARIABLES = ("PYTHONPATH", "UNSILENT_CACHE")
-"""What a worker elsewhere gets of the driver's environment, where it is set."""
+"""Variables of the driver's environment that a worker elsewhere gets, where they are set."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from unsilent.statistics.interim import size_at
 
 Cell = tuple[str, int | None]
 NO_LOOK = -1
-"""Of trials that count for no estimate."""
+"""Look of trials that count for no estimate."""
 MOST_LOOKS = 100
 """A stratum has grown beyond any bound by then."""
 

@@ -332,7 +332,7 @@ def differences(
 
 
 DEFAULT_TEXTS = {"dtype": "as built", "judge": "the workload's own", "samples": "chosen by a pilot"}
-"""What it is called that nothing was asked; else ``none``."""
+"""Texts for options that were not given; else ``none``."""
 
 
 def spec_value_text(spec: type, key: str, value: Any) -> str:

@@ -34,10 +34,10 @@ from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, is_r
 APPLICATION_OWNERS: dict[int, str] = {}
 """The command that writes our own files, by their application id. Kinds are added when they are made."""
 APPLICATION_PREFIX = int.from_bytes(b"Uns", "big")
-"""What the application ids of kinds in this package begin with; a letter for the kind follows."""
+"""First three letters of the application ids of kinds in this package; a letter for the kind follows."""
 _LONGEST = 200
 MOST_SECONDS = 1e12
-"""Of one session."""
+"""Longest time of one session."""
 
 
 def application_of(path: str | Path) -> int:

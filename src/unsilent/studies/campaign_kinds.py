@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING, NOISE, CHECKPOINT_STUDY, COVERAGE, INFERENCE_COVERAGE]
-"""Those of this package."""
+"""Kinds of this package."""
 
 
 def installed_kinds() -> dict[str, EntryPoint]:

@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 ALL_FLIPS = "all numbers of flips"
 POWER = 0.8
-"""Of the smallest difference that is said to be detectable."""
+"""Power of the test by which the smallest difference is called detectable."""
 MODEL, OPTIMIZER = ("weights", "statistics"), ("first_moment", "second_moment")
 
 

@@ -72,7 +72,7 @@ def regions_of(checkpoint: Checkpoint, section: str) -> list[Region]:
 
 
 EVALUATIONS = 4
-"""Of each resume, besides the one right after the restart."""
+"""Evaluations of each resume, besides the one right after the restart."""
 _ENDS = {
     "finished": "finished",
     "loss not finite": "not-finite",

@@ -37,7 +37,7 @@ SECTIONS: Mapping[str, str] = {
     "scheduler": "learning rates and other numbers of the optimizer's groups and of schedulers",
     "collectives": "what one rank sends in a collective of one step after the restart; the file stays as it is",
 }
-"""What can be corrupted: sections of the checkpoint, and payloads."""
+"""Parts that can be corrupted: sections of the checkpoint, and payloads."""
 COLLECTIVES = "collectives"
 LOADED_BY: Mapping[str, tuple[Restart, bool]] = {
     "all": ("after", False),

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from unsilent.studies.coverage.kind import CoverageStore
 
 ALARMS, WARNINGS, MATCHED = "alarm", "alarm or warning", "scaled threshold"
-"""What counts as a detection: an alarm (ASD's level 1), a warning as well (its level 2), or a score above the threshold at which
+"""Sorts of detection: an alarm (ASD's level 1), a warning as well (its level 2), or a score above the threshold at which
 fault-free runs have the rate of false alarms that was asked for."""
 REFERENCE = "robust-z"
 """The rule that all others are compared with."""

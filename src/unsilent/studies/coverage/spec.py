@@ -42,14 +42,14 @@ OPERATION, MEMORY = PLACES = ("operation", "memory")
 NONFINITE = "nonfinite"
 EDGES = (1e-4, 1e-2, 1.0, 100.0)
 CLASSES = ("0..1e-4", "1e-4..1e-2", "1e-2..1", "1..100", "100..inf", NONFINITE)
-"""Of severities, limits included below and excluded above."""
+"""Classes of severity, limits included below and excluded above."""
 LARGE_CLASSES = CLASSES[-3:]
 """Classes that a random bit flip seldom reaches."""
 GOLDEN = TrialId("golden", None, 0)
 """The recording of the fault-free run."""
 CLEAN = "clean"
 CHANGES = ("batch-size", "learning-rate", "data")
-"""What is changed half way through a fault-free run."""
+"""Changes that are made half way through a fault-free run."""
 FOLLOWED, NOT_FOUND, RECORDED, JUDGED = ENDS_OF_RUNS = ("followed", "not-found", "recorded", "judged")
 ENDS = (*ENDS_OF_RUNS, "raised", "crash", "hang")
 """``followed``: a fault of the class was found, and steps were recorded; ``not-found``: none of the faults that were tried is

@@ -23,7 +23,7 @@ NOTES = (
     "if runs differ, some steps run again to find the first operation that differs",
     "the time estimate does not include steps that run again",
 )
-"""Of a dry run."""
+"""Notes of a dry run."""
 
 
 def read_variants(text_or_list: Any) -> tuple[str, ...]:

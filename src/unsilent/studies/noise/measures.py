@@ -25,7 +25,7 @@ from unsilent.studies.noise.records import ChurnMatrix, LossSpread, VariantNoise
 HELD = 2**30
 """Bytes of weights that are held in memory together; more are read pair by pair."""
 POINTS = 240
-"""Of a curve over steps."""
+"""Points of a curve over steps."""
 
 
 def measure(

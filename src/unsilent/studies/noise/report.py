@@ -47,7 +47,7 @@ LABELS = {
     "parting": "Standard deviation of the training loss by step",
     "groups": "Variation of each group's error compared with random groups of the same size",
 }
-"""What each figure shows, in the order of the page."""
+"""Descriptions of the figures, in the order of the page."""
 LEADS = {
     "Variants": "Each column is one variant: a set of switches (sources of variation between runs).",
     "Distributions": "Each mark is one replica. The vertical offset of a mark has no meaning; it keeps equal values apart.",

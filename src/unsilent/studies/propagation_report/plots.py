@@ -40,7 +40,7 @@ TICK = {"color": "#8a97a3", "symbol": "line-ns-open", "size": 7, "line": {"width
 BAD = "#B00020"
 HEIGHT = 380
 _LARGEST = 307.0
-"""Of powers of ten, the largest that is drawn."""
+"""Largest power of ten that is drawn."""
 
 
 @dataclass(frozen=True, slots=True)

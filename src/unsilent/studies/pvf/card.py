@@ -127,7 +127,7 @@ class PvfCard:
     """Empty where no memories are described."""
     notes: tuple[str, ...]
     sha256: str
-    """Of the `sorted_json_text` JSON of all other fields."""
+    """Checksum of all other fields as `sorted_json_text`."""
 
 
 def make_card(store: PvfStore, question: PvfEstimator) -> PvfCard:

@@ -40,7 +40,7 @@ from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
 
 RowKey = tuple[str, str, str, int | None]
 LEAST_CONFIDENCE = 0.5
-"""Of an interval; so a p value above one half is given as 1."""
+"""Least confidence of an interval; so a p value above one half is given as 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class ComparedRow:
     ratio: DifferenceOrRatio
     """B / A; None where A is 0. Its limits take A and B for independent, also where they are paired: then they are wide."""
     p: float | None
-    """Of the hypothesis that A and B are alike; 1 where it is above 0.5, None where one of them has no estimate."""
+    """p value of the hypothesis that A and B are alike; 1 where it is above 0.5, None where one of them has no estimate."""
     adjusted_p: float | None
-    """The same after Holm's correction for all rows of this level."""
+    """p value after Holm's correction for all rows of this level."""
     differs: bool
     is_paired: bool
     """Whether both had the same faults, so that the difference is taken trial by trial."""

@@ -81,7 +81,7 @@ LOOKS = {
     "lower": ("B lower", SERIES_COLOURS[0]),
     "": ("no difference shown", "#8a97a3"),
 }
-"""What B is against A, in the legend and as a colour."""
+"""Text in the legend and colour, by the direction of B against A."""
 COMMON = ("fault", "law", "per", "unit", "judge", "confidence")
 SIDE = ("store", "campaign", "command", "workload", "info", "spec", "at", "seed", "device", "dtype", "threads", "samples",
         "batches", "trials_done", "trials_planned", "versions")  # fmt: skip

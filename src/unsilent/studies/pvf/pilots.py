@@ -30,7 +30,7 @@ WIDE_SAMPLES = 16
 WIDE_OF_CLASS = 2
 """Such trials of each class of bits at least; each may cost as much as 16 others."""
 PILOT_PER_WIDE = 16
-"""In a longer pilot, one of them for so many others, so that they cost no more than these."""
+"""Other trials for one wide trial in a longer pilot, so that wide ones cost no more than these."""
 PSEUDO_COUNT = 4.0
 """Trials that the mean of the class counts for: in simulations 2 to 6 do equally well."""
 PSEUDO_EVENTS = 0.5

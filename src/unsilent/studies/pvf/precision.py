@@ -125,7 +125,7 @@ class PrecisionPlanner:
     _driver: tuple[float, int] = (0.0, 0)
     """Seconds of rounds in which no worker ran a trial, and the trials of these rounds."""
     _stored: StoredTrials | None = None
-    """What the store held when the last round was decided: a planner is for one store."""
+    """Trials of the store when the last round was decided: a planner is for one store."""
 
     def requested_trials(self, store: PvfStore) -> Iterator[TrialId]:
         """All trials of the rounds so far."""

@@ -167,7 +167,7 @@ class PvfResult(CampaignResult):
     versions: Mapping[str, str]
     device: str
     dtype: str
-    """What ``--dtype`` asked, else the commonest dtype of the parameters; of values of a run every dtype corrupted."""
+    """The dtype of ``--dtype``, else the commonest dtype of the parameters; for values of a run every corrupted dtype."""
     threads: int
     rows: tuple[PvfRow, ...]
     heat_maps: tuple[HeatMap, ...]
@@ -178,7 +178,7 @@ class PvfResult(CampaignResult):
     imprecise_rows: tuple[str, ...] = ()
     """Sentences on rows that were not allowed enough trials for the precision that was asked."""
     samples_of_trials: Mapping[str, int] = field(default_factory=dict)
-    """By reported target, how many samples of one batch a trial evaluates, 0 for all; empty where all trials evaluate all."""
+    """Samples of one batch that a trial evaluates, by reported target, 0 for all; empty where all trials evaluate all."""
     pilot_trials: int = 0
     """Trials that only decided how many others there are; 0 where none was run, or no other."""
     graphed_trials: int = 0
@@ -186,7 +186,7 @@ class PvfResult(CampaignResult):
     transient: bool = False
     """Whether values of one evaluation were corrupted (operations, inputs, caches) rather than parameters."""
     score_name: str = ""
-    """Of the task metric whose loss rows show: that of the workload's score, else "accuracy"; empty where there is none."""
+    """Name of the task metric whose loss rows show: that of the workload's score, else "accuracy"; empty where there is none."""
     golden_score: float | None = None
     """The fault-free mean of the workload's score."""
     memory_fit: tuple[MemoryFitRow, ...] = ()
@@ -210,7 +210,7 @@ class PvfResult(CampaignResult):
 
 
 EVENTS_COMING_THROUGH = "events that come through the protection"
-"""Those in memories that are neither corrected nor reported."""
+"""Name of events in memories that are neither corrected nor reported."""
 ALL_PARAMETERS = "param:*"
 """Where faults fall unless it is said: every parameter of the model."""
 LEVELS = ("component", "layer", "tensor")

@@ -169,7 +169,7 @@ class TargetInfo:
     bits_by_width: tuple[tuple[int, int], ...]
     """Pairs of an element width and the bits that may be corrupted in elements of it."""
     group: str = ""
-    """What is reported: itself, or the target that it is a stratum of."""
+    """The reported target: itself, or the one that it is a stratum of."""
     bits: tuple[int, ...] | None = None
     """Bits that are corrupted; None for all of them."""
     dtype: str = ""
@@ -232,12 +232,12 @@ class PvfBaseline(StoredBaseline):
     memory_parts: tuple[MemoryPart, ...] = ()
     memories: tuple[MemoryFacts, ...] = ()
     trial_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
-    """What a trial is expected to cost, whatever it evaluates, and further for each sample: counted, not measured."""
+    """Expected seconds of a trial, whatever it evaluates, and further ones for each sample: counted, not measured."""
     sample_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
     right_answers: str = ""
     """For each sample 1 where the fault-free answer is that of its label, else 0; empty without labels, or with a score."""
     scores: GoldenScores | None = None
-    """Of a workload with a score."""
+    """Scores of golden outputs, of a workload with a score."""
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of the files that were named, by option, so that they are found again."""
 

@@ -18,7 +18,7 @@ from unsilent.studies.training.kind import TrainingStore
 from unsilent.studies.training.records import Contrast, TrainingResult
 
 SETTINGS_THAT_MUST_MATCH = ("faults", "accelerator", "value", "phases", "per")
-"""What must be equal in two specs, so that both corrupt by the same law."""
+"""Fields that must be equal in two specs, so that both corrupt by the same law."""
 SAME_CAMPAIGN = (
     "A and B are stores of the same campaign, so their common trials are the same; the limits of B - A, which take A and B for "
     "independent, do not apply"

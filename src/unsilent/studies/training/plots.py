@@ -111,14 +111,14 @@ def guard_figure(sizes: Sequence[GuardDetection]) -> Figure:
 
 
 GOLDEN = "#B4BFCB"
-"""Its colour."""
+"""Colour of the golden run."""
 THIN = 400
 """Points of a curve."""
 _DASHES = ("solid", "dot", "dash")
 _EXAMPLES = (SERIES_COLOURS[1], SERIES_COLOURS[0], SERIES_COLOURS[2])
 
 LARGEST_EXPONENT = 308
-"""Of a float64 as a power of ten."""
+"""Largest power of ten of a float64."""
 
 
 def metric_figure(curves: Sequence[ExampleCurve], golden: ExampleCurve, steps: int) -> Figure:

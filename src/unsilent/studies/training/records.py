@@ -246,6 +246,6 @@ class TrainingResult(CampaignResult):
     info: Mapping[str, Any]
     notes: tuple[str, ...]
     golden_losses: tuple[float, ...] = ()
-    """Of each step of the fault-free run."""
+    """Loss of each step of the fault-free run."""
     flip_flops: tuple[FlipFlopFit, ...] = ()
-    """Of the groups of an accelerator's flip-flops, where its raw failure rate is known."""
+    """FIT of the groups of an accelerator's flip-flops, where its raw failure rate is known."""

@@ -48,7 +48,7 @@ SOURCES = {
         "our choice, as gap",
     ),
 }
-"""What each threshold is, and where its default comes from."""
+"""Meaning of each threshold, and the source of its default."""
 
 
 def outcome_text(outcome: str, result: TrainingResult) -> str:

@@ -52,7 +52,7 @@ MOMENTS: dict[str, Literal["start", "update", "end"]] = {
 update, after the update and before the check, after the check and before the next snapshot."""
 PHASES = ("fwd", "grad_in", "grad_wt")
 HISTORY_KINDS = ("first", "second", "moving")
-"""What is watched after a step: the largest magnitude of first moments, of second moments, of moving statistics."""
+"""Values that are watched after a step: the largest magnitude of first moments, of second moments, of moving statistics."""
 WATCHED_STEPS = 3
 """Steps that are watched: that of the fault and two more."""
 END_REASONS = (

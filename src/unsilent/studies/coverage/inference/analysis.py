@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
 
 RATES = (0.001, 0.01, 0.05)
-"""Of false alarms, at which detection is reported besides the rate that is asked."""
+"""Rates of false alarms at which detection is reported besides the rate that is asked."""
 ALL = "all"
 """All error models together."""
 LAYER, LADDER = "layer", "ladder"

@@ -16,7 +16,7 @@ from unsilent.workloads.base import CalibratedWorkload, InferenceWorkload, own_o
 from unsilent.workloads.batch_samples import count_samples
 
 LEAST_PROFILE_BATCHES = 2
-"""That detectors learn from: parts of a combination are scaled with other batches than they learn from."""
+"""Fewest batches that detectors learn from: parts of a combination are scaled with other batches than they learn from."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ ENDS = (*ENDS_OF_RUNS, "raised", "crash", "hang")
 CLAMP, ZERO, RERUN, REPAIR, GOLDEN, CLAMP_IN_RUN, ZERO_IN_RUN = RUNGS = (
     "clamp", "zero", "rerun", "repair", "golden", "clamp-in-run", "zero-in-run",
 )  # fmt: skip
-"""What is tried on changed answers, each alone: see `unsilent.studies.coverage.inference.mitigations`."""
+"""Mitigations of changed answers, each tried alone: see `unsilent.studies.coverage.inference.mitigations`."""
 TIMED_BATCHES = (1, 32)
 """Samples of the batches whose time is measured."""
 DEFAULT_DETECTORS = (
