@@ -44,7 +44,7 @@ CANDIDATES = {
     "sharp-slow-degrade": (LATER, ("exp_avg", "param"), (*MOMENTS, *WEIGHTS)),
     "low-test": (LAST, ("fwd",), ("set:value=1e18", "set:value=1e6", "set:value=1e3")),
 }
-"""Places to try for each class: at which shares of the run, which kind of site, and which fault models; the first, middle and last such site."""
+"""Places to try for each class: shares of the run, a kind of site, fault models; the first, middle and last such site."""
 
 
 def candidates(runner: TrainingRunner, wanted: str) -> Iterator[SampledFault]:
