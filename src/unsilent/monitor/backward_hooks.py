@@ -37,9 +37,8 @@ def script_without_hooks(plain: Any) -> Any:
 
     def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **named: Any) -> Any:
         if not isinstance(obj, nn.Module):
-            return plain(
-                obj, optimize, _frames_up + 1, *args, **named
-            )  # names are looked up in the frame of the caller
+            # Names are looked up in the frame of the caller.
+            return plain(obj, optimize, _frames_up + 1, *args, **named)
         with _without_hooks(obj):
             return plain(obj, optimize, _frames_up + 1, *args, **named)
 
@@ -204,9 +203,8 @@ def _noted_backward(plain: Any) -> Any:
 
 def _noted_clipping(plain: Any) -> Any:
     def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **named: Any) -> None:
-        parameters = (
-            [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        )  # as torch: it may be an iterator
+        # As torch: it may be an iterator.
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         plain(parameters, max_norm, total_norm, *args, **named)
         if not is_dynamo_compiling():
             for registration in _listeners:

@@ -186,9 +186,8 @@ class Reporter:
         who = self.ranks[suspect.rank] if known else None
         row = rows[suspect.rank] if known else max(rows, key=lambda rank_row: (rank_row.level, rank_row.score))
         series = names if row.changed else (who or self._info).series
-        own_tensor = next(
-            (alarm.series_name for alarm in reversed(self.alarms) if alarm.step == step), ""
-        )  # found in a step that is not read
+        # Found in a step that is not read.
+        own_tensor = next((alarm.series_name for alarm in reversed(self.alarms) if alarm.step == step), "")
         tensor = (
             series[row.series] if 0 <= row.series < len(series) else own_tensor if who in (None, self._info) else ""
         )

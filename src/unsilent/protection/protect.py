@@ -273,9 +273,8 @@ class ProtectedModel:
         self._samples = count_samples((args, kwargs))
         self._first_layer, self._may_stop, self._layers, output = "", may_stop, [], None
         self._alarmed = set[str]()
-        self._undone = np.full(
-            self._samples, -np.inf
-        )  # largest margins of layers whose alarm was gone when they ran again
+        # Largest margins of layers whose alarm was gone when they ran again.
+        self._undone = np.full(self._samples, -np.inf)
         for live in self._live:
             live.begin(self._samples)
         try:

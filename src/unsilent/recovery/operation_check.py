@@ -98,9 +98,8 @@ class OperationCheck(StepInjection):
             if narrow_result.dtype not in NARROW or not _is_finite([wide_result]):
                 continue
             is_out_of_range = _largest(wide_result) >= IN_RANGE * torch.finfo(narrow_result.dtype).max
-            if (
-                is_out_of_range and not _is_finite([narrow_result]) and not self.far
-            ):  # after a wrong result it would say nothing
+            # After a wrong result it would say nothing.
+            if is_out_of_range and not _is_finite([narrow_result]) and not self.far:
                 self.overflowed = name
                 return
             if (

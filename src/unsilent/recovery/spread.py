@@ -130,9 +130,8 @@ def _difference(first: Tensor | None, second: Tensor | None) -> float:
         return math.inf
     wide = torch.complex128 if first.is_complex() else torch.float64
     wide_first, wide_second = first.to(wide), second.to(wide)
-    are_alike = (wide_first == wide_second) | (
-        wide_first.isnan() & wide_second.isnan()
-    )  # infinite in the same way: no difference
+    # Infinite in the same way: no difference.
+    are_alike = (wide_first == wide_second) | (wide_first.isnan() & wide_second.isnan())
     apart = float((wide_first - wide_second).masked_fill(are_alike, 0.0).abs().max())
     least = torch.finfo(first.dtype).eps * _magnitude(second)
     return max(apart, least) if math.isfinite(apart) else math.inf

@@ -95,10 +95,8 @@ def _convolution(place: Place, p: int, side: int, rng: np.random.Generator) -> t
 def _attention(place: Place, p: int, side: int, rng: np.random.Generator) -> tuple[Callable[[], Tensor], Ints]:
     length, width = 64, 64
     groups = length // GROUP
-    query_groups, key_groups = (
-        rng.permutation(length) // GROUP,
-        rng.permutation(length) // GROUP,
-    )  # of each query, and of each key
+    # Of each query, and of each key.
+    query_groups, key_groups = (rng.permutation(length) // GROUP, rng.permutation(length) // GROUP)
     query, key = np.zeros((2, length, width), np.int64)
     query[:, :groups] = -128 * (query_groups[:, None] != np.arange(groups))
     key[:, :groups] = 128 * (key_groups[:, None] == np.arange(groups))

@@ -131,9 +131,8 @@ def _sizes_of_storages(root: Any) -> Iterator[tuple[str, int]]:
     while waiting:
         value = waiting.pop()
         if isinstance(value, Persistent):
-            if isinstance(value.id, tuple) and value.id[:1] == (
-                "storage",
-            ):  # the others are classes of a model that was saved as a whole
+            # The others are classes of a model that was saved as a whole.
+            if isinstance(value.id, tuple) and value.id[:1] == ("storage",):
                 yield _size_of_storage(value)
         elif isinstance(value, (Call, Mapped, list, tuple)) and id(value) not in seen:
             seen.add(id(value))

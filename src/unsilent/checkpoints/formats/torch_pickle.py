@@ -166,9 +166,8 @@ def _interpreted(value: Any) -> tuple[Leaf | None, Parts]:
 def _called(call: Call) -> tuple[Leaf | None, Parts]:
     """The leaf that a call or object is, or its parts."""
     match call.function:
-        case Persistent(
-            ("module", Name() as kind, *_)
-        ):  # a class and its source code, as the legacy torch.save writes it
+        # A class and its source code, as the legacy torch.save writes it.
+        case Persistent(("module", Name() as kind, *_)):
             call = replace(call, function=kind)
     name, arguments = call.name, call.arguments
     if name in _WRAPPERS | _TENSORS:

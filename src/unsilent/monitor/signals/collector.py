@@ -603,9 +603,8 @@ class SignalCollector:
         if self._scale is not None:
             scale = self._scale.to(value.device)
             largest = torch.finfo(loss.dtype).max / scale
-            infinity = value.new_full(
-                (), torch.inf
-            )  # a number of Python would be sent to the device, which waits for it
+            # A number of Python would be sent to the device, which waits for it.
+            infinity = value.new_full((), torch.inf)
             infinite = torch.where(largest < LARGEST_LOSS, -infinity, infinity)
             value = torch.where(value.isinf(), infinite, value / scale)
             self._row.leave_out_minus_infinity(self._loss)
