@@ -39,7 +39,8 @@ def test_keyword_arguments_are_made_into_options(module):
 
 
 def test_names_of_a_package_are_imported_on_first_use(module):
-    get = lazy_names("package", {"scaled": module}, ["scaled"])
+    get, names = lazy_names("package", {module: ["scaled"]}, ["present"])
+    assert names == ["present", "scaled"]
     with pytest.raises(AttributeError, match="module 'package' has no attribute 'scale'; did you mean 'scaled'"):
         get("scale")
     assert module not in sys.modules

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from unsilent.basics.printable import escape_unprintable
 
@@ -28,30 +29,27 @@ class UsageError(UnsilentError):
     """Bad input from the user; the message is one line: found, expected, what to do."""
 
 
-class UserCodeError(UsageError):
-    """The user's own code raised; ``traceback_text`` is its traceback as text."""
+class _WithTraceback(UnsilentError):
+    """An error with a traceback as text, which it keeps when it comes from another process."""
 
     def __init__(self, message: str, trace: str) -> None:
         super().__init__(message)
         self.traceback_text = trace
 
-    def __reduce__(self) -> tuple[type[UserCodeError], tuple[str, str]]:
-        return UserCodeError, (str(self), self.traceback_text)
+    def __reduce__(self) -> tuple[type[_WithTraceback], tuple[str, str]]:
+        return type(self), (str(self), self.traceback_text)
+
+
+class UserCodeError(_WithTraceback, UsageError):
+    """The user's own code raised; ``traceback_text`` is its traceback as text."""
 
 
 class Interrupted(UnsilentError):
     """A campaign was interrupted; the message says whether trials are stored."""
 
 
-class InternalError(UnsilentError):
+class InternalError(_WithTraceback):
     """A defect of this package; ``traceback_text`` is the whole traceback as text."""
-
-    def __init__(self, message: str, trace: str) -> None:
-        super().__init__(message)
-        self.traceback_text = trace
-
-    def __reduce__(self) -> tuple[type[InternalError], tuple[str, str]]:
-        return InternalError, (str(self), self.traceback_text)
 
 
 class InjectionError(UnsilentError):
@@ -91,6 +89,15 @@ def kind_and_line(error: BaseException) -> str:
     return escape_unprintable(kind if text == kind else f"{kind}: {text}")[:300]
 
 
+@contextmanager
+def system_errors(problem: str, advice: str = "") -> Iterator[None]:
+    """Makes an ``OSError`` within a ``UsageError``: the problem, the reason that the system gives, and the advice."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError("; ".join(filter(None, (f"{problem}: {error.strerror or error}", advice)))) from None
+
+
 _MOST_SHOWN = 150
 """Characters of one name in an error."""
 _MOST_LISTED = 600
@@ -128,9 +135,8 @@ def unknown_name_error(noun: str, name: object, known: Iterable[str], limit: int
 def missing_name_error(module: str, name: str, known: Iterable[str]) -> AttributeError:
     """The error for a name that a module does not have, with the closest name, which may be meant by one of its words."""
     names = sorted(known)
-    by_word = {word: known_name for known_name in names for word in known_name.split("_")} | {
-        name: name for name in names
-    }
+    by_word = {word: known_name for known_name in names for word in known_name.split("_")}
+    by_word |= {known_name: known_name for known_name in names}
     close = difflib.get_close_matches(name[:_MOST_SHOWN], by_word, n=1, cutoff=0.55)
     hint = f"; did you mean {by_word[close[0]]!r}?" if close else ""
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -25,17 +25,26 @@ def load_named(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def lazy_names(package: str, modules: Mapping[str, str], known: Iterable[str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package: names -> the modules that have them, which are imported on first use."""
+def lazy_names(
+    package: str, names: Mapping[str, Sequence[str]], present: Sequence[str] = ()
+) -> tuple[Callable[[str], Any], list[str]]:
+    """The ``__getattr__`` of a package whose modules are imported when one of their names is first used, and its ``__all__``.
 
-    def __getattr__(
-        name: str,
-    ) -> Any:  # `error_origin` blames who asked for the name, and knows this function by its name
-        if name not in modules:
-            raise missing_name_error(package, name, known)
-        return getattr(importlib.import_module(modules[name]), name)
+    Args:
+        package: Name of the package.
+        names: Names that the package has, by the module that has them.
+        present: Further public names, which the package imports itself.
+    """
+    module_of = {name: module for module, of_module in names.items() for name in of_module}
+    public = sorted((*module_of, *present))
 
-    return __getattr__
+    # `error_origin` blames who asked for the name, and knows this function by its name.
+    def __getattr__(name: str) -> Any:
+        if name not in module_of:
+            raise missing_name_error(package, name, public)
+        return getattr(importlib.import_module(module_of[name]), name)
+
+    return __getattr__, public
 
 
 class LazyFunction:

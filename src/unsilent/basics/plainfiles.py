@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line, system_errors
 
 
 def open_plain(path: str | Path, name: str = "") -> BinaryIO:
@@ -35,13 +35,10 @@ def open_plain(path: str | Path, name: str = "") -> BinaryIO:
 
 def read_plain(path: str | Path, max_bytes: int, name: str = "") -> bytes:
     """The content of a plain file of at most ``max_bytes`` bytes; raises ``UsageError``."""
-    with open_plain(path, name) as file:
-        try:
-            # What is known to be too large is not read; a file may grow, or not say its size.
-            is_large = os.fstat(file.fileno()).st_size > max_bytes
-            content = b"" if is_large else _read_at_most(file, max_bytes + 1)
-        except OSError as error:
-            raise UsageError(f"cannot read {name or path}: {error.strerror or error}") from None
+    with open_plain(path, name) as file, system_errors(f"cannot read {name or path}"):
+        # What is known to be too large is not read; a file may grow, or not say its size.
+        is_large = os.fstat(file.fileno()).st_size > max_bytes
+        content = b"" if is_large else _read_at_most(file, max_bytes + 1)
     if is_large or len(content) > max_bytes:
         raise _too_large(name or path, max_bytes, "this kind of file")
     return content
@@ -52,20 +49,17 @@ def read_lines(path: str | Path, max_bytes: int, max_line: int, name: str = "") 
 
     Raises ``UsageError``, also for more than ``max_bytes`` bytes, or more than ``max_line`` in one line.
     """
-    with open_plain(path, name) as file:
+    with open_plain(path, name) as file, system_errors(f"cannot read {name or path}"):
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise _too_large(name or path, max_bytes, "this kind of file")
         read = 0
-        try:
-            if os.fstat(file.fileno()).st_size > max_bytes:
+        while line := file.readline(max_line + 1):
+            read += len(line)
+            if len(line) > max_line:
+                raise _too_large(f"a line of {name or path}", max_line, "a line of it")
+            if read > max_bytes:
                 raise _too_large(name or path, max_bytes, "this kind of file")
-            while line := file.readline(max_line + 1):
-                read += len(line)
-                if len(line) > max_line:
-                    raise _too_large(f"a line of {name or path}", max_line, "a line of it")
-                if read > max_bytes:
-                    raise _too_large(name or path, max_bytes, "this kind of file")
-                yield line
-        except OSError as error:
-            raise UsageError(f"cannot read {name or path}: {error.strerror or error}") from None
+            yield line
 
 
 def _too_large(source: object, limit: int, kind: str) -> UsageError:

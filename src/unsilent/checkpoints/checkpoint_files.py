@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from unsilent.basics.closing import Closing
-from unsilent.basics.errors import UsageError
+from unsilent.basics.errors import UsageError, system_errors
 from unsilent.basics.plainfiles import open_plain
 from unsilent.basics.printable import escape_unprintable
 
@@ -46,11 +46,8 @@ class CheckpointFiles(Closing):
         """Names of the regular files of a folder, not of its folders; ``[""]`` for a file."""
         if not self.is_folder:
             return [""]
-        try:
-            with os.scandir(self.root) as entries:
-                return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
-        except OSError as error:
-            raise UsageError(f"cannot read {self.root}: {error.strerror}; check the path") from None
+        with system_errors(f"cannot read {self.root}", "check the path"), os.scandir(self.root) as entries:
+            return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
 
     def exists(self) -> bool:
         """Whether there is such a file or folder."""
@@ -81,18 +78,16 @@ class CheckpointFiles(Closing):
             raise UsageError(
                 f"{self.root} has folders more than {MOST_DEPTH} deep; no checkpoint has, give one of them"
             )
-        try:
-            with os.scandir(self.root / inner) as entries:
-                for entry in entries:
-                    name = f"{inner}{entry.name}"
-                    if entry.is_dir(follow_symlinks=False):
-                        yield from self._tree(f"{name}/")
-                    elif entry.is_symlink():
-                        yield name, "a symbolic link"
-                    else:
-                        yield name, "" if entry.is_file() else "not a regular file"
-        except OSError as error:
-            raise UsageError(f"cannot read {self.shown(inner)}: {error.strerror}; check the path") from None
+        problem = f"cannot read {self.shown(inner)}"
+        with system_errors(problem, "check the path"), os.scandir(self.root / inner) as entries:
+            for entry in entries:
+                name = f"{inner}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self._tree(f"{name}/")
+                elif entry.is_symlink():
+                    yield name, "a symbolic link"
+                else:
+                    yield name, "" if entry.is_file() else "not a regular file"
 
     def unused(self) -> list[str]:
         """Names of what a folder holds, in its folders too, of which nothing was read until now; links are such files."""

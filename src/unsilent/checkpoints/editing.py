@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unsilent.basics.errors import InjectionError, UsageError, first_line
+from unsilent.basics.errors import InjectionError, UsageError, first_line, system_errors
 from unsilent.basics.plainfiles import MOST_JSON_MEMORY, json_memory, parse_json, read_lines, read_plain
 from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint import Checkpoint
@@ -159,10 +159,8 @@ def undo_edit(path: str | Path, everything: bool = False, known_format: Format |
     for edit in result:
         with _locked(path, edit.patches) as files:
             _check_now(files, path, edit.patches, ("before", "after"))
-            try:
+            with system_errors(f"cannot write {path}", "run the command again"):
                 _write(files, path, [(p.file, p.offset, p.before) for p in edit.patches])
-            except OSError as error:
-                raise UsageError(f"cannot write {path}: {error.strerror}; run the command again") from None
             _append(undo_record_of(path), {"edit": edit.number, "state": "undone"})
     _remove_finished(path)
     return result
@@ -279,10 +277,8 @@ def _lock_folder(folder: Path) -> int:
 def _check_now(files: Mapping[str, int], path: Path, patches: Sequence[Patch], allowed: Sequence[str]) -> None:
     """Raise ``UsageError`` unless every byte of the patches is one of those that are allowed."""
     for patch in patches:
-        try:
+        with system_errors(f"cannot read {path}", "check the disk"):
             now = os.pread(files[patch.file], len(patch.before), patch.offset)
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}; check the disk") from None
         choices = [getattr(patch, name) for name in allowed]
         if len(now) != len(patch.before) or any(byte not in {c[i] for c in choices} for i, byte in enumerate(now)):
             problem = "was changed by something else since it was edited; restore it from a copy"
@@ -306,10 +302,8 @@ def _write(files: Mapping[str, int], path: Path, parts: Sequence[tuple[str, int,
 def _append(record: Path, entry: Mapping[str, Any]) -> int:
     """Append a line to an undo record, on the disk before this returns; where it begins. Raises ``UsageError``."""
     line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-    try:
+    with system_errors(f"cannot write the undo record {record}", "nothing was changed"):
         descriptor = os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    except OSError as error:
-        raise UsageError(f"cannot write the undo record {record}: {error.strerror}; nothing was changed") from None
     try:
         # A line that a dying process did not finish is written over.
         content = os.fstat(descriptor).st_size

@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from unsilent.basics.errors import UsageError
+from unsilent.basics.errors import UsageError, system_errors
 from unsilent.basics.plainfiles import MOST_JSON_MEMORY, json_memory, parse_json, read_plain, replace_file
 from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint import Checkpoint
@@ -131,10 +131,8 @@ def _json_parts(value: Any, levels: int, in_lines: bool = False) -> Iterator[str
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
     """Write a manifest; an older one is replaced at once, or not at all. Raises ``UsageError``."""
-    try:
+    with system_errors(f"cannot write {path}", "check the folder and the space on its disk"):
         replace_file(path, manifest_content(manifest))
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; check the folder and the space on its disk") from None
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from unsilent.basics.errors import UsageError
+from unsilent.basics.errors import UsageError, system_errors
 from unsilent.basics.plainfiles import shown_path
 from unsilent.checkpoints.editing import sync_folder
 from unsilent.checkpoints.hashes import Progress, no_progress
@@ -80,13 +80,10 @@ def put_manifest(manifest: Manifest, target: Path) -> Path:
     """Write the manifest of a checkpoint next to it, in place of any other; its path. Raises ``UsageError``."""
     target = Path(os.path.realpath(target))
     result = manifest_path(target)
-    try:
-        with _locked(target.parent):
-            write_manifest(manifest, result)
-            # One of a save that was killed describes an older checkpoint.
-            _pending(target).unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {result}: {error.strerror}; check the folder") from None
+    with system_errors(f"cannot write {result}", "check the folder"), _locked(target.parent):
+        write_manifest(manifest, result)
+        # One of a save that was killed describes an older checkpoint.
+        _pending(target).unlink(missing_ok=True)
     return result
 
 

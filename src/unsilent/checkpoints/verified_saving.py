@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unsilent.basics.errors import UnsilentError, UsageError, first_line, wrong_value_error
+from unsilent.basics.errors import UnsilentError, UsageError, first_line, system_errors, wrong_value_error
 from unsilent.basics.options import check_count, check_path
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
@@ -100,14 +100,11 @@ def verified_save(
         )
     state = with_own_values(state)
     expected = hashes_in_memory(state)
-    try:
-        with draft_folder(target) as draft:
-            content = draft / ("content" + target.suffix)
-            written = write_state(state, content, chosen)
-            manifest = replace(_manifest_if_equal(content, expected, target, written), step=step)
-            replace_checkpoint(draft, content, manifest, target)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror or error}; check the folder and its disk") from None
+    with system_errors(f"cannot write {target}", "check the folder and its disk"), draft_folder(target) as draft:
+        content = draft / ("content" + target.suffix)
+        written = write_state(state, content, chosen)
+        manifest = replace(_manifest_if_equal(content, expected, target, written), step=step)
+        replace_checkpoint(draft, content, manifest, target)
     note_save(target, manifest_path(target), manifest)
     return manifest_path(target)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line, system_errors
 from unsilent.basics.options import LARGEST
 from unsilent.basics.plainfiles import open_plain
 from unsilent.basics.printable import escape_unprintable
@@ -84,10 +84,8 @@ def find_event_files(path: Path, may_be_none: bool = False) -> list[Path]:
     Raises:
         UsageError: There are none, or a folder has those of several jobs.
     """
-    try:
+    with system_errors(f"cannot read {path}", "check the path"):
         files = _files_of_job(path)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from None
     if not files and not (may_be_none and (path.is_dir() or path.parent.is_dir())):
         where = f"{path} is a folder without events" if path.is_dir() else f"there are no events in {path}"
         raise UsageError(

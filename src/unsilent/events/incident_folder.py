@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line, system_errors
 from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
 from unsilent.basics.strictjson import as_json_values
 from unsilent.events.event_files import LAST_STEP, check_range, parse_fields
@@ -159,10 +159,8 @@ def find_incident(path: Path) -> Path:
     if (path / INCIDENT_FILE).exists() or not path.is_dir():
         return path
     above = path if path.name == FOLDER else path / FOLDER
-    try:
+    with system_errors(f"cannot read {above}", "check the path"):
         incidents = sorted(folder for folder in above.iterdir() if is_incident(folder)) if above.is_dir() else []
-    except OSError as error:
-        raise UsageError(f"cannot read {above}: {error.strerror}; check the path") from None
     if len(incidents) == 1:
         return incidents[0]
     if incidents:
@@ -219,12 +217,9 @@ def write_record(folder: Path, record: Incident | RankPart) -> None:
 
 def add_fault_verdict(folder: Path, verdict: FaultVerdict) -> None:
     """Write into ``incident.json`` what kind of fault it was; one that is there is replaced. Raises ``UsageError``."""
-    path = folder / INCIDENT_FILE
     incident = replace(read_incident(folder), fault_verdict=verdict)
-    try:
+    with system_errors(f"cannot write {folder / INCIDENT_FILE}", "check the folder and its disk"):
         write_record(folder, incident)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; check the folder and its disk") from None
 
 
 def _read(kind: type[Record], path: Path) -> Record:

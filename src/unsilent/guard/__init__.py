@@ -7,28 +7,17 @@ from typing import TYPE_CHECKING
 from unsilent.basics.lazy_module import lazy_names
 
 if TYPE_CHECKING:
-    from unsilent.guard.alarms import GuardStop, NotRepeatable, RepeatabilityWarning
-    from unsilent.guard.analytic import AnalyticBounds
-    from unsilent.guard.guard import Guard
-    from unsilent.guard.workload import guard_training
+    from unsilent.guard.alarms import GuardStop as GuardStop
+    from unsilent.guard.alarms import NotRepeatable as NotRepeatable
+    from unsilent.guard.alarms import RepeatabilityWarning as RepeatabilityWarning
+    from unsilent.guard.analytic import AnalyticBounds as AnalyticBounds
+    from unsilent.guard.guard import Guard as Guard
+    from unsilent.guard.workload import guard_training as guard_training
 
 _LAZY = {
-    "AnalyticBounds": "unsilent.guard.analytic",
-    "Guard": "unsilent.guard.guard",
-    "GuardStop": "unsilent.guard.alarms",
-    "NotRepeatable": "unsilent.guard.alarms",
-    "RepeatabilityWarning": "unsilent.guard.alarms",
-    "guard_training": "unsilent.guard.workload",
+    "unsilent.guard.alarms": ("GuardStop", "NotRepeatable", "RepeatabilityWarning"),
+    "unsilent.guard.analytic": ("AnalyticBounds",),
+    "unsilent.guard.guard": ("Guard",),
+    "unsilent.guard.workload": ("guard_training",),
 }
-
-__all__ = [
-    "AnalyticBounds",
-    "Guard",
-    "GuardStop",
-    "NotRepeatable",
-    "RepeatabilityWarning",
-    "guard_training",
-]
-
-
-__getattr__ = lazy_names(__name__, _LAZY, __all__)
+__getattr__, __all__ = lazy_names(__name__, _LAZY)

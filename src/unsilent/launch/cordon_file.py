@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line, system_errors
 from unsilent.basics.options import LARGEST
 from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
 from unsilent.basics.strictjson import as_json_values
@@ -166,7 +166,5 @@ def _check_numbers(record: IsolationRecord) -> None:
 def write_record(path: Path, record: IsolationRecord) -> None:
     """Write the file at once. Raises ``UsageError``."""
     content = json.dumps(as_json_values(record), indent=1, ensure_ascii=False, allow_nan=False)
-    try:
+    with system_errors(f"cannot write {path}", "free space, or write elsewhere"):
         replace_file(path, content.encode(errors="replace") + b"\n")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; free space, or write elsewhere") from None

@@ -7,27 +7,17 @@ from typing import TYPE_CHECKING
 from unsilent.basics.lazy_module import lazy_names
 
 if TYPE_CHECKING:
-    from unsilent.events.event_kinds import Alarm
-    from unsilent.monitor.actions import MonitorStop
-    from unsilent.monitor.monitor import Monitor
-    from unsilent.monitor.settings import MonitorSettings
-    from unsilent.monitor.signals.collector import watch_gradient
+    from unsilent.events.event_kinds import Alarm as Alarm
+    from unsilent.monitor.actions import MonitorStop as MonitorStop
+    from unsilent.monitor.monitor import Monitor as Monitor
+    from unsilent.monitor.settings import MonitorSettings as MonitorSettings
+    from unsilent.monitor.signals.collector import watch_gradient as watch_gradient
 
 _LAZY = {
-    "Alarm": "unsilent.events.event_kinds",
-    "Monitor": "unsilent.monitor.monitor",
-    "MonitorSettings": "unsilent.monitor.settings",
-    "MonitorStop": "unsilent.monitor.actions",
-    "watch_gradient": "unsilent.monitor.signals.collector",
+    "unsilent.events.event_kinds": ("Alarm",),
+    "unsilent.monitor.actions": ("MonitorStop",),
+    "unsilent.monitor.monitor": ("Monitor",),
+    "unsilent.monitor.settings": ("MonitorSettings",),
+    "unsilent.monitor.signals.collector": ("watch_gradient",),
 }
-
-__all__ = [
-    "Alarm",
-    "Monitor",
-    "MonitorSettings",
-    "MonitorStop",
-    "watch_gradient",
-]
-
-
-__getattr__ = lazy_names(__name__, _LAZY, __all__)
+__getattr__, __all__ = lazy_names(__name__, _LAZY)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unsilent.basics.errors import UsageError
+from unsilent.basics.errors import UsageError, system_errors
 from unsilent.basics.plainfiles import move_aside
 from unsilent.detectors.series import Recording, Series, is_recording
 from unsilent.monitor.signals.row import SignalValues
@@ -29,10 +29,8 @@ class Recorder:
         self._path = path = None if path is None else path.absolute()  # the job may go to another folder
         if path is not None:
             is_new = not path.exists()
-            try:
+            with system_errors(f"cannot write the recording to {path}", "give another file"):
                 path.open("ab").close()
-            except OSError as error:
-                raise UsageError(f"cannot write the recording to {path}: {error.strerror}; give another file") from None
             if is_new:
                 path.unlink()
             else:

@@ -19,4 +19,4 @@ if TYPE_CHECKING:
 __all__ = ["HF", "TRAININGS", "ZOO", "InferenceWorkload", "Workload", "WorkloadEntry", "load", "load_training"]
 
 load = names_arguments(registry.load)
-__getattr__ = lazy_names(__name__, dict.fromkeys(("InferenceWorkload", "Workload"), "unsilent.workloads.base"), __all__)
+__getattr__, _ = lazy_names(__name__, {"unsilent.workloads.base": ("InferenceWorkload", "Workload")}, __all__)

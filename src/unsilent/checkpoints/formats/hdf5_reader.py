@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unsilent.basics.errors import UsageError
+from unsilent.basics.errors import UsageError, system_errors
 from unsilent.basics.plainfiles import parse_json
 from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
@@ -128,13 +128,10 @@ def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
     numbers = (descriptor, begin, size, limits.memory, limits.cpu_seconds, MOST_METADATA, limits.chunks)
     command = [sys.executable, "-I", str(LISTING), *map(str, numbers), *dict.fromkeys(folders)]
     try:
-        code, content = _run(command, descriptor, limits.seconds)
+        with system_errors(f"cannot start a process that reads {where}", "free memory or disk space"):
+            code, content = _run(command, descriptor, limits.seconds)
     except subprocess.TimeoutExpired:
         raise _damaged(where, f"libhdf5 had not finished after {limits.seconds:g} seconds") from None
-    except OSError as error:
-        raise UsageError(
-            f"cannot start a process that reads {where}: {error.strerror}; free memory or disk space"
-        ) from None
     if code or len(content) > MOST_METADATA:
         how = f"was killed by signal {-code}" if code < 0 else "ended with an error"
         raise _damaged(where, f"the process that reads it with libhdf5 {how}")

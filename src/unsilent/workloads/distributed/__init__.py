@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING
 from unsilent.basics.lazy_module import lazy_names
 
 if TYPE_CHECKING:
-    from unsilent.workloads.distributed.gang import Gang
-    from unsilent.workloads.distributed.rank_processes import GangLost
-    from unsilent.workloads.distributed.records import ResumeRecord
+    from unsilent.workloads.distributed.gang import Gang as Gang
+    from unsilent.workloads.distributed.rank_processes import GangLost as GangLost
+    from unsilent.workloads.distributed.records import ResumeRecord as ResumeRecord
 
-__all__ = ["Gang", "GangLost", "ResumeRecord"]
-
-
-_PACKAGE = "unsilent.workloads.distributed"
-__getattr__ = lazy_names(
-    _PACKAGE,
-    {"Gang": f"{_PACKAGE}.gang", "GangLost": f"{_PACKAGE}.rank_processes", "ResumeRecord": f"{_PACKAGE}.records"},
-    __all__,
-)
+_LAZY = {
+    f"{__name__}.gang": ("Gang",),
+    f"{__name__}.rank_processes": ("GangLost",),
+    f"{__name__}.records": ("ResumeRecord",),
+}
+__getattr__, __all__ = lazy_names(__name__, _LAZY)
