@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from unsilent.monitor import Monitor, backward_hooks
-from unsilent.monitor.backward_hooks import add_listener, bind_to_this_thread, remove_listener
+from unsilent.monitor.backward_hooks import BackwardListener, add_listener, bind_to_this_thread, remove_listener
 
 PLAIN = torch.autograd.backward, torch.jit.script, torch.amp.GradScaler.scale
 
 
-class Listener:
+class Listener(BackwardListener):
     """Notes what it hears."""
 
     def __init__(self):

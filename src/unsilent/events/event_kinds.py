@@ -6,6 +6,7 @@ All that is shown of a job comes from these.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class Event:
     """
 
     kind: ClassVar[str] = ""
+    log_level: ClassVar[int] = logging.INFO
     time: float
     rank: int
     step: int
@@ -60,6 +62,17 @@ class Event:
         """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {"kind": self.kind, **{name: _plain(value) for name, value in values.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreedEvent(Event):
+    """What all ranks agree on, so that each of them reports it."""
+
+    log_level: ClassVar[int] = logging.WARNING
+
+    @property
+    def repeats_other_rank(self) -> bool:
+        return self.rank != 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,11 +152,9 @@ class SamplingChanged(Event):
     reason: str
 
     def __str__(self) -> str:
-        within = (
-            f"every tensor is read within {count_text(self.interval, 'step')}"
-            if self.interval
-            else "no tensor is read so far"
-        )
+        within = "no tensor is read so far"
+        if self.interval:
+            within = f"every tensor is read within {count_text(self.interval, 'step')}"
         return f"step {self.step}: {within} ({self.reason})"
 
 
@@ -173,6 +184,7 @@ class Alarm(Event):
     """
 
     kind: ClassVar[str] = "alarm"
+    log_level: ClassVar[int] = logging.ERROR
     host: str
     device: str
     rule: str
@@ -242,7 +254,7 @@ class Alarm(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict(Event):
+class Verdict(AgreedEvent):
     """Agreement of all ranks after an alarm in any of them.
 
     Attributes:
@@ -273,17 +285,13 @@ class Verdict(Event):
         return f"step {self.step}: {self.tensor if self.reason == ONE_RANK else suspicion}; {self.outcome}{_since(self.since)}"
 
     @property
-    def repeats_other_rank(self) -> bool:
-        return self.rank != 0
-
-    @property
     def repeats_alarm(self) -> bool:
         """Whether the verdict says nothing that the alarm has not said: there is one rank, and nothing was done."""
         return self.reason == ONE_RANK and self.action == "log"
 
 
 @dataclass(frozen=True, kw_only=True)
-class IncidentBegan(Event):
+class IncidentBegan(AgreedEvent):
     """The first verdict of a run: an incident begins, and is recorded.
 
     Attributes:
@@ -298,10 +306,6 @@ class IncidentBegan(Event):
     reason: str
 
     @property
-    def repeats_other_rank(self) -> bool:
-        return self.rank != 0
-
-    @property
     def since(self) -> str:
         """The place where the incident began: ``step 90, rank 1, fingerprint of fc.weight``."""
         return since_text(self.step, self.suspect, self.tensor or self.reason)
@@ -311,7 +315,7 @@ class IncidentBegan(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlarmExplained(Event):
+class AlarmExplained(AgreedEvent):
     """The kind of fault that an alarm was, decided on evidence.
 
     Attributes:
@@ -339,10 +343,6 @@ class AlarmExplained(Event):
         """``kind of fault: transient (UNSILENT-T01, minor)``."""
         return f"kind of fault: {self.fault}{f' ({self.code}, {self.level})' if self.code else ''}"
 
-    @property
-    def repeats_other_rank(self) -> bool:
-        return self.rank != 0
-
     def __str__(self) -> str:
         place = ", ".join(filter(None, (self.host, self.device)))
         where = f", rank {self.suspect}{f' ({place})' if place else ''}" if self.suspect >= 0 else ""
@@ -361,6 +361,7 @@ class MonitorFailed(Event):
     """
 
     kind: ClassVar[str] = "monitor-failed"
+    log_level: ClassVar[int] = logging.WARNING
     error: str
 
     def __str__(self) -> str:
@@ -401,11 +402,8 @@ class Ended(Event):
     @property
     def coverage(self) -> str:
         """Share of the training that was read and judged, in words."""
-        parts = [
-            f"each tensor was read within {count_text(self.longest_wait, 'step')}"
-            if self.longest_wait
-            else "no step was read"
-        ]
+        wait = f"each tensor was read within {count_text(self.longest_wait, 'step')}"
+        parts = [wait if self.longest_wait else "no step was read"]
         parts += [f"{self.unseen_count:,} series were never read"] if self.unseen_count else []
         parts += [f"{self.unjudged:,} series had too few values to be judged"] if self.unjudged else []
         return ", ".join(parts)

@@ -26,6 +26,7 @@ from unsilent.basics.strictjson import as_json_values
 from unsilent.events.event_files import LAST_STEP, check_range, parse_fields
 from unsilent.events.event_files import MOST_RANKS as ALL_RANKS
 from unsilent.events.event_kinds import Alarm, Verdict, since_text
+from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE
 from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.report.text import listed
 
@@ -220,6 +221,14 @@ def add_fault_verdict(folder: Path, verdict: FaultVerdict) -> None:
     incident = replace(read_incident(folder), fault_verdict=verdict)
     with system_errors(f"cannot write {folder / INCIDENT_FILE}", "check the folder and its disk"):
         write_record(folder, incident)
+
+
+def not_executed_verdict(alarm: Verdict | Incident, exit_code: int = UNDETERMINED_EXIT_CODE) -> FaultVerdict:
+    """The verdict on the kind of fault where no step was executed again."""
+    return FaultVerdict(
+        kind="undetermined", step=alarm.step, rank=alarm.suspect, host=alarm.host, device=alarm.device,
+        reason=f"{alarm.reason}; the step was not executed again", exit_code=exit_code,
+    )  # fmt: skip
 
 
 def _read(kind: type[Record], path: Path) -> Record:

@@ -14,6 +14,7 @@ from unsilent.basics.errors import kind_and_line
 from unsilent.basics.printable import escape_unprintable
 from unsilent.events.event_kinds import AlarmExplained, Event, Verdict
 from unsilent.events.host import first_step
+from unsilent.events.incident_folder import not_executed_verdict
 from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE, FaultKind
 from unsilent.recovery.fault_verdict import FaultVerdict
 
@@ -39,8 +40,6 @@ class AlarmCommand:
             self._thread = threading.Thread(target=self._run, args=(_as_json(verdict),), daemon=True)
             self._thread.start()
 
-    def close(self) -> None: ...
-
     def wait(self) -> None:
         """Wait until the command has ended."""
         if self._thread is not None:
@@ -55,11 +54,7 @@ class AlarmCommand:
             )  # fmt: skip
         if not isinstance(event, Verdict) or self._is_explained:
             return None
-        return FaultVerdict(
-            kind="undetermined", step=event.step, rank=event.suspect, host=event.host, device=event.device,
-            reason=f"{event.reason}; the step was not executed again",
-            exit_code=UNDETERMINED_EXIT_CODE if event.action == "stop" else 0,
-        )  # fmt: skip
+        return not_executed_verdict(event, UNDETERMINED_EXIT_CODE if event.action == "stop" else 0)
 
     def _run(self, verdict: str) -> None:
         try:

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.basics.errors import UsageError, kind_and_line
+from unsilent.events.sinks import Sink
 from unsilent.guard.monitored import is_monitored
 from unsilent.launch.rerun_loops import RerunLoops
 from unsilent.monitor import backward_hooks
 from unsilent.monitor.actions import MonitorStop
 from unsilent.monitor.monitor import Monitor
-from unsilent.monitor.reporter import Sink
 from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
 from unsilent.sites.modules import unwrapped
 
@@ -38,7 +38,7 @@ MOST_SHORT = 3
 _log = logging.getLogger(LOGGER)
 
 
-class AutomaticMonitor:
+class AutomaticMonitor(backward_hooks.BackwardListener):
     """Makes a monitor of what a program trains, and makes it anew for new optimizers.
 
     Args:
@@ -109,15 +109,6 @@ class AutomaticMonitor:
                 raise
             except Exception as error:
                 self._fail("cannot monitor the training", error)
-
-    def after_backward(self) -> None:
-        pass
-
-    def after_scaler_update(self) -> None:
-        pass
-
-    def hook_failed(self, error: Exception) -> None:
-        pass
 
     def _open_monitor(self) -> Monitor | None:
         return None if self._monitor is None or os.getpid() != self._process else self._monitor()

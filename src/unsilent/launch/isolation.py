@@ -17,7 +17,7 @@ from pathlib import Path
 from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.last_good import FoundCheckpoint, LastGood, last_good_checkpoint
 from unsilent.events.host import host_name
-from unsilent.events.incident_folder import FOLDER, Incident, is_incident, read_incident
+from unsilent.events.incident_folder import FOLDER, Incident, is_incident, not_executed_verdict, read_incident
 from unsilent.launch.cordon_file import (
     NAME,
     AvoidedCheckpoint,
@@ -298,8 +298,5 @@ def stopping_verdict(incident: Incident) -> FaultVerdict | None:
     """The verdict that stopped a job; None where it went on. A job that stops on any alarm has an undetermined one."""
     verdict = incident.fault_verdict
     if verdict is None and incident.settings.get("on_alarm") == "stop":
-        return FaultVerdict(
-            kind="undetermined", step=incident.step, rank=incident.suspect, host=incident.host, device=incident.device,
-            reason=f"{incident.reason}; the step was not executed again",
-        )  # fmt: skip
+        return not_executed_verdict(incident)
     return verdict if verdict is not None and verdict.exit_code else None

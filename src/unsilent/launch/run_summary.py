@@ -38,8 +38,6 @@ class RunSummary:
         elif isinstance(event, Ended):
             self._ended.append(event)
 
-    def close(self) -> None: ...
-
     @property
     def text(self) -> str:
         """The line; empty where no monitor ended, and in further ranks without an alarm."""

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,24 +66,23 @@ def _is_hidden(hook: object) -> bool:
     return isinstance(hook, HiddenFromScript)
 
 
-class BackwardListener(Protocol):
-    """A listener that is called around each backward pass."""
+class BackwardListener:
+    """A listener that is called around each backward pass; by default it does nothing."""
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
         """A backward pass of these tensors begins, which a loss scaler has multiplied by ``scale``."""
-        ...
 
     def after_backward(self) -> None:
         """Called when a backward pass has ended and raised no error."""
-        ...
+
+    def after_clipping(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        """The program has clipped the gradients of these parameters, whose norm together was this."""
 
     def after_scaler_update(self) -> None:
         """A loss scaler has adapted its factor: the step is over, whether the optimizer made it or not."""
-        ...
 
     def hook_failed(self, error: Exception) -> None:
-        """A function of this module, or ``after_scaler_update``, raised an error; what the listener knows may be wrong."""
-        ...
+        """A function of this module, or one that is called after clipping or scaling, raised an error."""
 
 
 class _Registration:
@@ -181,12 +180,9 @@ def _noted_backward(plain: Any) -> Any:
             tensors = tuple(tensors)  # as torch does: it may be an iterator
         roots = [tensors] if isinstance(tensors, Tensor) else [root for root in tensors if isinstance(root, Tensor)]
         scale = _scale_or_failure(roots) if _is_scaling else None
-        listeners = []
+        listeners, thread = [], threading.get_ident()
         for registration in _listeners:  # as `_heard`, without a call of Python; it may grow meanwhile
-            if (
-                registration.thread in (None, threading.get_ident())
-                and (listener := registration.listener()) is not None
-            ):
+            if registration.thread in (None, thread) and (listener := registration.listener()) is not None:
                 listeners.append(listener)
                 listener.before_backward(roots, scale)
         _passes.depth = 1
@@ -206,18 +202,13 @@ def _noted_clipping(plain: Any) -> Any:
         # As torch: it may be an iterator.
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         plain(parameters, max_norm, total_norm, *args, **named)
-        if not is_dynamo_compiling():
-            for registration in _listeners:
-                if (
-                    registration.thread not in (None, threading.get_ident())
-                    or (listener := registration.listener()) is None
-                ):
-                    continue
-                if (after_clipping := getattr(listener, "after_clipping", None)) is not None:
-                    try:
-                        after_clipping(parameters, total_norm)
-                    except Exception as error:
-                        listener.hook_failed(error)
+        if is_dynamo_compiling():
+            return
+        for listener in _heard():
+            try:
+                listener.after_clipping(parameters, total_norm)
+            except Exception as error:
+                listener.hook_failed(error)
 
     return clip
 

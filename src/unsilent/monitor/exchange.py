@@ -105,23 +105,20 @@ class Exchange:
         ranks: ``all``, ``alone`` or a process group.
 
     Attributes:
+        link: A link of the same ranks, for what they give each other in other places.
         rank, world_size: Of this process in the group.
         sent: Rows that not all ranks have answered, or whose answers nobody has taken so far.
     """
 
     def __init__(self, ranks: Any = "all") -> None:
         self._group = _processor_group(ranks)
-        self.rank = 0 if self._group is None else dist.get_rank(self._group)
-        self.world_size = 1 if self._group is None else dist.get_world_size(self._group)
+        self.link = RankLink(self._group)
+        self.rank, self.world_size = self.link.rank, self.link.world_size
         self.sent: deque[_Sent] = deque()
 
     def introduce(self, info: RankInfo) -> list[RankInfo]:
         """Identities of all ranks. Raises ``UsageError`` in every rank where settings differ, but for `RANK_SETTINGS`."""
-        if self._group is None:
-            return [info]
-        everybody: list[Any] = [None] * self.world_size
-        dist.all_gather_object(everybody, tuple(info), group=self._group)
-        result = [RankInfo(*fields) for fields in everybody]
+        result = self.link.gather(info)
         for name in info.settings:
             values = [str(rank_info.settings.get(name)) for rank_info in result]
             if name not in RANK_SETTINGS and len(set(values)) > 1:
@@ -130,11 +127,6 @@ class Exchange:
                     f"the ranks have different settings of the monitor: {name} is {values_text}; give all ranks the same"
                 )
         return result
-
-    @property
-    def link(self) -> RankLink:
-        """A link of the same ranks, for what they give each other in other places."""
-        return RankLink(self._group)
 
     @property
     def outstanding(self) -> int:

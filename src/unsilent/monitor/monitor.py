@@ -38,7 +38,7 @@ from unsilent.events.event_files import path_of_rank
 from unsilent.events.event_kinds import DONE, ERROR, LOGGER, MOST_NAMES, STOPPED, UNRECORDED, Alarm, Verdict
 from unsilent.events.host import host_name
 from unsilent.events.incident_folder import FOLDER as INCIDENTS_FOLDER
-from unsilent.events.sinks import isolated, make_sinks
+from unsilent.events.sinks import Sink, isolated, make_sinks
 from unsilent.guard.guard import ENDED, Guard, cannot_be_put_back
 from unsilent.guard.guard_plan import SNAPSHOT_INTERVAL
 from unsilent.guard.live_steps import LiveSteps
@@ -59,7 +59,7 @@ from unsilent.monitor.exchange import (
 )
 from unsilent.monitor.incident_writer import STEPS_BEFORE, IncidentWriter, training_state
 from unsilent.monitor.recorder import Recorder
-from unsilent.monitor.reporter import Reporter, Sink
+from unsilent.monitor.reporter import Reporter
 from unsilent.monitor.rerun_check import RerunCheck, alarm_of
 from unsilent.monitor.rule_streams import RuleStreams
 from unsilent.monitor.sampling import MOST_ROWS_OF_RANKS, CostMeter, SampleIntervals, SamplingControl

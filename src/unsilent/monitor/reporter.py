@@ -35,6 +35,7 @@ from unsilent.events.event_kinds import (
 )
 from unsilent.events.host import first_step, pid_namespace
 from unsilent.events.run_history import OK, health_after
+from unsilent.events.sinks import Sink
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.exchange import RankInfo, RankRow
 from unsilent.monitor.incident_writer import IncidentWriter
@@ -43,7 +44,6 @@ from unsilent.monitor.signals.row import SignalValues
 from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.version import __version__
 
-Sink = Callable[[Event], None]
 E = TypeVar("E", bound=Event)
 SUMMARY_SECONDS, LATER_SECONDS = 1.0, 10.0
 """Between two summaries of steps: at first, and of a job that takes hours, so that its events can be read in seconds."""

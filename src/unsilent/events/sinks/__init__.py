@@ -13,14 +13,8 @@ from typing import Protocol
 from unsilent.basics.errors import UsageError, kind_and_line
 from unsilent.events.event_kinds import LOGGER, Event
 
-
-class Sink(Protocol):
-    """A receiver of events."""
-
-    def __call__(self, event: Event) -> None: ...
-
-    def close(self) -> None:
-        """No more events will come."""
+Sink = Callable[[Event], object]
+"""A receiver of events. If it has a method ``close``, that is called when no more will come."""
 
 
 class SinkSettings(Protocol):
@@ -71,9 +65,9 @@ def make_sinks(settings: SinkSettings, rank: int, world_size: int, compatibility
     return sinks
 
 
-def isolated(sink: Callable[[Event], object]) -> Sink:
+def isolated(sink: Sink) -> Sink:
     """A sink of the user's, whose errors do not reach the monitor."""
-    return IsolatedSink(lambda: sink, f"events for {getattr(sink, '__name__', type(sink).__name__)}")  # type: ignore[arg-type,return-value]
+    return IsolatedSink(lambda: sink, f"events for {getattr(sink, '__name__', type(sink).__name__)}")
 
 
 class IsolatedSink:

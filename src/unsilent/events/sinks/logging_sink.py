@@ -5,19 +5,7 @@ from __future__ import annotations
 import logging
 
 from unsilent.basics.printable import escape_unprintable
-from unsilent.events.event_kinds import (
-    LOGGER,
-    Alarm,
-    AlarmExplained,
-    Ended,
-    Event,
-    IncidentBegan,
-    MonitorFailed,
-    SamplingChanged,
-    Started,
-    StepSummary,
-    Verdict,
-)
+from unsilent.events.event_kinds import LOGGER, Alarm, AlarmExplained, Event, StepSummary, Verdict
 from unsilent.recovery.fault_codes import ASD_CODE, ASD_LEVEL
 
 ASD_KEYWORD = "accuracy sensitivity feature abnormal"
@@ -28,16 +16,6 @@ ASD_FIELDS = (
 )
 MOST_ALARMS_PER_STEP = 5
 """Alarms of one step that are logged."""
-_LEVELS = {
-    Started: logging.INFO,
-    SamplingChanged: logging.INFO,
-    Ended: logging.INFO,
-    Verdict: logging.WARNING,
-    IncidentBegan: logging.WARNING,
-    AlarmExplained: logging.WARNING,
-    MonitorFailed: logging.WARNING,
-    Alarm: logging.ERROR,
-}
 
 
 class LoggingSink:
@@ -52,12 +30,11 @@ class LoggingSink:
 
     def __init__(self, compatibility: bool = False, normal_level: int = logging.DEBUG) -> None:
         self._log = logging.getLogger(LOGGER)
-        self._compatibility = compatibility
-        self._levels = {**_LEVELS, StepSummary: normal_level}
+        self._compatibility, self._normal_level = compatibility, normal_level
         self._step, self._alarms = -1, 0
 
     def __call__(self, event: Event) -> None:
-        level = self._levels.get(type(event), logging.INFO)
+        level = self._normal_level if isinstance(event, StepSummary) else event.log_level
         if event.repeats_other_rank or (isinstance(event, Verdict) and event.repeats_alarm):
             level = logging.DEBUG
         text = str(event)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.printable import escape_unprintable
-from unsilent.events.event_kinds import (
-    Alarm,
-    AlarmExplained,
-    Event,
-    IncidentBegan,
-    MonitorFailed,
-    SamplingChanged,
-    StepSummary,
-    Verdict,
-)
+from unsilent.events.event_kinds import Event, SamplingChanged, StepSummary
 
 
 class TensorBoardSink:
@@ -44,7 +36,7 @@ class TensorBoardSink:
                     self._scalar(name, value, event)
         elif isinstance(event, SamplingChanged):
             self._scalar("sampling_interval", event.interval, event)
-        elif isinstance(event, (Alarm, Verdict, IncidentBegan, AlarmExplained, MonitorFailed)):
+        elif event.log_level >= logging.WARNING:
             self._writer.add_text(f"unsilent/{event.kind}s", escape_unprintable(event), event.step, event.time)
             self._writer.flush()
 

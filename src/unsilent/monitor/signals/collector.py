@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GRADIENT, NUMBER, UPDATE, VALUE, Series
 from unsilent.guard.magnitudes import ReusedSum, local_tensor, norms_and_largest
-from unsilent.monitor.backward_hooks import add_listener, bind_to_this_thread, remove_listener
+from unsilent.monitor.backward_hooks import BackwardListener, add_listener, bind_to_this_thread, remove_listener
 from unsilent.monitor.sampling import SampleIntervals
 from unsilent.monitor.signals import layers
 from unsilent.monitor.signals.forward_hook import ForwardHook, is_transformed
@@ -55,7 +55,7 @@ _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
 """Collectors that are open, for `watch_gradient`."""
 
 
-class SignalCollector:
+class SignalCollector(BackwardListener):
     """Reads signals; a context manager that removes its hooks.
 
     Args:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from unsilent.detectors.series import Bools, Floats, Series
-from unsilent.monitor.backward_hooks import add_listener, remove_listener
+from unsilent.monitor.backward_hooks import BackwardListener, add_listener, remove_listener
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.trainings.base import StepRecord, TrainingState
 
 
-class StepRecorder:
+class StepRecorder(BackwardListener):
     """Records steps of one training; a context manager that removes its hooks.
 
     Attributes:
@@ -51,16 +51,10 @@ class StepRecorder:
         signals = row.read(len(self.series))
         return signals.values, signals.seen
 
-    def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
-        """A backward pass begins."""
-
     @torch.no_grad()
     def after_backward(self) -> None:
         """Record that the backward pass has ended."""
         self.gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters]
-
-    def after_scaler_update(self) -> None:
-        """The step is over."""
 
     def hook_failed(self, error: Exception) -> None:
         """The recording would be wrong."""
