@@ -22,15 +22,9 @@ from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_e
 from unsilent.basics.plainfiles import parse_toml, read_plain
 
 T = TypeVar("T")
-WORKLOAD_PANEL, FAULTS_PANEL, PRECISION_PANEL, EXECUTION_PANEL, OUTPUT_PANEL = (
-    "Workload",
-    "Faults",
-    "Precision",
-    "Execution",
-    "Output",
-)
+PANELS = ("Workload", "Faults", "Precision", "Execution", "Output")
 """Panels of the help, in this order."""
-PANELS = (WORKLOAD_PANEL, FAULTS_PANEL, PRECISION_PANEL, EXECUTION_PANEL, OUTPUT_PANEL)
+WORKLOAD_PANEL, FAULTS_PANEL, PRECISION_PANEL, EXECUTION_PANEL, OUTPUT_PANEL = PANELS
 NOT_AN_OPTION = "internal"
 """Marks a field that nobody asks for."""
 MOST_BYTES = 2**20
@@ -120,11 +114,8 @@ class OptionField:
     @property
     def default_text(self) -> str:
         """Text of the default in help; empty where the default is nothing."""
-        return self.option.default_text or (
-            ""
-            if self.default is None or self.default is False or self.default == ()
-            else " ".join(self.format_value(self.default))
-        )
+        is_nothing = self.default is None or self.default is False or self.default == ()
+        return self.option.default_text or ("" if is_nothing else " ".join(self.format_value(self.default)))
 
     @property
     def help_text(self) -> str:
@@ -175,9 +166,8 @@ class OptionField:
             return list(self.option.formatter(value))
         if self.option.separator:
             return [self.option.separator.join(map(str, value))]
-        return [
-            f"{v:.15g}" if isinstance(v, float) else str(v) for v in (value if self.option.is_repeatable else [value])
-        ]
+        values = value if self.option.is_repeatable else [value]
+        return [f"{item:.15g}" if isinstance(item, float) else str(item) for item in values]
 
 
 def _argument_hint(parser: Callable[[Any], Any]) -> Any:
@@ -349,9 +339,8 @@ class Asked:
     def from_call(cls, classes: Sequence[type], arguments: Mapping[str, Any]) -> Asked:
         """The options that arguments of a function ask for; arguments of other names are left out."""
         field_names = {asking.python_name: name for name, asking in options_of(*classes).items()}
-        return cls(
-            classes, {field_names[name]: value for name, value in arguments.items() if name in field_names}, call=True
-        )
+        values = {field_names[name]: value for name, value in arguments.items() if name in field_names}
+        return cls(classes, values, call=True)
 
     def _named(self, name: str) -> str:
         asking = self.options[name]
@@ -394,10 +383,9 @@ class Asked:
             texts = asking.format_value(value)
             if asking.is_argument:
                 arguments += texts
-            else:
-                words += [
-                    word for text in texts for word in ([asking.flag] if asking.is_boolean else [asking.flag, text])
-                ]
+                continue
+            for text in texts:
+                words += [asking.flag] if asking.is_boolean else [asking.flag, text]
         return shlex.join(["unsilent", *verb.split(), *arguments, *words])
 
     def python_call(self, function: str, *classes: type) -> str:

@@ -58,14 +58,8 @@ class MegatronLarge:
         """The next state and the judgement of one step."""
         usable, learning = seen & np.isfinite(values), state.samples < self.samples
         limit = np.where(~learning & (state.largest > 0), self.factor * state.largest, np.nan)
-        judgement = make_judgement(
-            usable,
-            values >= limit,
-            np.zeros(len(values), np.bool_),
-            values / limit,
-            np.where(learning, np.nan, state.largest),
-        )
+        no_warnings, baselines = np.zeros(len(values), np.bool_), np.where(learning, np.nan, state.largest)
+        judgement = make_judgement(usable, values >= limit, no_warnings, values / limit, baselines)
         learnt = usable & learning
-        return LargestState(
-            np.where(learnt, np.maximum(state.largest, values), state.largest), state.samples + learnt
-        ), judgement
+        largest = np.where(learnt, np.maximum(state.largest, values), state.largest)
+        return LargestState(largest, state.samples + learnt), judgement

@@ -84,13 +84,9 @@ class UpdateRms:
         judgement = make_judgement(seen, ~finite | large, np.zeros(len(values), np.bool_), scores, mean)
         alarms = np.where(seen & finite, np.where(large, state.alarms + 1, 0), state.alarms)
         is_new, learnt = alarms >= self.relearn, seen & finite & ~large
-        return RunningState(
-            np.where(
-                is_new, 0.0, np.where(learnt, self.decay * state.average + (1 - self.decay) * values, state.average)
-            ),
-            np.where(
-                is_new, 0.0, np.where(learnt, self.decay * state.squares + (1 - self.decay) * square, state.squares)
-            ),
-            np.where(is_new, 0, state.learnt + learnt),
-            np.where(is_new, 0, alarms),
-        ), judgement
+
+        def updated(average: Floats, new: Floats) -> Floats:
+            return np.where(is_new, 0.0, np.where(learnt, self.decay * average + (1 - self.decay) * new, average))
+
+        counts = np.where(is_new, 0, state.learnt + learnt), np.where(is_new, 0, alarms)
+        return RunningState(updated(state.average, values), updated(state.squares, square), *counts), judgement

@@ -38,19 +38,18 @@ class Bounds:
     Args:
         factor: Factor of the calibrated bounds.
         fixed: Bounds by name that hold from the first step on.
-        rule: Name of the fixed bounds in alarms.
     """
 
-    def __init__(self, factor: float = FACTOR, fixed: Mapping[str, float] | None = None, rule: str = FIXED) -> None:
+    def __init__(self, factor: float = FACTOR, fixed: Mapping[str, float] | None = None) -> None:
         self._factor = factor
         self._parts: list[WatchedTensor] = []
         self._rule = CalibratedBounds(np.zeros(0, np.int64), factor)
         self._known: dict[str, tuple[float, int]] = {}
         self._names: list[str] = []
-        self.set_fixed_bounds(fixed or {}, rule)
+        self.set_fixed_bounds(fixed or {}, FIXED)
 
-    def set_fixed_bounds(self, fixed: Mapping[str, float], rule: str = FIXED) -> None:
-        """Have these bounds by name, in place of fixed ones before."""
+    def set_fixed_bounds(self, fixed: Mapping[str, float], rule: str) -> None:
+        """Have these bounds by name, in place of fixed ones before; ``rule``: what alarms call them."""
         self._fixed_by_name, self._fixed_rule = dict(fixed), rule
         self._place_fixed()
 
@@ -103,8 +102,7 @@ class Bounds:
         if not len(over):
             return None
         worst = int(over[0])
-        limit = float(limits[worst])
-        value = float(result[worst])
+        limit, value = float(limits[worst]), float(result[worst])
         if not np.isfinite(value):
             rule = NOT_FINITE
         elif value < 0:

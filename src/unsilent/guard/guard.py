@@ -492,30 +492,19 @@ class Guard:
                 f"hooks are not restored: {some_names(hooks)} (register and remove hooks outside of the loop)"
             )
         if self._any_rank(bool(causes)):
-            self._not_repeatable(
-                list(dict.fromkeys(causes))
-                or ["the repeated steps of another rank differed from their first execution"],
-                first,
-            )
+            elsewhere = ["the repeated steps of another rank differed from their first execution"]
+            self._not_repeatable(list(dict.fromkeys(causes)) or elsewhere, first)
         if counted:
-            text = f"variables of the loop are not restored: {some_names(counted)}. If the training depends on such a variable, "
-            warnings.warn(
-                text + "take it from the batch: guard.iterate(enumerate(loader))", RepeatabilityWarning, stacklevel=2
+            text = (
+                f"variables of the loop are not restored: {some_names(counted)}. If the training depends on such a variable, "
+                "take it from the batch: guard.iterate(enumerate(loader))"
             )
+            warnings.warn(text, RepeatabilityWarning, stacklevel=2)
         work = f"{count} iterations and executed them" if count > 1 else "1 iteration and executed it"
-        log.warning(
-            "%s: went back %s again%s",
-            first.summary,
-            work,
-            "".join(
-                [
-                    "; the repeated steps differed, see the warning" if causes else "",
-                    f"; not restored: {some_names([*tensors, *hooks, *counted])}"
-                    if tensors or hooks or counted
-                    else "",
-                ]
-            ),
-        )
+        differed = "; the repeated steps differed, see the warning" if causes else ""
+        unrestored = [*tensors, *hooks, *counted]
+        rest = f"; not restored: {some_names(unrestored)}" if unrestored else ""
+        log.warning("%s: went back %s again%s%s", first.summary, work, differed, rest)
 
     def _found_late(self) -> list[str]:
         """Schedulers and scalers that are not in the states, because they are newer than the loop."""

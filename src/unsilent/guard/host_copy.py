@@ -12,17 +12,15 @@ class HostCopy:
     """Begins to copy a tensor to the host.
 
     Attributes:
-        on_device: Whether it comes from a CUDA device.
         seconds_waited: Seconds that `read` waited for the device.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self.on_device, self.seconds_waited = tensor.is_cuda, 0.0
+        self.seconds_waited = 0.0
         self._tensor, self._event = tensor, None
         if tensor.is_cuda:
-            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
-                tensor, non_blocking=True
-            )
+            on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensor = on_host.copy_(tensor, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
 

@@ -93,13 +93,10 @@ class LoopRecord:
 
     def contents(self) -> LoopRecord:
         """The record with fingerprints of tensors in the place of references."""
-        values = {
-            path: Content(int(fingerprint([t])))
-            if isinstance(value, weakref.ref) and (t := value()) is not None
-            else value
-            for path, value in self.values.items()
-            if not isinstance(value, Opaque)
-        }
+        values = {path: value for path, value in self.values.items() if not isinstance(value, Opaque)}
+        for path, value in values.items():
+            if isinstance(value, weakref.ref) and (tensor := value()) is not None:
+                values[path] = Content(int(fingerprint([tensor])))
         return LoopRecord(values, self.tensors)
 
 
@@ -224,6 +221,6 @@ def _is_kept(tensor: Tensor) -> bool:
 def _same(then: Any, now: Any) -> bool:
     if isinstance(then, weakref.ref) or isinstance(now, weakref.ref):
         return then is now  # a tensor has one reference as long as it is there
-    return (
-        type(then) is type(now) and not isinstance(then, Opaque) and bool(then == now or (then != then and now != now))
-    )
+    if type(then) is not type(now) or isinstance(then, Opaque):
+        return False
+    return bool(then == now or (then != then and now != now))

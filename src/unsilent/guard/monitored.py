@@ -33,18 +33,8 @@ def checked_optimizers(
         kind: Class that they are for: ``Monitor`` or ``Guard``.
         is_taken: Whether a part has one already.
     """
-    chosen = (
-        [optimizers]
-        if isinstance(optimizers, Optimizer)
-        else list(optimizers)
-        if isinstance(optimizers, Sequence)
-        else []
-    )
-    if (
-        not isinstance(model, nn.Module)
-        or not chosen
-        or not all(isinstance(optimizer, Optimizer) for optimizer in chosen)
-    ):
+    chosen = list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
+    if not (isinstance(model, nn.Module) and chosen and all(isinstance(part, Optimizer) for part in chosen)):
         arguments = f"{type(model).__name__}, {type(optimizers).__name__}"
         raise UsageError(
             f"{kind}({arguments}) was given; expected a module and a torch optimizer, or a list: {kind}(model, optimizer)"

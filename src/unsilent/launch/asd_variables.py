@@ -189,12 +189,10 @@ def _read_configuration(variable: str, text: str, request: AsdRequest) -> None:
             f"upper_thresh1:{first} is not greater than upper_thresh2:{second}, so the defaults of both are used"
         )
         values |= {key: defaults[key] for key in ("upper_thresh1", "upper_thresh2")}
-    notes += (
-        [f"there is no key {', '.join(unknown)}; known: enable, {', '.join([*values, *CHECKSUM_KEYS])}"]
-        if unknown
-        else []
-    )
-    notes += [f"{', '.join(without_effect)} has no effect, because there is no checksum here"] if without_effect else []
+    if unknown:
+        notes.append(f"there is no key {', '.join(unknown)}; known: enable, {', '.join([*values, *CHECKSUM_KEYS])}")
+    if without_effect:
+        notes.append(f"{', '.join(without_effect)} has no effect, because there is no checksum here")
     if notes:
         request.notes.append(f"{variable}: {'; '.join(notes)}")
     changed = {key: value for key, value in values.items() if value != CONFIGURATION_DEFAULTS[key]}

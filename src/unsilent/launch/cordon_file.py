@@ -109,21 +109,14 @@ class IsolationRecord:
         """The record with one more incident of a device."""
         same = [cordon for cordon in self.cordons if (cordon.slot, cordon.host) == (new.slot, new.host)]
         other_devices = tuple(cordon for cordon in self.cordons if cordon not in same)
-        return replace(
-            self, cordons=(*other_devices, replace(new, incidents=1 + sum(cordon.incidents for cordon in same)))
-        )
+        counted = replace(new, incidents=1 + sum(cordon.incidents for cordon in same))
+        return replace(self, cordons=(*other_devices, counted))
 
     def tested(self, slot: int, host: str, exit_code: int) -> IsolationRecord:
         """The record after a self-test of a device; what it could not decide stays as it was."""
-        return replace(
-            self,
-            cordons=tuple(
-                replace(cordon, status=_status_after(cordon, exit_code))
-                if (cordon.slot, cordon.host) == (slot, host)
-                else cordon
-                for cordon in self.cordons
-            ),
-        )
+        of_device = [cordon for cordon in self.cordons if (cordon.slot, cordon.host) == (slot, host)]
+        after = {cordon: replace(cordon, status=_status_after(cordon, exit_code)) for cordon in of_device}
+        return replace(self, cordons=tuple(after.get(cordon, cordon) for cordon in self.cordons))
 
 
 def _status_after(cordon: Cordon, exit_code: int) -> Status:

@@ -121,12 +121,8 @@ class Isolation:
         """Incidents that were not looked at so far, in the order of time."""
         known = {incident.folder for incident in self._record.handled}
         folders = self._incidents.iterdir() if self._incidents.is_dir() else ()
-        new = [
-            folder
-            for folder in folders
-            if _INCIDENT.fullmatch(folder.name) and folder.name not in known and is_incident(folder)
-        ]
-        yield from sorted(map(read_incident, new), key=lambda incident: incident.time)
+        new = [folder for folder in folders if _INCIDENT.fullmatch(folder.name) and folder.name not in known]
+        yield from sorted(map(read_incident, filter(is_incident, new)), key=lambda incident: incident.time)
 
     def _leave_earlier_incidents(self) -> None:
         """Incidents of a job that was not isolated: which rank was on which device is not known, nor what was done since."""
@@ -190,10 +186,7 @@ class Isolation:
     def _has_spare(self, slot: int) -> bool:
         """Whether as many devices as there are ranks are free without this one."""
         left_out = {slot, *self._record.active(self._host)}
-        return (
-            sum(slot_number not in left_out for slot_number in range(self._job.ranks + self._job.spares))
-            >= self._job.ranks
-        )
+        return len(set(range(self._job.ranks + self._job.spares)) - left_out) >= self._job.ranks
 
     def _handled(self, incident: Incident, kind: str, step: int, slot: int) -> None:
         new = HandledIncident(folder=incident.folder.name, kind=kind, step=step, slot=slot)

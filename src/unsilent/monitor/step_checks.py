@@ -40,7 +40,6 @@ class StepChecks:
 
     Attributes:
         findings: Findings, each with its step.
-        checks_norms: Whether norms are of use.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -49,7 +48,6 @@ class StepChecks:
         self._norms: dict[Checked, NormSeries] = {}
         self._on_the_way: deque[tuple[int, Checked, bool, HostCopy]] = deque()
         self._last_bad: dict[Checked, int] = {}
-        self.checks_norms = self._finds_infinite or self._robust is not None
         self.findings: list[tuple[int, Finding]] = []
 
     def add_loss(self, step: int, loss: Tensor, is_scaled: bool) -> None:

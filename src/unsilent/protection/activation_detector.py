@@ -73,13 +73,12 @@ class ActivationDetector:
         """Learn what layers compute for clean samples."""
         self.readers = LayerReaders(self.rule.reads, self.seed)
         batches = list(batches)
-        if not self.globs and self.rule.reads == SITES and batches:
+        globs = self.globs
+        if not globs and self.rule.reads == SITES and batches:
             chosen = _choose_layers(model, batches[0], run)
             self.readers.stride = chosen.stride
-            names = tuple(escape(name) for name in chosen.modules)
-            calls, self.ranges = self._clean_readings(model, batches, run, names)
-        else:
-            calls, self.ranges = self._clean_readings(model, batches, run, self.globs)
+            globs = tuple(escape(name) for name in chosen.modules)
+        calls, self.ranges = self._clean_readings(model, batches, run, globs)
         self.learn([reading for call in calls for reading in call])
 
     def learn(self, readings: Sequence[Readings]) -> None:

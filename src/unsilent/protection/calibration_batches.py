@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.basics.nested import leaves_in, tensors_in
 from unsilent.protection.recorded_pass import check_output
+from unsilent.sites.memory import dtype_name
 from unsilent.workloads.batch_samples import count_samples
 
 LEARNING_SHARE = 0.6
@@ -95,10 +96,6 @@ def _describe(batch: Any) -> str:
     """The tensors of a batch in a few words."""
     words = []
     for path, leaf in leaves_in(batch):
-        kind = (
-            f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
-            if isinstance(leaf, Tensor)
-            else type(leaf).__name__
-        )
+        kind = f"{dtype_name(leaf.dtype)}{list(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
         words.append(f"{'.'.join(path)}: {kind}" if path and not path[0].isdigit() else kind)
     return ", ".join(words[:5]) + (", …" if len(words) > 5 else "")

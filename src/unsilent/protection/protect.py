@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
@@ -284,29 +284,25 @@ class ProtectedModel:
             self._check_layers_read()
             self._warn_of_passes()
         except _AlarmInLayer:
-            return None, self._conclude([live.margins for live in self._live])
+            return None, self._conclude([(live.detector, live.margins) for live in self._live])
         recorded = RecordedPass(
             self._model, lambda model, batch: _same_call(call, self._model, model)(*args, **kwargs), (args, kwargs), output,
             tuple(self._layers), self._samples, judges_recovery=judges_recovery,
         )  # fmt: skip
         return output, self._conclude(self._margins_of_parts(recorded))
 
-    def _margins_of_parts(self, recorded: RecordedPass) -> list[Sequence[Floats]]:
-        """Margins of each part of the detector."""
+    def _margins_of_parts(self, recorded: RecordedPass) -> Iterator[tuple[InferenceDetector, Sequence[Floats]]]:
+        """Each part of the detector, and its margins."""
         live = iter(self._live)
-        return [
-            next(live).margins if isinstance(part, ActivationDetector) else list(part.margins(recorded))
-            for part in self._profile.parts
-        ]
+        for part in self._profile.parts:
+            is_read = isinstance(part, ActivationDetector)
+            yield part, next(live).margins if is_read else list(part.margins(recorded))
 
-    def _conclude(self, margins: Sequence[Sequence[Floats]]) -> Verdict:
-        """The verdict from margins of each part."""
+    def _conclude(self, margins: Iterable[tuple[InferenceDetector, Sequence[Floats]]]) -> Verdict:
+        """The verdict from parts of the detector and their margins."""
         threshold, live = self._profile.threshold, iter(self._live)
         largest = []
-        parts = (
-            self._profile.parts if len(margins) == len(self._profile.parts) else [live.detector for live in self._live]
-        )
-        for part, rows in zip(parts, margins, strict=True):
+        for part, rows in margins:
             scaled = [self._scaled(part, row) for row in rows]
             largest.append(largest_of(scaled, self._samples))
             crossing = [number for number, row in enumerate(scaled) if (row > threshold).any()]

@@ -272,20 +272,12 @@ class WeightIntegrity:
 
     def check(self) -> list[Block]:
         """All blocks whose bits are not those of before."""
-        return [
-            self._block(device, number)
-            for device in self._devices
-            for number in device.bad_blocks(range(device.blocks))
-        ]
+        return self._bad_blocks(0, 1)
 
     def check_slice(self, slices: int) -> list[Block]:
         """Check one slice of all blocks, the next one at each call; after ``slices`` calls all were checked."""
         turn, self._next = self._next % slices, self._next + 1
-        return [
-            self._block(device, number)
-            for device in self._devices
-            for number in device.bad_blocks(range(device.blocks * turn // slices, device.blocks * (turn + 1) // slices))
-        ]
+        return self._bad_blocks(turn, slices)
 
     def repair(self, bad: Sequence[Block] | None = None) -> Repair:
         """Put the bits of bad blocks back, of all that there are by default.
@@ -297,7 +289,7 @@ class WeightIntegrity:
         of_device: dict[_Device, list[int]] = {}
         for block in blocks:
             device = self._device(block)
-            of_device.setdefault(device, []).append(self._number(device, block))
+            of_device.setdefault(device, []).append(self._part(block).first + block.start // device.size)
         differences = {
             self._block(device, number): words
             for device, numbers in of_device.items()
@@ -317,6 +309,14 @@ class WeightIntegrity:
             result.append(CorruptedWeights(block.tensor, tuple(tensor.shape), elements))
         return tuple(result)
 
+    def _bad_blocks(self, turn: int, slices: int) -> list[Block]:
+        """Blocks of one of so many slices whose bits are not those of before."""
+        result = []
+        for device in self._devices:
+            numbers = range(device.blocks * turn // slices, device.blocks * (turn + 1) // slices)
+            result += [self._block(device, number) for number in device.bad_blocks(numbers)]
+        return result
+
     def _corrected(self, block: Block, differences: Tensor) -> CorruptedWeights:
         tensor = self._part(block).tensor
         size = tensor.element_size()
@@ -329,9 +329,6 @@ class WeightIntegrity:
 
     def _device(self, block: Block) -> _Device:
         return next(device for device in self._devices if any(part.name == block.tensor for part in device.parts))
-
-    def _number(self, device: _Device, block: Block) -> int:
-        return self._part(block).first + block.start // device.size
 
     def _part(self, block: Block) -> _Part:
         return next(part for part in self._device(block).parts if part.name == block.tensor)

@@ -128,11 +128,10 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
     while waiting:
         path, value = waiting.pop()
         leaf, contained = _interpreted(value)
+        if isinstance(leaf, PickledObject):
+            leaf = leaf._replace(fingerprint=_hash(value, left_to_hash))
         if leaf is not None:
-            yield (
-                path,
-                leaf._replace(fingerprint=_hash(value, left_to_hash)) if isinstance(leaf, PickledObject) else leaf,
-            )
+            yield path, leaf
         parts: list[tuple[KeyPath, Any]] = []
         for key, part in contained:
             values_left -= 1
@@ -244,20 +243,17 @@ def _attributes(state: Any, others: Any) -> Any:
     """Attributes set on a tensor besides its values, as a dict; raises ``PickleDamaged`` where they are its values."""
     parts = state if isinstance(state, tuple) else (state,)
     items = [item for part in parts for item in (part.items if isinstance(part, (Mapped, Call)) else ())]
-    if any(not isinstance(part, (Mapped, type(None))) for part in parts) or _CONTENT & {
-        key for key, _ in items if type(key) is str
-    }:
+    names = {key for key, _ in items if type(key) is str}
+    if any(not isinstance(part, (Mapped, type(None))) for part in parts) or _CONTENT & names:
         raise PickleDamaged("a tensor has a state that torch.save does not write")
     known = others.items if others is not None else []
     return Mapped([*known, *items]) if items or known else None
 
 
 def _without_state(call: Call) -> None:
-    if (
-        call.state is not None
-        or (call.items and call.name not in DICTS)
-        or (call.elements and call.name not in SETS | {SIZE})
-    ):
+    has_items = call.items and call.name not in DICTS
+    has_elements = call.elements and call.name not in SETS | {SIZE}
+    if call.state is not None or has_items or has_elements:
         raise PickleDamaged(f"it changes what {call.name} made, which torch.save does not write")
 
 
@@ -398,12 +394,9 @@ def _obstacle(metadata: Any, call: Call) -> str:
         return ""
     if not isinstance(metadata, Mapped) or any(type(value) is not bool for _, value in metadata.items):
         raise _unknown(call)
-    flags = ", ".join(key_text(key)[:20] for key, value in metadata.items if value)
-    return (
-        f"its values are not its bytes ({escape_unprintable(flags)}); save it again after resolve_conj() and resolve_neg()"
-        if flags
-        else ""
-    )
+    flags = escape_unprintable(", ".join(key_text(key)[:20] for key, value in metadata.items if value))
+    advice = "save it again after resolve_conj() and resolve_neg()"
+    return f"its values are not its bytes ({flags}); {advice}" if flags else ""
 
 
 def _unknown(call: Call) -> UsageError:

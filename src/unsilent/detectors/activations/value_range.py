@@ -38,10 +38,13 @@ class ValueRange(LayersAlone):
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """The excess beyond the range, float64[n]."""
         low, high = layer["low"][..., 0, None], layer["high"][..., 0, None]
-        values = np.clip(reading, -1e300, 1e300)
         width = np.maximum(high - low, _LEAST * np.maximum(1, np.abs(high)))
-        excess = np.maximum(values[..., 1] - high, low - values[..., 0]) / width
+        excess = self.excess(np.clip(reading, -1e300, 1e300), low, high) / width
         return limit_scores(np.where(np.isnan(reading).any(-1), np.nan, excess))
+
+    def excess(self, values: Floats, low: Floats, high: Floats) -> Floats:
+        """How far smallest and largest values, float64[n, 2], are beyond the range, float64[n]."""
+        return np.maximum(values[..., 1] - high, low - values[..., 0])
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,9 @@ class ClippedActivations(ValueRange):
 
     name: ClassVar[str] = "clip-act"
 
-    def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """The excess above the largest value, float64[n]."""
-        low, high = layer["low"][..., 0, None], layer["high"][..., 0, None]
-        width = np.maximum(high - low, _LEAST * np.maximum(1, np.abs(high)))
-        excess = (np.clip(reading[..., 1], -1e300, 1e300) - high) / width
-        return limit_scores(np.where(np.isnan(reading).any(-1), np.nan, excess))
+    def excess(self, values: Floats, low: Floats, high: Floats) -> Floats:
+        """How far largest values are above the range, float64[n]."""
+        return values[..., 1] - high
 
 
 @dataclass(frozen=True)
