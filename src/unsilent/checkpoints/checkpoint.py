@@ -136,9 +136,8 @@ class Checkpoint(Closing):
         by_file: dict[str, list[tuple[int, int]]] = {}
         for tensor in self.tensors.values():
             for block in () if tensor.reason_not_editable else tensor.blocks:
-                size = block.packed_size or (block.last_element + 1) * tensor.item_size
                 places = (place for checksum in block.checksums for place in checksum.places)
-                for file, offset, length in ((block.file, block.offset, size), *places):
+                for file, offset, length in ((block.file, block.offset, tensor.stored_size(block)), *places):
                     by_file.setdefault(file, []).append((offset, offset + length))
         result: dict[str, list[tuple[int, int]]] = {}
         for file, ranges in by_file.items():
@@ -257,9 +256,8 @@ class _Plan:
             for place, position in zip(places.tolist(), positions.tolist(), strict=True):
                 patch = self.by_place.get((block.file, block.offset + position * size))
                 if packed is not None:
-                    result[place] = words_from_bytes(tensor, bytes(packed[2][position * size : (position + 1) * size]))[
-                        0
-                    ]
+                    changed = bytes(packed[2][position * size : (position + 1) * size])
+                    result[place] = words_from_bytes(tensor, changed)[0]
                 elif patch is not None:
                     result[place] = words_from_bytes(tensor, patch.after)[0]
         return result
@@ -277,9 +275,8 @@ class _Plan:
         for place, offset in enumerate((block.offset + positions * size).tolist()):
             earlier = self.by_place.get((block.file, offset))
             before = earlier.before if earlier else self.checkpoint.files.read(block.file, offset, size)
-            self.by_place[block.file, offset] = Patch(
-                block.file, offset, before, new[place * size : (place + 1) * size]
-            )
+            after = new[place * size : (place + 1) * size]
+            self.by_place[block.file, offset] = Patch(block.file, offset, before, after)
 
 
 def fits(tensor: StoredTensor, glob: str) -> bool:

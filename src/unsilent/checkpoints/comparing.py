@@ -101,15 +101,11 @@ def _compared(
     if tensor.dtype != counterpart.dtype or (tensor.shape != counterpart.shape and not is_file):
         return TensorDifference(name, OTHER_TYPE, remark=f"{_type(tensor)}, {_type(counterpart)}")
     if tensor.value is not None and counterpart.value is not None and not (tensor.blocks and counterpart.blocks):
-        same = tensor.value == counterpart.value or (
-            tensor.value != tensor.value and counterpart.value != counterpart.value
-        )
-        return TensorDifference(
-            name, SAME if same else DIFFERS, remark="" if same else f"{tensor.value}, {counterpart.value}"
-        )
+        are_nan = tensor.value != tensor.value and counterpart.value != counterpart.value
+        return _as_a_whole(name, are_nan or tensor.value == counterpart.value, f"{tensor.value}, {counterpart.value}")
     if tensor.fingerprint and counterpart.fingerprint:
         same = (tensor.fingerprint, tensor.obstacle) == (counterpart.fingerprint, counterpart.obstacle)
-        return TensorDifference(name, SAME if same else DIFFERS, remark="" if same else tensor.obstacle)
+        return _as_a_whole(name, same, tensor.obstacle)
     if not (tensor.is_readable and counterpart.is_readable):
         reason = tensor.obstacle or counterpart.obstacle or "its dtype is not known"
         return TensorDifference(name, UNREAD, remark=reason)
@@ -120,6 +116,11 @@ def _compared(
         counter.add(a, b)
         progress(len(a))
     return counter.result()
+
+
+def _as_a_whole(name: str, is_same: bool, remark: str) -> TensorDifference:
+    """The difference of a value without elements; the remark is for values that differ."""
+    return TensorDifference(name, SAME) if is_same else TensorDifference(name, DIFFERS, remark=remark)
 
 
 def _type(tensor: StoredTensor) -> str:

@@ -68,10 +68,8 @@ def _gathered_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[me
             start, lengths = block.start or (0,), block.shape or (1,)
             low, high = max(first, start[0]), min(last, start[0] + lengths[0])
             if low < high:
-                where = (
-                    slice(low - first, high - first),
-                    *(slice(s, s + n) for s, n in zip(start[1:], lengths[1:], strict=True)),
-                )
+                inner = (slice(s, s + n) for s, n in zip(start[1:], lengths[1:], strict=True))
+                where = (slice(low - first, high - first), *inner)
                 _fill_rows(part[where], files, block, low - start[0])
                 filled += part[where].size
         if filled != part.size:

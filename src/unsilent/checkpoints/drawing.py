@@ -186,10 +186,7 @@ class _Bytes:
 
     def add(self, tensor: StoredTensor) -> bool:
         """Whether no earlier tensor has bytes of this one; then they are its own."""
-        ranges = []
-        for block in tensor.blocks:
-            size = block.packed_size or (block.last_element + 1) * tensor.item_size
-            ranges.append((block.file, block.offset, block.offset + size))
+        ranges = [(b.file, b.offset, b.offset + tensor.stored_size(b)) for b in tensor.blocks]
         if any(self._is_taken(*part) for part in ranges):
             return False
         for file, begin, end in ranges:

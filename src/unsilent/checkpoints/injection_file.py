@@ -93,9 +93,8 @@ def with_axes(saved: SavedInjection, axes: Sequence[int]) -> SavedInjection:
     operands = moved(fault.operands) if fault.operation == "copy_from" else fault.operands
     order = np.argsort(elements)
     before, after = (None if words is None else words[order] for words in (saved.before, saved.after))
-    return SavedInjection(
-        replace(fault, shape=shape, elements=elements[order], operands=operands[order]), before, after
-    )
+    fault = replace(fault, shape=shape, elements=elements[order], operands=operands[order])
+    return SavedInjection(fault, before, after)
 
 
 def with_same_bits(checkpoint: Checkpoint, saved: Sequence[SavedInjection]) -> list[Fault]:

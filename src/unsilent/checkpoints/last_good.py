@@ -26,11 +26,8 @@ from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, escape_unprintable, listed
 
-VERIFIED, AT_FAULT, UNKNOWN_STEP = (
-    "verified",
-    "not verified: not before the fault",
-    "not verified: its step is not known",
-)
+VERIFIED, AT_FAULT = "verified", "not verified: not before the fault"
+UNKNOWN_STEP = "not verified: its step is not known"
 OLDER, NO_MANIFEST = "not verified: older", "not verified: it has no manifest"
 _MANIFEST = ".manifest.json"
 _STEPS = ("other/step", "other/global_step")
@@ -125,8 +122,8 @@ class LastGood(Shown):
             )
         columns = (
             Column.text("checkpoint", "shown_name"), Column.count("step"),
-            Column.text("step from", lambda one: one.step_from or "not known"),
-            Column.text("changed last", lambda one: _time(one.written), priority=1), Column.text("verdict"),
+            Column.text("step from", lambda checkpoint: checkpoint.step_from or "not known"),
+            Column.text("changed last", lambda checkpoint: _time(checkpoint.written), priority=1), Column.text("verdict"),
         )  # fmt: skip
         table, good = Table.of(self.checkpoints, columns), self.good
         rows = [

@@ -36,9 +36,7 @@ def hashes_in_memory(state: Mapping[str, Any]) -> dict[str, TensorHash]:
 
     Raises ``UsageError`` for a tensor that cannot be compared with a file.
     """
-    entries = [
-        (path, value) for path, value in leaves_in(state, key_text=key_text) if isinstance(value, (Tensor, int, float))
-    ]
+    entries = [entry for entry in leaves_in(state, key_text=key_text) if isinstance(entry[1], (Tensor, int, float))]
     shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for _, value in entries]
     names = unique_names([path for path, _ in entries], shapes)
     named = zip(with_parameter_names(names, shapes, [value for _, value in entries]), entries, strict=True)

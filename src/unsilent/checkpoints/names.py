@@ -88,9 +88,8 @@ def _name(section: str, rest: Sequence[str], is_number: bool) -> str:
 
 def _printable(name: str) -> str:
     """A name as one line of text, cut where it is longer than names are."""
-    return escape_unprintable(name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - 1] + "…")[
-        :MOST_CHARACTERS
-    ]
+    short = name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - 1] + "…"
+    return escape_unprintable(short)[:MOST_CHARACTERS]
 
 
 def sections_and_rests(paths: Sequence[Sequence[str]], is_array: Sequence[bool]) -> list[tuple[str, tuple[str, ...]]]:
@@ -161,16 +160,10 @@ def with_parameter_names(
         shapes: Shape of each tensor; None for what is no tensor.
         numbers: The value of each number; anything for what is none.
     """
-    parameters = [
-        (name, shape)
-        for name, shape in zip(names, shapes, strict=True)
-        if _PARAMETER.fullmatch(name) and shape is not None and not name.endswith(BUFFERS)
-    ]
-    numbered_parameters = [
-        (name, number)
-        for name, number in zip(names, numbers, strict=True)
-        if name.startswith("optimizer/") and "/params/" in name
-    ]
+    in_model = [pair for pair in zip(names, shapes, strict=True) if _PARAMETER.fullmatch(pair[0])]
+    parameters = [(name, shape) for name, shape in in_model if shape is not None and not name.endswith(BUFFERS)]
+    in_optimizer = [pair for pair in zip(names, numbers, strict=True) if pair[0].startswith("optimizer/")]
+    numbered_parameters = [(name, number) for name, number in in_optimizer if "/params/" in name]
     if numbered_parameters != [(f"optimizer/param_groups/0/params/{place}", place) for place in range(len(parameters))]:
         return names
     result = list(names)

@@ -172,6 +172,10 @@ class StoredTensor:
         """Bytes of all elements; 0 where that is not known."""
         return self.numel * self.item_size or self.raw_size
 
+    def stored_size(self, block: Block) -> int:
+        """Bytes of a file from the first to the last of a block."""
+        return block.packed_size or (block.last_element + 1) * self.item_size
+
     @property
     def is_number(self) -> bool:
         """Whether it is a number rather than a tensor."""

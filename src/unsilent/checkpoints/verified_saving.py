@@ -36,13 +36,7 @@ from unsilent.checkpoints.writing import forget_cached_pages, write_state
 
 _DCP_FILE = re.compile(r"\.metadata|__\d+_\d+\.distcp")
 """Files of a folder that ``verified_save`` writes, and may replace."""
-ENDINGS = {
-    ".safetensors": "safetensors",
-    ".pt": "torch.save",
-    ".pth": "torch.save",
-    ".ckpt": "torch.save",
-    ".bin": "torch.save",
-}
+ENDINGS = {".safetensors": "safetensors", **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), "torch.save")}
 
 
 MOST_ATTEMPTS = 20

@@ -208,14 +208,10 @@ class ZipDirectory:
         signature, disk, where, disks = _END_64_LOCATOR.unpack(locator)
         if signature != b"PK\x06\x07":
             return None
-        signature, size, _, _, disk_entries, directory, here, count, length, begin = _END_64.unpack(
-            self._read(where, _END_64.size)
-        )
-        if (
-            signature != b"PK\x06\x06"
-            or size < _END_64.size - 12
-            or (disk, disks, disk_entries, directory) != (0, 1, 0, 0)
-        ):
+        record = _END_64.unpack(self._read(where, _END_64.size))
+        signature, size, _, _, disk_entries, directory, here, count, length, begin = record
+        is_whole = (disk, disks, disk_entries, directory) == (0, 1, 0, 0)
+        if signature != b"PK\x06\x06" or size < _END_64.size - 12 or not is_whole:
             raise self._damaged("its 64-bit end record is damaged")
         if here != count:
             raise self._damaged("it is one of several parts")
@@ -245,10 +241,8 @@ class ZipDirectory:
             places.append(begin + packed + (4 if head[:4] == _DESCRIPTOR else 0))
         else:
             places.append(header + 14)
-        start = self._start
-        return ZipEntry(
-            name, self._file, start + begin, packed, unpacked, method, crc, tuple(start + place for place in places)
-        )
+        crc_offsets = tuple(self._start + place for place in places)
+        return ZipEntry(name, self._file, self._start + begin, packed, unpacked, method, crc, crc_offsets)
 
     def _wide(self, extra: bytes, values: tuple[int, int, int]) -> tuple[int, int, int]:
         """Sizes and offset with those that stand in the 64-bit extra field."""

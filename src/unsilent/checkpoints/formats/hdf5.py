@@ -88,16 +88,8 @@ def _tensor(name: str, dataset: Dataset, checksums: tuple[Checksum, ...]) -> Sto
         blocks = (dense_block("", dataset.offset, dataset.shape, checksums),)
     elif not obstacle:
         blocks = tuple(_block(name, dataset, chunk, checksums) for chunk in dataset.chunks)
-    stored_as = "/".join(dataset.path)
-    return StoredTensor(
-        name,
-        dataset.dtype,
-        dataset.shape,
-        blocks,
-        big_endian=dataset.big_endian,
-        stored_as=stored_as,
-        obstacle=obstacle,
-    )
+    order, stored_as = dataset.big_endian, "/".join(dataset.path)
+    return StoredTensor(name, dataset.dtype, dataset.shape, blocks, None, order, stored_as, obstacle)
 
 
 def _obstacle(dataset: Dataset) -> str:
@@ -120,9 +112,8 @@ def _obstacle_of_chunks(dataset: Dataset, item: int) -> str:
     codes = [code for code, _ in dataset.filters]
     for code in codes:
         if code not in (DEFLATE, SHUFFLE, FLETCHER32):
-            return (
-                f"its chunks have the filter {_KNOWN_FILTERS.get(code, code)}; gzip, shuffle and Fletcher-32 are known"
-            )
+            name = _KNOWN_FILTERS.get(code, code)
+            return f"its chunks have the filter {name}; gzip, shuffle and Fletcher-32 are known"
     if len(set(codes)) != len(codes):
         return "its chunks have the same filter twice"
     if len(dataset.chunk) != len(dataset.shape):

@@ -93,9 +93,8 @@ class ChunkChecksum:
     def update(self, patches: list[Patch], read: Read) -> list[Patch]:
         """See `unsilent.checkpoints.stored_tensors.Checksum`. Reads the chunk."""
         end = self.offset + self.size
-        inside = [
-            p for p in patches if p.file == self.file and p.offset < end and p.offset + len(p.after) > self.offset
-        ]
+        of_file = [patch for patch in patches if patch.file == self.file]
+        inside = [patch for patch in of_file if patch.offset < end and patch.offset + len(patch.after) > self.offset]
         if not inside:
             return []
         total = Fletcher32()

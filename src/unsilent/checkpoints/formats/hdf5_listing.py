@@ -146,13 +146,8 @@ def _chunks(identifier: Any, most: int) -> list[list[Any]]:
 
 def _limit(memory: int, seconds: int, output: int) -> None:
     """Set limits that nothing in this process can raise again; lower ones stay."""
-    limits = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_AS: memory,
-        resource.RLIMIT_CPU: seconds,
-        resource.RLIMIT_FSIZE: output,
-    }
-    for limit, most in limits.items():
+    sizes = ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, output))
+    for limit, most in (*sizes, (resource.RLIMIT_CPU, seconds)):
         _, present = resource.getrlimit(limit)
         least = most if present == resource.RLIM_INFINITY else min(most, present)
         resource.setrlimit(limit, (least, least))

@@ -205,9 +205,8 @@ def _are_of_grid(starts: list[tuple[int, ...]], shape: tuple[int, ...], chunk: t
     """Whether chunks begin where chunks of that shape do, each elsewhere."""
     if len(set(starts)) != len(starts) or any(not len(start) == len(shape) == len(chunk) for start in starts):
         return False
-    return all(
-        at % step == 0 and at < length for start in starts for at, step, length in zip(start, chunk, shape, strict=True)
-    )
+    axes = (axis for start in starts for axis in zip(start, chunk, shape, strict=True))
+    return all(at % step == 0 and at < length for at, step, length in axes)
 
 
 def _refuse_overlaps(listed: list[Dataset], where: str) -> None:

@@ -9,14 +9,13 @@ flipped bits in the chunk of a float32 array none was an error when it was resto
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.plainfiles import parse_json
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
-from unsilent.checkpoints.formats.torch_pickle import MOST_DEPTH, MOST_LEAVES
+from unsilent.checkpoints.formats.torch_pickle import MOST_DEPTH, MOST_LEAVES, size_values
 from unsilent.checkpoints.formats.torch_zip import ArchiveValue, with_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Shape, StoredTensor
 
@@ -87,15 +86,7 @@ def _record(entry: Any) -> tuple[tuple[str, ...], str, Shape]:
     if not 0 < len(keys) <= MOST_DEPTH:
         raise ValueError("a value has no keys")
     about = entry["value_metadata"]
-    return keys, str(about["value_type"]), _shape(about.get("write_shape") or ())
-
-
-def _shape(value: Any) -> Shape:
-    if not isinstance(value, (list, tuple)) or len(value) > 64 or any(type(n) is not int for n in value):
-        raise ValueError("a shape is none")
-    if any(not 0 <= n < 2**62 for n in value) or math.prod(value) >= 2**62:
-        raise ValueError("a shape is too large")
-    return tuple(value)
+    return keys, str(about["value_type"]), size_values(about.get("write_shape") or ())
 
 
 def _zarr(files: CheckpointFiles, folder: str, shape: Shape) -> tuple[str, Shape]:
@@ -106,7 +97,7 @@ def _zarr(files: CheckpointFiles, folder: str, shape: Shape) -> tuple[str, Shape
             dtype = str(about.get(key))[:40]
             dtype = _ZARR_DTYPES.get(dtype.lstrip("<>|="), dtype)
             try:
-                return dtype if dtype in ITEM_SIZES else "", _shape(about.get("shape"))
+                return dtype if dtype in ITEM_SIZES else "", size_values(about.get("shape"))
             except ValueError as error:
                 raise _damaged(files, name, error) from None
     return "", shape

@@ -15,7 +15,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.pickle_values import MAGIC, Call, Mapped, Name, Persistent, PickleDamaged, read_pickle
 from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
 from unsilent.checkpoints.formats.torch_pickle import STORAGE_DTYPES, Leaf, PickledTensor, leaves
-from unsilent.checkpoints.formats.torch_zip import ArchiveValue, number, with_names
+from unsilent.checkpoints.formats.torch_zip import ArchiveValue, listed_tensor, number, with_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Block, StoredTensor
 
 NAME = "torch.save (legacy)"
@@ -35,12 +35,9 @@ def matches(files: CheckpointFiles) -> bool:
     size = 0 if files.is_folder else files.size("")
     if size >= len(_START) and files.read("", 0, len(_START)) == _START:
         return True
-    return (
-        size > 2
-        and files.read("", 0, 1) == MAGIC
-        and files.read("", 1, 1)[0] <= 5
-        and files.read("", size - 1, 1) == b"."
-    )
+    if size <= 2 or files.read("", 0, 1) != MAGIC:
+        return False
+    return files.read("", 1, 1)[0] <= 5 and files.read("", size - 1, 1) == b"."
 
 
 def tensors(files: CheckpointFiles) -> list[StoredTensor]:
@@ -66,7 +63,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
 
 
 def _number(name: str, leaf: Leaf) -> StoredTensor:
-    value = number(name, name, leaf, None)
+    value = number(name, leaf, None)
     return value if value.is_object else replace(value, obstacle=_OBSTACLE)
 
 
@@ -76,7 +73,7 @@ def _tensor(name: str, leaf: PickledTensor, places: _Places, where: str) -> Stor
     begin, size = places[leaf.storage]
     item = ITEM_SIZES.get(leaf.dtype, 0)
     if leaf.obstacle:
-        return StoredTensor(name, leaf.dtype, leaf.shape, (), stored_as=name, obstacle=leaf.obstacle)
+        return listed_tensor(name, leaf, leaf.obstacle)
     block = Block("", begin + leaf.offset * item, (0,) * len(leaf.shape), leaf.shape, leaf.strides)
     if (leaf.offset + block.last_element + 1) * item > size:
         raise UsageError(f"{where}: {name!r} reaches beyond its storage; the file is damaged")
@@ -94,9 +91,8 @@ def _object_and_places(files: CheckpointFiles) -> tuple[Any, _Places]:
         if key not in sizes:
             raise ValueError("it has a storage that nothing belongs to")
         elements = int.from_bytes(files.read("", at, 8), "little")
-        if sizes[key] != 0 and (
-            not elements or sizes[key] % elements or sizes[key] // elements not in (1, 2, 4, 8, 16)
-        ):
+        fits = elements and not sizes[key] % elements and sizes[key] // elements in (1, 2, 4, 8, 16)
+        if sizes[key] != 0 and not fits:
             raise ValueError(f"a storage of {sizes[key]:,} bytes has {elements:,} elements")
         if at + 8 + sizes[key] > files.size(""):
             raise ValueError("it ends within a storage")
@@ -143,13 +139,8 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, Mapped):
         return [part for pair in value.items for part in pair]
     if isinstance(value, Call):
-        return [
-            value.function,
-            value.arguments,
-            value.state,
-            *value.elements,
-            *(p for pair in value.items for p in pair),
-        ]
+        of_items = (part for pair in value.items for part in pair)
+        return [value.function, value.arguments, value.state, *value.elements, *of_items]
     return list(value)
 
 

@@ -114,9 +114,8 @@ def read_archive(
     try:
         content = archive.content(pickle, "the description of tensors")
         if big_endian and b"_rebuild_tensor_v3" in content:  # torch does not swap these, as their storage has no type
-            raise UsageError(
-                f"{where} has tensors in two orders of bytes; load it where it was saved, and save it again"
-            )
+            advice = "load it where it was saved, and save it again"
+            raise UsageError(f"{where} has tensors in two orders of bytes; {advice}")
         root, _ = read_pickle(content)
         pickled = list(leaves(root, where, len(content)))
     except PickleDamaged as error:
@@ -127,9 +126,9 @@ def read_archive(
         name = "/".join(path)
         if isinstance(leaf, PickledTensor):
             path = (".".join(path),) if is_script else path  # as the state dict of the module names it
-            values.append(ArchiveValue(path, True, _tensor(name, name, leaf, archive, folder, big_endian, where)))
+            values.append(ArchiveValue(path, True, _tensor(name, leaf, archive, folder, big_endian, where)))
         else:
-            values.append(ArchiveValue(path, False, number(name, name, leaf, pickle)))
+            values.append(ArchiveValue(path, False, number(name, leaf, pickle)))
     if is_script:
         values.append(ArchiveValue(("code and constants",), False, _code_and_constants(archive, folder, files)))
     return root, values
@@ -167,53 +166,57 @@ def _checked_records(archive: ZipDirectory, folder: str, where: str) -> dict[str
     return records
 
 
-def number(name: str, stored_as: str, leaf: Leaf, pickle: ZipEntry | None) -> StoredTensor:
-    """A number that stands in the pickle itself."""
+def number(name: str, leaf: Leaf, pickle: ZipEntry | None) -> StoredTensor:
+    """A number that stands in the pickle itself, or an object that is not read."""
     if isinstance(leaf, Float) and pickle is not None:
         block = Block(pickle.file, pickle.offset + leaf.offset, (), (), (), checksums=(pickle.checksum,))
-        return StoredTensor(name, "float64", (), (block,), big_endian=True, stored_as=stored_as, value=leaf.value)
+        return StoredTensor(name, "float64", (), (block,), big_endian=True, stored_as=name, value=leaf.value)
     if isinstance(leaf, ByteString) and pickle is not None:
         shape = (len(leaf.value),)
         block = Block(pickle.file, pickle.offset + leaf.offset, (0,), shape, (1,), checksums=(pickle.checksum,))
-        return StoredTensor(name, "uint8", shape, (block,), stored_as=stored_as)
+        return StoredTensor(name, "uint8", shape, (block,), stored_as=name)
     if isinstance(leaf, PickledObject):
-        reason = f"{escape_unprintable(leaf.kind)[:100]} is not read"
-        return StoredTensor(name, OBJECT, (), (), stored_as=stored_as, obstacle=reason, fingerprint=leaf.fingerprint)
-    if isinstance(leaf, ByteString) or (isinstance(leaf, int) and leaf.bit_length() >= 64):
-        content = leaf.value if isinstance(leaf, ByteString) else leaf.to_bytes(leaf.bit_length() // 8 + 1, signed=True)
-        reason = (
-            "bytes that are not read" if isinstance(leaf, ByteString) else "an integer of 64 bits or more is not read"
-        )
-        fingerprint = hashlib.sha256(content).hexdigest()
-        return StoredTensor(name, OBJECT, (), (), stored_as=stored_as, obstacle=reason, fingerprint=fingerprint)
+        return _unread(name, f"{escape_unprintable(leaf.kind)[:100]} is not read", leaf.fingerprint)
+    if isinstance(leaf, ByteString):
+        return _unread(name, "bytes that are not read", hashlib.sha256(leaf.value).hexdigest())
+    if isinstance(leaf, int) and leaf.bit_length() >= 64:
+        content = leaf.to_bytes(leaf.bit_length() // 8 + 1, signed=True)
+        return _unread(name, "an integer of 64 bits or more is not read", hashlib.sha256(content).hexdigest())
     assert not isinstance(leaf, PickledTensor)
     plain = leaf.value if isinstance(leaf, Float) else leaf
     kind = {bool: "bool", int: "int64", float: "float64"}[type(plain)]
     reason = "not a floating-point number; only these can be edited in the pickle"
-    return StoredTensor(name, kind, (), (), stored_as=stored_as, obstacle=reason, value=plain)
+    return StoredTensor(name, kind, (), (), stored_as=name, obstacle=reason, value=plain)
+
+
+def _unread(name: str, reason: str, fingerprint: str) -> StoredTensor:
+    return StoredTensor(name, OBJECT, (), (), stored_as=name, obstacle=reason, fingerprint=fingerprint)
+
+
+def listed_tensor(name: str, leaf: PickledTensor, reason: str) -> StoredTensor:
+    """A tensor whose elements cannot be read, for this reason."""
+    return StoredTensor(name, leaf.dtype, leaf.shape, (), stored_as=name, obstacle=reason)
 
 
 def _tensor(
-    name: str, stored_as: str, leaf: PickledTensor, archive: ZipDirectory, folder: str, big_endian: bool, where: str
+    name: str, leaf: PickledTensor, archive: ZipDirectory, folder: str, big_endian: bool, where: str
 ) -> StoredTensor:
     entry = archive.entries.get(f"{folder}data/{leaf.storage}")
     if entry is None:
         raise UsageError(f"{where} has no record {ascii(leaf.storage)[:40]} for {name!r}; the file is damaged")
     if entry.method != STORED:
-        reason = "its record is compressed, which torch.save never does"
-        return StoredTensor(name, leaf.dtype, leaf.shape, (), stored_as=stored_as, obstacle=reason)
+        return listed_tensor(name, leaf, "its record is compressed, which torch.save never does")
     if entry.size != leaf.storage_size and leaf.dtype:
         raise UsageError(
             f"{where}: the record {entry.name!r} has {entry.size:,} bytes, {_PICKLE} says {leaf.storage_size:,}; it is damaged"
         )
     item = ITEM_SIZES.get(leaf.dtype, 0)
     if leaf.obstacle or not item:
-        reason = leaf.obstacle or f"dtype {leaf.dtype or 'unknown'} is not known"
-        return StoredTensor(name, leaf.dtype, leaf.shape, (), stored_as=stored_as, obstacle=reason)
+        return listed_tensor(name, leaf, leaf.obstacle or f"dtype {leaf.dtype or 'unknown'} is not known")
     block = Block(
         entry.file, entry.offset + leaf.offset * item, (0,) * len(leaf.shape), leaf.shape, leaf.strides,
         checksums=(entry.checksum,),
     )  # fmt: skip
     if (leaf.offset + block.last_element + 1) * item > entry.size:
         raise UsageError(f"{where}: {name!r} reaches beyond its record {entry.name!r}; the file is damaged")
-    return StoredTensor(name, leaf.dtype, leaf.shape, (block,), big_endian=big_endian, stored_as=stored_as)
+    return StoredTensor(name, leaf.dtype, leaf.shape, (block,), big_endian=big_endian, stored_as=name)

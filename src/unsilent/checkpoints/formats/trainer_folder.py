@@ -17,12 +17,7 @@ from unsilent.checkpoints.formats.torch_zip import ArchiveValue, read_archive, w
 from unsilent.checkpoints.stored_tensors import StoredTensor
 
 NAME = "transformers"
-_STATES = {
-    "optimizer.pt": "optimizer",
-    "optimizer.bin": "optimizer",
-    "scheduler.pt": "scheduler",
-    "scaler.pt": "scaler",
-}
+_STATES = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt")
 _RNG = re.compile(r"rng_state(?:_(?P<rank>\d{1,6}))?\.pth", re.ASCII)
 _MODEL = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin", re.ASCII)
 
@@ -55,4 +50,4 @@ def _keys(name: str) -> KeyPath | None:
         return ()
     if rng := _RNG.fullmatch(name):
         return ("rng",) if rng["rank"] is None else ("rng", f"rank_{rng['rank']}")
-    return (_STATES[name],) if name in _STATES else None
+    return (name.partition(".")[0],) if name in _STATES else None

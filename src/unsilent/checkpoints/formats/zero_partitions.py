@@ -170,6 +170,5 @@ def _parameter(name: str, state: str, shape: Shape, blocks: list[Block], flats: 
     part, stored_as = flats[0].partitions[0], "/".join(flats[0].path)
     grid = (math.prod(shape),)
     stored = StoredTensor(name, part.dtype, shape, tuple(blocks), grid, part.big_endian, stored_as, part.obstacle)
-    return Parameter(
-        ("optimizer", name, state), name, stored, tuple((file, flat.path) for flat in flats for file in flat.files)
-    )
+    places = tuple((file, flat.path) for flat in flats for file in flat.files)
+    return Parameter(("optimizer", name, state), name, stored, places)

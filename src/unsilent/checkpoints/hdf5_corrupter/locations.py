@@ -41,6 +41,5 @@ def is_below(tensor: StoredTensor, location: str) -> bool:
     """
     wanted = location.removeprefix("/")
     forms = (wanted, f"{wanted[:-1]}.") if wanted.endswith("/") else (wanted,)
-    return any(
-        name.startswith(forms) for name in (tensor.stored_as, tensor.name, tensor.name.partition("/")[2])
-    )  # fmt: skip
+    names = (tensor.stored_as, tensor.name, tensor.name.partition("/")[2])
+    return any(name.startswith(forms) for name in names)
