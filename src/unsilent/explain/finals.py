@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from unsilent.engine.digests import digest
-from unsilent.sites.modules import named_tensors
+from unsilent.sites.modules import named_tensors, parameters_of
 
 
 class FinalStateRecorder:
@@ -59,7 +59,7 @@ class FinalStateRecorder:
 def _of_optimizers(optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Tensor]]:
     for number, optimizer in enumerate(optimizers):
         kind = f"{type(optimizer).__name__}[{number}]"
-        for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        for i, p in enumerate(parameters_of([optimizer])):
             yield f"{kind} parameter {i}", p
             for key, value in optimizer.state.get(p, {}).items():
                 if isinstance(value, Tensor):

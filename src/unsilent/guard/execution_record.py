@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from unsilent.guard.loop_state import LoopVariables
 from unsilent.outcomes.tensors import leaves
 from unsilent.recovery.digests import fingerprint
+from unsilent.sites.modules import parameters_of
 from unsilent.workloads.trainings.randomness import generator_state
 
 if TYPE_CHECKING:
@@ -124,9 +125,7 @@ def input_differences(first: ExecutionRecord, again: ExecutionRecord) -> Iterato
             f"the model was called {len(again.inputs)} times instead of {len(first.inputs)}: if a counter ends the "
             "step, take it from the batch, guard.iterate(enumerate(loader))"
         )
-    elif (
-        torch.stack(first.inputs or [torch.zeros(0)]).tolist() != torch.stack(again.inputs or [torch.zeros(0)]).tolist()
-    ):
+    elif first.inputs and torch.stack(first.inputs).tolist() != torch.stack(again.inputs).tolist():
         yield (
             "the model received other inputs (the loop changes data in place, or uses a random generator that Guard "
             "did not find: give the generator to Guard)"
@@ -225,22 +224,15 @@ class ExecutionRecorder:
     def record_iteration_start(self, item: Any, stateful_objects: Sequence[Any]) -> None:
         """An iteration begins, with this batch; ``stateful_objects``: schedulers and the like."""
         settings = [settings_of_group(group) for optimizer in self._optimizers for group in optimizer.param_groups]
-        gradients = sum(
-            p.grad is not None and self._gradients
-            for optimizer in self._optimizers
-            for g in optimizer.param_groups
-            for p in g["params"]
-        )
-        schedules = {
-            f"{type(stateful).__name__} {key}": value
-            for stateful in stateful_objects
-            if isinstance(stateful, (LRScheduler, GradScaler))
-            for key, value in stateful.state_dict().items()
-            if type(value) in (int, float)
-        }
-        self.current_execution.iteration_starts.append(
-            IterationStart(fingerprint(list(leaves(item))), settings, gradients, schedules)
-        )
+        parameters = parameters_of(self._optimizers) if self._gradients else []
+        gradients = sum(parameter.grad is not None for parameter in parameters)
+        schedules: dict[str, Any] = {}
+        for stateful in stateful_objects:
+            if isinstance(stateful, (LRScheduler, GradScaler)):
+                numbers = {key: value for key, value in stateful.state_dict().items() if type(value) in (int, float)}
+                schedules |= {f"{type(stateful).__name__} {key}": value for key, value in numbers.items()}
+        start = IterationStart(fingerprint(list(leaves(item))), settings, gradients, schedules)
+        self.current_execution.iteration_starts.append(start)
 
     def close(self) -> None:
         """Record no more."""
@@ -261,9 +253,8 @@ class ExecutionRecorder:
         def note(optimizer: Optimizer, *_: Any) -> None:
             if not torch.compiler.is_compiling():
                 self.updates += 1
-                self.current_execution.settings.append(
-                    (number, [settings_of_group(group) for group in optimizer.param_groups])
-                )
+                settings: list[Mapping[str, Any]] = [settings_of_group(group) for group in optimizer.param_groups]
+                self.current_execution.settings.append((number, settings))
 
         return note
 
@@ -271,11 +262,9 @@ class ExecutionRecorder:
 @torch.no_grad()
 def settings_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a parameter group."""
-    return {
-        key: value.detach().clone() if isinstance(value, Tensor) else value
-        for key, value in group.items()
-        if key != "params" and isinstance(value, (bool, int, float, tuple, Tensor))
-    }
+    kinds = (bool, int, float, tuple, Tensor)
+    numbers = {key: value for key, value in group.items() if key != "params" and isinstance(value, kinds)}
+    return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in numbers.items()}
 
 
 def _same(first: Any, second: Any) -> bool:

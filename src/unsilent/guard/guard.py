@@ -144,9 +144,8 @@ class Guard:
         self._model = model
         further = [value for value in stateful_objects if isinstance(value, Optimizer)]
         stateful_objects = tuple(value for value in stateful_objects if not isinstance(value, Optimizer))
-        self._optimizers = _with_bases(
-            [*checked_optimizers("Guard", model, optimizers, _guarded.__contains__), *further]
-        )
+        checked = checked_optimizers("Guard", model, optimizers, _guarded.__contains__)
+        self._optimizers = _with_bases([*checked, *further])
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
             raise UsageError(
                 "the model has parameters without a shape (lazy modules); run one batch through it before making the Guard"
@@ -409,9 +408,8 @@ class Guard:
     def _search(self) -> None:
         """Find the random generators, schedulers and scalers that the loop can reach, so that they are put back with the rest."""
         known = {id(value) for value in (*self._generators.values(), *self._ring.stateful_objects)}
-        for name, used in find_objects(
-            self._variables().reachable, lambda value: is_put_back(value, self._optimizers)
-        ).items():
+        objects = find_objects(self._variables().reachable, lambda value: is_put_back(value, self._optimizers))
+        for name, used in objects.items():
             if id(used) in known:
                 continue
             if not isinstance(used, GENERATORS):

@@ -58,10 +58,8 @@ class LiveSteps:
             self._begin(number, iteration.restore_generators)
             self._check.before_again(iteration.item)
 
-        return [
-            IterationStart(iteration.item, functools.partial(begin, number, iteration))
-            for number, iteration in enumerate(self._iterations)
-        ]
+        numbered = enumerate(self._iterations)
+        return [IterationStart(each.item, functools.partial(begin, number, each)) for number, each in numbered]
 
     def _begin(self, number: int, restore_generators: Callable[[], object]) -> None:
         restore_generators()
@@ -83,10 +81,8 @@ class LiveSteps:
 
     def portable(self) -> Any:
         """Batches, and states of random generators, for another rank."""
-        if any(
-            callable(iteration.item) and not isinstance(iteration.item, RepeatableStep)
-            for iteration in self._iterations
-        ):
+        items = [iteration.item for iteration in self._iterations]
+        if any(callable(item) and not isinstance(item, RepeatableStep) for item in items):
             raise UsageError("a step is a function without arguments, so that its batch is not known")
         put_back = save_generator_states(self._ring.generators)
         try:
@@ -110,10 +106,8 @@ class LiveSteps:
             item = RepeatableStep(own_item.run, batch, own_item.results) if is_step else batch
             return IterationStart(item, functools.partial(self._begin, number, restore))
 
-        return [
-            start(number, iteration.item, *other_rank)
-            for number, (iteration, other_rank) in enumerate(zip(self._iterations, portable, strict=True))
-        ]
+        pairs = enumerate(zip(self._iterations, portable, strict=True))
+        return [start(number, iteration.item, *other_rank) for number, (iteration, other_rank) in pairs]
 
     @property
     def _generators(self) -> list[Any]:

@@ -99,9 +99,8 @@ def global_names(code: CodeType) -> frozenset[str]:
 
 
 def _globals_of_functions(code: CodeType) -> frozenset[str]:
-    return frozenset[str]().union(
-        *(global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    )
+    nested = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return frozenset[str]().union(*map(global_names, nested))
 
 
 @lru_cache(maxsize=256)

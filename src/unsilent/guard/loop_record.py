@@ -209,13 +209,9 @@ def _key(key: Any, number: int) -> Any:
 
 def _is_kept(tensor: Tensor) -> bool:
     """Whether it is memory that can be copied and put back, and no result in a graph."""
-    return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.layout is torch.strided
-        and tensor.grad_fn is None
-        and not tensor.is_meta
-        and not tensor.is_inference()
-    )
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    return tensor.grad_fn is None and not tensor.is_meta and not tensor.is_inference()
 
 
 def _same(then: Any, now: Any) -> bool:

@@ -119,11 +119,11 @@ class LoopWatch:
         A container that has grown is one of the values, also where it has tensors.
         """
         now, before = self._now(then, variables), then.record.values
-        paths = [
-            path
-            for path in then.record.changed(now)  # where an iterator is, is not known
-            if not (isinstance(before.get(path), Opaque) and isinstance(now.values.get(path), Opaque))
-        ]
+
+        def is_opaque(path: Path) -> bool:  # where an iterator is, is not known
+            return isinstance(before.get(path), Opaque) and isinstance(now.values.get(path), Opaque)
+
+        paths = [path for path in then.record.changed(now) if not is_opaque(path)]
         changed = [path for path in paths if not isinstance(before.get(path), Length)]
         tensors = {*then.record.tensors_at(changed), *now.tensors_at(changed)}
         names = [name_of(path) for path in changed if path in tensors]

@@ -30,6 +30,7 @@ from unsilent.guard.watched_tensors import (
     possible_names,
     same_watched_tensors,
 )
+from unsilent.sites.modules import parameters_of
 
 
 class StepCheck(Protocol):
@@ -115,14 +116,8 @@ class MagnitudeCheck:
 
     def _has_base(self, optimizer: Optimizer) -> bool:
         """Whether others of the optimizers remember, or will, the gradients of all its parameters: the base of a wrapper."""
-        known = {
-            id(p)
-            for o in self._optimizers
-            if has_history(o) or not o.state
-            for g in o.param_groups
-            for p in g["params"]
-        }
-        return all(id(p) in known for group in optimizer.param_groups for p in group["params"])
+        remembering = [o for o in self._optimizers if has_history(o) or not o.state]
+        return set(parameters_of([optimizer])) <= set(parameters_of(remembering))
 
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
         """The verdict on the step before this one if it is still due, and on this one unless ``late``.
@@ -205,26 +200,20 @@ class MagnitudeCheck:
         for optimizer in self._optimizers:
             if optimizer.state and not has_history(optimizer) and not self._has_base(optimizer):
                 raise UsageError(no_gradient_history_message(optimizer))
-        if (
-            not any(o.state for o in self._optimizers)
-            and not find_history_tensors(self._model, self._optimizers)
-            and stepped()
-        ):
+        has_state = any(optimizer.state for optimizer in self._optimizers)
+        if not has_state and not find_history_tensors(self._model, self._optimizers) and stepped():
             raise UsageError(no_gradient_history_message(self._optimizers[0]))
         changed = self.bounds.update_tensors(parts)
         if changed and (group := process_group_for(self._ranks)) is not None:
             check_alike(parts, group)
-        if self._analytic and self._positions and any(o.state for o in self._optimizers):
-            self.bounds.set_fixed_bounds(
-                analytic_moment_bounds(self._model, self._optimizers, self._positions, self._analytic), RULE
-            )
+        if self._analytic and self._positions and has_state:
+            bounds = analytic_moment_bounds(self._model, self._optimizers, self._positions, self._analytic)
+            self.bounds.set_fixed_bounds(bounds, RULE)
             self._positions.close()
             self._positions = None
-        self._parts = parts
-        self._are_new = True
-        self._passes = [
-            (MagnitudePass([parts[n] for n in numbers]), numbers) for numbers in divided(parts, self._spread)
-        ]
+        self._parts, self._are_new = parts, True
+        turns = divided(parts, self._spread)
+        self._passes = [(MagnitudePass([parts[n] for n in numbers]), numbers) for numbers in turns]
 
 
 def _check_bounds(factor: Any, fixed: Any, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:

@@ -92,13 +92,8 @@ class ReusedSum:
         """The sum of the parts; it is good until the next one is taken."""
         first = parts[0]
         kinds = {(type(part), part.shape, part.dtype, part.device, part.layout) for part in parts}
-        if (
-            len(parts) == 1
-            or len(kinds) > 1
-            or type(first) is not Tensor
-            or first.device.type != "cpu"
-            or first.is_sparse
-        ):
+        is_plain = type(first) is Tensor and first.device.type == "cpu" and not first.is_sparse
+        if len(parts) == 1 or len(kinds) > 1 or not is_plain:
             return sum(parts[1:], first)
         if self._memory.dtype != first.dtype or self._memory.numel() < first.numel():
             self._memory = first.new_empty(first.numel())

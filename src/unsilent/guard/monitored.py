@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.basics.errors import UsageError
-from unsilent.sites.modules import unwrapped
+from unsilent.sites.modules import parameters_of, unwrapped
 
 MONITORED: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
 """Models and optimizers of monitors that are not closed."""
@@ -46,7 +46,7 @@ def checked_optimizers(
                 f"this {type(part).__name__} has a {kind.lower()} already; make one {kind} per training, or close() the first"
             )
     of_model = {id(parameter) for parameter in nn.Module.parameters(model)}
-    trained = {id(p) for optimizer in chosen for group in optimizer.param_groups for p in group["params"]}
+    trained = set(map(id, parameters_of(chosen)))
     if of_model and trained and not of_model & trained:
         raise UsageError(
             f"no parameter of {type(chosen[0]).__name__} belongs to this {type(model).__name__}; give the optimizer of this model"

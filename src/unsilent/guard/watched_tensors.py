@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.guard.magnitudes import largest_magnitudes
-from unsilent.sites.modules import named_modules, named_parameters
+from unsilent.sites.modules import named_modules, named_parameters, parameters_of
 
 FIRST, SECOND, MOVING, PARAMETER = "first moment", "second moment", "moving statistic", "parameter"
 HISTORY = (FIRST, SECOND, MOVING)
@@ -70,9 +70,8 @@ def same_watched_tensors(parts: Sequence[WatchedTensor], optimizers: Sequence[Op
 
 def has_history(optimizer: Optimizer) -> bool:
     """Whether an optimizer that has made a step remembers any gradient."""
-    return any(
-        key in MOMENTS_OF_OPTIMIZERS and isinstance(v, Tensor) for e in optimizer.state.values() for key, v in e.items()
-    )
+    entries = [entry for state in optimizer.state.values() for entry in state.items()]
+    return any(key in MOMENTS_OF_OPTIMIZERS and isinstance(value, Tensor) for key, value in entries)
 
 
 def _moments(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[WatchedTensor]:
@@ -87,7 +86,7 @@ def _moments(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Watc
 def _owners(model: nn.Module, optimizer: Optimizer, number: int) -> Iterator[tuple[str, Tensor]]:
     """The parameters of an optimizer, each with its name in the model."""
     names = {id(p): name for name, p in named_parameters(model)}
-    for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+    for i, parameter in enumerate(parameters_of([optimizer])):
         yield names.get(id(parameter), f"optimizer {number}, parameter {i}"), parameter
 
 

@@ -28,7 +28,7 @@ from unsilent.monitor import backward_hooks
 from unsilent.monitor.actions import MonitorStop
 from unsilent.monitor.monitor import Monitor
 from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
-from unsilent.sites.modules import unwrapped
+from unsilent.sites.modules import parameters_of, unwrapped
 
 LOGGER = "unsilent.monitor"
 SHORT = 10
@@ -173,7 +173,7 @@ class AutomaticMonitor(backward_hooks.BackwardListener):
 
 def trained_model(optimizers: Sequence[Optimizer]) -> nn.Module:
     """The module that owns the parameters of optimizers; where it takes several, a module with these as children."""
-    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    trained = set(map(id, parameters_of(optimizers)))
     roots = _outermost_modules(trained)
     if len(roots) == 1:
         return roots[0]

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from unsilent.basics.errors import UnsilentError
 from unsilent.basics.plainfiles import move_aside
 from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
+from unsilent.sites.modules import parameters_of
 
 UNCONFIRMED, CONFIRMED = 16, 17
 """Exit codes, as in Megatron-LM's rerun machine: resume to find out more; a fault is confirmed."""
@@ -98,10 +99,9 @@ class SkippedStep:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self._gradients.append((parameter, parameter.grad))
-                parameter.grad = None
+        for parameter in parameters_of([optimizer]):
+            self._gradients.append((parameter, parameter.grad))
+            parameter.grad = None
 
     def end(self) -> None:
         """Put the gradients back."""
@@ -114,10 +114,8 @@ def save_state(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step}-rank-{rank}.pt"
     unfinished = path.with_suffix(".part")
-    torch.save(
-        {"step": step, "model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]},
-        unfinished,
-    )
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    torch.save({"step": step, "model": model.state_dict(), "optimizers": states}, unfinished)
     move_aside(path)  # of an earlier run
     unfinished.rename(path)
     return path

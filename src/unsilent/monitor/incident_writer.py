@@ -43,7 +43,7 @@ from unsilent.monitor.signals.row import SignalValues
 from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.recovery.tensor_files import host_copy, write_tensors
 from unsilent.sites.modules import named_parameters
-from unsilent.workloads.trainings.snapshots import model_tensors
+from unsilent.workloads.trainings.snapshots import model_tensors, stepped_parameters
 
 QUERIED = {
     "uuid": "uuid",
@@ -89,12 +89,11 @@ def _xids(lines: Sequence[str], pci: str) -> dict[str, str]:
 def _output(command: Sequence[str]) -> str:
     """Output of a program; empty where it is missing, fails or takes too long."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=QUERY_SECONDS, errors="replace", check=True
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=QUERY_SECONDS, errors="replace"
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout
 
 
 STEPS_BEFORE, STEPS_AFTER = 64, 16
@@ -165,13 +164,9 @@ class IncidentWriter:
                 checkpoints=tuple(map(_saved, recent_saves())),
             )  # fmt: skip
             self._later(self._write_incident)
-        self._part = RankPart(
-            rank=verdict.rank,
-            host=started.host,
-            device=started.device,
-            alarms=first,
-            generators={name: _digest(state) for name, state in generator_states().items()},
-        )
+        digests = {name: _digest(state) for name, state in generator_states().items()}
+        rank, host, device = verdict.rank, started.host, started.device
+        self._part = RankPart(rank=rank, host=host, device=device, alarms=first, generators=digests)
         self._steps_to_come = STEPS_AFTER
         self._write_series()
         self._later(self._find_facts)
@@ -293,27 +288,13 @@ def training_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[st
     names = {id(parameter): name for name, parameter in named_parameters(model)}
 
     def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        stepped = {
-            names.get(id(parameter), f"parameter {number}"): parameter for number, parameter in enumerate(trained)
-        }
-        return {
-            "kind": type(optimizer).__name__,
-            "state": {
-                name: dict(optimizer.state[parameter])
-                for name, parameter in stepped.items()
-                if parameter in optimizer.state
-            },
-            "groups": [
-                {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
-            ],
-        }
+        stepped = stepped_parameters(optimizer, names)
+        state = {name: dict(optimizer.state[p]) for name, p in stepped.items() if p in optimizer.state}
+        groups = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
+        return {"kind": type(optimizer).__name__, "state": state, "groups": groups}
 
-    return {
-        "model": model_tensors(model),
-        "optimizers": [of_optimizer(optimizer) for optimizer in optimizers],
-        "generators": generator_states(),
-    }
+    states = [of_optimizer(optimizer) for optimizer in optimizers]
+    return {"model": model_tensors(model), "optimizers": states, "generators": generator_states()}
 
 
 def generator_states() -> dict[str, Any]:
@@ -349,9 +330,8 @@ def _copied(name: str, value: Any) -> Any:
 
 
 def _saved(save: RecentSave) -> SavedCheckpoint:
-    files = {
-        name or save.path.name: save.manifest.files[name].xxh3_128 for name in list(save.manifest.files)[:MOST_EVENTS]
-    }
+    manifest = save.manifest
+    files = {name or save.path.name: manifest.files[name].xxh3_128 for name in list(manifest.files)[:MOST_EVENTS]}
     return SavedCheckpoint(
-        path=str(save.path), step=save.manifest.step, time=save.time, manifest=str(save.manifest_path), files=files
+        path=str(save.path), step=manifest.step, time=save.time, manifest=str(save.manifest_path), files=files
     )

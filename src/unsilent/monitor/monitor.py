@@ -168,14 +168,9 @@ class Monitor:
         try:
             self._ranks = ranks
             self._exchange = Exchange(ranks)
-            info = RankInfo(
-                self._exchange.rank,
-                host_name(),
-                device_name(device),
-                settings_by_name(settings),
-                tuple(full_name(entry) for entry in self._collector.series),
-                secrets.token_hex(4),
-            )
+            names, run = tuple(map(full_name, self._collector.series)), secrets.token_hex(4)
+            place = (self._exchange.rank, host_name(), device_name(device))
+            info = RankInfo(*place, settings_by_name(settings), names, run)
             everybody = self._exchange.introduce(info)
             rank, world_size = self._exchange.rank, self._exchange.world_size
             if world_size > 1:
@@ -194,9 +189,8 @@ class Monitor:
         program_sinks = sinks if settings.strict else [isolated(sink) for sink in sinks]
         incident: IncidentWriter | None = None
         if settings.events is not None and settings.incident != "off":
-            incident = IncidentWriter(
-                settings.events.parent / INCIDENTS_FOLDER, everybody[0].run, device, settings.incident == "full"
-            )
+            folder, has_tensors = settings.events.parent / INCIDENTS_FOLDER, settings.incident == "full"
+            incident = IncidentWriter(folder, everybody[0].run, device, has_tensors)
         earlier = settings.events.parent / INCIDENTS_FOLDER / DEVICES_FILE if settings.events and incident else None
         self._faults = FaultJudge(self._exchange.link if settings.on_alarm == "replay" else RankLink(), earlier)
         self._reporter = Reporter(info, everybody, [*program_sinks, *own_sinks], incident)

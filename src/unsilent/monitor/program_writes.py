@@ -48,9 +48,8 @@ class ProgramWrites:
         """The changed tensors without parameters, and without tensors of optimizers, where most of these changed."""
         for is_state in (False, True):
             of_kind = {name for name in changed if _is_state(name) is is_state}
-            if len(of_kind) >= LEAST_AT_ONCE and 2 * len(of_kind) > sum(
-                _is_state(name) is is_state for name in compared
-            ):
+            number_compared = sum(_is_state(name) is is_state for name in compared)
+            if len(of_kind) >= LEAST_AT_ONCE and 2 * len(of_kind) > number_compared:
                 changed = [name for name in changed if name not in of_kind]
                 if not self._has_written_many:
                     self._has_written_many = True

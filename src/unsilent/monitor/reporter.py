@@ -145,12 +145,9 @@ class Reporter:
             return
         self._summed, self._skipped = now, lambda: None
         series = series[: len(signals.values)]  # others came later
-        norms = [
-            value
-            for entry, value, seen in zip(series, signals.values.tolist(), signals.seen.tolist(), strict=True)
-            if seen and entry.feature == GRADIENT and entry.statistic == L2
-        ]
-        loss = next((n for n, entry in enumerate(series) if entry.feature == LOSS and signals.seen[n]), None)
+        seen = [n for n in range(len(series)) if signals.seen[n]]
+        norms = [signals.values[n] for n in seen if series[n].feature == GRADIENT and series[n].statistic == L2]
+        loss = next((n for n in seen if series[n].feature == LOSS), None)
         self._emit(
             StepSummary, step, loss=None if loss is None else float(signals.values[loss]),
             gradient_norm=math.hypot(*norms) if norms else None, score=score(), cost=cost,
@@ -191,9 +188,8 @@ class Reporter:
         tensor = (
             series[row.series] if 0 <= row.series < len(series) else own_tensor if who in (None, self._info) else ""
         )
-        ranks = tuple(
-            n for n, rank_row in enumerate(rows) if rank_row.level > NORMAL or rank_row.changed or n in differing
-        )
+        reporting = [n for n, rank_row in enumerate(rows) if rank_row.level > NORMAL or rank_row.changed]
+        ranks = tuple(sorted({*reporting, *differing}))
         result = self._emit(
             Verdict, step, suspect=suspect.rank, reason=suspect.reason, action=action, outcome=outcome,
             host=who.host if who else "", device=who.device if who else "",

@@ -80,11 +80,10 @@ class RuleStreams:
             )  # fmt: skip
             if name not in worst or _rank(finding) > _rank(worst[name]):
                 worst[name] = finding
-        counted = (
-            finding._replace(flagged=int(counts[name][0]), judged=int(counts[name][1]))
-            for name, finding in worst.items()
-        )
-        return sorted(counted, key=lambda finding: (finding.level, finding.score), reverse=True)
+        for name, (flagged, judged) in counts.items():
+            if name in worst:
+                worst[name] = worst[name]._replace(flagged=int(flagged), judged=int(judged))
+        return sorted(worst.values(), key=lambda finding: (finding.level, finding.score), reverse=True)
 
     def take_largest_score(self) -> float | None:
         """The largest score since this was asked last; None where no value was judged, except for being finite."""

@@ -169,11 +169,9 @@ class StepJudge:
 
 def _row(step: int, findings: Sequence[Finding]) -> RankRow:
     """The row of a rank for a step in which rules found this."""
-    worst = max(
-        findings, key=lambda finding: (finding.level, finding.series.feature not in SHARED, finding.score), default=None
-    )
-    if worst is None:
+    if not findings:
         return RankRow(step)
+    worst = max(findings, key=lambda finding: (finding.level, finding.series.feature not in SHARED, finding.score))
     is_shared = worst.series.feature in SHARED
     row = RankRow(step, worst.level, worst.score, worst.number, int(is_shared), int(worst.is_new))
     return row._replace(has_shared=int(any(finding.series.feature in SHARED for finding in findings)))

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from unsilent.outcomes.tensors import leaves
 from unsilent.sites.memory import WORDS, content_of
+from unsilent.sites.modules import parameters_of
 
 LEAST_ROW, MOST_ROW = 1 << 14, 1 << 21
 """Words: on a device, memory for at most twice as many whole numbers is needed."""
@@ -88,8 +89,7 @@ def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str
     named: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = {id(tensor): name for name, tensor in named.items()}
     for number, optimizer in enumerate(optimizers):
-        stepped = [p for group in optimizer.param_groups for p in group["params"]]
-        for place, parameter in enumerate(stepped):
+        for place, parameter in enumerate(parameters_of([optimizer])):
             name = names.setdefault(id(parameter), f"optimizer {number} parameter {place}")
             named[name] = parameter
             if parameter.grad is not None:
@@ -102,10 +102,9 @@ def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str
 
 def digest_text(tensors: Mapping[str, Tensor]) -> str:
     """A digest of tensors with their names, in hexadecimal digits."""
-    content = [
-        f"{name} {number}" for name, number in zip(tensors, digests_of([*tensors.values()]).tolist(), strict=True)
-    ]
-    return xxhash.xxh3_64_hexdigest("\n".join(content).encode())
+    digests = digests_of([*tensors.values()]).tolist()
+    content = "\n".join(f"{name} {digest}" for name, digest in zip(tensors, digests, strict=True))
+    return xxhash.xxh3_64_hexdigest(content.encode())
 
 
 def _host_digest(tensor: Tensor) -> int:

@@ -71,17 +71,13 @@ def read_earlier_incidents(path: Path) -> list[EarlierIncident]:
 def with_earlier_incidents(evidence: Evidence, earlier: list[EarlierIncident]) -> Evidence:
     """The evidence with what earlier incidents say of its device and of its step."""
     device = device_identity(evidence)
-    of_device = [incident for incident in earlier if device and incident.device == device]
-    return replace(
-        evidence,
-        strikes=sum(incident.kind in ("transient", "device") for incident in of_device),
-        strikes_in_step=sum(
-            incident.kind == "undetermined" and incident.step == evidence.step for incident in of_device
-        ),
-        strikes_elsewhere=sum(
-            bool(device) and incident.device != device and incident.step == evidence.step for incident in earlier
-        ),
-    )
+    if not device:
+        return replace(evidence, strikes=0, strikes_in_step=0, strikes_elsewhere=0)
+    in_step = [incident for incident in earlier if incident.step == evidence.step]
+    strikes = sum(incident.device == device and incident.kind in ("transient", "device") for incident in earlier)
+    undetermined = sum(incident.device == device and incident.kind == "undetermined" for incident in in_step)
+    elsewhere = sum(incident.device != device for incident in in_step)
+    return replace(evidence, strikes=strikes, strikes_in_step=undetermined, strikes_elsewhere=elsewhere)
 
 
 def incident_of(verdict: FaultVerdict) -> EarlierIncident | None:

@@ -88,18 +88,14 @@ def _of_executions(evidence: Evidence) -> Decision:
     """The decision on what is known of this alarm alone."""
     same = _select(evidence, SAME_DEVICE)
     if not same:
+        problem = evidence.problem or "the step was not executed again"
         if evidence.batch_problem:
-            return (
-                codes.DATA_BATCH,
-                f"{evidence.batch_problem}; {evidence.problem or 'the step was not executed again'}",
-            )
-        return codes.NOT_EXECUTED, evidence.problem or "the step was not executed again"
-    if evidence.tolerance == 0 and any(
-        execution.is_equal is False for execution in _select(evidence, SAME_DEVICE, dtype=FLOAT64)
-    ):
-        return (
-            codes.DEVICE_OPERATION,
-            "an operation that the device computed twice from the same inputs had two results",
+            return codes.DATA_BATCH, f"{evidence.batch_problem}; {problem}"
+        return codes.NOT_EXECUTED, problem
+    wide = _select(evidence, SAME_DEVICE, dtype=FLOAT64)
+    if evidence.tolerance == 0 and any(execution.is_equal is False for execution in wide):
+        return codes.DEVICE_OPERATION, (
+            "an operation that the device computed twice from the same inputs had two results"
         )
     is_exact = evidence.tolerance == 0 and all(execution.digest for execution in same)
     groups = Counter(_key(execution, is_exact) for execution in same)
@@ -138,14 +134,12 @@ def _of_varying(evidence: Evidence, same: Sequence[Execution], most_alike: int, 
 def _of_clean(evidence: Evidence, same: Sequence[Execution]) -> Decision:
     """The executions on the device are alike, and have no alarm."""
     if any(execution.is_equal for execution in same):
-        return (
-            codes.CONTRADICTION,
-            "executed again, the step came to the same bits as the first time, but without the alarm",
+        return codes.CONTRADICTION, (
+            "executed again, the step came to the same bits as the first time, but without the alarm"
         )
     if len(same) < 2:
-        return (
-            codes.NOT_EXECUTED,
-            "the step was executed again once, without the alarm; two executions are compared at least",
+        return codes.NOT_EXECUTED, (
+            "the step was executed again once, without the alarm; two executions are compared at least"
         )
     if any(execution.has_alarm for execution in _select(evidence, NEIGHBOUR)):
         return codes.CONTRADICTION, (
@@ -188,28 +182,24 @@ def _of_float64(evidence: Evidence, again: str, is_elsewhere: bool, is_checkpoin
     if not is_checkpoint_known and (overflowed or any(not execution.is_finite for execution in wide)):
         return codes.NO_OTHER_CHECKPOINT, f"{again}, in step {evidence.steps_since_load} after a checkpoint was loaded"
     if overflowed and not any(execution.has_alarm for execution in wide):
-        return (
-            codes.NUMERICS,
-            f"{again}; {overflowed} is the first operation that overflows in its dtype and not in float64",
+        return codes.NUMERICS, (
+            f"{again}; {overflowed} is the first operation that overflows in its dtype and not in float64"
         )
     if wide and is_elsewhere and not any(execution.has_alarm for execution in wide):
         return codes.NUMERICS, f"{again}, and not in float64; no operation is known to overflow"
     if not is_elsewhere:
-        return (
-            codes.NO_OTHER_DEVICE,
-            f"{again}; {_why_nowhere_else(evidence)}, so that a device that always fails alike is not told from the data",
+        return codes.NO_OTHER_DEVICE, (
+            f"{again}; {_why_nowhere_else(evidence)}, so that a device that always fails alike is not told from the data"
         )
     if not wide:
         return codes.NO_OTHER_DEVICE, f"{again}; it was not executed in float64"
     if not all(execution.is_finite for execution in wide):
-        return (
-            codes.DATA_EVERYWHERE,
-            f"{again}, with parameters, gradients or moments that are not finite; no operation is known to overflow",
+        return codes.DATA_EVERYWHERE, (
+            f"{again}, with parameters, gradients or moments that are not finite; no operation is known to overflow"
         )
     untried = "" if is_checkpoint_known else "; the checkpoint before the one that was loaded lately was not tried"
-    return (
-        codes.BENIGN,
-        f"{again}; parameters, gradients and moments are finite, and nothing points to a fault of the device{untried}",
+    return codes.BENIGN, (
+        f"{again}; parameters, gradients and moments are finite, and nothing points to a fault of the device{untried}"
     )
 
 
@@ -231,11 +221,8 @@ def _with_earlier_incidents(evidence: Evidence, code: FaultCode, reason: str) ->
 
 
 def _select(evidence: Evidence, place: str, start: str = LIVE, dtype: str = "") -> list[Execution]:
-    return [
-        execution
-        for execution in evidence.executions
-        if (execution.place, execution.start, execution.dtype) == (place, start, dtype)
-    ]
+    wanted = (place, start, dtype)
+    return [each for each in evidence.executions if (each.place, each.start, each.dtype) == wanted]
 
 
 def _key(execution: Execution, is_exact: bool) -> tuple[str, bool, bool | None]:
@@ -244,9 +231,9 @@ def _key(execution: Execution, is_exact: bool) -> tuple[str, bool, bool | None]:
 
 
 def _alike(evidence: Evidence) -> str:
-    return (
-        "the same bits" if evidence.tolerance == 0 else f"the same values within {evidence.tolerance:.2g} of each other"
-    )
+    if evidence.tolerance == 0:
+        return "the same bits"
+    return f"the same values within {evidence.tolerance:.2g} of each other"
 
 
 def _here(evidence: Evidence) -> str:
@@ -255,10 +242,9 @@ def _here(evidence: Evidence) -> str:
 
 def _neighbour(evidence: Evidence, near: Execution) -> str:
     """The rank that executed the batch of another one, and what shows that it did."""
-    checked = (
-        " (checked in a step before the alarm: loss and gradients within 1 %)" if evidence.is_neighbour_checked else ""
-    )
-    return f"rank {near.rank} with the same state and batch{checked}"
+    text = f"rank {near.rank} with the same state and batch"
+    checked = " (checked in a step before the alarm: loss and gradients within 1 %)"
+    return text + checked if evidence.is_neighbour_checked else text
 
 
 def _why_nowhere_else(evidence: Evidence) -> str:

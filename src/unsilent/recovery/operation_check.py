@@ -54,9 +54,8 @@ class OperationCheck(StepInjection):
         return self._checked(f"{forward}/grad", call, lambda: super(OperationCheck, self)._backward(node, call))
 
     def _update(self, call: OperationCall) -> Any:
-        return self._checked(
-            f"update#{operation_name(call[0])}", call, lambda: super(OperationCheck, self)._update(call)
-        )
+        name = f"update#{operation_name(call[0])}"
+        return self._checked(name, call, lambda: super(OperationCheck, self)._update(call))
 
     def _checked(self, name: str, call: OperationCall, run: Callable[[], Any]) -> Any:
         func, args, kwargs = call
@@ -97,27 +96,25 @@ class OperationCheck(StepInjection):
         for narrow_result, wide_result in zip(results, wide, strict=True):
             if narrow_result.dtype not in NARROW or not _is_finite([wide_result]):
                 continue
+            # After a wrong result, another one would say nothing.
+            if self.far:
+                continue
             is_out_of_range = _largest(wide_result) >= IN_RANGE * torch.finfo(narrow_result.dtype).max
-            # After a wrong result it would say nothing.
-            if is_out_of_range and not _is_finite([narrow_result]) and not self.far:
+            if is_out_of_range and not _is_finite([narrow_result]):
                 self.overflowed = name
                 return
-            if (
-                not self.far
-                and narrow_result.shape == wide_result.shape
-                and not _largest(narrow_result - wide_result) <= FAR * scale
-            ):
+            has_shape = narrow_result.shape == wide_result.shape
+            if has_shape and not _largest(narrow_result - wide_result) <= FAR * scale:
                 self.far = name
 
 
 def _can_be_checked(call: OperationCall) -> bool:
     func, args, kwargs = call
     tensors = operands_of(args, kwargs)
-    return (
-        not (gives_views(func) or gives_uninitialised(func))
-        and any(t.is_floating_point() and t.numel() for t in tensors)
-        and all(type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided for t in tensors)
-    )
+    if gives_views(func) or gives_uninitialised(func):
+        return False
+    are_plain = all(type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided for t in tensors)
+    return are_plain and any(t.is_floating_point() and t.numel() for t in tensors)
 
 
 def _results(func: Any, args: Any, kwargs: Any, result: Any) -> Sequence[Tensor]:
@@ -148,9 +145,9 @@ def _draws_nothing(call: OperationCall) -> bool:
     """Whether an operation has a dropout probability of 0, or none at all."""
     func, args, kwargs = call
     arguments = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-    return arguments.get("dropout_p") == 0.0 or (
-        "dropout_p" not in arguments and "scaled_dot_product" in func._schema.name
-    )
+    if "dropout_p" in arguments:
+        return bool(arguments["dropout_p"] == 0.0)
+    return "scaled_dot_product" in func._schema.name
 
 
 class _Generators:

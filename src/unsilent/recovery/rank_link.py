@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -50,22 +51,13 @@ class RankLink:
         outgoing = [tensor.detach().cpu().contiguous() for tensor in parcel.tensors]
         incoming = [torch.empty(shape, dtype=dtype) for dtype, shape, _, _ in kinds]
         after, before = ((self.rank + step) % self.world_size for step in (1, -1))
-        waits = [
-            dist.isend(_bytes(t), group_dst=after, group=self._group, tag=n)
-            for n, t in enumerate(outgoing)
-            if t.numel()
-        ]
-        waits += [
-            dist.irecv(_bytes(t), group_src=before, group=self._group, tag=n)
-            for n, t in enumerate(incoming)
-            if t.numel()
-        ]
+        waits = [dist.isend(t, group_dst=after, group=self._group, tag=n) for n, t in _numbered_bytes(outgoing)]
+        waits += [dist.irecv(t, group_src=before, group=self._group, tag=n) for n, t in _numbered_bytes(incoming)]
         for wait in filter(None, waits):
             wait.wait()
-        tensors = [
-            (tensor.to(device) if is_on_device else tensor).requires_grad_(has_gradient)
-            for tensor, (_, _, is_on_device, has_gradient) in zip(incoming, kinds, strict=True)
-        ]
+        tensors = []
+        for tensor, (_, _, is_on_device, has_gradient) in zip(incoming, kinds, strict=True):
+            tensors.append((tensor.to(device) if is_on_device else tensor).requires_grad_(has_gradient))
         return _Unpacker(content, tensors).load()
 
 
@@ -81,9 +73,7 @@ class Parcel:
         packer = _Packer(stream := io.BytesIO())
         packer.dump(value)
         self.content, self.tensors = stream.getvalue(), packer.tensors
-        self.kinds: list[_Kind] = [
-            (t.dtype, tuple(t.shape), t.device.type != "cpu", t.requires_grad) for t in self.tensors
-        ]
+        self.kinds = [_kind(tensor) for tensor in packer.tensors]
 
 
 class _Packer(pickle.Pickler):
@@ -107,5 +97,12 @@ class _Unpacker(pickle.Unpickler):
         return self._tensors[number]
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+def _kind(tensor: Tensor) -> _Kind:
+    return tensor.dtype, tuple(tensor.shape), tensor.device.type != "cpu", tensor.requires_grad
+
+
+def _numbered_bytes(tensors: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """The bytes of tensors that have elements, with the places of these."""
+    for number, tensor in enumerate(tensors):
+        if tensor.numel():
+            yield number, tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -60,10 +60,8 @@ class Spread:
     def are_equal(self) -> list[bool]:
         """Whether each execution came to the result, within the tolerance where there is one: tensor by tensor."""
         largest = self._group.largest if self.tolerance else {}
-        return [
-            all(apart <= MARGIN * largest.get(name, 0.0) for name, apart in distances.items())
-            for distances in self._from_result
-        ]
+        limits = {name: MARGIN * apart for name, apart in largest.items()}
+        return [all(apart <= limits.get(name, 0.0) for name, apart in tensors.items()) for tensors in self._from_result]
 
     @property
     def _group(self) -> _Group:
@@ -93,9 +91,8 @@ class _Group:
         elif digest != self.digests[0]:
             apart = differences(tensors, self._first)
             self.largest = {name: max(apart[name], self.largest.get(name, 0.0)) for name in apart}
-            self.apart = max(
-                self.apart, *(_ratio(distance, _magnitude(self._first.get(name))) for name, distance in apart.items())
-            )
+            ratios = [_ratio(distance, _magnitude(self._first.get(name))) for name, distance in apart.items()]
+            self.apart = max(self.apart, *ratios)
             self._relative = max(self._relative, _relative_difference(tensors, self._first))
 
     @property
@@ -154,11 +151,8 @@ def _relative_difference(tensors: Values, reference: Values) -> float:
     apart = whole = 0.0
     for name, reference_tensor in reference.items():
         tensor = tensors.get(name)
-        if (
-            tensor is None
-            or tensor.shape != reference_tensor.shape
-            or not (reference_tensor.is_floating_point() or reference_tensor.is_complex())
-        ):
+        is_real_or_complex = reference_tensor.is_floating_point() or reference_tensor.is_complex()
+        if tensor is None or tensor.shape != reference_tensor.shape or not is_real_or_complex:
             continue  # `differences` says of these what there is to say
         apart += _norm(tensor.detach().cpu() - reference_tensor) ** 2
         whole += _norm(reference_tensor) ** 2

@@ -163,9 +163,8 @@ class StepReplay:
         self._steps.go_back()
         if not (problem := link.first_problem(problem)):
             held = link.gather((self._state_digest(), len(self._steps.starts())))
-            problem = (
-                "the ranks hold different states, or made other numbers of iterations" if len(set(held)) > 1 else ""
-            )
+            if len(set(held)) > 1:
+                problem = "the ranks hold different states, or made other numbers of iterations"
         if problem or parcel is None:
             self.no_neighbour = problem
             return
@@ -193,9 +192,8 @@ class StepReplay:
         """Digest of parameters and optimizers, which replicas have alike."""
         buffers = {name for name, _ in self._steps.model.named_buffers()}
         tensors = self._steps.tensors()
-        return digest_text(
-            {name: t for name, t in tensors.items() if name not in buffers and not name.startswith("gradient of ")}
-        )
+        names = [name for name in tensors if name not in buffers and not name.startswith("gradient of ")]
+        return digest_text({name: tensors[name] for name in names})
 
     # -- by this rank ------------------------------------------------------------------------------------------
 
@@ -262,9 +260,8 @@ class StepReplay:
         earlier = first._replace(restore_generators=functools.partial(begin, first))
         yield from execute(self._steps, [earlier, *later])
         has_alarm = self._is_alarm(self._take_findings().ranks)
-        self.executions.append(
-            Execution(place=SAME_DEVICE, rank=self._suspect, start=EARLIER_CHECKPOINT, has_alarm=has_alarm)
-        )
+        execution = Execution(place=SAME_DEVICE, rank=self._suspect, start=EARLIER_CHECKPOINT, has_alarm=has_alarm)
+        self.executions.append(execution)
 
     def _of_suspect(self, texts: Sequence[str]) -> str:
         return text_of_suspect(texts, self._suspect)
@@ -291,13 +288,12 @@ def batch_problem(batches: Sequence[Any]) -> str:
     for path, tensor in leaves_in(batches):
         if not (isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel()):
             continue
+        name = "/".join(path[1:]) or "0"
         if tensor.numel() > 1:  # one number is a setting
-            largest.setdefault("/".join(path[1:]) or "0", []).append(float(tensor.detach().abs().max()))
+            largest.setdefault(name, []).append(float(tensor.detach().abs().max()))
         if not torch.isfinite(tensor).all():
             place = (~torch.isfinite(tensor)).nonzero()[0].tolist()
-            return (
-                f"element {place} of tensor {'/'.join(path[1:]) or '0'} of the batch is {float(tensor[tuple(place)]):g}"
-            )
+            return f"element {place} of tensor {name} of the batch is {float(tensor[tuple(place)]):g}"
     for name, values in largest.items():
         usual = statistics.median_low(values)
         if usual > 0 and (ratio := max(values) / usual) > FAR_FROM_OTHERS:

@@ -67,10 +67,10 @@ def _taken_apart(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value.contiguous().clone()  # tensors of a file share no memory
         return {"tensor": name, "strides": None if value.is_contiguous() else list(value.stride())}
     if isinstance(value, Mapping):
-        pairs = [
-            [key if isinstance(key, _PLAIN) else str(key), _taken_apart(part, f"{where}/{key}".lstrip("/"), tensors)]
-            for key, part in value.items()
-        ]
+        pairs = []
+        for key, part in value.items():
+            part_taken_apart = _taken_apart(part, f"{where}/{key}".lstrip("/"), tensors)
+            pairs.append([key if isinstance(key, _PLAIN) else str(key), part_taken_apart])
         return {"dict": pairs}
     if isinstance(value, (list, tuple)):
         parts = [_taken_apart(part, f"{where}/{number}".lstrip("/"), tensors) for number, part in enumerate(value)]

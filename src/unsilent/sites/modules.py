@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from unsilent.basics.errors import UsageError, kind_and_line
 from unsilent.basics.printable import escape_unprintable
@@ -51,6 +52,11 @@ def named_buffers(model: nn.Module, remove_duplicate: bool = True) -> Iterator[t
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters, then buffers, tied ones once under their first name."""
     return dict(named_parameters(model)) | dict(named_buffers(model))
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """All parameters that optimizers train, in their order."""
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 def unregistered(model: nn.Module) -> list[str]:

@@ -424,9 +424,8 @@ class SignalCollector(BackwardListener):
     def _add_new_parameters(self) -> None:
         for number, name, parameter in self._trained.find_new():
             tensor = local_tensor(parameter)
-            trained = TrainedParameter(
-                parameter, self._add_tensor(GRADIENT, name, tensor), self._add_tensor(UPDATE, name, tensor)
-            )
+            slots = [self._add_tensor(feature, name, tensor) for feature in (GRADIENT, UPDATE)]
+            trained = TrainedParameter(parameter, *slots)
             group = self._groups[id(self._optimizers[number])]
             self._places[name] = group, group.add(trained, len(self._parameters))
             self._parameters.append(trained)
@@ -442,9 +441,8 @@ class SignalCollector(BackwardListener):
 
     def _read_gradients(self, parameters: Sequence[TrainedParameter]) -> None:
         """Read those that are there."""
-        read = [
-            (trained.gradient, gradient) for trained in parameters if (gradient := trained.parameter.grad) is not None
-        ]
+        gradients = [(trained.gradient, trained.parameter.grad) for trained in parameters]
+        read = [(slots, gradient) for slots, gradient in gradients if gradient is not None]
         if read:
             values = norms_and_largest([local_tensor(gradient) for _, gradient in read])
             self._put(_pairs([slot for slot, _ in read]), values)

@@ -40,9 +40,8 @@ def named_values(model: nn.Module, wanted: Sequence[str]) -> list[tuple[str, nn.
         names = [name for name in modules if name and fnmatch.fnmatchcase(name, pattern)]
         if not names:
             known = [name for name in modules if name]
-            some = (
-                f"the model has {', '.join(known[:8])}{' …' * (len(known) > 8)}" if known else "the model has no parts"
-            )
+            parts = f"{', '.join(known[:8])}{' …' * (len(known) > 8)}" if known else "no parts"
+            some = f"the model has {parts}"
             raise UsageError(f"watch is {text!r}, but no module is named {pattern!r}; {some}")
         result.update({f"{name}:{part}": (modules[name], part) for name in names})
     return [(name, module, part) for name, (module, part) in result.items()]

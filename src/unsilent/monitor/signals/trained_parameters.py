@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from unsilent.guard.magnitudes import is_read
 from unsilent.monitor.sampling import PARTS_OF_STATE
-from unsilent.sites.modules import named_parameters
+from unsilent.sites.modules import named_parameters, parameters_of
 
 T = TypeVar("T")
 
@@ -43,11 +43,11 @@ class TrainedParameters:
     def find_new(self) -> Iterator[tuple[int, str, Tensor]]:
         """Number of the optimizer, name and parameter of each that is new: all, and later those of groups that are added."""
         for number, optimizer in enumerate(self._optimizers):
-            counted = sum(len(group["params"]) for group in optimizer.param_groups)
-            if counted == self._counted[number]:
+            parameters = parameters_of([optimizer])
+            if len(parameters) == self._counted[number]:
                 continue
-            self._counted[number] = counted
-            for place, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            self._counted[number] = len(parameters)
+            for place, parameter in enumerate(parameters):
                 if is_read(parameter) and id(parameter) not in self._known:
                     self._known[id(parameter)] = parameter
                     name = self._names.get(id(parameter), f"optimizer {number}, parameter {place}")
@@ -57,7 +57,7 @@ class TrainedParameters:
 
 def frozen_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[tuple[str, Tensor]]:
     """Parameters of the model that no optimizer trains."""
-    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    trained = set(map(id, parameters_of(optimizers)))
     return [(name, parameter) for name, parameter in named_parameters(model) if id(parameter) not in trained]
 
 

@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 
 from unsilent.basics.nested import tensors_in
 from unsilent.sites.corrupting import has_plain_memory
-from unsilent.sites.modules import named_parameters
+from unsilent.sites.modules import named_parameters, parameters_of
 from unsilent.sites.operands import first_tensor_list, operation_name
 from unsilent.sites.threads import StepThread
 
@@ -134,9 +134,7 @@ class UpdateTracker:
         if self._thread.is_current:
             return True
         parameter_ids = {id(p) for p in self._model.parameters()}
-        return self._thread.includes(
-            any(id(p) in parameter_ids for group in optimizer.param_groups for p in group["params"])
-        )
+        return self._thread.includes(any(id(p) in parameter_ids for p in parameters_of([optimizer])))
 
 
 def state_of(optimizers: Sequence[Optimizer], model: nn.Module, name: str, entry: str) -> Tensor | None:

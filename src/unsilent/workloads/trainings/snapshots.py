@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from unsilent.basics.errors import UsageError
 from unsilent.sites.memory import dtype_name
-from unsilent.sites.modules import named_parameters, named_tensors
+from unsilent.sites.modules import named_parameters, named_tensors, parameters_of
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -95,7 +95,7 @@ def put_into_model(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
 
 def optimizer_snapshot(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
     """State by name of the parameter, and the settings of the groups; ``names``: by ``id``."""
-    stepped = _stepped(optimizer, names)
+    stepped = stepped_parameters(optimizer, names)
     known = {id(p) for p in stepped.values()}
     stray = [key for key in optimizer.state if id(key) not in known]
     if stray:
@@ -117,7 +117,7 @@ def optimizer_snapshot(optimizer: Optimizer, names: Mapping[int, str]) -> dict[s
 
 def put_into_optimizer(optimizer: Optimizer, kept: Mapping[str, Any], names: Mapping[int, str]) -> None:
     """Copy into the tensors that are there; what the snapshot lacks is dropped."""
-    stepped = _stepped(optimizer, names)
+    stepped = stepped_parameters(optimizer, names)
     before = dict(optimizer.state)
     optimizer.state.clear()
     for name, entries in kept["state"].items():
@@ -129,10 +129,9 @@ def put_into_optimizer(optimizer: Optimizer, kept: Mapping[str, Any], names: Map
         group.update({key: restored_value(group.get(key), value) for key, value in settings.items()})
 
 
-def _stepped(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Tensor]:
+def stepped_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Tensor]:
     """The parameters it updates, by name; those outside of the model are numbered."""
-    every = [p for group in optimizer.param_groups for p in group["params"]]
-    return {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(every)}
+    return {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters_of([optimizer]))}
 
 
 def snapshot_misfit(kept: Mapping[str, Any], model: nn.Module) -> str | None:
@@ -254,7 +253,7 @@ def check_fit(
         here = ", ".join(type(o).__name__ for o in optimizers)
         raise UsageError(f"snapshot of {name!r} has optimizers {', '.join(kinds)}, this training has {here}; {_REMEDY}")
     for optimizer, saved in zip(optimizers, snapshot["optimizers"], strict=True):
-        stepped = _stepped(optimizer, names)
+        stepped = stepped_parameters(optimizer, names)
         if stray := [key for key in saved["state"] if key not in stepped]:
             raise UsageError(
                 f"snapshot of {name!r} has optimizer state of {stray[0]!r}, which this training does not update; {_REMEDY}"
