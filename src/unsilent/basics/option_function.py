@@ -71,10 +71,8 @@ def option_function(
     options = [Argument.of_option(option) for option in options_of(*option_classes).values()]
     by_name = {argument.name: argument for argument in (*options, *further)}
     arguments = sorted(by_name.values(), key=lambda argument: argument.default is not REQUIRED)
-    signature = inspect.Signature(
-        [argument.parameter for argument in arguments],
-        return_annotation=inspect.Signature.empty if returns is None else returns,
-    )
+    annotation = inspect.Signature.empty if returns is None else returns
+    signature = inspect.Signature([argument.parameter for argument in arguments], return_annotation=annotation)
 
     def function(*args: Any, **kwargs: Any) -> T:
         try:

@@ -390,11 +390,10 @@ class Asked:
 
     def python_call(self, function: str, *classes: type) -> str:
         """The call in Python that asks for the same, of an argument that no text can name."""
-        words = [
-            f"{asking.python_name}={list(value) if isinstance(value, tuple) else value!r}"
-            for asking, value in self._named_values(classes)
-            if not asking.is_argument
-        ]
+        words = []
+        for asking, value in self._named_values(classes):
+            if not asking.is_argument:
+                words.append(f"{asking.python_name}={list(value) if isinstance(value, tuple) else value!r}")
         return f"unsilent.{function}({', '.join(['workload', *words])})"
 
     def _named_values(self, classes: Sequence[type]) -> list[tuple[OptionField, Any]]:

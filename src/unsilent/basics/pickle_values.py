@@ -293,9 +293,9 @@ class _Machine:
 
 
 def _is_storage(value: Any) -> bool:
-    return (
-        isinstance(value, tuple) and len(value) >= 5 and all(isinstance(part, (str, int, Name)) for part in value[:5])
-    )
+    if not isinstance(value, tuple) or len(value) < 5:
+        return False
+    return all(isinstance(part, (str, int, Name)) for part in value[:5])
 
 
 def _python3_name(module: str, name: str) -> Name:

@@ -106,9 +106,8 @@ def parse_toml(content: bytes, where: str) -> dict[str, Any]:
     """The values of a TOML text; ``where`` names it in the one-line ``UsageError``."""
     import tomllib
 
-    if any(
-        _DECIMAL.sub(b"", line).count(b".") > _NAME_PARTS for line in content.split(b"\n") if len(line) > _NAME_PARTS
-    ):
+    long_lines = [line for line in content.split(b"\n") if len(line) > _NAME_PARTS]
+    if any(_DECIMAL.sub(b"", line).count(b".") > _NAME_PARTS for line in long_lines):
         raise UsageError(
             f"cannot read {where} as TOML: a line has more than {_NAME_PARTS} dots; expected names of a few parts"
         )

@@ -157,9 +157,8 @@ class _Counter:
             return TensorDifference(self._tensor.name, SAME, 0, 0)
         if self._tensor.raw_size:  # elements that are no whole bytes
             return TensorDifference(self._tensor.name, DIFFERS, None, self._bits, remark=_type(self._tensor))
-        return TensorDifference(
-            self._tensor.name, DIFFERS, self._elements, self._bits, self._largest, self._first, _type(self._tensor)
-        )
+        counts = (self._elements, self._bits, self._largest, self._first)
+        return TensorDifference(self._tensor.name, DIFFERS, *counts, _type(self._tensor))
 
 
 def _largest_relative_change(before: Array, after: Array) -> float:

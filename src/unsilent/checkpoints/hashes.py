@@ -87,11 +87,8 @@ def hash_files(
 
 def hash_tensors(checkpoint: Checkpoint, progress: Progress = no_progress) -> dict[str, TensorHash]:
     """The hash of every tensor whose elements can be read, by name; ``progress`` is called with numbers of bytes."""
-    return {
-        name: hash_stored_tensor(checkpoint, tensor, progress)
-        for name, tensor in checkpoint.tensors.items()
-        if tensor.is_readable
-    }
+    readable = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.is_readable}
+    return {name: hash_stored_tensor(checkpoint, tensor, progress) for name, tensor in readable.items()}
 
 
 def hash_stored_tensor(checkpoint: Checkpoint, tensor: StoredTensor, progress: Progress = no_progress) -> TensorHash:

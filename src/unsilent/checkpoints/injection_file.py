@@ -38,12 +38,9 @@ class SavedInjection:
 def injection_json(receipt: Receipt, **more: Any) -> dict[str, Any]:
     """Content of an injection file; ``more``: further fields."""
     hits = receipt.applied_faults
-    return {
-        **more,
-        "faults": [hit.fault.to_json() for hit in hits],
-        "before": [hex_words(hit.before, hit.fault.codec) for hit in hits],
-        "after": [hex_words(hit.after, hit.fault.codec) for hit in hits],
-    }
+    before = [hex_words(hit.before, hit.fault.codec) for hit in hits]
+    after = [hex_words(hit.after, hit.fault.codec) for hit in hits]
+    return {**more, "faults": [hit.fault.to_json() for hit in hits], "before": before, "after": after}
 
 
 def read_injection(path: str | Path) -> list[SavedInjection]:

@@ -102,13 +102,8 @@ def inspection_report(
             Column("value", left_aligned=True),
             Column("can be edited", priority=1),
         )
-        sections.append(
-            Section(
-                "Numbers",
-                "Numbers that are no tensors, such as learning rates and counters.",
-                (Table(heads, rows, title="Numbers"),),
-            )
-        )
+        text = "Numbers that are no tensors, such as learning rates and counters."
+        sections.append(Section("Numbers", text, (Table(heads, rows, title="Numbers"),)))
     machine = (Column("name"), Column("section"), Column("dtype"), Column("shape"), Column("elements", "number"),
                Column("nonfinite", "number"), Column("extreme", "number"), Column("largest", "number"), Column("value", "number"),
                Column("obstacle"))  # fmt: skip

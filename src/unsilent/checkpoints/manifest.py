@@ -147,16 +147,12 @@ def read_manifest(path: Path) -> Manifest:
             )
         if values.pop("xxh3_128") != manifest_digest(values):
             raise UsageError(f"the manifest {path} does not have its own checksum; it is damaged, use a copy of it")
-        files = {
-            str(name): FileHash(int(v["size"]), str(v["xxh3_128"]), str(v["sha256"]))
-            for name, v in values["files"].items()
-        }
-        tensors = {
-            escape_unprintable(name): TensorHash(
-                escape_unprintable(v["dtype"])[:20], tuple(map(int, v["shape"])), str(v["xxh3_128"])
-            )
-            for name, v in values["tensors"].items()
-        }
+        files, tensors = {}, {}
+        for name, v in values["files"].items():
+            files[str(name)] = FileHash(int(v["size"]), str(v["xxh3_128"]), str(v["sha256"]))
+        for name, v in values["tensors"].items():
+            dtype, shape = escape_unprintable(v["dtype"])[:20], tuple(map(int, v["shape"]))
+            tensors[escape_unprintable(name)] = TensorHash(dtype, shape, str(v["xxh3_128"]))
         numbers = {escape_unprintable(name): _number(value) for name, value in values["numbers"].items()}
         if not files:
             raise ValueError("no file")
@@ -196,11 +192,10 @@ def verify(path: Path, manifest: Manifest, progress: Progress = no_progress, fas
         uncovered = not_covered(files)
     absent = [f"{shown_name(name)} is missing" for name in manifest.files if name not in now]
     added = [f"{shown_name(name)} is not in the manifest" for name in now if name not in manifest.files]
-    changed = [
-        name
-        for name, stored in manifest.files.items()
-        if name in now and now[name] != (FileHash(stored.size, stored.xxh3_128) if fast_only else stored)
-    ]
+    stored = manifest.files
+    if fast_only:
+        stored = {name: FileHash(entry.size, entry.xxh3_128) for name, entry in stored.items()}
+    changed = [name for name, entry in stored.items() if name in now and now[name] != entry]
     return [*absent, *added, *(_changes(path, manifest, changed) if changed else []), *uncovered]
 
 

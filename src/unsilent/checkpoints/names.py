@@ -98,10 +98,8 @@ def sections_and_rests(paths: Sequence[Sequence[str]], is_array: Sequence[bool])
     An optimizer is known by its structure, under any key; the others by their own keys.
     """
     split = undotted(paths, is_array, is_section_key)
-    return [
-        section_and_rest(path) if keys is None else ("optimizer", keys)
-        for path, keys in zip(split, optimizer_keys(split, is_array), strict=True)
-    ]
+    pairs = zip(split, optimizer_keys(split, is_array), strict=True)
+    return [section_and_rest(path) if keys is None else ("optimizer", keys) for path, keys in pairs]
 
 
 def is_section_key(key: str) -> bool:

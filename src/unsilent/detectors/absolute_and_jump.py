@@ -85,11 +85,9 @@ class AbsoluteAndJump:
         warnings = (values > self.upper_warning) | (ratio > self.jump_warning)
         scores = np.where(finite, np.maximum(values / self.upper_alarm, ratio / self.jump_alarm), np.inf)
         judgement = make_judgement(seen, alarms, warnings, scores, np.where(state.steps > 0, state.previous, np.nan))
-        learnt = seen & finite & (self.learns_alarms | ~alarms)
         counted = seen & (self.learns_alarms | ~alarms)
-        return AbsoluteAndJumpState(
-            np.where(learnt, values, state.previous),
-            np.where(learnt, np.minimum(state.smallest, values), state.smallest),
-            np.where(learnt, np.maximum(state.largest, values), state.largest),
-            state.steps + counted,
-        ), judgement
+        learnt = counted & finite
+        smallest = np.where(learnt, np.minimum(state.smallest, values), state.smallest)
+        largest = np.where(learnt, np.maximum(state.largest, values), state.largest)
+        previous = np.where(learnt, values, state.previous)
+        return AbsoluteAndJumpState(previous, smallest, largest, state.steps + counted), judgement

@@ -116,15 +116,10 @@ class AsdCombined:
         scores = np.where(finite, excess, np.inf)
         judgement = make_judgement(judged, strikes, high, scores, np.sqrt(scale))
         learnt = judged & finite & ~high
-        return self._count(
-            state._replace(
-                average=np.where(learnt, self.decay * state.average + (1 - self.decay) * squares, state.average),
-                previous=np.where(judged & finite, squares, state.previous),
-                learnt=state.learnt + learnt,
-            ),
-            bool(strikes.any()),
-            seconds,
-        ), judgement
+        average = np.where(learnt, self.decay * state.average + (1 - self.decay) * squares, state.average)
+        previous = np.where(judged & finite, squares, state.previous)
+        state = state._replace(average=average, previous=previous, learnt=state.learnt + learnt)
+        return self._count(state, bool(strikes.any()), seconds), judgement
 
     def _count(self, state: StrikeState, is_strike: bool, seconds: float) -> StrikeState:
         """The state with the strike of this step, if there is one, and whether the rank is struck out."""

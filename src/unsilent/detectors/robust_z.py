@@ -133,9 +133,8 @@ class RobustZ:
 
     def __post_init__(self) -> None:
         name = self.name
-        check_above(
-            name, 0, threshold=self.threshold, headroom=self.headroom, half_life=self.half_life, floor=self.floor
-        )
+        check_above(name, 0, threshold=self.threshold, headroom=self.headroom)
+        check_above(name, 0, half_life=self.half_life, floor=self.floor)
         factors = {key: getattr(self, key) for key in ("largest_factor", "smallest_factor", "early_factor")}
         check_above(name, 1, **factors)
         check_at_least(name, 2, window=self.window)
@@ -172,9 +171,8 @@ class RobustZ:
         run, ends, total = self._next_run(state, logs, usable, outside, up)
         agrees = outside & (run > 1)
         scores = np.where(bad, np.inf, np.where(judged, np.where(agrees, BELOW_ALARM, scores), np.nan))
-        judgement = make_judgement(
-            seen, bad | (outside & ~agrees), judged & (scores >= self.warning_share), scores, np.exp(median)
-        )
+        warnings = judged & (scores >= self.warning_share)
+        judgement = make_judgement(seen, bad | (outside & ~agrees), warnings, scores, np.exp(median))
         clean = usable & ~outside & ~is_zero
         state = self._learn(state, logs, distance, clean)._replace(run=run, run_ends=ends, run_sum=total)
         at_start = usable & is_zero & (state.learnt < self.warm_up)
@@ -227,9 +225,6 @@ class RobustZ:
         ended = state.run >= self.relearn
         shift = np.where(ended & ~is_zero, state.run_sum / np.maximum(state.run, 1) - median, 0.0)
         least = math.log(self.largest_factor) / self.headroom
-        return state._replace(
-            latest=state.latest + shift,
-            ordered=state.ordered + shift,
-            reach=np.where(shift != 0, np.maximum(state.reach, least), state.reach),
-            run=np.where(ended, 0, state.run),
-        )
+        reach = np.where(shift != 0, np.maximum(state.reach, least), state.reach)
+        state = state._replace(latest=state.latest + shift, ordered=state.ordered + shift)
+        return state._replace(reach=reach, run=np.where(ended, 0, state.run))

@@ -85,12 +85,8 @@ class Recording:
     def columns(self, wanted: Callable[[Series], bool]) -> Recording:
         """The series that are wanted."""
         chosen = [number for number, entry in enumerate(self.series) if wanted(entry)]
-        return Recording(
-            tuple(self.series[number] for number in chosen),
-            self.values[:, chosen],
-            self.seen[:, chosen],
-            self.seconds,
-        )
+        series = tuple(self.series[number] for number in chosen)
+        return Recording(series, self.values[:, chosen], self.seen[:, chosen], self.seconds)
 
     def save(self, path: str | Path) -> None:
         """Write a .npz file without pickled objects."""
@@ -129,12 +125,9 @@ def load_recording(path: str | Path) -> Recording:
                 raise ValueError(f"it unpacks to {unpacked >> 20:,} MiB, at most {MOST_UNPACKED >> 20} MiB are read")
             content.seek(0)
             with np.load(content, allow_pickle=False) as file:
-                return Recording(
-                    tuple(_series(values) for values in parse_json(file["series"].tobytes())),
-                    file["values"].astype(np.float64, copy=False),
-                    file["seen"].astype(np.bool_, copy=False),
-                    file["seconds"].astype(np.float64, copy=False),
-                )
+                series = tuple(map(_series, parse_json(file["series"].tobytes())))
+                values, seconds = (file[name].astype(np.float64, copy=False) for name in ("values", "seconds"))
+                return Recording(series, values, file["seen"].astype(np.bool_, copy=False), seconds)
     # A header can say any size; the memory for it is asked for and not used.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, zipfile.BadZipFile) as error:
         raise UsageError(

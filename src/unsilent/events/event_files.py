@@ -201,9 +201,8 @@ def parse_fields(kind: type[Record], record: Mapping[str, Any]) -> Record:
 
     Fields that are not known are left out.
     """
-    values = {
-        name: _checked(hint, record[name], name) for name, hint in _fields(cast(Any, kind)).items() if name in record
-    }
+    fields = _fields(cast(Any, kind)).items()
+    values = {name: _checked(hint, record[name], name) for name, hint in fields if name in record}
     try:
         return kind(**values)
     except TypeError as error:  # a field is missing

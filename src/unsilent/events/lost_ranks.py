@@ -21,9 +21,8 @@ def gone_processes(history: RunHistory) -> set[int]:
     Events are to be read once more after this: a process writes its last one before it ends.
     """
     starts = [rank.started for rank in history.ranks if rank.started and not rank.ended]
-    return {
-        started.rank for started in starts if _is_near(started) and not process_exists(started.process, started.time)
-    }
+    near = [started for started in starts if _is_near(started)]
+    return {started.rank for started in near if not process_exists(started.process, started.time)}
 
 
 def find_lost(
@@ -56,9 +55,8 @@ def find_lost(
     missing = history.missing_ranks
     stands_still = all(rank.rank in lost or rank.rank in silent for rank in running)
     if missing and stands_still and not any(rank.ended and rank.ended.how == DONE for rank in history.ranks):
-        lost |= {
-            rank: f"there are no events of rank {rank}, and the other ranks have not ended well" for rank in missing
-        }
+        for number in missing:
+            lost[number] = f"there are no events of rank {number}, and the other ranks have not ended well"
     return lost, bool(lost) and stands_still
 
 

@@ -325,9 +325,8 @@ class RunHistory:
     def _steps_text(self) -> str:
         """Steps that each rank made: of the one that is last, and of the one that is furthest."""
         least = min((rank.steps for rank in self.ranks), default=0)
-        return (
-            count_text(self.steps, "step") if least == self.steps else f"{least:,} to {count_text(self.steps, 'step')}"
-        )
+        text = count_text(self.steps, "step")
+        return text if least == self.steps else f"{least:,} to {text}"
 
     def _what_was_not_judged(self) -> Iterator[str]:
         ranks = self.ranks

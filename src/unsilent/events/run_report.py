@@ -137,9 +137,8 @@ def _findings(history: RunHistory) -> Iterator[str]:
 
 def _sections(history: RunHistory) -> Iterator[Section]:
     ranks = history.ranks
-    drawn_ranks = sorted(
-        sorted(ranks, key=lambda rank: (-rank.alarm_count, rank.rank))[:MOST_CURVES], key=lambda rank: rank.rank
-    )
+    by_alarms = sorted(ranks, key=lambda rank: (-rank.alarm_count, rank.rank))
+    drawn_ranks = sorted(by_alarms[:MOST_CURVES], key=lambda rank: rank.rank)
     alarms = sorted((alarm for rank in ranks for alarm in rank.alarms), key=lambda alarm: (alarm.step, alarm.rank))
     yield _section("Verdicts", verdict_table(history.verdicts))
     yield _section("Alarms", alarm_table(alarms, sum(rank.alarm_count + rank.warning_count for rank in ranks)))
@@ -268,13 +267,12 @@ def _curves(
         own_alarms = [alarm for alarm in rank.alarms if alarm.level == "alarm"][:MOST_LINES]
         if own_alarms and finite:
             marker = {"color": ALARM_COLOUR, "symbol": MARKERS[number % len(MARKERS)], "size": 9}
-            heights = [
-                _value_at(finite, alarm.step) if limit is None else _drawable(alarm.score) for alarm in own_alarms
-            ]
+            heights = [_drawable(alarm.score) for alarm in own_alarms]
+            if limit is None:
+                heights = [_value_at(finite, alarm.step) for alarm in own_alarms]
             text = [label(str(alarm), 160) for alarm in own_alarms]
-            traces.append(
-                marker_series(f"alarm in rank {rank.rank}", [a.step for a in own_alarms], heights, text, marker)
-            )
+            steps = [alarm.step for alarm in own_alarms]
+            traces.append(marker_series(f"alarm in rank {rank.rank}", steps, heights, text, marker))
     if not every:
         return None
     steps = sorted({alarm.step for alarm in alarms if alarm.level == "alarm"})[:MOST_LINES]
@@ -285,13 +283,8 @@ def _curves(
     wide = min(every) > 0 and max(every) > 100 * min(every)
     axis: dict[str, Any] = {"title": {"text": title.partition(" by ")[0].lower()}, "exponentformat": "power"}
     axis |= {"type": "log", "dtick": 1} if wide else {}
-    drawn_figure = figure(
-        traces,
-        320,
-        xaxis={"title": {"text": "step, counted from 0"}},
-        yaxis=axis,
-        shapes=lines,
-    )
+    x_axis = {"title": {"text": "step, counted from 0"}}
+    drawn_figure = figure(traces, 320, xaxis=x_axis, yaxis=axis, shapes=lines)
     return Plot(name, f"{title} of {count_text(len(ranks), 'rank')}", drawn_figure)
 
 

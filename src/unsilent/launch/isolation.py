@@ -92,9 +92,8 @@ class Isolation:
             code = self._run()
             self._wait_for_tests()
             if incidents := [incident for incident in self._record.handled if incident.kind not in LEFT]:
-                every = listed(
-                    (f"step {incident.step}: {incident.kind}{_in_slot(incident.slot)}" for incident in incidents), 8
-                )
+                texts = [f"step {incident.step}: {incident.kind}{_in_slot(incident.slot)}" for incident in incidents]
+                every = listed(texts, 8)
                 self._say(f"the job ended with {code}; incidents so far: {every}; see {self._incidents}")
             return code
         finally:
@@ -202,21 +201,15 @@ class Isolation:
 
     def _avoid(self, step: int) -> None:
         """Start from no checkpoint that is there now and is of this step or a later one."""
-        new = (
-            AvoidedCheckpoint(path=str(checkpoint.path), step=checkpoint.step or 0, written=checkpoint.written)
-            for checkpoint in self._checkpoints()
-            if (checkpoint.step or 0) >= step
-        )
+        later = [checkpoint for checkpoint in self._checkpoints() if (checkpoint.step or 0) >= step]
+        new = [AvoidedCheckpoint(path=str(c.path), step=c.step or 0, written=c.written) for c in later]
         self._record = replace(self._record, avoided=tuple(dict.fromkeys((*self._record.avoided, *new))))
 
     def _last_good(self) -> LastGood:
         """The newest checkpoint that verifies, and is not avoided."""
         avoided = {(checkpoint.step, checkpoint.written) for checkpoint in self._record.avoided}
-        allowed = [
-            checkpoint.step or 0
-            for checkpoint in self._checkpoints()
-            if (checkpoint.step, checkpoint.written) not in avoided
-        ]
+        checkpoints = self._checkpoints()
+        allowed = [c.step or 0 for c in checkpoints if (c.step, c.written) not in avoided]
         before = max(allowed, default=-1) + 1  # none of later steps needs to be verified
         while True:
             result = last_good_checkpoint(self._job.checkpoints, before_step=before)

@@ -113,9 +113,8 @@ class MonitoredRun:
         try:
             from unsilent.launch.attach import AutomaticMonitor
 
-            self._automatic = AutomaticMonitor(
-                settings, self._resolved.notes, self._resolved.uses_asd_variables, self._sinks
-            )
+            resolved = self._resolved
+            self._automatic = AutomaticMonitor(settings, resolved.notes, resolved.uses_asd_variables, self._sinks)
             self._automatic.start()
         except Exception as error:
             if settings.strict:

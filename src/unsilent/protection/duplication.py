@@ -92,10 +92,9 @@ class Duplication:
                 again = list(leaves(recorded.run(self._copy, recorded.batch)))
                 pairs = [(list(leaves(recorded.output)), again)]
             else:
-                pairs = [
-                    ([run.output], [run._replace(compute=self._copies[run.module_name]).run_again()])
-                    for run in self.runs_computed_twice(recorded)
-                ]
+                runs = self.runs_computed_twice(recorded)
+                copies = [run._replace(compute=self._copies[run.module_name]) for run in runs]
+                pairs = [([run.output], [copy.run_again()]) for run, copy in zip(runs, copies, strict=True)]
         rows = np.zeros((max(1, len(pairs)), recorded.samples))
         for row, (first, second) in zip(rows, pairs, strict=False):
             if len(first) != len(second):

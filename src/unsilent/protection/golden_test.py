@@ -87,17 +87,15 @@ class GoldenTest:
 
     def _passes(self, model: nn.Module) -> bool:
         answer = self.answer_of(model)
-        return len(answer) == len(self.answer) and not any(
-            samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, answer, strict=True)
-        )
+        if len(answer) != len(self.answer):
+            return False
+        return not any(samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, answer, strict=True))
 
     def answer_of(self, model: nn.Module) -> list[Tensor]:
         """Copies of the tensors of the model's output now for the stored input."""
         with torch.no_grad():
-            return [
-                tensor.detach().clone()
-                for tensor in leaves(self._run(model, map_tensors(self.batch, lambda _, t: t.clone())))
-            ]
+            output = self._run(model, map_tensors(self.batch, lambda _, t: t.clone()))
+            return [tensor.detach().clone() for tensor in leaves(output)]
 
 
 def _canonical(_: Any, tensor: Tensor) -> Tensor:

@@ -172,10 +172,8 @@ class LayerReaders:
 
     def key(self, layer: LayerRun) -> Hashable:
         """Readers of which a run has equal keys read the same of it."""
-        sums = self._summed.get(layer.module_name)
-        content = (
-            () if sums is None else tuple(tensor.numpy(force=True).tobytes() for tensor in sums if tensor is not None)
-        )
+        sums = self._summed.get(layer.module_name, ())
+        content = tuple(tensor.numpy(force=True).tobytes() for tensor in sums if tensor is not None)
         return self._kind, self._seed, self.stride, layer.number, layer.name, content
 
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
@@ -221,9 +219,9 @@ def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1, scra
         return _site_reader(layer, seed + crc32(layer.module_name.encode()), stride, scratch or Scratch())
     if kind == CHECKSUM:
         compute = layer.compute
-        return _copied(
-            checksum_reader(compute, sum_weights(compute)) if isinstance(compute, nn.Module) else read_product
-        )
+        if isinstance(compute, nn.Module):
+            return _copied(checksum_reader(compute, sum_weights(compute)))
+        return _copied(read_product)
     return _copied(_read_range if kind == RANGE else _read_quantiles)
 
 
@@ -364,11 +362,8 @@ def checksum_reader(module: nn.Module, summed: SummedWeights) -> Callable[[Layer
         if isinstance(module, nn.Linear):
             return functional.linear(inputs, to, add)
         assert isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-        padded = nn.functional.pad(
-            inputs,
-            module._reversed_padding_repeated_twice,
-            mode="constant" if module.padding_mode == "zeros" else module.padding_mode,
-        )
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        padded = nn.functional.pad(inputs, module._reversed_padding_repeated_twice, mode=mode)
         convolution = (functional.conv1d, functional.conv2d, functional.conv3d)[inputs.ndim - 3]
         result: Tensor = convolution(padded, to, add, module.stride, 0, module.dilation, groups)
         return result

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Self
 
@@ -82,11 +82,11 @@ def first_tensor(output: Any) -> Tensor | None:
 
 def find_layers(model: nn.Module, globs: Iterable[str] = ("*",)) -> dict[str, nn.Module]:
     """The modules that are layers, by name. Raises ``UsageError`` for a glob that matches none."""
-    every = {
-        name: module
-        for name, module in named_modules(model)
-        if isinstance(module, nn.MultiheadAttention) or not any(module.children())
-    }
+
+    def is_layer(module: nn.Module) -> bool:
+        return isinstance(module, nn.MultiheadAttention) or not any(module.children())
+
+    every = {name: module for name, module in named_modules(model) if is_layer(module)}
     chosen: set[str] = set()
     for glob in globs:
         matched = {name for name in every if fnmatchcase(name, glob)}
@@ -131,24 +131,19 @@ class LayerWatch:
             names = {module_name(name) for name in wanted}
             chosen = {name: module for name, module in chosen.items() if name in names}
         self._mode = _FunctionWatch(self._function_ran) if functions else None
-        self._hooks: list[Any] = [
-            module.register_forward_hook(self._hook(name), with_kwargs=True) for name, module in chosen.items()
-        ]
-        self._hooks += [
-            model.register_forward_pre_hook(self._begin_pass),
-            model.register_forward_hook(self._end_pass),
-        ]
+        self._hooks: list[Any] = []
+        for name, module in chosen.items():
+            self._hooks.append(module.register_forward_hook(self._hook(name), with_kwargs=True))
+        self._hooks.append(model.register_forward_pre_hook(self._begin_pass))
+        self._hooks.append(model.register_forward_hook(self._end_pass))
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
         """Within it is one call: all passes of the model are passed to the listener."""
         self._listener, self.passes = listener, 0
         try:
-            if self._mode is None:
+            with nullcontext() if self._mode is None else self._mode:
                 yield
-            else:
-                with self._mode:
-                    yield
         finally:
             self._listener = None
 

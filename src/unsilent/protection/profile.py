@@ -79,9 +79,8 @@ class Profile:
     @property
     def layer_names(self) -> list[str]:
         """Runs of layers that rules on activations read."""
-        return list(
-            dict.fromkeys(n for part in self.parts if isinstance(part, ActivationDetector) for n in part.layers)
-        )
+        readers = [part for part in self.parts if isinstance(part, ActivationDetector)]
+        return list(dict.fromkeys(name for part in readers for name in part.layers))
 
     def check_model(self, model: nn.Module) -> None:
         """Raise ``UsageError`` for a model in training mode, with other weights or another dtype."""
@@ -125,12 +124,8 @@ def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor
         for number, layer in enumerate(part.layers.values()):
             for key, value in layer.items():
                 arrays[f"{prefix}{number}/{key}"] = torch.from_numpy(np.ascontiguousarray(value))
-        return {
-            "layers": list(part.layers),
-            "ranges": part.ranges,
-            "widths": part.widths,
-            "stride": part.readers.stride,
-        }
+        stride, layers = part.readers.stride, list(part.layers)
+        return {"layers": layers, "ranges": part.ranges, "widths": part.widths, "stride": stride}
     if isinstance(part, GoldenTest):
         return {"batch": stored(part.batch, prefix, arrays), "answer": stored(part.answer, prefix, arrays)}
     if isinstance(part, StoredDetector):
@@ -263,14 +258,5 @@ def make_profile(
         final.append(largest_margins(new_detector, recorded))
     explained.explains = False  # a detector may keep it
     margins = np.concatenate(final)
-    return Profile(
-        new_detector,
-        layers,
-        rate,
-        seed,
-        len(margins),
-        model_fingerprint(model),
-        dtypes_of(model),
-        conformal_threshold(margins, rate),
-        passes,
-    )
+    threshold, fingerprint = conformal_threshold(margins, rate), model_fingerprint(model)
+    return Profile(new_detector, layers, rate, seed, len(margins), fingerprint, dtypes_of(model), threshold, passes)

@@ -226,10 +226,11 @@ class ProtectedModel:
 
     def _suspects(self) -> tuple[CorruptedWeights, ...]:
         """Weights that detectors of corrupted weights found in the call that has ended."""
-        checked = [part for part in self._profile.parts if isinstance(part, WeightDetector)]
-        return tuple(
-            corrupted for part in checked if part.integrity for corrupted in part.integrity.suspects(part.bad_blocks)
-        )
+        result: list[CorruptedWeights] = []
+        for part in self._profile.parts:
+            if isinstance(part, WeightDetector) and part.integrity:
+                result += part.integrity.suspects(part.bad_blocks)
+        return tuple(result)
 
     def _check_watched(self) -> None:
         """Raise ``UsageError`` where a call would not be watched."""

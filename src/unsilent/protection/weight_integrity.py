@@ -142,9 +142,8 @@ class _Device:
 
     def bad_blocks(self, blocks: range) -> list[int]:
         """Numbers of the blocks whose checksum is not what it was."""
-        changed = [
-            checksums(self.words(first, last)) != self.checksums[first:last] for first, last in self._chunks(blocks)
-        ]
+        chunks = self._chunks(blocks)
+        changed = [checksums(self.words(first, last)) != self.checksums[first:last] for first, last in chunks]
         return [blocks.start + n for n in torch.cat(changed).nonzero().flatten().tolist()] if changed else []
 
     def repair(self, bad: Sequence[int]) -> dict[int, Tensor]:
@@ -290,11 +289,9 @@ class WeightIntegrity:
         for block in blocks:
             device = self._device(block)
             of_device.setdefault(device, []).append(self._part(block).first + block.start // device.size)
-        differences = {
-            self._block(device, number): words
-            for device, numbers in of_device.items()
-            for number, words in device.repair(numbers).items()
-        }
+        differences: dict[Block, Tensor] = {}
+        for device, numbers in of_device.items():
+            differences |= {self._block(device, number): words for number, words in device.repair(numbers).items()}
         repaired = tuple(block for block in blocks if block in differences)
         corrected = tuple(self._corrected(block, differences[block]) for block in repaired)
         return Repair(repaired, tuple(block for block in blocks if block not in differences), corrected)

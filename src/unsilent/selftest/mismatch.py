@@ -39,9 +39,8 @@ class Mismatch:
     def sentence(self) -> str:
         """The first wrong element and how many there are."""
         where = f"element {list(self.index)}" if self.index else "the number"
-        more = f"; {self.count:,} of {count_text(self.size, 'element')} wrong" + (
-            f", {self.layout}" if self.layout else ""
-        )
+        layout = f", {self.layout}" if self.layout else ""
+        more = f"; {self.count:,} of {count_text(self.size, 'element')} wrong{layout}"
         return f"{self.operation} in {self.dtype}: {where} is {self.got}, expected {self.expected}{more}"
 
 

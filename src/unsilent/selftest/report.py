@@ -24,9 +24,8 @@ def selftest_report(result: SelfTest) -> Report:
          "mismatch": None if row.mismatch is None else vars(row.mismatch)}
         for row in result.counts
     ]  # fmt: skip
-    findings = [
-        f"{row.mismatch.sentence()} (execution {row.first_wrong:,})" for row in result.mismatches if row.mismatch
-    ]
+    wrong = [(row.mismatch, row.first_wrong) for row in result.mismatches if row.mismatch]
+    findings = [f"{mismatch.sentence()} (execution {first_wrong:,})" for mismatch, first_wrong in wrong]
     findings += [
         f"The recorded step was wrong in each of {count_text(row.executions, 'execution')}: a step whose code or settings have "
         "changed since it was recorded looks the same"

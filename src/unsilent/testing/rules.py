@@ -157,9 +157,8 @@ class RuleContract(ABC):
         series: Sequence[Series] = (*others, *series_of(rule))
         values = np.concatenate([np.ones((STEPS, len(others))), values], axis=1)
         seen = np.concatenate([np.ones((STEPS, len(others)), bool), seen], axis=1)
-        read, whole = judge_recording(
-            rule, Recording(tuple(series), values, seen, np.arange(STEPS, dtype=np.float64) * 60)
-        )
+        recording = Recording(tuple(series), values, seen, np.arange(STEPS, dtype=np.float64) * 60)
+        read, whole = judge_recording(rule, recording)
         assert read == series[len(others) :]
         stream = RuleStream(rule, series)
         for step in range(STEPS):

@@ -148,9 +148,8 @@ def _applied(dataset: Dataset, chunk: Chunk) -> tuple[int, ...]:
 
 def _block(name: str, dataset: Dataset, chunk: Chunk, checksums: tuple[Checksum, ...]) -> Block:
     """One chunk, without what of it is beyond the dataset's edge."""
-    shape: Shape = tuple(
-        min(step, n - at) for step, n, at in zip(dataset.chunk, dataset.shape, chunk.start, strict=True)
-    )
+    sizes = zip(dataset.chunk, dataset.shape, chunk.start, strict=True)
+    shape: Shape = tuple(min(step, n - at) for step, n, at in sizes)
     filters, stored = _applied(dataset, chunk), chunk.size
     if filters and filters[-1] == FLETCHER32:
         filters, stored = filters[:-1], stored - CHECKSUM_BYTES

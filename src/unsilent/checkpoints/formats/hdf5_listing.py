@@ -83,9 +83,8 @@ def listing(h5py: Any, file: Any, most_chunks: int) -> list[dict[str, Any]]:
 
 def _known_types(h5py: Any) -> list[tuple[str, bool, Any]]:
     """Name, whether big endian, and HDF5's type of all numbers that are stored as numpy has them."""
-    orders = [
-        (name, big, np.dtype(name).newbyteorder(">" if big else "<")) for name in NUMBERS for big in (False, True)
-    ]
+    pairs = [(name, big) for name in NUMBERS for big in (False, True)]
+    orders = [(name, big, np.dtype(name).newbyteorder(">" if big else "<")) for name, big in pairs]
     orders.append(("bool", False, np.dtype(bool)))
     return [(name, big, h5py.h5t.py_create(dtype, logical=True)) for name, big, dtype in orders]
 

@@ -144,13 +144,9 @@ def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
 def _run(command: Sequence[str], descriptor: int, seconds: float) -> tuple[int, bytes]:
     """Exit status and output of a process that has one open file of ours; raises ``OSError`` and ``TimeoutExpired``."""
     with tempfile.TemporaryFile() as output:
+        environment, null = {**os.environ, **_ENVIRONMENT}, subprocess.DEVNULL
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[descriptor],
-            env={**os.environ, **_ENVIRONMENT},
+            command, stdin=null, stdout=output, stderr=null, pass_fds=[descriptor], env=environment
         )
         try:
             code = process.wait(seconds)

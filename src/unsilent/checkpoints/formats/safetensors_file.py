@@ -114,10 +114,8 @@ def _of_file(files: CheckpointFiles, file: str) -> list[StoredTensor]:
         raise UsageError(f"{where} is no safetensors file: its header is damaged ({ascii(str(error))[:60]})") from None
     names = unique_names([(name,) for name in parts], [part.shape for part in parts.values()])
     _check_places(files, file, 8 + length, dict(zip(names, parts.values(), strict=True)))
-    return [
-        _stored(file, name, stored_as, 8 + length, part)
-        for name, (stored_as, part) in zip(names, parts.items(), strict=True)
-    ]
+    named = zip(names, parts.items(), strict=True)
+    return [_stored(file, name, stored_as, 8 + length, part) for name, (stored_as, part) in named]
 
 
 def _check_places(files: CheckpointFiles, file: str, begin: int, parts: dict[str, _Part]) -> None:

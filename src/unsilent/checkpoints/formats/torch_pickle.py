@@ -382,9 +382,8 @@ def _tensor(call: Call) -> PickledTensor:
                     metadata = None
                 case _:
                     raise _unknown(call)
-            return storage._replace(
-                dtype=dtype, offset=offset, shape=shape, strides=strides, obstacle=_obstacle(metadata, call)
-            )
+            obstacle = _obstacle(metadata, call)
+            return storage._replace(dtype=dtype, offset=offset, shape=shape, strides=strides, obstacle=obstacle)
     raise _unknown(call)
 
 

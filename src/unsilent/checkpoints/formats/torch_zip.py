@@ -150,11 +150,9 @@ def _code_and_constants(archive: ZipDirectory, folder: str, files: CheckpointFil
 
 def _checked_records(archive: ZipDirectory, folder: str, where: str) -> dict[str, bytes]:
     """The records that say how the others are to be read; raises ``UsageError`` for what torch refuses."""
-    records = {
-        name: archive.content(archive.entries[folder + name], "a setting of torch")
-        for name in ("version", "byteorder", ".format_version", ".storage_alignment")
-        if folder + name in archive.entries
-    }
+    names = ("version", "byteorder", ".format_version", ".storage_alignment")
+    entries = {name: archive.entries[folder + name] for name in names if folder + name in archive.entries}
+    records = {name: archive.content(entry, "a setting of torch") for name, entry in entries.items()}
     numbers = {name: value.strip() for name, value in records.items() if name != "byteorder"}
     version = numbers.get("version", b"")
     if records.get("byteorder", b"little") not in (b"little", b"big"):

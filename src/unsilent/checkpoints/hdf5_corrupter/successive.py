@@ -70,12 +70,11 @@ class SuccessiveInjections:
     def faults(self) -> list[Fault]:
         """Faults of all rounds, one a tensor where no element was hit twice in a way that cannot be merged."""
         tensors = [tensor for name, tensor in self._checkpoint.tensors.items() if name in self._hits]
-        return [
-            _fault(tensor, hits.operation, hits.held, dict(sorted(each.items())))
-            for tensor in tensors
-            for hits in (self._hits[tensor.name],)
-            for each in hits.rounds
-        ]
+        faults = []
+        for tensor in tensors:
+            hits = self._hits[tensor.name]
+            faults += [_fault(tensor, hits.operation, hits.held, dict(sorted(each.items()))) for each in hits.rounds]
+        return faults
 
     def not_finite(self) -> int:
         """How many elements are now NaN or infinite and were not before."""

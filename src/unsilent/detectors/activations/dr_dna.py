@@ -74,15 +74,11 @@ class DrDna(LayersAlone):
         sites = profile.shape[1]
         counts = np.zeros((self.bins + 2, sites))
         np.add.at(counts, (cells + 1, np.arange(sites)), 1)
+        cost = -np.log((counts + self.smoothing) / (len(profile) + self.smoothing * (self.bins + 2)))
         mean = profile.mean(0)
-        layer = {
-            "low": low,
-            "width": width,
-            "cost": -np.log((counts + self.smoothing) / (len(profile) + self.smoothing * (self.bins + 2))),
-            "mean": mean,
-            "deviation": np.maximum(profile.std(0), np.maximum(_LEAST, _LEAST_RELATIVE * np.abs(mean))),
-        }
-        usual = (profile - mean) / layer["deviation"]
+        deviation = np.maximum(profile.std(0), np.maximum(_LEAST, _LEAST_RELATIVE * np.abs(mean)))
+        layer = {"low": low, "width": width, "cost": cost, "mean": mean, "deviation": deviation}
+        usual = (profile - mean) / deviation
         correlation = (1 - self.shrinkage) * usual.T @ usual / len(usual) + self.shrinkage * np.eye(sites)
         values, vectors = np.linalg.eigh(correlation)
         layer["whitening"] = vectors / np.sqrt(values)
@@ -97,11 +93,9 @@ class DrDna(LayersAlone):
         """The weighted sum of the scaled terms, float64[..., n]."""
         surprise, distance, location = np.moveaxis(self._terms(layer, reading), -2, 0)
         usual, spread = layer["usual"][..., None], layer["spread"][..., None]
-        return limit_scores(
-            self.surprise * (surprise - usual[..., 0, :]) / spread[..., 0, :]
-            + self.distance * (distance - usual[..., 1, :]) / spread[..., 1, :]
-            + self.location * location
-        )
+        score = self.surprise * (surprise - usual[..., 0, :]) / spread[..., 0, :]
+        score += self.distance * (distance - usual[..., 1, :]) / spread[..., 1, :]
+        return limit_scores(score + self.location * location)
 
     def _terms(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """Surprise, distance and location of n samples, float64[..., 3, n]."""
@@ -115,8 +109,7 @@ class DrDna(LayersAlone):
         cost = np.take_along_axis(layer["cost"], cells, axis=-2) + np.log1p(outside)
         standard = (values - known["mean"]) / known["deviation"]
         distance = np.log1p(np.square(np.clip(standard, -_FAR, _FAR) @ layer["whitening"]).mean(-1))
-        seen = [
-            np.take_along_axis(layer[name], where, axis=-1) > 0
-            for name, where in (("largest", standard.argmax(-1)), ("smallest", standard.argmin(-1)))
-        ]
-        return np.stack([cost.mean(-1), distance, 1 - (seen[0].astype(float) + seen[1]) / 2], axis=-2)
+        seen_largest = np.take_along_axis(layer["largest"], standard.argmax(-1), axis=-1) > 0
+        seen_smallest = np.take_along_axis(layer["smallest"], standard.argmin(-1), axis=-1) > 0
+        location = 1 - (seen_largest.astype(float) + seen_smallest) / 2
+        return np.stack([cost.mean(-1), distance, location], axis=-2)
