@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from unsilent.detectors.activations.rule import LARGEST_SCORE, margins
+from unsilent.detectors.activations.rule import LARGEST_SCORE
 from unsilent.detectors.activations.rules import ACTIVATION_RULES, make_activation_rule
 
 RULES = [make_activation_rule(name) for name in ACTIVATION_RULES]
@@ -20,6 +20,13 @@ def clean(rule, samples, seed):
     if rule.reads == "checksum":
         return np.abs(values)
     return values if rule.reads == "sites" else np.sort(values, axis=1)
+
+
+def margins(rule, layers, readings):
+    """Margins of n samples after each layer, float64[layers, n]."""
+    return rule.cumulate(
+        np.array([rule.score(layer, reading) for layer, reading in zip(layers, readings, strict=True)])
+    )
 
 
 @pytest.fixture(params=RULES, ids=lambda rule: rule.name)

@@ -1,8 +1,8 @@
-"""The base of what is closed by ``close``, at the end of a ``with`` as well."""
+"""The bases of what is closed by ``close``, at the end of a ``with`` as well."""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 
 class Closing:
@@ -17,3 +17,15 @@ class Closing:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+
+class Hooked(Closing):
+    """A context manager that removes its hooks."""
+
+    _hooks: list[Any]
+
+    def close(self) -> None:
+        """Remove all hooks; closing twice does nothing."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()

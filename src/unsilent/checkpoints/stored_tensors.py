@@ -50,19 +50,16 @@ class Checksum(Protocol):
     @property
     def name(self) -> str:
         """Name of the checksum, for messages: ``CRC-32 of archive/data/0``."""
-        ...
 
     @property
     def places(self) -> tuple[tuple[str, int, int], ...]:
         """Where it is stored: file, offset and length of each place."""
-        ...
 
     def update(self, patches: list[Patch], read: Read) -> list[Patch]:
         """The patches that make it fit the bytes after ``patches``; none where they do not touch what it covers.
 
         ``read`` reads the bytes before any patch. Earlier patches may be those of other checksums.
         """
-        ...
 
 
 class Packing(Protocol):
@@ -70,11 +67,9 @@ class Packing(Protocol):
 
     def unpack(self, stored: bytes) -> bytes:
         """The bytes of the elements. Raises ``UsageError`` for damaged ones."""
-        ...
 
     def pack(self, content: bytes, stored_size: int) -> bytes:
         """Exactly ``stored_size`` bytes that unpack to ``content``. Raises ``UsageError`` where they do not fit."""
-        ...
 
 
 @dataclass(frozen=True)

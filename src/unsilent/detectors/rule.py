@@ -60,11 +60,9 @@ class Rule(Protocol):
 
     def reads(self, series: Series) -> bool:
         """Whether the rule is applied to a series by default."""
-        ...
 
     def initial_state(self, series: Sequence[Series]) -> Any:
         """The state before the first step, of these series."""
-        ...
 
     def judge(self, state: Any, values: Floats, seen: Bools, seconds: float) -> tuple[Any, Judgement]:
         """The next state and the judgement of one step.
@@ -75,7 +73,6 @@ class Rule(Protocol):
             seen: bool[n], which series have a value in this step.
             seconds: Time since the first step, for rules that count minutes.
         """
-        ...
 
 
 @dataclass

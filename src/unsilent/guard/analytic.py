@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.optim import SGD, Optimizer
 
+from unsilent.basics.closing import Hooked
 from unsilent.basics.errors import UsageError
 from unsilent.detectors.moment_bounds import first_moment_bounds
 from unsilent.guard.watched_tensors import find_history_tensors
@@ -50,7 +51,7 @@ class AnalyticBounds:
             )
 
 
-class GradientTermCounter:
+class GradientTermCounter(Hooked):
     """Counts, from now until `close`, what the layers of a model are applied to.
 
     Attributes:
@@ -63,11 +64,6 @@ class GradientTermCounter:
         self.samples = 0
         self._hooks = [model.register_forward_pre_hook(self._batch, with_kwargs=True)]
         self._hooks += [m.register_forward_hook(self._layer) for m in model.modules()]
-
-    def close(self) -> None:
-        """Count no more."""
-        for hook in self._hooks:
-            hook.remove()
 
     def _batch(self, model: nn.Module, args: Any, keyword_arguments: Any) -> None:
         inputs = [x for x in (*args, *keyword_arguments.values()) if isinstance(x, Tensor) and x.ndim]

@@ -20,6 +20,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from unsilent.basics.closing import Hooked
 from unsilent.guard.loop_state import LoopVariables
 from unsilent.outcomes.tensors import leaves
 from unsilent.recovery.digests import fingerprint
@@ -201,7 +202,7 @@ def repetition_differences(
     return list(dict.fromkeys(causes))
 
 
-class ExecutionRecorder:
+class ExecutionRecorder(Hooked):
     """Records executions of a model's training steps, from `begin` to `end`; removes its hooks on `close`.
 
     Args:
@@ -217,7 +218,7 @@ class ExecutionRecorder:
         self._gradients = gradients
         self.updates = 0
         self._optimizers = list(optimizers)
-        self._hooks: list[Any] = [model.register_forward_pre_hook(self._inputs_of(model), with_kwargs=True)]
+        self._hooks = [model.register_forward_pre_hook(self._inputs_of(model), with_kwargs=True)]
         for number, optimizer in enumerate(optimizers):
             self._hooks.append(optimizer.register_step_pre_hook(self._settings_of(number)))
 
@@ -233,12 +234,6 @@ class ExecutionRecorder:
                 schedules |= {f"{type(stateful).__name__} {key}": value for key, value in numbers.items()}
         start = IterationStart(fingerprint(list(leaves(item))), settings, gradients, schedules)
         self.current_execution.iteration_starts.append(start)
-
-    def close(self) -> None:
-        """Record no more."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
 
     def _inputs_of(self, model: nn.Module) -> Any:
         """A hook; a function, because a copy of the model (``deepcopy``) would copy what a bound method belongs to."""

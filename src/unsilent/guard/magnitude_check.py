@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -33,8 +33,8 @@ from unsilent.guard.watched_tensors import (
 from unsilent.sites.modules import parameters_of
 
 
-class StepCheck(Protocol):
-    """A check that a guard makes after each step."""
+class StepCheck:
+    """A check that a guard makes after each step; where it does not say otherwise, it does nothing."""
 
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
         """An alarm in the step before this one if it was not checked yet, or in this one unless ``late``.
@@ -42,30 +42,26 @@ class StepCheck(Protocol):
         ``stepped`` tells whether an optimizer has made a step since the last state that was kept. ``whole``: everything is to be
         checked, although a check may look at one part in each step.
         """
-        ...
+        raise NotImplementedError
 
     def check_last(self) -> Alarm | None:
         """An alarm in what is not checked yet; no step follows."""
-        ...
+        raise NotImplementedError
 
     def drop_pending(self) -> None:
         """Forget what is not checked yet: the training went back."""
-        ...
 
     def before_again(self, item: Any) -> None:
         """An iteration is about to be executed again; ``item``: what it begins with."""
-        ...
 
     def restart(self) -> None:
         """A new loop begins."""
-        ...
 
     def close(self) -> None:
         """End, as nothing more is asked."""
-        ...
 
 
-class MagnitudeCheck:
+class MagnitudeCheck(StepCheck):
     """Finds the tensors to watch, learns their bounds from clean steps, and returns an alarm where one is exceeded.
 
     Args:
@@ -102,9 +98,6 @@ class MagnitudeCheck:
         """Remove the hooks that count positions."""
         if self._positions is not None:
             self._positions.close()
-
-    def before_again(self, item: Any) -> None:
-        """Do nothing."""
 
     def drop_pending(self) -> None:
         """Forget the step that is not read yet."""

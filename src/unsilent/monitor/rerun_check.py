@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from unsilent.events.event_kinds import FINGERPRINT, Alarm, Verdict
 from unsilent.guard.execution_record import RepeatableStep
+from unsilent.guard.magnitude_check import StepCheck
 from unsilent.monitor.exchange import RankRow
 
 if TYPE_CHECKING:
     from unsilent.monitor.monitor import Monitor
 
 
-class RerunCheck:
-    """A `StepCheck` of what a monitor finds."""
+class RerunCheck(StepCheck):
+    """A check of what a monitor finds; its rules go on where a new loop begins, and the monitor closes itself."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
@@ -35,12 +36,6 @@ class RerunCheck:
     def before_again(self, item: Any) -> None:
         """Record the step of the alarm as it begins."""
         self._monitor.record_iteration(item.arguments if isinstance(item, RepeatableStep) else item)
-
-    def restart(self) -> None:
-        """Rules go on."""
-
-    def close(self) -> None:
-        """The monitor closes itself."""
 
 
 def alarm_of(verdict: Verdict, rows: Sequence[RankRow], alarms: Sequence[Alarm]) -> Alarm:

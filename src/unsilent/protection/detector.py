@@ -49,7 +49,6 @@ class InferenceDetector(Protocol):
     @property
     def nbytes(self) -> int:
         """Memory that it takes besides the model, in bytes."""
-        ...
 
     def calibrate(
         self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
@@ -59,14 +58,12 @@ class InferenceDetector(Protocol):
         Raises:
             UsageError: too few samples, values that are not finite, no layer that can be read.
         """
-        ...
 
     def margins(self, recorded: RecordedPass) -> Floats:
         """Margins of how unusual each sample is after each layer, float64[layers, samples], without NaN.
 
         There is one row where no layers are read. Margins of weights are the same for all samples.
         """
-        ...
 
 
 @runtime_checkable
@@ -75,11 +72,9 @@ class StoredDetector(Protocol):
 
     def learnt(self) -> Any:
         """Results of `calibrate`: tensors and JSON values in dicts and lists."""
-        ...
 
     def know(self, learnt: Any, model: nn.Module) -> None:
         """Put back what `learnt` returned, where tuples may have become lists."""
-        ...
 
 
 DETECTORS: dict[str, Callable[..., InferenceDetector]] = {

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 
+from unsilent.basics.closing import Hooked
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.sites.modules import named_modules
 
@@ -96,7 +97,7 @@ def find_layers(model: nn.Module, globs: Iterable[str] = ("*",)) -> dict[str, nn
     return {name: module for name, module in every.items() if name in chosen}
 
 
-class LayerWatch:
+class LayerWatch(Hooked):
     """Hooks on layers of a model; a context manager that removes them.
 
     Args:
@@ -131,7 +132,7 @@ class LayerWatch:
             names = {module_name(name) for name in wanted}
             chosen = {name: module for name, module in chosen.items() if name in names}
         self._mode = _FunctionWatch(self._function_ran) if functions else None
-        self._hooks: list[Any] = []
+        self._hooks = []
         for name, module in chosen.items():
             self._hooks.append(module.register_forward_hook(self._hook(name), with_kwargs=True))
         self._hooks.append(model.register_forward_pre_hook(self._begin_pass))
@@ -149,17 +150,6 @@ class LayerWatch:
 
     def __deepcopy__(self, memo: object) -> Self:
         return self  # so that a copy of the model does not copy what listens to the model
-
-    def close(self) -> None:
-        """Remove all hooks."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _begin_pass(self, *_: Any) -> None:
         self._runs.clear()

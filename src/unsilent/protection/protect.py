@@ -21,12 +21,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.closing import Closing
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.detectors.activations.rule import Floats
 from unsilent.protection.activation_detector import ActivationDetector
@@ -78,7 +79,7 @@ class _AlarmInLayer(Exception):
     """Ends a pass early."""
 
 
-class ProtectedModel:
+class ProtectedModel(Closing):
     """A model with a profile, called as the model is; what is not found here is the model's.
 
     Args:
@@ -168,12 +169,6 @@ class ProtectedModel:
         if "_model" not in self.__dict__:  # while it is copied
             raise AttributeError(name)
         return getattr(self.__dict__["_model"], name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Remove all hooks. Later calls raise ``UsageError``."""

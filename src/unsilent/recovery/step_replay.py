@@ -55,31 +55,24 @@ class ReplayedSteps(Protocol):
 
     def go_back(self) -> None:
         """Put the state back that the first iteration begins with, in all but random generators."""
-        ...
 
     def starts(self) -> Sequence[IterationStart]:
         """The starts of the iterations."""
-        ...
 
     def end_iteration(self) -> None:
         """The body has run once; its signals are judged."""
-        ...
 
     def tensors(self) -> dict[str, Tensor]:
         """All that the training has now, by name."""
-        ...
 
     def batches(self) -> Sequence[Any]:
         """Batches of the iterations, as far as they are known."""
-        ...
 
     def portable(self) -> Any:
         """Values, to be pickled, by which another rank can execute these iterations; raises ``UsageError`` without them."""
-        ...
 
     def starts_of(self, portable: Any) -> Sequence[IterationStart]:
         """The iterations of the rank that sent this, for this one."""
-        ...
 
 
 def execute(steps: ReplayedSteps, starts: Sequence[IterationStart] | None = None) -> Iterator[Any]:

@@ -8,7 +8,7 @@ judged before the model has computed the rest. The threshold of margins comes fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -40,7 +40,6 @@ class ActivationRule(Protocol):
             profile: Readings of clean samples, float64[n, numbers].
             held_out: Values of other clean samples, by which scores are standardised.
         """
-        ...
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """Score of each sample in one layer, float64[n], without NaN; or in several at once, float64[layers, n].
@@ -49,11 +48,9 @@ class ActivationRule(Protocol):
             layer: Arrays from `fit`; for several layers their arrays, stacked.
             reading: float64[n, numbers] or [layers, n, numbers]; any number, NaN and infinity included.
         """
-        ...
 
     def cumulate(self, scores: Floats) -> Floats:
         """Margins of n samples after each layer, float64[layers, n], from the scores of layers."""
-        ...
 
 
 class LayersAlone:
@@ -67,10 +64,3 @@ class LayersAlone:
 def limit_scores(scores: Floats) -> Floats:
     """Scores between plus and minus `LARGEST_SCORE`; NaN counts as the largest."""
     return np.clip(np.nan_to_num(scores, nan=LARGEST_SCORE), -LARGEST_SCORE, LARGEST_SCORE)
-
-
-def margins(rule: ActivationRule, layers: Sequence[Mapping[str, Floats]], readings: Sequence[Floats]) -> Floats:
-    """Margins of n samples after each layer, float64[layers, n]."""
-    return rule.cumulate(
-        np.array([rule.score(layer, reading) for layer, reading in zip(layers, readings, strict=True)])
-    )

@@ -19,13 +19,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
+from unsilent.basics.closing import Closing
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GRADIENT, NUMBER, UPDATE, VALUE, Series
 from unsilent.guard.magnitudes import ReusedSum, local_tensor, norms_and_largest
 from unsilent.monitor.backward_hooks import BackwardListener, add_listener, bind_to_this_thread, remove_listener
@@ -55,7 +56,7 @@ _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
 """Collectors that are open, for `watch_gradient`."""
 
 
-class SignalCollector(BackwardListener):
+class SignalCollector(BackwardListener, Closing):
     """Reads signals; a context manager that removes its hooks.
 
     Args:
@@ -165,12 +166,6 @@ class SignalCollector(BackwardListener):
             hook.remove()
         self._hooks.clear()
         self._attached.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     @property
     def intervals(self) -> SampleIntervals:
