@@ -98,6 +98,20 @@ def system_errors(problem: str, advice: str = "") -> Iterator[None]:
         raise UsageError("; ".join(filter(None, (f"{problem}: {error.strerror or error}", advice)))) from None
 
 
+@contextmanager
+def content_errors(problem: str, advice: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Makes what reading a file raises a ``UsageError``: the problem, the first line of the error, and the advice.
+
+    Args:
+        kinds: Kinds of errors, besides ``ValueError`` and ``RecursionError``.
+    """
+    caught: tuple[type[Exception], ...] = (ValueError, RecursionError, *kinds)
+    try:
+        yield
+    except caught as error:
+        raise UsageError(f"{problem}: {first_line(error)[:200]}; {advice}") from None
+
+
 _MOST_SHOWN = 150
 """Characters of one name in an error."""
 _MOST_LISTED = 600

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from unsilent.basics.errors import UsageError, first_line, system_errors
+from unsilent.basics.errors import UsageError, content_errors, system_errors
 from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
 from unsilent.basics.strictjson import as_json_values
 from unsilent.events.event_files import LAST_STEP, check_range, parse_fields
@@ -235,7 +235,8 @@ def _read(kind: type[Record], path: Path) -> Record:
     if path.is_symlink():
         raise UsageError(f"{path} is a link; expected a file of its own; give the folder that a monitor wrote")
     content = read_plain(path, MOST_BYTES)
-    try:
+    advice = "mend or remove it, or give a folder that a monitor wrote"
+    with content_errors(f"{path} is no record of an incident", advice):
         values = parse_json(content)
         if not isinstance(values, dict):
             raise ValueError("expected an object")
@@ -246,11 +247,6 @@ def _read(kind: type[Record], path: Path) -> Record:
         if isinstance(record, Incident):
             _check_numbers(record)
         return record
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is no record of an incident: {first_line(error)[:200]}; mend or remove it, or give a folder that a "
-            "monitor wrote"
-        ) from None
 
 
 def _check_numbers(incident: Incident) -> None:

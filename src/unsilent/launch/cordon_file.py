@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from unsilent.basics.errors import UsageError, first_line, system_errors
+from unsilent.basics.errors import content_errors, system_errors
 from unsilent.basics.options import LARGEST
 from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
 from unsilent.basics.strictjson import as_json_values
@@ -131,17 +131,13 @@ def read_record(path: Path) -> IsolationRecord:
     """The record in a file; an empty one where there is none. Raises ``UsageError``."""
     if not path.exists() and not path.is_symlink():
         return IsolationRecord()
-    try:
+    with content_errors(f"{path} is not what unsilent run --isolate writes", "correct or remove it"):
         values = parse_json(read_plain(path, MOST_BYTES))
         if not isinstance(values, dict) or values.get("schema") != SCHEMA:
             raise ValueError(f"expected an object with the schema {SCHEMA}")
         record = parse_fields(IsolationRecord, values)
         _check_numbers(record)
         return record
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is not what unsilent run --isolate writes: {first_line(error)[:200]}; correct or remove it"
-        ) from None
 
 
 def _check_numbers(record: IsolationRecord) -> None:

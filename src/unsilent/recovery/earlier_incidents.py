@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.errors import content_errors
 from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
 from unsilent.recovery.evidence import Evidence
 from unsilent.recovery.fault_verdict import FaultVerdict
@@ -57,15 +57,11 @@ def read_earlier_incidents(path: Path) -> list[EarlierIncident]:
     if not path.exists():
         return []
     content = read_plain(path, MOST_BYTES)
-    try:
+    with content_errors(f"{path} is no file of earlier incidents", "correct it, or delete it to forget them"):
         table = parse_json(content)
         if not isinstance(table, dict) or table.get("schema") != SCHEMA or not isinstance(table.get("incidents"), list):
             raise ValueError(f"expected an object with schema {SCHEMA} and a list of incidents")
         return [_read_incident(entry) for entry in table["incidents"]]
-    except ValueError as error:
-        raise UsageError(
-            f"{path} is no file of earlier incidents: {first_line(error)[:200]}; correct it, or delete it to forget them"
-        ) from None
 
 
 def with_earlier_incidents(evidence: Evidence, earlier: list[EarlierIncident]) -> Evidence:

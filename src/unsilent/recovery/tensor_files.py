@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, content_errors
 from unsilent.basics.nested import map_tensors
 from unsilent.basics.plainfiles import open_plain, parse_json
 from unsilent.checkpoints.writing import write_safetensors
@@ -46,14 +46,13 @@ def read_tensors(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     open_plain(path).close()  # no pipe, no device
-    try:
-        with safe_open(path, "pt") as file:
-            nesting = parse_json((file.metadata() or {})[_NESTING].encode())
-            return _put_together(nesting, file.get_tensor)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} does not have the tensors of an incident: {first_line(error)[:200]}; give a file that a monitor wrote"
-        ) from None
+    problem, kinds = f"{path} does not have the tensors of an incident", (OSError, KeyError, TypeError, RuntimeError)
+    with (
+        content_errors(problem, "give a file that a monitor wrote", SafetensorError, *kinds),
+        safe_open(path, "pt") as file,
+    ):
+        nesting = parse_json((file.metadata() or {})[_NESTING].encode())
+        return _put_together(nesting, file.get_tensor)
 
 
 def _taken_apart(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
