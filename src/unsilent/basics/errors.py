@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from unsilent.basics.printable import escape_unprintable
@@ -87,6 +87,12 @@ def kind_and_line(error: BaseException) -> str:
     """Type and first line of an error: ``RuntimeError: CUDA error: device-side assert triggered``."""
     kind, text = type(error).__name__, " ".join(first_line(error).split())
     return escape_unprintable(kind if text == kind else f"{kind}: {text}")[:300]
+
+
+def check_name(noun: str, name: object, known: Collection[str]) -> None:
+    """Raise `unknown_name_error` for a name that does not exist."""
+    if name not in known:
+        raise unknown_name_error(noun, name, known)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.basics.errors import UsageError, check_name, wrong_value_error
 
 T = TypeVar("T")
 
@@ -36,15 +36,13 @@ def build_named(noun: str, text: str, registry: Mapping[str, Callable[..., T]]) 
     if not isinstance(text, str):
         raise wrong_value_error(noun, text, "a string")
     name, params = parse_named(text)
-    if name not in registry:
-        raise unknown_name_error(noun, name, registry)
+    check_name(noun, name, registry)
     factory = registry[name]
     hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     accepted = [p for p in inspect.signature(factory).parameters if p in hints]
     arguments: dict[str, Any] = {}
     for key, value in params.items():
-        if key not in accepted:
-            raise unknown_name_error(f"parameter of {noun} {name!r}:", key, accepted)
+        check_name(f"parameter of {noun} {name!r}:", key, accepted)
         arguments[key] = convert(value, hints[key], f"{noun} {name!r}: {key}")
     return factory(**arguments)
 

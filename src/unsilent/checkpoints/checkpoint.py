@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from unsilent.basics.closing import Closing
-from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, check_name, unknown_name_error
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.content import content_parts
 from unsilent.checkpoints.formats.known import Format, format_of
@@ -104,8 +104,7 @@ class Checkpoint(Closing):
         """
         known = {tensor.section for tensor in self.tensors.values()}
         for section in sections:
-            if section not in known:
-                raise unknown_name_error(f"section in {self.path}", section, known)
+            check_name(f"section in {self.path}", section, known)
         result = [t for t in self.tensors.values() if not sections or t.section in sections]
         for glob in globs:
             if not any(fits(tensor, glob) for tensor in result):
@@ -208,8 +207,7 @@ class _Plan:
         self.blocks: dict[tuple[str, int], Block] = {}
 
     def make(self, faults: Iterable[Fault], checksums: str) -> tuple[list[Patch], Receipt]:
-        if checksums not in CHECKSUMS:
-            raise unknown_name_error("treatment of checksums", checksums, CHECKSUMS)
+        check_name("treatment of checksums", checksums, CHECKSUMS)
         receipt = Receipt(tuple(self._apply(fault) for fault in faults))
         patches = list(self.by_place.values())
         for block, before, after in self.packed.values():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from unsilent.basics.entry_points import RULES as GROUP
 from unsilent.basics.entry_points import installed_parts, load_part, wrong_part_error
-from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.basics.errors import UsageError, check_name, unknown_name_error, wrong_value_error
 from unsilent.basics.lazy_module import load_named
 from unsilent.basics.name_and_parameters import build_named, parse_named
 from unsilent.basics.printable import escape_unprintable
@@ -131,8 +131,7 @@ def rule_thresholds(rule: Rule) -> dict[str, Any]:
 
 def rules_of_preset(name: str) -> tuple[Rule, ...]:
     """The rules that a preset names, with their default thresholds. Raises ``UsageError``."""
-    if name not in PRESETS:
-        raise unknown_name_error("preset", name, PRESETS)
+    check_name("preset", name, PRESETS)
     return tuple(make_rule(text) for text in PRESETS[name])
 
 

@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any
 
-from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, check_name
 from unsilent.basics.name_and_parameters import parse_named
 from unsilent.basics.options import OUTPUT_PANEL, Option, check_count, options_of
 from unsilent.basics.sizes import parse_whole_number
@@ -148,15 +148,11 @@ class MonitorSettings:
         for name, asking in options_of(MonitorSettings).items():
             value = asking.parse_value(getattr(self, name), asking.flag, typed=True)
             object.__setattr__(self, name, value)
-        for name, value, known in (
-            ("--on-alarm", self.on_alarm, ACTIONS),
-            ("--mode", self.mode, MODES),
-            ("--fingerprint", self.fingerprint, FINGERPRINTS),
-            ("--act-on", self.act_on, ("alarm", "warning")),
-            ("--incident", self.incident, INCIDENTS),
-        ):
-            if value not in known:
-                raise unknown_name_error(name, value, known)
+        check_name("--on-alarm", self.on_alarm, ACTIONS)
+        check_name("--mode", self.mode, MODES)
+        check_name("--fingerprint", self.fingerprint, FINGERPRINTS)
+        check_name("--act-on", self.act_on, ("alarm", "warning"))
+        check_name("--incident", self.incident, INCIDENTS)
         if self.on_alarm == "skip" and self.mode != "strict":
             raise UsageError(
                 "--on-alarm is 'skip', but --mode is 'lagged', whose verdict comes after the step; use mode strict"
@@ -199,8 +195,7 @@ def settings_of(settings: MonitorSettings | None, options: Mapping[str, Any]) ->
     """Settings from arguments of a function: all of them, or options by name. Raises ``UsageError``."""
     known = [option.field for option in options_of(MonitorSettings).values()]
     for name in options:
-        if name not in known:
-            raise unknown_name_error("option of a monitor", name, known)
+        check_name("option of a monitor", name, known)
     if settings is not None and options:
         raise UsageError(f"settings and {', '.join(options)} were both given; give settings alone, or options alone")
     return settings or MonitorSettings(**options)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from unsilent.basics.closing import Closing
-from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, check_name
 from unsilent.detectors.activations.rule import Floats
 from unsilent.protection.activation_detector import ActivationDetector
 from unsilent.protection.combination import Combination
@@ -110,8 +110,7 @@ class ProtectedModel(Closing):
         recovery: str | Sequence[str] = (),
         elsewhere: Callable[..., Any] | str | torch.device | None = None,
     ) -> None:
-        if mode not in MODES:
-            raise unknown_name_error("mode", mode, MODES)
+        check_name("mode", mode, MODES)
         self._ladder = sort_rungs(recovery)
         if "layer" in self._ladder and mode != "early":
             raise UsageError("recovery 'layer' needs mode 'early': in mode 'end' layers are judged after the pass")

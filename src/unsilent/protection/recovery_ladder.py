@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.basics.errors import UnsilentError, UsageError, unknown_name_error
+from unsilent.basics.errors import UnsilentError, UsageError, check_name
 from unsilent.basics.nested import map_tensors
 from unsilent.engine.device_placement import resolve_device
 from unsilent.protection.corrupted_weights import CorruptedWeights, bytes_of, repaired_weights
@@ -43,8 +43,7 @@ def sort_rungs(recovery: str | Sequence[str]) -> tuple[str, ...]:
         )
     requested = [recovery] if isinstance(recovery, str) else list(recovery)
     for rung in requested:
-        if rung not in RUNGS:
-            raise unknown_name_error("recovery", rung, RUNGS)
+        check_name("recovery", rung, RUNGS)
     return tuple(rung for rung in RUNGS if rung in requested)
 
 
