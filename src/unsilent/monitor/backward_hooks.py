@@ -204,11 +204,13 @@ def _noted_clipping(plain: Any) -> Any:
         plain(parameters, max_norm, total_norm, *args, **named)
         if is_dynamo_compiling():
             return
-        for listener in _heard():
-            try:
-                listener.after_clipping(parameters, total_norm)
-            except Exception as error:
-                listener.hook_failed(error)
+        thread = threading.get_ident()
+        for registration in _listeners:  # as `_heard`, without a call of Python
+            if registration.thread in (None, thread) and (listener := registration.listener()) is not None:
+                try:
+                    listener.after_clipping(parameters, total_norm)
+                except Exception as error:
+                    listener.hook_failed(error)
 
     return clip
 

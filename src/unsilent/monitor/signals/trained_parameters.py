@@ -43,11 +43,11 @@ class TrainedParameters:
     def find_new(self) -> Iterator[tuple[int, str, Tensor]]:
         """Number of the optimizer, name and parameter of each that is new: all, and later those of groups that are added."""
         for number, optimizer in enumerate(self._optimizers):
-            parameters = parameters_of([optimizer])
-            if len(parameters) == self._counted[number]:
+            counted = sum(len(group["params"]) for group in optimizer.param_groups)
+            if counted == self._counted[number]:
                 continue
-            self._counted[number] = len(parameters)
-            for place, parameter in enumerate(parameters):
+            self._counted[number] = counted
+            for place, parameter in enumerate(parameters_of([optimizer])):
                 if is_read(parameter) and id(parameter) not in self._known:
                     self._known[id(parameter)] = parameter
                     name = self._names.get(id(parameter), f"optimizer {number}, parameter {place}")
