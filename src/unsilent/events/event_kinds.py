@@ -66,7 +66,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class AgreedEvent(Event):
-    """What all ranks agree on, so that each of them reports it."""
+    """Event that all ranks agree on, so that each of them reports it."""
 
     log_level: ClassVar[int] = logging.WARNING
 
