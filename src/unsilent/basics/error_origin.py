@@ -75,11 +75,9 @@ def advise_on_arguments(error: TypeError, advice: str) -> None:
 def user_code_error(ref: str, error: BaseException, noun: str = "workload") -> UserCodeError:
     """The error of the user's code that ``ref`` names: ``ref: Kind: message (file, line)``, at the user's innermost line."""
     place = _place(error)
-    text = (str(error).splitlines() or [""])[0]
     where = f" ({os.path.basename(place.filename)}, line {place.lineno})" if place else ""
     advice = "".join(f"; {note}" for note in getattr(error, _ADVICE, ()))
-    message = f"{noun} {ref!r} raised {type(error).__name__}{': ' if text else ''}{text}{where}{advice}"
-    return UserCodeError(message, _trace(error))
+    return UserCodeError(f"{noun} {ref!r} raised {_kind_and_text(error)}{where}{advice}", _trace(error))
 
 
 def unexpected_error(error: BaseException) -> InternalError | UserCodeError:
@@ -87,12 +85,14 @@ def unexpected_error(error: BaseException) -> InternalError | UserCodeError:
     place = _place(error)
     if place is None or not is_user_error(error, 0):
         return internal_error(error)
+    problem = f"{place.filename}, line {place.lineno}, raised {_kind_and_text(error)}"
+    return UserCodeError(f"{problem}; this file is not part of unsilent, so correct it there", _trace(error))
+
+
+def _kind_and_text(error: BaseException) -> str:
+    """The type of an error, and the first line of what it says."""
     text = (str(error).splitlines() or [""])[0]
-    return UserCodeError(
-        f"{place.filename}, line {place.lineno}, raised {type(error).__name__}{': ' if text else ''}{text}; "
-        "this file is not part of unsilent, so correct it there",
-        _trace(error),
-    )
+    return f"{type(error).__name__}{': ' if text else ''}{text}"
 
 
 def _place(error: BaseException) -> traceback.FrameSummary | None:
@@ -105,12 +105,9 @@ def internal_error(error: BaseException) -> InternalError:
     """An error of ours: its kind, message and our innermost line; the whole traceback goes with it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _in_package(f.filename)]
     where = f" ({frames[-1].filename.removeprefix(_PACKAGE)}, line {frames[-1].lineno})" if frames else ""
-    text = (str(error).splitlines() or [""])[0]
-    return InternalError(
-        f"internal error of unsilent: {type(error).__name__}{': ' if text else ''}{text}{where}; "
-        "please report it together with the traceback",
-        "".join(traceback.format_exception(error)),
-    )
+    problem = f"internal error of unsilent: {_kind_and_text(error)}{where}"
+    trace = "".join(traceback.format_exception(error))
+    return InternalError(f"{problem}; please report it together with the traceback", trace)
 
 
 def _trace(error: BaseException) -> str:

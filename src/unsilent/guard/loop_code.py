@@ -107,10 +107,8 @@ def _globals_of_functions(code: CodeType) -> frozenset[str]:
 def _steps(code: CodeType) -> list[_Step]:
     instructions = list(dis.get_instructions(code))
     number_at = {instruction.offset: n for n, instruction in enumerate(instructions)}
-    handlers = [
-        (entry.start, entry.end, number_at.get(entry.target))
-        for entry in getattr(dis.Bytecode(code), "exception_entries", ())
-    ]
+    entries = getattr(dis.Bytecode(code), "exception_entries", ())
+    handlers = [(entry.start, entry.end, number_at.get(entry.target)) for entry in entries]
     is_function = code.co_flags & CO_OPTIMIZED  # what it writes to a global variable, another one may read
     shared = global_names(code) if is_function else _globals_of_functions(code)
     shared |= {*code.co_cellvars, *code.co_freevars}

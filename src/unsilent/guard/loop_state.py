@@ -45,10 +45,8 @@ MOST_OBJECTS = 5000
 MOST_ELEMENTS = 100
 """Elements of a list or a dictionary that are looked at."""
 _LEAVES = (str, bytes, int, float, complex, torch.Tensor, np.ndarray, ModuleType, CodeType, FrameType)
-_LIBRARIES = tuple(
-    str(Path(path).resolve())
-    for path in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], Path(__file__).parents[1])
-)
+_FOLDERS = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], Path(__file__).parents[1])
+_LIBRARIES = tuple(str(Path(path).resolve()) for path in _FOLDERS)
 
 Variables = Mapping[str, Any]
 

@@ -134,9 +134,8 @@ class AlarmReplay:
             if with_finding:
                 not_shared = frozenset(rank for rank, row in with_finding if row.changed or not row.is_shared)
                 are_own = bool(not_shared) and not any(row.has_shared for row in rows)
-                return Findings(
-                    not_shared or frozenset(rank for rank, _ in with_finding), are_own, number, signals, original
-                )
+                ranks = not_shared or frozenset(rank for rank, _ in with_finding)
+                return Findings(ranks, are_own, number, signals, original)
         return Findings(frozenset(), True, len(iterations), signals, original)
 
     def _local(self, recorder: Recorder) -> Signals:

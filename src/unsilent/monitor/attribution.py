@@ -64,7 +64,5 @@ def suspect_of(rows: Sequence[RankRow], replicas_count: bool = True) -> Suspect 
     first, second = sorted((rows[rank].score for rank in alarmed), reverse=True)[:2]
     if first > CLEAR * second:
         return Suspect(next(rank for rank in alarmed if rows[rank].score == first), "own history")
-    return Suspect(
-        UNDETERMINED,
-        f"{len(alarmed)} ranks found something alike: data, software, or a fault in a state that they share",
-    )
+    causes = "data, software, or a fault in a state that they share"
+    return Suspect(UNDETERMINED, f"{len(alarmed)} ranks found something alike: {causes}")

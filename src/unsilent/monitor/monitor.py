@@ -657,14 +657,8 @@ class Monitor:
                 self._due = alarm_of(verdict, rows, self._reporter.alarms)
             if action == "replay":
                 since_load = None if self._loaded_at is None else step - self._loaded_at + 1
-                self._replay = AlarmReplay(
-                    verdict,
-                    since_load,
-                    self._exchange.link,
-                    self._collector.series,
-                    self._judge.recorder or Recorder(),
-                    self.load_earlier,
-                )
+                link, series, recorder = self._exchange.link, self._collector.series, self._judge.recorder or Recorder()
+                self._replay = AlarmReplay(verdict, since_load, link, series, recorder, self.load_earlier)
                 if not is_rerun:
                     self._report_fault(self._replay.not_executed(no_rerun, self._last_batches()))
                     self._replay = None

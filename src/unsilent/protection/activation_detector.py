@@ -84,10 +84,9 @@ class ActivationDetector:
     def learn(self, readings: Sequence[Readings]) -> None:
         """Learn from readings of clean forward passes."""
         first = list(dict.fromkeys(name for reading in readings for name in reading))
-        kinds = {
-            later: [reading for reading in readings if any(name.endswith(LATER) == later for name in reading)]
-            for later in (False, True)
-        }
+        kinds: dict[bool, list[Readings]] = {}
+        for later in (False, True):
+            kinds[later] = [reading for reading in readings if any(name.endswith(LATER) == later for name in reading)]
         self.layers, self.widths = {}, {}
         for name in first:
             parts = [reading.get(name) for reading in kinds[name.endswith(LATER)]]

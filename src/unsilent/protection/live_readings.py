@@ -28,9 +28,8 @@ class LiveReadings:
     def __init__(self, detector: ActivationDetector, is_early: bool) -> None:
         self.detector, self._is_early = detector, is_early
         ends = np.cumsum([0, *detector.widths.values()])
-        self._columns = {
-            name: slice(int(a), int(b)) for name, a, b in zip(detector.widths, ends, ends[1:], strict=False)
-        }
+        columns = zip(detector.widths, ends, ends[1:], strict=False)
+        self._columns = {name: slice(int(begin), int(end)) for name, begin, end in columns}
         self._width = int(ends[-1])
         self._buffer = torch.zeros(0, self._width)
         self._memory: dict[str, Tensor] = {}

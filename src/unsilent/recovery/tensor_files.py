@@ -46,11 +46,9 @@ def read_tensors(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     open_plain(path).close()  # no pipe, no device
-    problem, kinds = f"{path} does not have the tensors of an incident", (OSError, KeyError, TypeError, RuntimeError)
-    with (
-        content_errors(problem, "give a file that a monitor wrote", SafetensorError, *kinds),
-        safe_open(path, "pt") as file,
-    ):
+    problem, advice = f"{path} does not have the tensors of an incident", "give a file that a monitor wrote"
+    kinds = (SafetensorError, OSError, KeyError, TypeError, RuntimeError)
+    with content_errors(problem, advice, *kinds), safe_open(path, "pt") as file:
         nesting = parse_json((file.metadata() or {})[_NESTING].encode())
         return _put_together(nesting, file.get_tensor)
 

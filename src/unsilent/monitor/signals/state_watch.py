@@ -122,10 +122,9 @@ class StateWatch:
         has_replicas: bool,
     ) -> None:
         self._is_full, self._has_replicas = is_full, has_replicas
-        self._states = {
-            id(optimizer): _OptimizerState(optimizer, number, named_parameters, () if number else frozen)
-            for number, (optimizer, named_parameters) in enumerate(zip(optimizers, parameters, strict=True))
-        }
+        self._states: dict[int, _OptimizerState] = {}
+        for number, (optimizer, named) in enumerate(zip(optimizers, parameters, strict=True)):
+            self._states[id(optimizer)] = _OptimizerState(optimizer, number, named, () if number else frozen)
 
     def forget(self) -> None:
         """Compare nothing with what was before: the state was replaced."""
@@ -155,15 +154,11 @@ class StateWatch:
         digests, state.digests = state.digests, None
         if digests is None:
             return
-        same = [
-            place
-            for place, (entry, versions) in enumerate(zip(state.chosen, state.versions, strict=True))
-            if entry.versions() == versions
-        ]
+        are_same = [entry.versions() == then for entry, then in zip(state.chosen, state.versions, strict=True)]
+        same = [place for place, is_same in enumerate(are_same) if is_same]
         entries = [state.chosen[place] for place in same]
-        changed = digests_of([entry.bits() for entry in entries]).to(digests.device, non_blocking=True) != _chosen(
-            digests, same
-        )
+        now = digests_of([entry.bits() for entry in entries]).to(digests.device, non_blocking=True)
+        changed = now != _chosen(digests, same)
         row.add_comparison([entry.name for entry in entries], changed)
 
 
