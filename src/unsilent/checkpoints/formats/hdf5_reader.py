@@ -183,17 +183,11 @@ def _checked(record: dict[str, Any], begin: int, size: int) -> Dataset:
             raise ValueError(f"{ascii(path)[:80]} ends beyond the end of the file")
     if not _are_of_grid([c.start for c in chunks], shape, chunk):
         raise ValueError(f"{ascii(path)[:80]} has chunks that are not of its grid")
+    dtype, is_big_endian = escape_unprintable(record["dtype"])[:40], record["big_endian"] is True
+    offset = None if record["offset"] is None or without_elements else begin + first
+    filters = tuple((_sizes([code])[0], _sizes(values)) for code, values in record["filters"])
     return Dataset(
-        path,
-        escape_unprintable(record["dtype"])[:40],
-        record["big_endian"] is True,
-        shape,
-        str(record["layout"]),
-        None if record["offset"] is None or without_elements else begin + first,
-        length,
-        chunk,
-        tuple((_sizes([code])[0], _sizes(values)) for code, values in record["filters"]),
-        tuple(chunks),
+        path, dtype, is_big_endian, shape, str(record["layout"]), offset, length, chunk, filters, tuple(chunks)
     )
 
 

@@ -51,17 +51,13 @@ def make_sinks(settings: SinkSettings, rank: int, world_size: int, compatibility
     if (port := settings.metrics_port) is not None:
         from unsilent.events.sinks.prometheus import PrometheusSink
 
-        sinks.append(
-            IsolatedSink(
-                lambda: PrometheusSink(port + rank if port else 0, rank, settings.rule_names), "Prometheus metrics"
-            )
-        )
+        rank_port, rules = port + rank if port else 0, settings.rule_names
+        sinks.append(IsolatedSink(lambda: PrometheusSink(rank_port, rank, rules), "Prometheus metrics"))
     if (folder := settings.tensorboard) is not None:
         from unsilent.events.sinks.tensorboard import TensorBoardSink
 
-        sinks.append(
-            IsolatedSink(lambda: TensorBoardSink(folder / f"rank{rank}" if world_size > 1 else folder), "TensorBoard")
-        )
+        rank_folder = folder / f"rank{rank}" if world_size > 1 else folder
+        sinks.append(IsolatedSink(lambda: TensorBoardSink(rank_folder), "TensorBoard"))
     return sinks
 
 
