@@ -615,9 +615,8 @@ class Monitor:
     def _take(self, rows: list[RankRow]) -> None:
         """Act on the rows of a step."""
         if (gone := next((rank for rank, row in enumerate(rows) if row.failed or row.ended), None)) is not None:
-            log.info(
-                "the monitor of rank %d %s, and so this one ends", gone, "failed" if rows[gone].failed else "ended"
-            )
+            how = "failed" if rows[gone].failed else "ended"
+            log.info("the monitor of rank %d %s, and so this one ends", gone, how)
             self._turn_off()
             return
         if self._replay is not None and self._replay.is_running:
@@ -665,10 +664,8 @@ class Monitor:
         if action == "stop":
             self._has_stopped, has_changed = True, any(row.changed for row in rows)
             why = f": bits changed between two steps, {UNRECORDED}" if has_changed else ""
-            raise MonitorStop(
-                f"the monitor stopped the job after an alarm in step {step}{why}",
-                CONFIRMED if has_changed else UNCONFIRMED,
-            )
+            exit_code = CONFIRMED if has_changed else UNCONFIRMED
+            raise MonitorStop(f"the monitor stopped the job after an alarm in step {step}{why}", exit_code)
 
     def _set_intervals(self, agreed: SampleIntervals) -> None:
         if (reason := self._sampling.agree(agreed, self._collector.step)) is None:
