@@ -19,8 +19,9 @@ import unsilent
 from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, importance, stratified
 from unsilent.statistics.interim import confidence_at
 from unsilent.statistics.planning import allocate, oracle_trials
-from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
+from unsilent.studies.pvf.precision import PrecisionPlanner
 from unsilent.studies.pvf.row_scopes import target_groups
+from unsilent.studies.pvf.wanted_precision import Precision
 
 REPEATS = int(os.environ.get("UNSILENT_REPEATS", 20_000))
 WORKERS = int(os.environ.get("UNSILENT_WORKERS", 2))

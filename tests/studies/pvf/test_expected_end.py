@@ -15,7 +15,8 @@ from unsilent.campaigns.rounds import CellPlan
 from unsilent.campaigns.spec import TrialId, WorkerSettings
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.studies.pvf.expected_end import trial_seconds
-from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
+from unsilent.studies.pvf.precision import PrecisionPlanner
+from unsilent.studies.pvf.wanted_precision import Precision
 
 
 class Running(Stored):

@@ -69,13 +69,13 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
     groups, *lost = ([*_groups(view, single)] for view in views)
     scores = description.scores
     rows = make_rows(groups, lost[0] if lost else (), scores.loss_limits if scores else (0.0, 1.0), question)
-    asked = without_options(store.largest_budget()[1], PvfAnalysisOptions, PvfReportOptions)
+    command = without_options(store.largest_budget()[1], PvfAnalysisOptions, PvfReportOptions)
     planned = PVF.count_planned_trials(store)
     if stored.trial_count >= planned:  # all parts are there, whichever of them this store was asked for last
-        asked = command_without_shard(asked)
-    if asked.startswith("unsilent "):
-        asked = " ".join(
-            [asked, *non_default_question_options(question, PvfEstimator().with_default_unit(spec.is_transient))]
+        command = command_without_shard(command)
+    if command.startswith("unsilent "):
+        command = " ".join(
+            [command, *non_default_question_options(question, PvfEstimator().with_default_unit(spec.is_transient))]
         )
     seconds, cpu = store.total_session_seconds()
     return PvfResult(
@@ -87,7 +87,7 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
         unit=unit,
         confidence=question.confidence,
         spec=spec.to_json(),
-        command=asked,
+        command=command,
         store=str(store.path),
         samples=sum(description.samples),
         batches=len(description.samples),
@@ -286,13 +286,13 @@ def lookup_rows(
 def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], description: PvfBaseline) -> float:
     """Which part of a target's elements are embedding rows of this class."""
     info = next(t for t in description.targets if t.name == target)
-    own = {"component": info.component, "tensor": info.group}.get(info.level, info.layer)
+    target_owner = {"component": info.component, "tensor": info.group}.get(info.level, info.layer)
 
     def owner(tensor: TensorInfo) -> str:
         names = {"component": tensor.component, "tensor": tensor.site.removeprefix("param:")}
         return names.get(info.level, tensor.layer)
 
-    corrupted = sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables if owner(t) == own)
+    corrupted = sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables if owner(t) == target_owner)
     return corrupted / info.elements
 
 

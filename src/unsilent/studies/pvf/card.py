@@ -37,9 +37,9 @@ from unsilent.report.text import count_text, estimate_text, flips_number_text, f
 from unsilent.studies.pvf.analysis import analyse, non_default_question_options
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.memory_records import MemoryFitRow
-from unsilent.studies.pvf.precision import Precision
 from unsilent.studies.pvf.records import EVENTS_COMING_THROUGH
 from unsilent.studies.pvf.spec import PvfSpec
+from unsilent.studies.pvf.wanted_precision import Precision
 from unsilent.studies.pvf.words import accuracy_text, info_text
 
 SCHEMA = "unsilent-pvf-card"
@@ -188,8 +188,8 @@ def _check_plan(store: PvfStore, command: str, question: PvfEstimator) -> None:
     planned = list(dict.fromkeys(plan.target_precision for plans in rounds for plan in plans))
     if not planned or not command.startswith("unsilent "):
         return
-    given = dict(pairwise(shlex.split(command)))
-    precision = str(Precision.parse(given.get("--ci"), given.get("--rel")))
+    option_values = dict(pairwise(shlex.split(command)))
+    precision = str(Precision.parse(option_values.get("--ci"), option_values.get("--rel")))
     if planned == [f"{precision} at {question.confidence:g} per {question.unit}"]:
         return
     last = re.fullmatch(r"(.+) at (0\.[0-9]+) per (sample|batch)", planned[-1])
@@ -470,8 +470,8 @@ def facts(card: PvfCard) -> Iterator[tuple[str, str]]:
     yield "read as", f"unit {card.unit}, judge {card.judge}, law {spec.law}, seed {spec.seed}"
     yield "campaign", card.campaign
     options = ", ".join(f"{key}={value}" for key, value in spec.options)
-    asked = {"options": options, "data": spec.data, "weights": spec.weights, "faults": spec.faults}
-    yield from ((name, value) for name, value in asked.items() if value)
+    named_inputs = {"options": options, "data": spec.data, "weights": spec.weights, "faults": spec.faults}
+    yield from ((name, value) for name, value in named_inputs.items() if value)
     yield from ((f"fingerprint of {key}", card.fingerprint[key]) for key in HASHES if key in card.fingerprint)
     yield from ((f"SHA-256 of {name}", digest) for name, digest in card.files.items())
     yield "device", f"{card.device}, {card.dtype}, {count_text(card.threads, 'thread')}"

@@ -72,10 +72,10 @@ def trial_seconds(stored: StoredTrials) -> dict[Cell, float]:
     for cell, plan in stored.plans.items():
         rows = [row for name in plan.pilot_trials for row in stored.rows.get((name, plan.flips), ())]
         times[cell] = [row.seconds / _counted_seconds(stored, row.trial.sample_count) for row in rows]
-    together = np.concatenate([np.array(own) for own in times.values()])
+    together = np.concatenate([np.array(seconds) for seconds in times.values()])
     whole = float(together.mean())
-    errors = {cell: float(np.var(own, ddof=1)) / len(own) if len(own) > 1 else np.inf for cell, own in times.items()}
-    means = {cell: float(np.mean(own)) if own else whole for cell, own in times.items()}
+    errors = {cell: float(np.var(s, ddof=1)) / len(s) if len(s) > 1 else np.inf for cell, s in times.items()}
+    means = {cell: float(np.mean(s)) if s else whole for cell, s in times.items()}
     between = max(0.0, float(np.mean([(means[c] - whole) ** 2 - min(errors[c], 1e18) for c in times])))
     result = {}
     for cell, plan in stored.plans.items():

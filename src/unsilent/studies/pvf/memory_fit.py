@@ -27,7 +27,7 @@ def memory_fit_rows(
     parts: Sequence[MemoryPart], facts: Sequence[MemoryFacts], stored: StoredTrials, question: PvfEstimator
 ) -> tuple[MemoryFitRow, ...]:
     """FIT at each level; empty where no accelerator is described."""
-    calls = {one.name: one.calls_per_fault for one in facts}
+    calls = {memory.name: memory.calls_per_fault for memory in facts}
     result = []
     for level, name_of in LEVELS:
         for name in dict.fromkeys(filter(None, map(name_of, parts))):
@@ -62,10 +62,10 @@ def _rates(
     each = 1 - (1 - question.confidence) / (4 * counted) if counted else question.confidence
     through = _through(parts, {target.name for target in targets}, each)
 
-    def rate(one: StratifiedTrials) -> Interval:
+    def rate(trials: StratifiedTrials) -> Interval:
         if not targets:
             return Interval(0.0, 0.0, through.untried, question.confidence, 0, NOTHING_TRIED)
-        share = strict.estimate(one)
+        share = strict.estimate(trials)
         estimate = None if share.estimate is None else through.rate * share.estimate
         low, high = through.limits(share.low, share.high)
         return replace(share, estimate=estimate, low=low, high=high, confidence=question.confidence)

@@ -242,9 +242,9 @@ def main_level(result: PvfResult) -> str:
 
 def at_level(rows: Sequence[R], *levels: str) -> list[R]:
     """The rows of these levels: targets in the order of the result, each with its numbers of flips ascending."""
-    kept = [row for level in levels for row in rows if row.level == level]
-    place = {key: i for i, key in enumerate(dict.fromkeys((row.level, row.target) for row in kept))}
-    return sorted(kept, key=lambda row: (place[row.level, row.target], row.flips is None, row.flips or 0))
+    level_rows = [row for level in levels for row in rows if row.level == level]
+    place = {key: i for i, key in enumerate(dict.fromkeys((row.level, row.target) for row in level_rows))}
+    return sorted(level_rows, key=lambda row: (place[row.level, row.target], row.flips is None, row.flips or 0))
 
 
 def headline_flips(rows: Sequence[ResultRow]) -> int | None:

@@ -262,20 +262,22 @@ def layer_groups(hits: Sequence[SingleElementTrial], stored: StoredTrials) -> li
     for tensor in description.tensors:
         tensors[tensor.component, tensor.layer].append(tensor)
     groups, fell = [], rows_by_layer(hits)
-    for (component, layer), own in tensors.items():
+    for (component, layer), layer_tensors in tensors.items():
         rows = fell[component, layer]
         members = [t for t in description.targets_at(1) if t.component == component]
-        shares = {t.name: _share(t, own, stored.spec.law) for t in members}
+        shares = {t.name: _share(t, layer_tensors, stored.spec.law) for t in members}
         targets = tuple(t for t in members if shares[t.name])
         strata = tuple(stored.stratum(shares[t.name], rows[t.name]) for t in targets)
         bits = Counter[int]()
-        for tensor in own:
+        for tensor in layer_tensors:
             bits[tensor.width] += tensor.elements * tensor.width
         strata = strata or (StratumTally(1.0, NOTHING),)  # the fault model corrupts nothing there
         look = stored.last_common_look([component], 1)
         whole = stored.sample(members, 1)
         sample = StratifiedTrials(strata, None if look == -1 else look, whole.exhaustive_of)
-        groups.append(RowScope(layer, "layer", component, 1, targets, sample, sum(t.elements for t in own), bits))
+        groups.append(
+            RowScope(layer, "layer", component, 1, targets, sample, sum(t.elements for t in layer_tensors), bits)
+        )
     return groups
 
 

@@ -112,9 +112,9 @@ def trial_numbers(run: CampaignRun, baseline: PvfBaseline) -> TrialNumbers:
     return {(t.group or t.name, flips): most for flips in run.spec.flips for t in baseline.targets_at(flips)}
 
 
-def has_open_number(asked: Asked) -> bool:
+def has_open_number(options: Asked) -> bool:
     """Whether the campaign decides how many trials it runs."""
-    return asked[PvfBudget].precision is not None
+    return options[PvfBudget].precision is not None
 
 
 def expected_end_of_store(run: CampaignRun, path: Path, executor: Executor) -> ExpectedEnd | None:
