@@ -28,9 +28,8 @@ from unsilent.engine.perturbation_check import hidden_read_check, perturbation_c
 from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in, same_outputs
 from unsilent.engine.recorder import record
 from unsilent.engine.sampled_trials import SampledTrial, gives_plain_bits, group_size, outcomes_together
-from unsilent.engine.tape import Node, Unrecordable
+from unsilent.engine.tape import Diverged, Node, Unrecordable
 from unsilent.engine.tape_replay import Replayer, assemble_output
-from unsilent.engine.tape_values import Diverged
 from unsilent.engine.trial_costs import TrialCosts, cost_class_of
 from unsilent.engine.validation_sample import ValidationSample, ValidationSamples
 from unsilent.faults import Fault

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.device_or_cpu_clock import clock
-from unsilent.engine.tape import Node, Tape
-from unsilent.engine.tape_values import StorageWindow
+from unsilent.engine.tape import Node, StorageWindow, Tape
 
 BLOCK = 16
 NUMBERS_NOT = (float("nan"), float("inf"), float("-inf"), 3e38)

@@ -15,9 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from unsilent.engine.plain import same_outputs
-from unsilent.engine.tape import Tape, Unrecordable
+from unsilent.engine.tape import Tape, Unrecordable, private_copy
 from unsilent.engine.tape_replay import Replayer
-from unsilent.engine.tape_values import private_copy
 from unsilent.faults import Fault
 from unsilent.sites import Parameters
 from unsilent.sites.corrupting import corruptible

@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.device_or_cpu_clock import clock
-from unsilent.engine.tape import Node, Tape, Value, flatten, restore_shared_arguments
-from unsilent.engine.tape_structure import kind_of_operation
-from unsilent.engine.tape_values import StorageWindow
+from unsilent.engine.tape import Node, StorageWindow, Tape, Value, flatten, kind_of_operation, restore_shared_arguments
 from unsilent.sites.memory import WORDS
 
 if TYPE_CHECKING:

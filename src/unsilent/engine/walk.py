@@ -18,8 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.sample_rows import LINE, CorruptedRows, RowPlan, Tag
-from unsilent.engine.tape import FaultEntryPoint, Node, restore_shared_arguments
-from unsilent.engine.tape_values import Diverged, Holders, private_copy, tensor_at_window
+from unsilent.engine.tape import (
+    Diverged,
+    FaultEntryPoint,
+    Holders,
+    Node,
+    private_copy,
+    restore_shared_arguments,
+    tensor_at_window,
+)
 from unsilent.faults import Fault
 from unsilent.sites.corrupting import corrupt, misfit
 from unsilent.sites.memory import TensorMemory

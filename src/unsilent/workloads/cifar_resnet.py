@@ -21,7 +21,6 @@ from torch.nn.functional import pad
 
 from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import SHIFTED, Workload
-from unsilent.workloads.cifar_files import read_images, read_weights
 from unsilent.workloads.clean_inputs import CleanInputs, ImageAlteration, altered_copies, split_originals
 from unsilent.workloads.model_fitting import (
     Goal,
@@ -31,7 +30,7 @@ from unsilent.workloads.model_fitting import (
     outputs,
     parameter_count,
 )
-from unsilent.workloads.saved_files import state_dict_misfit
+from unsilent.workloads.saved_files import read_images, read_weights, state_dict_misfit
 
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)

@@ -133,7 +133,7 @@ class InjectionReplay:
 
         from unsilent.papers.isca23.stand_in import digits_as_images
         from unsilent.papers.isca23.training import PublishedTraining, split_and_normalise
-        from unsilent.workloads.cifar_files import read_images, read_weights
+        from unsilent.workloads.saved_files import read_images, read_weights
 
         pictures, labels = digits_as_images() if str(data) == DIGITS else read_images(str(data), 10)
         count = len(labels) if images is None else images

@@ -28,9 +28,8 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from unsilent.basics.errors import InjectionError, UsageError, unknown_name_error
 from unsilent.faults import Fault
-from unsilent.faults.fault_timing import faults_in_step
 from unsilent.faults.receipts import AppliedFault, Receipt
-from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.faults.unresolved_fault import UnresolvedFault, faults_in_step
 from unsilent.sites.calling import AimedFault, OperationCall, corrupted_call
 from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.corrupting import corruptible

@@ -12,8 +12,8 @@ import torch
 from torch import distributed, nn
 
 from unsilent.basics.errors import UsageError
-from unsilent.faults.fault_timing import faults_in_step
 from unsilent.faults.receipts import AppliedFault
+from unsilent.faults.unresolved_fault import faults_in_step
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.training.step import StepInjection
 from unsilent.sites.training.step_survey import StepSurvey

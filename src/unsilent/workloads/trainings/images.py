@@ -19,12 +19,12 @@ from torch.nn.functional import cross_entropy
 from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import call_model
 from unsilent.workloads.cache import digest_of_parts
-from unsilent.workloads.cifar_files import read_images
 from unsilent.workloads.cifar_resnet import CITATION as RESNET_CITATION
 from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet, normalised
 from unsilent.workloads.digits import CITATION, DESCRIPTION, DigitsCnn, DigitsVit, ResidualBlock, digits
 from unsilent.workloads.layers import Bias
 from unsilent.workloads.model_fitting import check_option_range
+from unsilent.workloads.saved_files import read_images
 from unsilent.workloads.trainings.base import Bools, Evaluation
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.evaluating import make_evaluation, predictions_from_scores
