@@ -24,7 +24,7 @@ from unsilent.basics.options import (
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions
 from unsilent.campaigns.spec import Spec, StoredBaseline, TrialId
-from unsilent.workloads.distributed.strategy_names import STRATEGY_NAMES
+from unsilent.workloads.distributed.strategy_names import STRATEGIES
 
 if TYPE_CHECKING:
     from unsilent.workloads.distributed.orders import Restart
@@ -86,7 +86,7 @@ class CheckpointSpec(Spec):
     data: Annotated[str | None, DATA] = None
     strategies: Annotated[tuple[str, ...], Option(
         "How the training is distributed: single, ddp, fsdp2, horovod, zero1; several joined by commas.", WORKLOAD_PANEL,
-        "strategy", parser=read_names(STRATEGY_NAMES, "strategy"), formatter=joined)] = ("single", "ddp")  # fmt: skip
+        "strategy", parser=read_names(STRATEGIES, "strategy"), formatter=joined)] = ("single", "ddp")  # fmt: skip
     ranks: Annotated[int, Option("Processes of every strategy but single.", WORKLOAD_PANEL)] = 2
     step: Annotated[int | None, Option(
         "Steps before the checkpoint is saved.", WORKLOAD_PANEL, default_text="half of them")] = None  # fmt: skip

@@ -9,8 +9,7 @@ import numpy as np
 from unsilent.basics.errors import UsageError
 from unsilent.basics.printable import escape_unprintable
 from unsilent.engine.plain import PlainEngine
-from unsilent.outcomes.decision_judges import Threshold
-from unsilent.outcomes.right_answers import right_answers
+from unsilent.outcomes.decision_judges import Threshold, right_answers
 from unsilent.report.text import count_text
 from unsilent.studies.pvf.spec import GoldenScores
 from unsilent.workloads.base import InferenceWorkload, labels_of
