@@ -40,6 +40,10 @@ def _zoo() -> dict[str, WorkloadEntry]:
         "digits-efficientnet": "small EfficientNet with squeeze-and-excitation and SiLU",
         "digits-mobilenet": "small MobileNetV2 with depthwise convolutions and ReLU6",
     }
+    language_models = {
+        "chargpt": "small character GPT",
+        "llama-chars": "small character Llama of transformers",
+    }
     entries = [
         *(
             WorkloadEntry(
@@ -51,17 +55,15 @@ def _zoo() -> dict[str, WorkloadEntry]:
             )
             for name, description in classifiers.items()
         ),
-        WorkloadEntry(
-            "chargpt",
-            _HERE + "chargpt:chargpt",
-            "small character GPT on the Python reference that ships with Python",
-            {"eval": "held-out contexts of 64 characters per evaluation (32)", **_SEED},
-        ),
-        WorkloadEntry(
-            "llama-chars",
-            _HERE + "llama_chars:llama_chars",
-            "small character Llama of transformers on the Python reference that ships with Python",
-            {"eval": "held-out contexts of 64 characters per evaluation (32)", **_SEED},
+        *(
+            WorkloadEntry(
+                name,
+                _HERE + "character_models:character_model",
+                f"{description} on the Python reference that ships with Python",
+                {"eval": "held-out contexts of 64 characters per evaluation (32)", **_SEED},
+                fixed_options={"name": name},
+            )
+            for name, description in language_models.items()
         ),
         WorkloadEntry(
             "dlrm",
@@ -80,21 +82,21 @@ def _zoo() -> dict[str, WorkloadEntry]:
             data="optional",
         ),
     ]
+    segmenters = {
+        "scenes-unet": "small U-Net with batch norm",
+        "scenes-segformer": "small SegFormer of transformers",
+    }
     scenes = {"eval": "scenes of held-out digits per evaluation (64)", **_SEED}
     entries += [
-        WorkloadEntry(
-            "scenes-unet",
-            _HERE + "scenes.segmentation:segmenter",
-            "small U-Net with batch norm that labels the pixels of scenes of scikit-learn's digits",
-            scenes,
-            fixed_options={"name": "scenes-unet"},
-        ),
-        WorkloadEntry(
-            "scenes-segformer",
-            _HERE + "scenes.segmentation:segmenter",
-            "small SegFormer of transformers that labels the pixels of scenes of scikit-learn's digits",
-            scenes,
-            fixed_options={"name": "scenes-segformer"},
+        *(
+            WorkloadEntry(
+                name,
+                _HERE + "scenes.segmentation:segmenter",
+                f"{description} that labels the pixels of scenes of scikit-learn's digits",
+                scenes,
+                fixed_options={"name": name},
+            )
+            for name, description in segmenters.items()
         ),
         WorkloadEntry(
             "scenes-detector",

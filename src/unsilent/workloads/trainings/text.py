@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.workloads.base import call_model
-from unsilent.workloads.chargpt import CharGpt
+from unsilent.workloads.character_models import HEADS, CharGpt, character_llama
 from unsilent.workloads.help_texts import ALPHABET, CITATION, CONTEXT, DESCRIPTION, load_help_texts, loss
-from unsilent.workloads.llama_chars import HEADS, character_llama
 from unsilent.workloads.model_fitting import check_option_range
 from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
 from unsilent.workloads.trainings.evaluating import make_evaluation
