@@ -12,7 +12,7 @@ from oracles.trace_oracle import numbers
 from unsilent.basics.fault_trace import OutputDifference
 from unsilent.engine.digests import digest
 from unsilent.engine.tracing import comparing
-from unsilent.engine.tracing.comparing import change
+from unsilent.engine.tracing.golden_and_faulty_runs import change
 from unsilent.faults import codec
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

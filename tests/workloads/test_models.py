@@ -16,7 +16,7 @@ from unsilent.workloads import help_texts, load
 from unsilent.workloads.character_models import character_llama
 from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet
 from unsilent.workloads.digits import CLASSIFIERS, digits
-from unsilent.workloads.dlrm_model import Dlrm, interact
+from unsilent.workloads.dlrm import Dlrm, interact
 from unsilent.workloads.inverted_residuals import (
     DigitsEfficientNet,
     DigitsMobileNet,

@@ -10,7 +10,6 @@ Invariant: a later token never changes the output at an earlier position.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.basics.errors import UsageError
 from unsilent.outcomes.base import LOG_LIKELIHOOD
 from unsilent.workloads.base import Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
@@ -45,6 +43,7 @@ from unsilent.workloads.model_fitting import (
     accuracy_of,
     check_option_range,
     fit,
+    import_transformers,
     model_info,
     no_progress,
     outputs,
@@ -80,10 +79,7 @@ def character_llama(name: str, width: int, depth: int, key_value_heads: int = HE
     Raises:
         UsageError: transformers is not installed; ``name`` is the workload that needs it.
     """
-    try:
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError:
-        raise UsageError(f"workload {name!r} needs transformers; pip install 'unsilent[transformers]'") from None
+    transformers = import_transformers(name)
     config = transformers.LlamaConfig(
         vocab_size=len(ALPHABET) + 1, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=depth,
         num_attention_heads=HEADS, num_key_value_heads=key_value_heads, max_position_embeddings=CONTEXT, use_cache=False,

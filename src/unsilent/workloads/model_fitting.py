@@ -6,6 +6,7 @@ of the caller are as before afterwards; a reached score below the declared floor
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -154,6 +155,18 @@ def check_option_range(workload: str, option: str, asked: int, available: int, w
     if not 1 <= asked <= available:
         raise UsageError(f"workload {workload!r}: option {option!r} is {asked}; expected 1 to {available} ({what})")
     return asked
+
+
+def import_transformers(workload: str, module: str = "transformers") -> Any:
+    """A module of transformers, by name, so that the types do not depend on whether the extra is installed.
+
+    Raises:
+        UsageError: transformers is not installed; ``workload`` needs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UsageError(f"workload {workload!r} needs transformers; pip install 'unsilent[transformers]'") from None
 
 
 @dataclass(frozen=True, kw_only=True)

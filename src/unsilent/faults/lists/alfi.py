@@ -24,14 +24,7 @@ from numpy.typing import NDArray
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.pickle_values import MAGIC as PICKLE
 from unsilent.basics.printable import short_repr
-from unsilent.faults.lists.entries import (
-    ColumnNames,
-    FaultListEntry,
-    ListedCorruption,
-    NthLayer,
-    WrongEntry,
-    errors_at,
-)
+from unsilent.faults.lists.entries import ColumnNames, FaultListEntry, ListedCorruption, NthLayer, WrongEntry, errors_at
 from unsilent.faults.lists.pickled import NotAnArray, read_array
 
 NUMPY = b"\x93NUMPY"

@@ -17,13 +17,7 @@ from dataclasses import dataclass
 
 from unsilent.basics.printable import short_repr
 from unsilent.basics.sizes import parse_whole_number
-from unsilent.faults.lists.entries import (
-    ColumnNames,
-    FaultListEntry,
-    ListedCorruption,
-    WrongEntry,
-    errors_at,
-)
+from unsilent.faults.lists.entries import ColumnNames, FaultListEntry, ListedCorruption, WrongEntry, errors_at
 
 HEADER = ("Injection", "Layer", "TensorIndex", "Bit")
 _COLUMNS = ColumnNames("Layer", ("TensorIndex",), "Bit")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from unsilent.workloads.model_fitting import Progress
 
 DIGITS = "digits"
-"""Names the images of `unsilent.papers.isca23.stand_in` in place of a file."""
+"""Names the images of `unsilent.papers.isca23.training` in place of a file."""
 HELD_OUT = 6
 """One image in so many is kept for the evaluation, as 10,000 of 60,000 are."""
 MOST_HELD_OUT = 10_000
@@ -131,8 +131,7 @@ class InjectionReplay:
             )
         self._conv = convolution_of(self.fault, model=injection.model, batch=batch, width=width)
 
-        from unsilent.papers.isca23.stand_in import digits_as_images
-        from unsilent.papers.isca23.training import PublishedTraining, split_and_normalise
+        from unsilent.papers.isca23.training import PublishedTraining, digits_as_images, split_and_normalise
         from unsilent.workloads.saved_files import read_images, read_weights
 
         pictures, labels = digits_as_images() if str(data) == DIGITS else read_images(str(data), 10)

@@ -24,14 +24,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults import Fault
 from unsilent.faults.naming import parse_site
 from unsilent.faults.unresolved_fault import UnresolvedFault
-from unsilent.workloads.distributed.orders import (
-    RESTARTS,
-    GangSettings,
-    RankEnd,
-    Restart,
-    ResumeOrder,
-    TrainOrder,
-)
+from unsilent.workloads.distributed.orders import RESTARTS, GangSettings, RankEnd, Restart, ResumeOrder, TrainOrder
 from unsilent.workloads.distributed.rank_processes import GangLost, RankProcesses
 from unsilent.workloads.distributed.records import End, ResumeRecord, ResumeRecordBuilder
 from unsilent.workloads.distributed.strategy_names import check_strategy

@@ -33,6 +33,7 @@ from unsilent.workloads.trainings.recipes import (
     BuiltInTrainingOptions,
     add_dropout,
     add_dropout_to_blocks,
+    check_transformer_size,
     make_training,
     randomly_shifted_images,
 )
@@ -149,10 +150,7 @@ def train_vit(
 ) -> Training:
     """A vision transformer on digits; dropout at the end of each MLP."""
     name = "train-vit"
-    check_option_range(name, "width", width, 1024, "embedding size, a multiple of 4")
-    check_option_range(name, "depth", depth, 64, "transformer blocks")
-    if width % 4:
-        raise UsageError(f"workload {name!r}: option 'width' is {width}; expected a multiple of its 4 heads")
+    check_transformer_size(name, width, depth)
 
     def build() -> nn.Module:
         model = DigitsVit(width, depth)
