@@ -84,9 +84,9 @@ def words_of_storage(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage, 0, (size // width,), (1,))
 
 
-def same_bits(one: Tensor, two: Tensor) -> bool:
+def same_bits(first: Tensor, second: Tensor) -> bool:
     """Whether the storages of two tensors hold the same bits (-0 is not 0, a NaN equals itself)."""
-    return torch.equal(words_of_storage(one), words_of_storage(two))
+    return torch.equal(words_of_storage(first), words_of_storage(second))
 
 
 READBACK = "readback"

@@ -230,7 +230,8 @@ class ParameterInjection:
             raise InjectionError("this injection is already active; make a second injection to nest two")
         applied_faults: list[AppliedFault] = []
         try:
-            for targets in [self._targets] if self._in_different_tensors else [[target] for target in self._targets]:
+            groups = [self._targets] if self._in_different_tensors else [[target] for target in self._targets]
+            for targets in groups:
                 applied_faults += self._apply(targets)
         except BaseException:
             self._write_back()

@@ -47,15 +47,15 @@ def read_saved(path: str | Path, kind: str) -> Any:
         raise UsageError(f"{path} is not a valid {kind} file: {first_line(error)}") from None
 
 
-def state_dict_misfit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> str:
-    """Why a state dict does not fit a model's ``own``, in words; empty where all does. ``what``: the model."""
-    for key, tensor in own.items():
+def state_dict_misfit(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> str:
+    """Why a state dict does not fit the one that a model has, ``expected``, in words; empty where all does. ``what``: the model."""
+    for key, tensor in expected.items():
         # Early torch versions did not count batches, and evaluation does not use the count.
         if key not in state and not key.endswith("num_batches_tracked"):
             return f"lacks {key!r}"
         if key in state and state[key].shape != tensor.shape:
             return f"has {key!r} as {list(state[key].shape)}, expected {list(tensor.shape)}"
-    surplus = next((key for key in state if key not in own), None)
+    surplus = next((key for key in state if key not in expected), None)
     return "" if surplus is None else f"has {surplus!r}, which {what} lacks"
 
 

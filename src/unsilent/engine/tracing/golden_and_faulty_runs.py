@@ -131,8 +131,8 @@ class FaultyPass:
         changes: Changes of the outputs that were compared, by number.
     """
 
-    def __init__(self, golden: Sequence[TracedOutput], kept: Mapping[int, Tensor]) -> None:
-        self._golden, self._golden_outputs = golden, kept
+    def __init__(self, golden: Sequence[TracedOutput], golden_outputs: Mapping[int, Tensor]) -> None:
+        self._golden, self._golden_outputs = golden, golden_outputs
         self._together = True
         self.seen: list[TracedOutput] = []
         self.changes: dict[int, OutputDifference] = {}
@@ -217,10 +217,10 @@ def _once(model: nn.Module, run: Run, training: bool, faulty: bool, seer: Golden
     return error
 
 
-def common_prefix_length(one: Sequence[TracedOutput], two: Sequence[TracedOutput]) -> int:
+def common_prefix_length(first: Sequence[TracedOutput], second: Sequence[TracedOutput]) -> int:
     """How many outputs both begin with."""
-    pairs = zip(one, two, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a.key != b.key), min(len(one), len(two)))
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a.key != b.key), min(len(first), len(second)))
 
 
 def _scratch(first: Sequence[TracedOutput], second: Sequence[TracedOutput]) -> set[int]:

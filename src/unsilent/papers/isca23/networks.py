@@ -47,15 +47,15 @@ class SameConv2d(nn.Conv2d):
     """A convolution without bias under TensorFlow's "same" padding; [n, c, h, w] -> [n, o, ceil(h/s), ceil(w/s)]."""
 
     def __init__(self, channels: int, kernels: int, kernel: int, stride: int, groups: int = 1) -> None:
-        own = built_in_padding(kernel, stride)
-        super().__init__(channels, kernels, kernel, stride, padding=own, bias=False, groups=groups)
+        built_in = built_in_padding(kernel, stride)
+        super().__init__(channels, kernels, kernel, stride, padding=built_in, bias=False, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        given = []
+        margins = []
         for axis in (1, 0):  # pad wants the last axis first
             zeros = same_padding(x.shape[2 + axis], self.kernel_size[axis], self.stride[axis])
-            given += [n - int(self.padding[axis]) for n in zeros]
-        return super().forward(pad(x, given) if any(given) else x)
+            margins += [n - int(self.padding[axis]) for n in zeros]
+        return super().forward(pad(x, margins) if any(margins) else x)
 
 
 def make_norm(channels: int, norm: bool = True) -> nn.Module:

@@ -213,8 +213,8 @@ class InjectionReplay:
         """The lines of the log that tell what was corrupted."""
         assert record.receipt is not None
         mapped = victims(self.fault, self._conv, self.fault.operands)
-        asked = dict(zip(self.injection.inj_pos, self.injection.inj_values, strict=True))
-        values = [float(asked[index]) for index in map(tuple, mapped.positions.tolist())]
+        published = dict(zip(self.injection.inj_pos, self.injection.inj_values, strict=True))
+        values = [float(published[index]) for index in map(tuple, mapped.positions.tolist())]
         worker, layer = self.injection.target_worker, self.injection.target_layer
         return corrupted_log_lines(record.receipt, worker, layer, mapped.shape, mapped.positions, values)
 

@@ -156,10 +156,10 @@ class PublishedTraining:
 
     def load(self, state: Mapping[str, Tensor], path: str) -> None:
         """Start from weights; those of all workers alike. Raises ``UsageError`` where they do not fit."""
-        own = self.model.state_dict()
-        if problem := state_dict_misfit(own, state, "the published network"):
+        expected = self.model.state_dict()
+        if problem := state_dict_misfit(expected, state, "the published network"):
             raise UsageError(f"{path} {problem}; expected the state dict of the published network, as torch saves it")
-        self.model.load_state_dict({**own, **state})
+        self.model.load_state_dict({**expected, **state})
         self.moving = self._spread()
 
     def step(

@@ -79,9 +79,8 @@ class GradientInjector:
     ) -> None:
         self.name, self.number = name, number
         self._func, self._landings = call[0], landings
-        self._wanted = sorted(
-            wanted, key=lambda w: w[0].operand.startswith("out")
-        )  # what is made comes after what it is made of
+        # What is made comes after what it is made of.
+        self._wanted = sorted(wanted, key=lambda w: w[0].operand.startswith("out"))
         self._settings: OperationCall = call[0], tuple(None if isinstance(a, Tensor) else a for a in call[1]), {}
         tensors = operands_of(*call[1:])
         self._edges = [edge_of(t) for t in tensors]

@@ -36,9 +36,8 @@ def memory_fit_rows(
                 math.fsum(getattr(part, kind) for part in mine) for kind in ("raw", "corrected", "detected")
             )
             patterns = {part.memory: part.pattern for part in mine}
-            bits = math.fsum(
-                part.live_bits for part in mine if part.pattern == patterns[part.memory]
-            )  # the same for each
+            # The same for each.
+            bits = math.fsum(part.live_bits for part in mine if part.pattern == patterns[part.memory])
             silent, detectable, incorrect = _rates(mine, stored, question)
             wrong = scaled(silent, calls[name]) if level == "memory" else None
             result.append(

@@ -51,9 +51,8 @@ def replay_pvf_trial(
     stored, samples = store.row(trial), store.baseline.samples
     spec = with_confirmed_files(store.spec, confirmed, PVF.builtin_values, options)
     chosen = _batch(stored, samples, batch) if trace else None
-    settings = (
-        WorkerSettings(engine="plain") if trace else None
-    )  # a trace needs no shortcuts, which take time to prepare
+    # A trace needs no shortcuts, which take time to prepare.
+    settings = WorkerSettings(engine="plain") if trace else None
     with (
         _drawable(spec, stored) as (drawable_spec, number, ignored),
         replay_executor(store, drawable_spec, ignored_differences=ignored, worker_settings=settings) as executor,

@@ -129,9 +129,8 @@ SEGMENTERS = {
             "patches": ("segformer.*.patch_embeddings.*",),
             "attention": ("segformer.*.attention.*",),
             "mlp": ("segformer.*.mlp.*",),
-            "norm": (
-                "segformer.*[0-9r].layer*norm*",
-            ),  # of blocks and stages; transformers 4 and 5 name them differently
+            # Of blocks and stages; transformers 4 and 5 name them differently.
+            "norm": ("segformer.*[0-9r].layer*norm*",),
             "decoder": ("decode_head.*",),
         },
     ),
