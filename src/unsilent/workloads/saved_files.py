@@ -48,7 +48,7 @@ def read_saved(path: str | Path, kind: str) -> Any:
 
 
 def state_dict_misfit(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> str:
-    """Why a state dict does not fit the one that a model has, ``expected``, in words; empty where all does. ``what``: the model."""
+    """Why a state dict does not fit ``expected``, that of the model, in words; empty where all does. ``what``: the model."""
     for key, tensor in expected.items():
         # Early torch versions did not count batches, and evaluation does not use the count.
         if key not in state and not key.endswith("num_batches_tracked"):
