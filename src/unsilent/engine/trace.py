@@ -68,11 +68,8 @@ def trace(
     """
     if memory < 1:
         raise UsageError(f"memory is {memory} bytes; expected 1 or more")
-    if (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise UsageError(
             "a trace repeats the run, which is possible only in a job with one rank; start the job with one rank"
         )

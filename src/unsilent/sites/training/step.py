@@ -135,11 +135,9 @@ class StepInjection(DispatchMode):
 
     def _start(self) -> None:
         self._clear()
-        self._calls, self._updates, self._collectives = (
-            StepOperationNamer(self._model, self._moved),
-            UpdateTracker(self._model, self._before_update, self._moved),
-            CollectiveNamer(),
-        )
+        self._calls = StepOperationNamer(self._model, self._moved)
+        self._updates = UpdateTracker(self._model, self._before_update, self._moved)
+        self._collectives = CollectiveNamer()
         self._calls.mode = self
         self._watched = None if self._whole_step else watched_modules(self._plans.all, self._calls.module_names)
         self._calls.follow_backward(None if self._starts_active else self._backward_begins)
