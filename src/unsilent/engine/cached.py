@@ -142,12 +142,8 @@ class CachedEngine(PlainEngine):
         tapes = [r.tape for _, r in able]
         least = self.sharers * sum(map(minimum_memory, tapes))  # which is in use already
         budget = max(default_budget(device), least) if self.memory is None else self.memory
-        self.plan = plan_memory(
-            tapes,
-            budget,
-            operations=float(self._operations or self._sampled),
-            worker_count=self.sharers,
-        )
+        operations = float(self._operations or self._sampled)
+        self.plan = plan_memory(tapes, budget, operations=operations, worker_count=self.sharers)
         self._unheld.clear()
         for (i, replayer), keep in zip(able, self.plan.kept_values, strict=True):
             try:

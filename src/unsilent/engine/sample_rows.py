@@ -270,11 +270,8 @@ class RowPlan:
             }
             whole = self._try(node, operands, torch.arange(self.batch), replayer)
             if whole is not None:
-                yield (
-                    RowTestCase(operands, whole[0])
-                    if self._apart_on(node, golden, outputs, operands, whole[0], replayer)
-                    else None
-                )
+                are_apart = self._apart_on(node, golden, outputs, operands, whole[0], replayer)
+                yield RowTestCase(operands, whole[0]) if are_apart else None
             elif seed % 2 == 0:
                 yield None  # special values it may refuse, and will in a trial
 

@@ -165,11 +165,9 @@ def _rows(result: PassComparison) -> tuple[tuple[TraceRow, ...], list[int]]:
     rows = []
     for i in numbers:
         golden, faulty = result.golden[i], result.faulty[i]
-        faulty_type = (
-            ""
-            if (golden.dtype, golden.shape) == (faulty.dtype, faulty.shape)
-            else f"{faulty.dtype}[{','.join(map(str, faulty.shape))}]"
-        )
+        faulty_type = ""
+        if (golden.dtype, golden.shape) != (faulty.dtype, faulty.shape):
+            faulty_type = f"{faulty.dtype}[{','.join(map(str, faulty.shape))}]"
         elements = int(torch.Size(golden.shape).numel())
         change = result.changes[i] if not faulty_type else OutputDifference(elements)
         rows.append(

@@ -116,12 +116,8 @@ class TrialCosts:
         if relative > PLAIN_ABOVE:
             return not is_retry_due
         batch = self._plain.get(key[1])
-        return (
-            is_retry_due
-            or batch is None
-            or batch.trials < COMPARED
-            or (relative > CLOSE and known.plain.trials < COMPARED)
-        )
+        is_batch_known = batch is not None and batch.trials >= COMPARED
+        return is_retry_due or not is_batch_known or (relative > CLOSE and known.plain.trials < COMPARED)
 
 
 def cost_class_of(batch: int, faults: Sequence[Fault]) -> Class:

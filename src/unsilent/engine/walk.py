@@ -310,12 +310,9 @@ class Walk:
         return True
 
     def _add_rows(self, value: int, tags: list[Tag], words: Tensor) -> None:
-        rows = self._rows.get(value)
-        self._rows[value] = (
-            CorruptedRows(tags, words)
-            if rows is None
-            else CorruptedRows(rows.tags + tags, torch.cat([rows.words, words]))
-        )
+        if (rows := self._rows.get(value)) is not None:
+            tags, words = rows.tags + tags, torch.cat([rows.words, words])
+        self._rows[value] = CorruptedRows(tags, words)
 
     # -- faults that enter on the way --------------------------------------------------------------------------
 

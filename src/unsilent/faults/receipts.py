@@ -87,10 +87,7 @@ class Receipt:
     def __str__(self) -> str:
         if not self.applied_faults:
             return "there was nothing to inject"
-        more = (
-            f"; and {len(self.applied_faults) - MAX_ITEMS_SHOWN} more tensors"
-            if len(self.applied_faults) > MAX_ITEMS_SHOWN
-            else ""
-        )
+        left = len(self.applied_faults) - MAX_ITEMS_SHOWN
+        more = f"; and {left} more tensors" if left > 0 else ""
         lines = "; ".join(map(str, self.applied_faults[:MAX_ITEMS_SHOWN]))
         return f"{self.verified_elements} of {self.requested_elements} hit, {self.changed_bits} bits changed: {lines}{more}"

@@ -121,12 +121,8 @@ def cifar_resnet(
         _fit_in(model, state, depth, weights)
         accuracy = accuracy_of(outputs(model, [normalised(part) for part in images.split(250)]).argmax(1), labels)
     floor = 3 / classes if min_accuracy is None else min_accuracy
-    Goal(
-        "accuracy",
-        floor,
-        f"check that {weights} was trained for {data}, or skip this check with the option min_accuracy=0",
-        UsageError,
-    ).check(name, accuracy)
+    advice = f"check that {weights} was trained for {data}, or skip this check with the option min_accuracy=0"
+    Goal("accuracy", floor, advice, UsageError).check(name, accuracy)
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(images)))
     picks, originals = order[:eval], split_originals(order[eval:])
 

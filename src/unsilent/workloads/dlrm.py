@@ -113,15 +113,11 @@ def clean_requests(clicks: Clicks, first_free: int) -> CleanSource:
 
 def _further_requests(part: str, samples: int) -> list[dict[str, Tensor]]:
     """Batches with as many requests as are wanted, drawn batch by batch."""
-    unusual = part == SHIFTED
+    popularity, spread = (FLATTER, SPREAD) if part == SHIFTED else (POPULARITY, 1.0)
     batches = []
     for start in range(0, samples, BATCH):
-        dense, sparse = more_synthetic_requests(
-            (CLEAN_PARTS.index(part), start),
-            BATCH,
-            popularity=FLATTER if unusual else POPULARITY,
-            spread=SPREAD if unusual else 1.0,
-        )
+        seed = CLEAN_PARTS.index(part), start
+        dense, sparse = more_synthetic_requests(seed, BATCH, popularity=popularity, spread=spread)
         count = min(BATCH, samples - start)
         batches.append({"dense": dense[:count].clone(), "sparse": sparse[:count].clone()})
     return batches

@@ -121,12 +121,9 @@ def _matrix(content: bytes) -> NDArray[Any]:
     else:
         raise WrongEntry("expected the matrix as a pickle (…_fault_locs.bin) or .npy")
     if result.ndim != 2 or result.shape[0] != len(ROWS):
-        updated = result.ndim == 2 and result.shape[0] > len(ROWS)
-        hint = (
-            "; an updated_rs file repeats faults for every image: give …_fault_locs.bin of the same run"
-            if updated
-            else ""
-        )
+        hint = ""
+        if result.ndim == 2 and result.shape[0] > len(ROWS):
+            hint = "; an updated_rs file repeats faults for every image: give …_fault_locs.bin of the same run"
         raise WrongEntry(
             f"has shape {list(result.shape)}; expected {len(ROWS)} rows ({', '.join(ROWS)}) and one column per fault{hint}"
         )

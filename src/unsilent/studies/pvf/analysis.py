@@ -377,6 +377,5 @@ def fit_versus_pvf_text(rows: Sequence[FitRow]) -> str:
         return ""
     return (
         f"{escape_unprintable(most.row.target)} has more FIT than {escape_unprintable(worst.row.target)} "
-        f"although its PVF is lower: "
-        f"it holds {most.row.bits / max(worst.row.bits, 1):,.0f} times as many bits."
+        f"although its PVF is lower: it holds {most.row.bits / max(worst.row.bits, 1):,.0f} times as many bits."
     )

@@ -359,11 +359,8 @@ def report(card: PvfCard) -> Report:
     most = max((row.high for row in rows), default=0.0) or 1.0
     said = {(row.target, row.flips, row.estimate, row.n) for row in rows if row.level == "component"}
     # A component that is one layer has no row for that layer.
-    layers = [
-        r
-        for r in rows
-        if r.level == "layer" and (r.target != r.parent or (r.target, r.flips, r.estimate, r.n) not in said)
-    ]
+    layers = [row for row in rows if row.level == "layer"]
+    layers = [r for r in layers if r.target != r.parent or (r.target, r.flips, r.estimate, r.n) not in said]
     cause = "an event in the target that comes through the protection" if card.memory_fit else "a fault in the target"
     lead = f"How often an output is wrong, given {cause} ({limits_text(rows, card.confidence)}). n counts faults. "
     lead += f"Bars go from the lower to the upper limit, on a scale from 0 to {100 * most:.3g} %. {POINT}"
@@ -423,11 +420,8 @@ def _table(card: PvfCard, most: float, rows: Sequence[CardRow], title: str = "")
     for row in rows:
         value, limits = share_cells(row)
         names = (row.target,) if without else (row.target, row.parent)
-        numbers = (
-            TextCell(flips_number_text(row.flips), row.flips),
-            value,
-            replace(limits, bar=(row.low / most, row.high / most)),
-        )
+        flips = TextCell(flips_number_text(row.flips), row.flips)
+        numbers = flips, value, replace(limits, bar=(row.low / most, row.high / most))
         hint = f"{count_text(row.elements, 'element')}, {count_text(row.bits, 'bit')}; {row.method}"
         lines.append(TableRow((*names, *numbers, row.n, percent_text(row.silent_share)), row.level == "model", hint))
     shown = columns(*(head for head in heads if head not in without), left=("part of",), priority={"part of": 1})

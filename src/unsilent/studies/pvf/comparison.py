@@ -200,14 +200,10 @@ def difference_by_confidence(
     trials_a: RowTrials, trials_b: RowTrials, question: PvfEstimator
 ) -> Callable[[float], Interval]:
     """The interval of the difference by its confidence; paired where a sample of faults was shared."""
-    drawn = not (
-        trials_a.sample.exhaustive_of
-        or trials_b.sample.exhaustive_of
-        or trials_a.sample.not_run_counts
-        or trials_b.sample.not_run_counts
-    )
+    samples = trials_a.sample, trials_b.sample
+    drawn = not any(sample.exhaustive_of or sample.not_run_counts for sample in samples)
     if drawn and same_faults(trials_a, trials_b):
-        return _paired(trials_a.sample, trials_b.sample)
+        return _paired(*samples)
 
     def interval_at(confidence: float) -> Interval:
         return _combined(
@@ -341,11 +337,9 @@ def _changes(store_a: PvfStore, store_b: PvfStore) -> list[CampaignDifference]:
     for key, values in changed((store_a.spec, there), (store_b.spec, here)):
         name = FILES.get(key, key) if values else key
         if values:
-            both = (
-                _dtypes(store_a, store_b)
-                if key == "dtype"
-                else (spec_value_text(PvfSpec, key, values[0]), spec_value_text(PvfSpec, key, values[1]))
-            )
+            both = spec_value_text(PvfSpec, key, values[0]), spec_value_text(PvfSpec, key, values[1])
+            if key == "dtype":
+                both = _dtypes(store_a, store_b)
         else:
             both = _text(there.fingerprint.get(key)), _text(here.fingerprint.get(key))
         if key not in REFUSED:

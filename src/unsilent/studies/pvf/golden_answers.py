@@ -21,15 +21,9 @@ def golden_scores(engine: PlainEngine) -> GoldenScores | None:
     if score is None:
         return None
     values = np.concatenate(engine.golden_scores)
-    mean = math.fsum(values) / len(values)
-    return GoldenScores(
-        escape_unprintable(score.name),
-        score.lowest,
-        score.highest,
-        min(max(mean, float(values.min())), float(values.max())),
-        float(values.min()),
-        float(values.max()),
-    )
+    least, most = float(values.min()), float(values.max())
+    mean = min(max(math.fsum(values) / len(values), least), most)
+    return GoldenScores(escape_unprintable(score.name), score.lowest, score.highest, mean, least, most)
 
 
 def right_answers_text(engine: PlainEngine, workload: InferenceWorkload, notes: list[str]) -> str:

@@ -95,10 +95,9 @@ class _Through(NamedTuple):
 
     def limits(self, low: float, high: float) -> tuple[float, float]:
         """Limits of the rate of incorrect calls, from those of their share: a share is at most 1 in each part."""
-        return (
-            max(self.rate * low * self.least, self.rate * low - self.less, 0.0),
-            min(self.rate * high * self.most, self.rate * high + self.more) + self.untried,
-        )
+        lower = max(self.rate * low * self.least, self.rate * low - self.less, 0.0)
+        upper = min(self.rate * high * self.most, self.rate * high + self.more)
+        return lower, upper + self.untried
 
 
 def _through(parts: Sequence[MemoryPart], tried: Container[str], confidence: float) -> _Through:

@@ -191,13 +191,11 @@ class PilotView:
     def __init__(self, stored: StoredTrials, plans: Sequence[CellPlan], with_all: bool = False) -> None:
         self.stored = stored
         self._samples = stored.description.samples
-        self._pilots = {
-            (name, plan.flips): stored.pilot(
-                name, plan.flips, tuple(plan.trial_numbers(name).items()) if with_all else plan.pilot_of(name)
-            )
-            for plan in plans
-            for name in plan.pilot_trials
-        }
+        self._pilots: dict[Cell, Tally] = {}
+        for plan in plans:
+            for name in plan.pilot_trials:
+                which = tuple(plan.trial_numbers(name).items()) if with_all else plan.pilot_of(name)
+                self._pilots[name, plan.flips] = stored.pilot(name, plan.flips, which)
         self._is_open = stored.spec.samples is None
         self.forecasts = forecasts(self._pilots, self.variance_left if self._is_open else None)
         self.cost: TrialCost | None = None

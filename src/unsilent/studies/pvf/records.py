@@ -284,11 +284,8 @@ def row_label(row: ResultRow, components_with_own_layer: frozenset[str]) -> str:
 
     ``components_with_own_layer`` is what `components_with_own_layer` found.
     """
-    return (
-        f"{row.target} (itself)"
-        if row.level == "layer" and row.target == row.parent in components_with_own_layer
-        else row.target
-    )
+    is_component = row.level == "layer" and row.target == row.parent in components_with_own_layer
+    return f"{row.target} (itself)" if is_component else row.target
 
 
 _GATE = re.compile(r"\s*(?P<target>[^@<>=]+?)(?:@(?P<flips>\d{1,9}))?\s*<=\s*(?P<limit>[0-9.eE+-]+)(?P<percent>%?)\s*$")

@@ -83,11 +83,9 @@ class StoredTrials:
     def last_common_look(self, groups: Iterable[str], flips: int | None) -> int | None:
         """The last look that all these reported targets have come to; None where they have no plan, or a pilot alone."""
         plans = [self.plans.get((group, flips)) for group in groups]
-        return (
-            min((-1 if p is None or not p.first_look_trials else p.look for p in plans), default=-1)
-            if any(plans)
-            else None
-        )
+        if not any(plans):
+            return None
+        return min(-1 if p is None or not p.first_look_trials else p.look for p in plans)
 
     def sample(self, targets: Sequence[TargetInfo], flips: int | None) -> StratifiedTrials:
         """The trials that count for a row over these strata: of each as many as the least advanced one has looks."""
@@ -348,11 +346,8 @@ def make_rows(
     """
     family = Counter((g.level, g.flips) for g in groups)
     losses: list[LostScore | None] = [LostScore.of(question.estimate(group.sample), *limits) for group in lost]
-    losses = losses or [None] * len(groups)
-    return [
-        _row(group, loss, question, family[group.level, group.flips])
-        for group, loss in zip(groups, losses, strict=True)
-    ]
+    pairs = zip(groups, losses or [None] * len(groups), strict=True)
+    return [_row(group, loss, question, family[group.level, group.flips]) for group, loss in pairs]
 
 
 def _row(group: RowScope, lost: LostScore | None, question: PvfEstimator, family: int) -> PvfRow:

@@ -158,9 +158,8 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         notes += self.memories.notes() if self.memories else []
         if engine.seeded:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
-        if self.spec.is_transient and (
-            fused := [r.site for r in self.regions if "_transformer_encoder_layer_fwd" in r.site]
-        ):
+        fused = [r.site for r in self.regions if "_transformer_encoder_layer_fwd" in r.site]
+        if self.spec.is_transient and fused:
             notes.append(
                 f"{fused[0]} is a whole layer in one operation, so that no values inside of it are corrupted; before the model "
                 "is built, torch.backends.mha.set_fastpath_enabled(False) makes torch run its parts."
@@ -174,11 +173,8 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         spared = list(dict.fromkeys(r.site for r in self.regions if r.site not in corrupted))
         if spared:
             notes.append(f"The fault model cannot corrupt {', '.join(spared[:4])}{' …' if len(spared) > 4 else ''}.")
-        if (
-            not self.spec.is_transient
-            and self.listed is None
-            and (indices := engine.parameters.passed_over(*self.spec.at))
-        ):
+        selects_weights = not self.spec.is_transient and self.listed is None
+        if selects_weights and (indices := engine.parameters.passed_over(*self.spec.at)):
             shown = f"{', '.join(indices[:4])}{' …' if len(indices) > 4 else ''}"
             notes.append(
                 f"Indices and counters are not weights and were left out: {shown}; name them in --at to include them."
@@ -188,10 +184,8 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
                 "No faults in these tensors, which are empty or of an unsupported dtype: "
                 f"{', '.join(sorted(engine.parameters.skipped))}."
             )
-        device, right = (
-            resolve_device(self.spec.device).partition(":")[0],
-            right_answers_text(engine, self.workload, notes),
-        )
+        device = resolve_device(self.spec.device).partition(":")[0]
+        right = right_answers_text(engine, self.workload, notes)
         return PvfBaseline(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
@@ -340,12 +334,8 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
 
     def _all(self, ended: Outcome, drawn: DrawnTrial) -> TrialOutcome:
         """All samples that the trial evaluates ended the same way."""
-        return TrialOutcome(
-            tuple(
-                same_outcome_for_all(ended if drawn.acts_in(i) else Outcome.SPARED, n)
-                for i, n in enumerate(self.engine.samples)
-            )
-        ).of_samples(drawn.samples)
+        ends = [ended if drawn.acts_in(i) else Outcome.SPARED for i in range(len(self.engine.samples))]
+        return TrialOutcome(tuple(map(same_outcome_for_all, ends, self.engine.samples))).of_samples(drawn.samples)
 
     def _check_samples(self) -> None:
         """Raise ``UsageError`` for more samples than a batch has."""

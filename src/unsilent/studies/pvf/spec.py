@@ -387,11 +387,9 @@ def _samples(spec: PvfSpec, unit: str, adaptive: bool) -> int | None:
         )
     if spec.is_enumerated or spec.is_transient:
         if spec.samples:
-            what = (
-                "--trials all evaluates all samples"
-                if spec.exhaustive
-                else "a fault in a value of a run acts in all samples of one batch"
-            )
+            what = "a fault in a value of a run acts in all samples of one batch"
+            if spec.exhaustive:
+                what = "--trials all evaluates all samples"
             raise UsageError(
                 f"--samples {spec.samples} is the number of samples of each trial, but {what}; omit --samples"
             )
