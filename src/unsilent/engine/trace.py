@@ -170,16 +170,7 @@ def _rows(result: PassComparison) -> tuple[tuple[TraceRow, ...], list[int]]:
             faulty_type = f"{faulty.dtype}[{','.join(map(str, faulty.shape))}]"
         elements = int(torch.Size(golden.shape).numel())
         change = result.changes[i] if not faulty_type else OutputDifference(elements)
-        rows.append(
-            TraceRow(
-                *golden.key,
-                dtype=golden.dtype,
-                shape=golden.shape,
-                elements=elements,
-                change=change,
-                faulty_type=faulty_type,
-            )
-        )
+        rows.append(TraceRow(*golden.key, golden.dtype, golden.shape, elements, change, faulty_type))
     return tuple(rows), numbers
 
 

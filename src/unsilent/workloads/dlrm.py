@@ -227,17 +227,9 @@ def _train(model: nn.Module, clicks: Clicks, seed: int, progress: Progress) -> f
     def sample(rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         return {"dense": clicks.dense[rows], "sparse": clicks.sparse[rows]}, clicks.labels[rows]
 
-    passes = max(1, min(10, FEWEST_STEPS * SCHEDULE.batch // clicks.training_row_count))
-    fit(
-        model,
-        sample,
-        clicks.training_row_count,
-        binary_cross_entropy,
-        replace(SCHEDULE, epochs=passes),
-        seed=seed,
-        description=f"training {NAME}",
-        progress=progress,
-    )
-    held_out = torch.arange(clicks.training_row_count, len(clicks.labels)).split(4096)
+    count, description = clicks.training_row_count, f"training {NAME}"
+    schedule = replace(SCHEDULE, epochs=max(1, min(10, FEWEST_STEPS * SCHEDULE.batch // count)))
+    fit(model, sample, count, binary_cross_entropy, schedule, seed=seed, description=description, progress=progress)
+    held_out = torch.arange(count, len(clicks.labels)).split(4096)
     scores = outputs(model, [sample(rows)[0] for rows in held_out])
-    return auc(clicks.labels[clicks.training_row_count :].numpy(), scores.numpy())
+    return auc(clicks.labels[count:].numpy(), scores.numpy())

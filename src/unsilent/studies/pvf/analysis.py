@@ -74,9 +74,8 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
     if stored.trial_count >= planned:  # all parts are there, whichever of them this store was asked for last
         command = command_without_shard(command)
     if command.startswith("unsilent "):
-        command = " ".join(
-            [command, *non_default_question_options(question, PvfEstimator().with_default_unit(spec.is_transient))]
-        )
+        usual = PvfEstimator().with_default_unit(spec.is_transient)
+        command = " ".join([command, *non_default_question_options(question, usual)])
     seconds, cpu = store.total_session_seconds()
     return PvfResult(
         **{name: getattr(spec, name) for name in ("workload", "per", "law", "seed", "threads")},
@@ -150,12 +149,8 @@ def non_default_question_options(question: PvfEstimator, usual: PvfEstimator) ->
 
 def _notes(rows: Sequence[PvfRow], transient: bool) -> list[str]:
     notes = []
-    if (
-        not transient
-        and rows
-        and all(r.masked == r.units for r in rows)
-        and sum(r.n for r in rows if r.level == "model") >= 50
-    ):
+    all_are_masked = bool(rows) and all(r.masked == r.units for r in rows)
+    if not transient and all_are_masked and sum(r.n for r in rows if r.level == "model") >= 50:
         notes.append("No fault changed a single bit of any output: check that run() uses the model passed to it.")
     return notes
 
@@ -252,6 +247,7 @@ def lookup_rows(
         return ()
     shares = {t.name: t.share for t in description.targets_at(1)}
     total = sum(t.elements for t, _ in tables.values())
+    counts = {site: np.asarray(description.lookups[site.removeprefix("param:")]) for site in tables}
     out = []
     for heat in ("hot", "warm", "cold"):
         groups: dict[str, list[float]] = {name: [] for name in shares}
@@ -269,10 +265,7 @@ def lookup_rows(
             LookupRow(
                 lookup_class=heat,
                 rows=rows,
-                lookups=sum(
-                    int(np.asarray(description.lookups[s.removeprefix("param:")])[c == heat].sum())
-                    for s, (_, c) in tables.items()
-                ),
+                lookups=sum(int(counts[site][c == heat].sum()) for site, (_, c) in tables.items()),
                 share_of_elements=sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables.values()) / total,
                 estimate=whole.estimate,
                 low=whole.low,

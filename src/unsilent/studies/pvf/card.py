@@ -345,6 +345,7 @@ FIT_LEAD = (
     "Detectable: the memory reports an error, or the call ends with an error or a number that is not finite. Incorrect: silent "
     "calls and those that end with an error, without what memories report. Rates of the description are taken as exact."
 )
+ESTIMATE_COLUMNS = ("level", "target", "parent", "flips", "", "silent")
 POINT = "Hover over a row for its size and method."
 METHOD = (
     "With the same files, versions and kind of device, the {} of this card reproduces the campaign. Then unsilent report STORE "
@@ -379,9 +380,7 @@ def report(card: PvfCard) -> Report:
         report_type="A measurement to share",
         title=f"PVF card of {spec.workload}",
         headline=f"{what} of {spec.workload}: {spec.fault} at {' '.join(spec.at)}, per {spec.per}; {trials}",
-        estimates=machine_table(
-            _estimates(rows, card.confidence), ("level", "target", "parent", "flips", "", "silent")
-        ),
+        estimates=machine_table(_estimates(rows, card.confidence), ESTIMATE_COLUMNS),
         numbers=tuple(key_numbers(card)),
         findings=card.notes,
         sections=(

@@ -137,7 +137,8 @@ def compare_campaigns(store_a: PvfStore, store_b: PvfStore, question: PvfEstimat
     same = a.trials_done == b.trials_done and len(shared) == len(known_a) == len(known_b)
     same = same and a.trials_done > 0 and store_a.baseline.memory_parts == store_b.baseline.memory_parts
     identical = same and all(_same_outcomes(sides_a[k], sides_b[k]) for k in shared)
-    words = ["unsilent", "diff", a.store, b.store]
+    command = shlex.join(["unsilent", "diff", a.store, b.store])
+    options = non_default_question_options(question, PvfEstimator().with_default_unit(a.transient))
     return Comparison(
         a=a,
         b=b,
@@ -145,9 +146,7 @@ def compare_campaigns(store_a: PvfStore, store_b: PvfStore, question: PvfEstimat
         changes=tuple(_changes(store_a, store_b)),
         only_a=tuple(r for k, r in known_a.items() if k not in known_b),
         only_b=tuple(r for k, r in known_b.items() if k not in known_a),
-        command=" ".join(
-            [shlex.join(words), *non_default_question_options(question, PvfEstimator().with_default_unit(a.transient))]
-        ),
+        command=" ".join([command, *options]),
         identical=identical,
         notes=tuple(_notes(a, b, identical)),
         fits=compared_fits(a.memory_fit, b.memory_fit),

@@ -54,17 +54,12 @@ def class_of(stratum: str) -> str:
 def first_pilot(targets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, int]]:
     """Trials of each stratum of each target (target -> strata)."""
     members = _by_class(name for names in targets.values() for name in names)
-    return {
-        group: {
-            name: max(
-                PILOT,
-                math.ceil(PILOT_OF_TARGET / len(names)),
-                math.ceil(PILOT_OF_CLASS / len(members[class_of(name)])),
-            )
-            for name in names
-        }
-        for group, names in targets.items()
-    }
+    result: dict[str, dict[str, int]] = {}
+    for group, names in targets.items():
+        least = max(PILOT, math.ceil(PILOT_OF_TARGET / len(names)))
+        of_class = {name: math.ceil(PILOT_OF_CLASS / len(members[class_of(name)])) for name in names}
+        result[group] = {name: max(least, of_class[name]) for name in names}
+    return result
 
 
 def first_wide_pilot(strata: Iterable[str]) -> dict[str, int]:

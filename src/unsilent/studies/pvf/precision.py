@@ -183,26 +183,17 @@ class PrecisionPlanner:
             for target in stored.description.targets_at(flips):
                 strata.setdefault(target.group, []).append(target.name)
             some = first_wide_pilot(name for names in strata.values() for name in names) if wide > 1 else {}
-            plans += [
-                CellPlan(
-                    group,
-                    flips,
-                    precision_text,
-                    pilot,
-                    {},
-                    {},
-                    pilot_samples=samples,
-                    wide_pilot_trials={name: some[name] for name in pilot if some.get(name)},
-                    wide_samples=wide if wide > 1 else 0,
-                )
-                for group, pilot in first_pilot(strata).items()
-            ]
+            for group, pilot in first_pilot(strata).items():
+                plan = CellPlan(group, flips, precision_text, pilot, {}, {}, pilot_samples=samples)
+                if wide > 1:
+                    wide_pilot = {name: some[name] for name in pilot if some.get(name)}
+                    plan = replace(plan, wide_pilot_trials=wide_pilot, wide_samples=wide)
+                plans.append(plan)
         longest = max(plans, key=lambda plan: plan.pilot_size)
         if longest.pilot_size > self.most_trials:
             raise UsageError(
                 f"--trials allows {self.most_trials:,} trials per target, but --ci and --rel need a pilot of "
-                f"{longest.pilot_size} trials in {longest.group!r} "
-                "to plan the rest; raise --trials, or omit --ci and --rel"
+                f"{longest.pilot_size} trials in {longest.group!r} to plan the rest; raise --trials, or omit --ci and --rel"
             )
         return plans
 
@@ -303,9 +294,8 @@ class PrecisionPlanner:
         at = flips_suffix(plan.flips) if len(stored.spec.flips) > 1 else ""
         raise UsageError(
             f"{self.precision} of {plan.group!r}{at} needs about {_round(needed):,} trials, but --trials allows "
-            f"{self.most_trials:,}, "
-            f"which reach about ±{100 * min(widths):.2g} points; set --trials {_round(1.5 * needed)} (1.5 times the forecast) "
-            "or a coarser --ci or --rel"
+            f"{self.most_trials:,}, which reach about ±{100 * min(widths):.2g} points; set --trials {_round(1.5 * needed)} "
+            "(1.5 times the forecast) or a coarser --ci or --rel"
         )
 
     def _may_do(self, strata: Sequence[Stratum], sizes: Sequence[int], level: float) -> bool:

@@ -79,15 +79,12 @@ def _spread(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) ->
     from unsilent.studies.propagation_report import report
 
     spec, baseline = store.spec, store.baseline
+    place = f"{batch} (counted from 0) of {count_text(len(baseline.samples), 'batch')}"
     facts = (
         ("workload", spec.workload),
         ("store", str(store.path)),
         ("trial", str(row.trial)),
-        (
-            "batch",
-            f"{batch} (counted from 0) of {count_text(len(baseline.samples), 'batch')}, "
-            f"{count_text(baseline.samples[batch], 'sample')}",
-        ),
+        ("batch", f"{place}, {count_text(baseline.samples[batch], 'sample')}"),
         ("ended", _counted(row)),
         ("versions", ", ".join(f"{name} {version}" for name, version in baseline.versions.items())),
     )

@@ -82,9 +82,8 @@ def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: 
     if total > MOST_PLANNED:
         plain = total * baseline.golden_seconds
         raise UsageError(
-            f"--trials all would run {total:,} trials (at most about {rough_duration_text(plain)} of CPU time), "
-            f"but at most {MOST_PLANNED:,} are allowed; "
-            "narrow it with --at or --fault bitflip:bits=30, or sample with --rel 20%"
+            f"--trials all would run {total:,} trials (at most about {rough_duration_text(plain)} of CPU time), but at most "
+            f"{MOST_PLANNED:,} are allowed; narrow it with --at or --fault bitflip:bits=30, or sample with --rel 20%"
         )
     store.bind_campaign(spec, baseline)
     begun = time.perf_counter()
