@@ -236,10 +236,8 @@ def kind_of_operation(tape: Tape, node: Node, note: Callable[[int], Any]) -> obj
         (tape.values[v].nbytes, tape.values[v].storage_window._replace(value=0), _alignment(tape, v), note(v))
         for v in numbers
     ]
-    windows = [
-        w._replace(value=numbers.get(w.value, -1)) if isinstance(w, StorageWindow) else w
-        for w in (*node.reads, *node.results)
-    ]
+    seen = (*node.reads, *node.results)
+    windows = [w._replace(value=numbers.get(w.value, -1)) if isinstance(w, StorageWindow) else w for w in seen]
     writes = [(numbers[w.old], numbers[w.new]) for w in node.writes]
     return repr((*_call(node), windows, writes, values))
 

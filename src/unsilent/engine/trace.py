@@ -113,14 +113,11 @@ def trace_step(
             if faulty:
                 applied_faults[:] = corrupted.applied_faults
 
+    def changed_bits() -> list[tuple[Fault, int | None]]:
+        return [(hit.fault, hit.changed_bits) for hit in applied_faults]
+
     try:
-        return trace(
-            model,
-            run,
-            memory=memory,
-            progress=progress,
-            faults=lambda: [(h.fault, h.changed_bits) for h in applied_faults],
-        )
+        return trace(model, run, memory=memory, progress=progress, faults=changed_bits)
     finally:
         state.restore()
 
@@ -149,13 +146,7 @@ def trace_batch(
         if faulty:
             missed[:] = [f"{fault.site} was not hit: {why}" for fault, why in corrupt.missed]
 
-    result = trace(
-        engine.model,
-        run,
-        training=False,
-        progress=progress,
-        faults=lambda: [(fault, None) for fault in acting],
-    )
+    result = trace(engine.model, run, training=False, progress=progress, faults=lambda: [(f, None) for f in acting])
     return FaultTrace(result.rows, result.faults, result.divergence, result.runs, (*result.notes, *missed))
 
 

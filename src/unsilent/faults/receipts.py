@@ -41,10 +41,8 @@ class AppliedFault:
             yield tuple(place), before, after
 
     def __str__(self) -> str:
-        lines = [
-            f"[{','.join(map(str, p))}] {b:g} -> {a:g}"
-            for p, b, a in itertools.islice(self.element_changes, MAX_ITEMS_SHOWN)
-        ]
+        shown = itertools.islice(self.element_changes, MAX_ITEMS_SHOWN)
+        lines = [f"[{','.join(map(str, p))}] {b:g} -> {a:g}" for p, b, a in shown]
         more = f", and {len(self.fault) - MAX_ITEMS_SHOWN} more" if len(self.fault) > MAX_ITEMS_SHOWN else ""
         return f"{self.fault.describe()}: {', '.join(lines)}{more}"
 

@@ -178,26 +178,21 @@ def dlrm(
         )
     check_option_range(NAME, "rows", rows, 10_000_000, "rows of a table")
     check_option_range(NAME, "room", room, 1000, "rows per category")
-    clicks = (
-        synthetic_clicks()
-        if data is None
-        else from_csv(data, target=target, positive=positive, drop=drop, rows=rows, room=room)
-    )
+    if data is None:
+        clicks = synthetic_clicks()
+    else:
+        clicks = from_csv(data, target=target, positive=positive, drop=drop, rows=rows, room=room)
     available = len(clicks.labels) - clicks.training_row_count
-    samples = check_option_range(
-        NAME, "eval", min(512, available) if eval is None else eval, available, "held-out rows"
-    )
+    samples = min(512, available) if eval is None else eval
+    check_option_range(NAME, "eval", samples, available, "held-out rows")
     rate = round(float(clicks.labels[: clicks.training_row_count].double().mean()), 3)
     at = threshold if threshold is not None else 0.5 if data is None else rate
     if not 0 < at < 1:
         raise UsageError(f"workload {NAME!r}: option 'threshold' is {at:g}; expected a probability between 0 and 1")
-    model, score = load_or_train(
-        TrainedWeightsRecipe(NAME, VERSION, {"seed": seed}, clicks.hash),
-        partial(Dlrm, clicks.dense.shape[1], clicks.tables),
-        partial(_train, clicks=clicks, seed=seed, progress=progress),
-        GOAL if data is None else OWN_DATA_GOAL,
-        seed=seed,
-    )
+    recipe = TrainedWeightsRecipe(NAME, VERSION, {"seed": seed}, clicks.hash)
+    build = partial(Dlrm, clicks.dense.shape[1], clicks.tables)
+    train = partial(_train, clicks=clicks, seed=seed, progress=progress)
+    model, score = load_or_train(recipe, build, train, GOAL if data is None else OWN_DATA_GOAL, seed=seed)
     held_out = slice(clicks.training_row_count, clicks.training_row_count + samples)
     return Workload(
         model,

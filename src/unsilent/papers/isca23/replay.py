@@ -291,19 +291,8 @@ class _Run:
         after = () if self._stopped else self._all(replay.train_after_target(steps))
         assert record.receipt is not None
         valid = None if self._stopped else replay.evaluate()
-        return InjectionReplayResult(
-            self._path,
-            replay.weights,
-            replay.fault,
-            record.receipt.verified_elements,
-            before,
-            golden,
-            faulty,
-            after,
-            valid,
-            spread,
-            replay.notes,
-        )
+        subject = self._path, replay.weights, replay.fault, record.receipt.verified_elements
+        return InjectionReplayResult(*subject, before, golden, faulty, after, valid, spread, replay.notes)
 
     def _all(self, records: Iterable[PublishedStepRecord]) -> tuple[PublishedStepRecord, ...]:
         seen = []

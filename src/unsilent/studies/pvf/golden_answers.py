@@ -38,10 +38,8 @@ def right_answers_text(engine: PlainEngine, workload: InferenceWorkload, notes: 
         )
         return ""
     try:
-        parts = [
-            right_answers(engine.judge, output, truth, samples)
-            for output, truth, samples in zip(engine.golden, labels, engine.samples, strict=True)
-        ]
+        batches = zip(engine.golden, labels, engine.samples, strict=True)
+        parts = [right_answers(engine.judge, output, truth, samples) for output, truth, samples in batches]
     except UsageError as error:
         notes.append(f"No accuracy lost, because {error}.")
         return ""

@@ -259,14 +259,9 @@ class PrecisionPlanner:
             return None
         pilot = {n: max(k, math.ceil(part * plan.first_look_trials[n])) for n, k in plan.pilot_trials.items()}
         wide = {n: max(plan.wide_pilot_trials.get(n, 0), k // PILOT_PER_WIDE) for n, k in pilot.items()}
-        return replace(
-            plan,
-            pilot_trials=pilot,
-            wide_pilot_trials={n: k for n, k in wide.items() if k and plan.wide_samples},
-            first_look_trials={},
-            pilot_means={},
-            samples=0,
-        )
+        wide = {n: k for n, k in wide.items() if k and plan.wide_samples}
+        begun = replace(plan, first_look_trials={}, pilot_means={}, samples=0)
+        return replace(begun, pilot_trials=pilot, wide_pilot_trials=wide)
 
     def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float, is_rough: bool) -> list[int]:
         """The given sizes where they reach the aim already, else at least those of the best allocation."""
@@ -344,11 +339,9 @@ def _round(trials: float) -> int:
 
 
 def _with_look(plan: CellPlan, view: PilotView, sizes: Mapping[Cell, int]) -> CellPlan:
-    return replace(
-        plan,
-        first_look_trials={name: sizes[name, plan.flips] for name in plan.pilot_trials},
-        pilot_means={name: view.forecasts[name, plan.flips].mean for name in plan.pilot_trials},
-    )
+    trials = {name: sizes[name, plan.flips] for name in plan.pilot_trials}
+    means = {name: view.forecasts[name, plan.flips].mean for name in plan.pilot_trials}
+    return replace(plan, first_look_trials=trials, pilot_means=means)
 
 
 def _with_all_as_pilot(plan: CellPlan, precision_text: str) -> CellPlan:

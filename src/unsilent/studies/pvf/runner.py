@@ -308,12 +308,9 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         drawn = [self._draw(trial) for trial in trials]
         acting = [d for d in drawn if d.faults]
         samples = [d.samples for d in acting] if any(d.samples is not None for d in acting) else None
-        # A trial that may have stopped a device does nothing but a run of its own.
-        outcomes = (
-            (self.engine.trial(d.faults, d.samples) for d in acting)
-            if alone
-            else self.engine.trials([d.faults for d in acting], samples)
-        )
+        outcomes = self.engine.trials([d.faults for d in acting], samples)
+        if alone:  # a trial that may have stopped a device does nothing but a run of its own
+            outcomes = (self.engine.trial(d.faults, d.samples) for d in acting)
         for trial, drawn_trial in zip(trials, drawn, strict=True):
             with unusable_if_raised():
                 outcome = next(outcomes) if drawn_trial.faults else self._all(Outcome.MASKED, drawn_trial)

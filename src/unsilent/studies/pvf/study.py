@@ -66,13 +66,8 @@ def run_pvf(run: CampaignRun) -> PvfResult:
     if planner is None or not planner.imprecise_rows:
         return result
     rows = ", ".join(planner.imprecise_rows)
-    return replace(
-        result,
-        imprecise_rows=(
-            f"--trials {budget.trials} is not enough for {precision}: the intervals of these rows are wider: {rows}; "
-            "raise --trials",
-        ),
-    )
+    text = f"--trials {budget.trials} is not enough for {precision}: the intervals of these rows are wider: {rows}"
+    return replace(result, imprecise_rows=(f"{text}; raise --trials",))
 
 
 def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: PvfStore, watcher: Observer) -> None:

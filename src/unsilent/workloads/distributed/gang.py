@@ -121,16 +121,10 @@ class Gang(Closing):
         """
         paths = (files,) if isinstance(files, Path) else tuple(files)
         self._check(paths, restart, evaluate_every, comm_faults)
-        order = ResumeOrder(
-            tuple(path.resolve() for path in paths),
-            restart,
-            broadcast_optimizer,
-            until_step,
-            evaluate_every,
-            remember_clean,
-            tuple(comm_faults),
-            None if save_to is None else _writable(save_to),
-        )
+        paths = tuple(path.resolve() for path in paths)
+        destination = None if save_to is None else _writable(save_to)
+        settings = broadcast_optimizer, until_step, evaluate_every, remember_clean
+        order = ResumeOrder(paths, restart, *settings, tuple(comm_faults), destination)
         ranks = self._running()
         builder, begin = ResumeRecordBuilder(self.world_size), time.monotonic()
         end: End = "finished"
@@ -178,11 +172,10 @@ class Gang(Closing):
             self._starts += 1
             workload, options, data, seeds = self._training
             meeting_place = self._folder / f"meet-{self._starts}"
-            self._ranks = RankProcesses(
-                GangSettings(
-                    workload, options, data, self.strategy, self.world_size, seeds, meeting_place, self._folder
-                )
+            settings = GangSettings(
+                workload, options, data, self.strategy, self.world_size, seeds, meeting_place, self._folder
             )
+            self._ranks = RankProcesses(settings)
         return self._ranks
 
 

@@ -171,15 +171,9 @@ class RankTraining:
         if order.remember_clean:
             self._clean.add(state.step, tensors)
         nonfinite, extreme = count_values(tensors)
-        return RankPart(
-            state.step,
-            tuple(record.loss for record in records),
-            tuple(record.metrics for record in records),
-            nonfinite,
-            extreme,
-            count_changed(tensors, self._clean.at(state.step)),
-            self._held_out(state),
-        )
+        losses, metrics = tuple(record.loss for record in records), tuple(record.metrics for record in records)
+        changed = count_changed(tensors, self._clean.at(state.step))
+        return RankPart(state.step, losses, metrics, nonfinite, extreme, changed, self._held_out(state))
 
     def finish(self, state: TrainingState, order: ResumeOrder) -> dict[str, str]:
         """Save what was asked for; hashes of the full state, with which the training is over."""

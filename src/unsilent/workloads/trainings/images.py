@@ -120,18 +120,12 @@ def train_resnet(
             model.add_module("linear", nn.Sequential(RowDropout(dropout), model.linear))
         return model if chosen.norm else without_norm(model)
 
-    return _classifier(
-        variant,
-        "residual network" + ("" if chosen.norm else " without batch norm"),
-        build,
-        _own_images(data) if data is not None else _digits(),
-        BuiltInTrainingOptions(
-            steps, batch, optimizer or chosen.optimizer, chosen.rate if rate is None else rate, dropout, amp, device
-        ),
-        clip,
-        shift,
-        {"width": size} if data is None else {"depth": layers},
-    )
+    optimizer, rate = optimizer or chosen.optimizer, chosen.rate if rate is None else rate
+    options = BuiltInTrainingOptions(steps, batch, optimizer, rate, dropout, amp, device)
+    description = "residual network" + ("" if chosen.norm else " without batch norm")
+    pictures = _digits() if data is None else _own_images(data)
+    settings = {"width": size} if data is None else {"depth": layers}
+    return _classifier(variant, description, build, pictures, options, clip, shift, settings)
 
 
 def train_vit(
@@ -157,16 +151,9 @@ def train_vit(
         add_dropout_to_blocks(model.blocks, dropout)
         return model
 
-    return _classifier(
-        name,
-        "vision transformer",
-        build,
-        _digits(),
-        BuiltInTrainingOptions(steps, batch, optimizer, rate, dropout, amp, device),
-        clip,
-        shift,
-        {"width": width, "depth": depth},
-    )
+    options = BuiltInTrainingOptions(steps, batch, optimizer, rate, dropout, amp, device)
+    settings = {"width": width, "depth": depth}
+    return _classifier(name, "vision transformer", build, _digits(), options, clip, shift, settings)
 
 
 def _classifier(
