@@ -86,6 +86,7 @@ def _stage(c_in: int, c_out: int, blocks: int, stride: int) -> nn.Sequential:
     )
 
 
+# Long because of what it checks of files of the user's own before anything is measured with them.
 def cifar_resnet(
     *,
     depth: int,

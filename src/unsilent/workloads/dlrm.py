@@ -150,6 +150,7 @@ MOST_ROWS = 10_000
 CITATION = "Naumov et al., Deep Learning Recommendation Model, arXiv 1906.00091"
 
 
+# Long because of the options of a CSV, which are checked together, and of what ``info`` says.
 def dlrm(
     *,
     eval: int | None = None,  # noqa: A002 - option name

@@ -33,6 +33,7 @@ _SEED = {"seed": "training seed (0)"}
 _HERE = "unsilent.workloads."
 
 
+# Long because it is a list, in the order in which it is shown.
 def _zoo() -> dict[str, WorkloadEntry]:
     classifiers = {
         "digits-cnn": "small residual CNN with batch norm",
@@ -137,6 +138,7 @@ _CLIPPED = {**_TRAINED, "clip": "clip the norm of all gradients together to this
 _STEPS = "steps of a full run, over which the learning rate rises and falls"
 
 
+# Long because it is a list, in the order in which it is shown.
 def _trainings() -> dict[str, WorkloadEntry]:
     here = _HERE + "trainings."
     shift = {"shift": "move each training image by up to one pixel (yes)"}

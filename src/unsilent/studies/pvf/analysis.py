@@ -57,6 +57,7 @@ def analyse(store: PvfStore, question: PvfEstimator) -> PvfResult:
         ) from error
 
 
+# Long because the result has so many fields, each of which is said once, here.
 def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
     spec, description = store.spec, store.baseline
     question = question.with_default_unit(spec.is_transient)

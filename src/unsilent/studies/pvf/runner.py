@@ -94,6 +94,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         UsageError: anything in the spec that does not fit the workload, before the first trial.
     """
 
+    # Long because every step needs those before it, and what does not fit has to be refused before the first trial.
     def __init__(
         self,
         spec: PvfSpec,
@@ -150,6 +151,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
 
+    # Long because of the notes, which come in the order in which they are read, and the fields of the record.
     def make_baseline(self) -> PvfBaseline:
         """The baseline, from which the driver plans and a report explains."""
         engine = self.engine
