@@ -33,7 +33,6 @@ from unsilent.replicas.runner import apply_switches
 from unsilent.replicas.switches import Switches
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.targets import default_components
-from unsilent.sites.training.step import Moment
 from unsilent.sites.training.step_survey import StepSurvey
 from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 from unsilent.studies.training.guarding import GoldenHistory, GuardedRunResult, run_guarded_trial
@@ -185,17 +184,14 @@ class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
         plain = trial._replace(target=trial.target.removeprefix(GUARDED_PREFIX))
         return self.sampler.draw(self._design, plain)
 
-    def _run(self, trial: TrialId) -> tuple[Forked, SampledFault]:
-        drawn = self.draw(trial)
-        return self._forks.run(drawn.injection.step, drawn.faults, self._moment, drawn.lasts), drawn
+    def fork(self, injected: SampledFault) -> Forked:
+        """The run with these faults, from their step on."""
+        step, moment = injected.injection.step, MOMENTS[self.spec.moment]
+        return self._forks.run(step, injected.faults, moment, injected.lasts)
 
     def run_faults(self, trial: TrialId, injected: SampledFault) -> TrainingRow:
         """The row of a run with these faults."""
-        return self._row(trial, injected, self._forks.run(injected.injection.step, injected.faults, self._moment))
-
-    @property
-    def _moment(self) -> Moment:
-        return MOMENTS[self.spec.moment]
+        return self._row(trial, injected, self.fork(injected))
 
     def _check_repeatable(self) -> None:
         try:
