@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from unsilent.campaigns import TrialId, ray_executor
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.process_connection import Message, ProcessConnection
 from unsilent.campaigns.spec import WorkerSettings
 from unsilent.studies.pvf.kind import PVF, PvfStore
@@ -117,7 +117,7 @@ def _driver(path: Path, runner: TrialRunner, real: Sequence[PvfTrialRow]) -> Non
     ray_executor.BridgeProcess = _Answering  # type: ignore[assignment, misc]
     trials = [row.trial for row in _many(real, DRIVEN)]
     executor = ray_executor.RayExecutor(
-        PVF.runner, SPEC, jobs=16, deadline=None, observer=Silent(), worker_settings=WorkerSettings()
+        PVF.runner, SPEC, jobs=16, deadline=None, observer=Observer(), worker_settings=WorkerSettings()
     )
     with PvfStore(path, write=True) as store, executor:
         store.bind_campaign(SPEC, executor.establish_baseline())

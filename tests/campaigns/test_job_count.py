@@ -10,7 +10,7 @@ import pytest
 
 from unsilent.campaigns import processes
 from unsilent.campaigns.executors import chosen_job_count, make_executor
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.spec import TrialId, WorkerSettings
@@ -77,7 +77,7 @@ def test_workers_that_nobody_asked_for_wait_until_they_are_worth_it(monkeypatch,
         PvfSpec("digits-cnn"),
         jobs=4,
         deadline=None,
-        observer=Silent(),
+        observer=Observer(),
         worker_settings=WorkerSettings(),
         grows_slowly=slowly,
     )

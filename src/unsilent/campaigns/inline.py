@@ -10,7 +10,7 @@ import torch
 
 from unsilent.basics.closing import Closing
 from unsilent.basics.errors import ProcessUnusable, UnsilentError
-from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.runner import MakeRunner, run_trials_in_order
 from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
@@ -31,7 +31,7 @@ class InlineExecutor(Closing):
         self._watch = Stopwatch()
         self._threads, self._generators = torch.get_num_threads(), save_generator_states()
         self._held: list[CampaignRow] = []
-        self._observer = observer or Silent()
+        self._observer = observer or Observer()
         forget_notes()
         self.runner: Any = make_runner(
             spec, progress=self._observer.loading, worker_settings=worker_settings or WorkerSettings()

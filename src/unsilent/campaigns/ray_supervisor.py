@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.runner import MakeRunner
 from unsilent.campaigns.spec import CampaignRow, Spec, TrialId, WorkerSettings
@@ -65,7 +65,7 @@ def environment_to_send(own: Mapping[str, str], local: bool) -> dict[str, str]:
     return dict(own) if local else {key: own[key] for key in (*THREAD_VARIABLES, *SENT_VARIABLES) if key in own}
 
 
-class Supervisor(Silent):
+class Supervisor(Observer):
     """One worker, run by a thread of its own, so that neither waits for the other."""
 
     def __init__(self, job: SupervisorJob) -> None:

@@ -197,7 +197,6 @@ class TrialTarget(Protocol):
     @property
     def slots(self) -> int:
         """Trials there are, where all are to be run."""
-        ...
 
 
 class Baseline(Protocol):
@@ -215,12 +214,10 @@ class Baseline(Protocol):
     @property
     def golden_seconds(self) -> float:
         """Seconds of one fault-free run."""
-        ...
 
     @property
     def info(self) -> Mapping[str, Any]:
         """The workload's statements of itself."""
-        ...
 
     @property
     def versions(self) -> Mapping[str, str]: ...

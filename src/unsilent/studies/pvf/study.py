@@ -23,7 +23,7 @@ from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, planned_t
 from unsilent.campaigns.driver import MOST_PLANNED, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.expected_end import ExpectedEnd
-from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.python_function import campaign_function
 from unsilent.outcomes.tallies import PvfEstimator
@@ -60,7 +60,7 @@ def run_pvf(run: CampaignRun) -> PvfResult:
         if precision is not None:
             planner = PrecisionPlanner(precision, question, budget.trials, executor.wall_seconds)
         if run.spec.is_enumerated:
-            estimate_duration(run.spec, budget, executor, run.store, observer or Silent())
+            estimate_duration(run.spec, budget, executor, run.store, observer or Observer())
         run.run_planned_trials(executor, observer, planner)
         result = analyse(run.store, question)
     if planner is None or not planner.imprecise_rows:
