@@ -12,7 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache, cached_property
 from types import NoneType, UnionType
 from typing import (
@@ -77,6 +77,16 @@ class Field:
     def is_array(self) -> bool:
         """Whether it is stored compressed."""
         return self.kind in (bytes, np.ndarray)
+
+    @property
+    def empty_value(self) -> Any:
+        """The value that says nothing: 0, NaN, an empty text, an empty array, no faults."""
+        if FAULTS_JSON in self.type_annotations:
+            return "[]"
+        if self.is_array:
+            return b"" if self.kind is bytes else np.empty(0, self.dtype)
+        values = [math.nan if column.kind is float else column.kind() for column in self.columns]
+        return values[0] if self.from_columns is None else self.from_columns(*values)
 
 
 class RowCodec(Generic[R]):
@@ -183,6 +193,11 @@ class RowCodec(Generic[R]):
             if RUN_SPECIFIC not in one.type_annotations and NOT_EXPORTED not in one.type_annotations
         }
 
+    def empty_values(self) -> dict[str, Any]:
+        """A value without content for each field without a default."""
+        required = {one.name for one in fields(cast("Any", self._row)) if one.default is MISSING}
+        return {one.name: one.empty_value for one in self.fields if one.name in required}
+
     def row_as_json(self, row: R, *, canonical: bool = False) -> dict[str, Any]:
         """The row as JSON values; ``canonical``: without what belongs to one run.
 
@@ -241,6 +256,15 @@ class StoredRow:
     """A base of rows."""
 
     __slots__ = ()
+
+    @classmethod
+    def without_result(cls, trial: TrialId, **known: Any) -> Self:
+        """The row of a trial of which nothing but these values is known: all other numbers are 0 or NaN, texts and arrays empty.
+
+        Fields with a default have it.
+        """
+        values = row_codec(cast("Any", cls)).empty_values()
+        return cls(**values | {"trial": trial} | known)
 
     def reproducible_values(self) -> dict[str, Any]:
         """The values of a row that are equal when the trial is run again, by field."""

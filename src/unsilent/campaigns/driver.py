@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from unsilent.basics.errors import UsageError
 from unsilent.campaigns.observer import Observer
@@ -24,13 +24,13 @@ MOST_PLANNED = 20_000_000
 class Planner(Protocol):
     """Decides, from completed rounds alone, what a campaign runs next."""
 
-    def requested_trials(self, store: AnyStore) -> Iterable[TrialId]:
+    def requested_trials(self, store: Any) -> Iterable[TrialId]:
         """All trials that the rounds so far ask for."""
 
-    def decide_next_round(self, store: AnyStore) -> list[Json]:
+    def decide_next_round(self, store: Any) -> list[Json]:
         """The next round, to be stored; empty when the campaign has come to its end."""
 
-    def describe_round(self, store: AnyStore) -> str:
+    def describe_round(self, store: Any) -> str:
         """A sentence on the purpose of the round that was decided last."""
 
 

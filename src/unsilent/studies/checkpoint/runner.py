@@ -327,11 +327,8 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
 
 def _ended_row(trial: TrialId, faults: Sequence[Fault], end: str, error: str, seconds: float) -> CheckpointRow:
     """The row of a trial of which nothing but its end is known."""
-    none, counts = np.empty(0), np.empty(0, np.int64)
     text = escape_unprintable(error)[:500]
-    return CheckpointRow(
-        trial, faults_text(faults), end, 0, 0, False, "", text, none, none, none, none, counts, counts, counts, seconds
-    )
+    return CheckpointRow.without_result(trial, faults=faults_text(faults), end=end, error=text, seconds=seconds)
 
 
 def _final_hashes(record: ResumeRecord) -> tuple[str, ...]:

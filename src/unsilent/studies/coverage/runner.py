@@ -7,28 +7,22 @@ is estimated of a class is conditional on it.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from unsilent.basics.errors import InjectionError, InternalError, UsageError, UserCodeError, first_line
-from unsilent.basics.printable import escape_unprintable
-from unsilent.basics.user_code import user_code
+from unsilent.basics.errors import InjectionError, UsageError, UserCodeError
 from unsilent.campaigns.codec import faults_text
-from unsilent.campaigns.runner import Runner
 from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, trial_seed
 from unsilent.detectors.series import Bools, Floats
 from unsilent.faults.receipts import AppliedFault
-from unsilent.outcomes.base import Outcome
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.training.step import StepInjection
 from unsilent.studies.coverage.planted_changes import possible_changes, workload_and_change
 from unsilent.studies.coverage.recording import StepRecorder, relative_difference
 from unsilent.studies.coverage.scoring import (
-    BINS,
     FalseAlarmCounter,
     Sampling,
     applications,
@@ -51,18 +45,18 @@ from unsilent.studies.coverage.spec import (
     parse_clean_target,
     severity_class,
 )
+from unsilent.studies.coverage.trial_runner import TrialRunner
 from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 from unsilent.studies.training.runner import TrainingRunner
-from unsilent.studies.training.spec import RANDOM, InjectionPoint
+from unsilent.studies.training.spec import RANDOM
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.trainings.base import Seeds, StepRecord, TrainingState, TrainingWorkload
 
-NO_INJECTION = InjectionPoint(0, "", "", "", "")
 TRIES_IN_A_STEP = 30
 """Faults that are tried in a step before another step is drawn."""
 
 
-class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
+class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
     """One training with its golden run.
 
     Args:
@@ -73,6 +67,8 @@ class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
     Raises:
         UsageError: anything in the spec that does not fit the training; a training that is not repeatable.
     """
+
+    row_type = CoverageRow
 
     def __init__(
         self, spec: CoverageSpec, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
@@ -122,24 +118,12 @@ class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
             notes=known.notes,
         )
 
-    def run_trial(self, trial: TrialId, rng: np.random.Generator) -> CoverageRow:
-        """One trial; what user code raises in it is its outcome."""
-        begun = time.perf_counter()
-        try:
-            with user_code(self.spec.workload):
-                if trial == GOLDEN:
-                    row = self._golden_row()
-                elif (clean := parse_clean_target(trial.target)) is not None:
-                    row = self._clean_row(trial, clean)
-                else:
-                    row = self._fault_row(trial, rng)
-        except (UserCodeError, InternalError) as error:
-            row = replace(self._row(trial, "raised"), error=escape_unprintable(first_line(error))[:500])
-        return replace(row, seconds=time.perf_counter() - begun)
-
-    def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> CoverageRow:
-        """The row of a trial that took its worker with it."""
-        return replace(self._row(trial, ended.name.lower()), seconds=seconds, error=escape_unprintable(reason)[:500])
+    def try_trial(self, trial: TrialId, rng: np.random.Generator) -> CoverageRow:
+        """The row of a faulty, fault-free or golden run."""
+        if trial == GOLDEN:
+            return self._golden_row()
+        clean = parse_clean_target(trial.target)
+        return self._fault_row(trial, rng) if clean is None else self._clean_row(trial, clean)
 
     def verify_restored_state(self) -> None:
         """The last step of golden comes to the same bits."""
@@ -239,19 +223,13 @@ class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
 
     def _row(self, trial: TrialId, end: str, recorded: Sequence[tuple[Floats, Bools]] = ()) -> CoverageRow:
         columns = len(self._series)
-        return CoverageRow(
-            trial=trial,
-            injection=NO_INJECTION,
-            faults="[]",
+        return CoverageRow.without_result(
+            trial,
             end=end,
-            tried=0,
-            severity=float("nan"),
             steps=len(recorded),
             rules="[]",
             signals=np.array([values for values, _ in recorded]).reshape(-1, columns),
             seen=np.array([seen for _, seen in recorded], np.uint8).reshape(-1, columns),
-            events=np.zeros((0, 4), np.int64),
-            scores=np.zeros((0, BINS), np.int64),
         )
 
 

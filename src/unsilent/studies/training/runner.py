@@ -52,7 +52,6 @@ from unsilent.workloads.trainings.restore_check import check_restorable
 
 GOLDEN_EVALUATIONS = 2
 """Golden evaluations in one horizon."""
-NOTHING = np.empty(0)
 
 
 class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
@@ -274,24 +273,8 @@ def guarded_row(trial: TrialId, drawn: SampledFault, result: GuardedRunResult) -
 
 def end_only_row(trial: TrialId, drawn: SampledFault, reason: str, error: str) -> TrainingRow:
     """The row of a trial of which nothing but its end is known."""
-    nan = float("nan")
-    empty = np.empty((0, 3))
-    return TrainingRow(
-        trial,
-        drawn.injection,
-        "[]",
-        nan,
-        nan,
-        reason,
-        0,
-        NOTHING,
-        NOTHING,
-        empty,
-        nan,
-        nan,
-        nan,
-        None,
-        escape_unprintable(error),
+    return TrainingRow.without_result(
+        trial, injection=drawn.injection, end_reason=reason, error=escape_unprintable(error)
     )
 
 
