@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.processes import ProcessExecutor
+from unsilent.campaigns.processes import ProcessExecutor, RefillableIterator
 from unsilent.campaigns.runner import MakeRunner
 from unsilent.campaigns.spec import CampaignRow, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.worker import as_picklable_error
@@ -173,7 +173,7 @@ class Supervisor(Observer):
 
     def _run(self, executor: ProcessExecutor) -> None:
         """Run what is in the inbox until it is empty and all is proven, or something else is asked for good."""
-        for rows in executor.run(_Emptying(self._inbox)):
+        for rows in executor.run(RefillableIterator(self._inbox, iter(()))):
             self._count(executor)
             self._prove(rows)
             if self._asked:
@@ -186,19 +186,3 @@ class Supervisor(Observer):
 
     def _count(self, executor: ProcessExecutor) -> None:
         self._cpu += executor.seconds_since_last_call()[1]
-
-
-class _Emptying:
-    """Takes from a deque; stops when it is empty, and goes on when it has filled again."""
-
-    def __init__(self, items: deque[TrialId]) -> None:
-        self._items = items
-
-    def __iter__(self) -> _Emptying:
-        return self
-
-    def __next__(self) -> TrialId:
-        try:
-            return self._items.popleft()
-        except IndexError:
-            raise StopIteration from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,23 +139,15 @@ def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) 
 
     ``run_options``: jobs, executor and so on, see `run_replicas`.
     """
-
-    def check() -> None:
-        check_control(
-            list(store.runs_with_switches(Switches())), question.spec.workload
-        )  # what follows would be worth nothing
-
-    def looks() -> Iterator[StepTraceId]:
-        return steps_to_trace(question, store)
-
     request = ReplicaRequest(tuple(map(str, question.variants)), question.replicas)
     run_replicas(
         question.spec,
         question.planned_runs,
         store,
         replica_request=request,
-        after_control_runs=check,
-        step_traces=looks,
+        # If they differ, what follows would be worth nothing.
+        after_control_runs=lambda: check_control(list(store.runs_with_switches(Switches())), question.spec.workload),
+        step_traces=partial(steps_to_trace, question, store),
         **run_options,
     )
     return read_noise(question, store)

@@ -24,7 +24,7 @@ from unsilent.basics.options import (
 )
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, AnalysisOptions, Budget, known_device
-from unsilent.campaigns.spec import Spec, StoredBaseline, TrialId
+from unsilent.campaigns.spec import Spec, StoredBaseline, Target, TrialId
 
 WEIGHT_FLIP, WEIGHT_RATE, OUTPUT_FLIP, OUTPUT_BURST = ERROR_MODELS = (
     "weight-flip",
@@ -97,22 +97,9 @@ class InferenceCoverageSpec(Spec):
     study: Annotated[str, NOT_AN_OPTION] = "inference-coverage"
 
     @property
-    def targets(self) -> tuple[ErrorModel, ...]:
+    def targets(self) -> tuple[Target, ...]:
         """The targets that trials are drawn for."""
-        return tuple(ErrorModel(name) for name in ERROR_MODELS if any(fnmatchcase(name, glob) for glob in self.only))
-
-    @property
-    def flips(self) -> tuple[None]:
-        """The error model says how many elements."""
-        return (None,)
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorModel:
-    """A target that trials are drawn for."""
-
-    name: str
-    slots: int = 0
+        return tuple(Target(name) for name in ERROR_MODELS if any(fnmatchcase(name, glob) for glob in self.only))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +132,7 @@ class InferenceCoverageBaseline(StoredBaseline):
     """
 
     name: str
-    targets: tuple[ErrorModel, ...]
+    targets: tuple[Target, ...]
     detectors: tuple[DetectorInfo, ...]
     samples: tuple[int, ...]
     clean_trials: Mapping[str, int]
