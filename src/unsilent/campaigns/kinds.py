@@ -45,6 +45,11 @@ def count_budgeted_trials(store: Any, part: int = 1, parts: int = 1) -> int:
     return sum(len(range(part - 1, size, parts)) for size in sizes)
 
 
+def name_of_workload(store: Any) -> str:
+    """The name of what the trials of a store run: that which its worker found out, else the one that was given."""
+    return str(getattr(store.baseline, "name", store.spec.workload))
+
+
 @dataclass(frozen=True)
 class Kind(Generic[S, B, R]):
     """A kind of campaigns. What a file says is believed once its own checks have not raised ``DamagedRecordError``.
@@ -113,7 +118,7 @@ class Kind(Generic[S, B, R]):
     replay: Callable[..., TrialReplay[Any]] | None = None
     replay_choices: tuple[str, ...] = ()
     count_planned_trials: Callable[[Any], int] = count_budgeted_trials
-    subject: Callable[[Any], str] = lambda store: str(store.spec.workload)
+    subject: Callable[[Any], str] = name_of_workload
     command: str = ""
     command_help: str = ""
     budget: type = Budget

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
-from unsilent.campaigns.campaign_result import CampaignResult
+from unsilent.campaigns.campaign_result import StoreResult, facts_of_stores
 from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, classify_training
 from unsilent.replicas.noise_floor_records import NoiseFloors, stored_floors
 from unsilent.replicas.noise_floors import NoiseFloorTest
@@ -150,23 +150,16 @@ class EqualPairs:
 
 
 @dataclass(frozen=True, repr=False)
-class CheckpointResult(CampaignResult):
+class CheckpointResult(StoreResult[CheckpointSpec, CheckpointBaseline, CheckpointAnalysisOptions]):
     """The result of a campaign."""
 
     KIND: ClassVar[str] = "unsilent.studies.checkpoint.kind:CHECKPOINT_STUDY"
-    spec: CheckpointSpec
-    baseline: CheckpointBaseline
     floors: NoiseFloors
-    options: CheckpointAnalysisOptions
     trials: tuple[JudgedResume, ...]
     groups: tuple[ResumeGroup, ...]
     layers: tuple[LayerSpread, ...]
     differences: tuple[Difference, ...]
     pairs: EqualPairs
-    command: str
-    seconds: float
-    cpu_seconds: float
-    store: str
 
 
 def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> CheckpointResult:
@@ -186,12 +179,16 @@ def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> Check
         if by_stratum[target.name, flips]
     )
     differences = Differences(baseline.targets, spec.flips, by_stratum, options.confidence)
-    seconds, cpu_seconds = store.total_session_seconds()
+    between = (differences.between_sections(), differences.between_strategies(), differences.between_ways_to_load())
     return CheckpointResult(
-        spec, baseline, floors, options, trials, groups, tuple(_layer_spreads(baseline, trials)),
-        (*differences.between_sections(), *differences.between_strategies(), *differences.between_ways_to_load()),
-        differences.equal_pairs(), store.largest_budget()[1], seconds, cpu_seconds, str(store.path),
-    )  # fmt: skip
+        **facts_of_stores([store], options),
+        floors=floors,
+        trials=trials,
+        groups=groups,
+        layers=tuple(_layer_spreads(baseline, trials)),
+        differences=tuple(itertools.chain.from_iterable(between)),
+        pairs=differences.equal_pairs(),
+    )
 
 
 class ResumeJudge:

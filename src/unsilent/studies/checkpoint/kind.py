@@ -106,7 +106,6 @@ CHECKPOINT_STUDY = Kind(
     report=LazyFunction("unsilent.studies.checkpoint.report:report"),
     compare=LazyFunction("unsilent.studies.checkpoint.report:compare_stores"),
     builtin_values={"workload": TRAININGS},
-    subject=lambda store: str(store.baseline.name),
     command="checkpoint study",
     command_help=ABOUT,
     analysis_options=CheckpointAnalysisOptions,

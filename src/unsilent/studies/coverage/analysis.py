@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
-from unsilent.campaigns.campaign_result import CampaignResult
+from unsilent.campaigns.campaign_result import StoreResult, facts_of_stores
 from unsilent.detectors.rule import ALARM, WARNING, Rule
 from unsilent.detectors.series import Bools, Floats, Recording, Series
 from unsilent.statistics.intervals import clopper_pearson
@@ -134,7 +134,7 @@ class RocPoint:
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class CoverageResult(CampaignResult):
+class CoverageResult(StoreResult[CoverageSpec, CoverageBaseline, CoverageAnalysisOptions]):
     """Everything that was found.
 
     Attributes:
@@ -145,10 +145,6 @@ class CoverageResult(CampaignResult):
     """
 
     KIND: ClassVar[str] = "unsilent.studies.coverage.kind:COVERAGE"
-    spec: CoverageSpec
-    baseline: CoverageBaseline
-    options: CoverageAnalysisOptions
-    command: str
     faults: int
     severities: Mapping[str, Floats]
     tried: Mapping[str, tuple[int, int]]
@@ -161,9 +157,6 @@ class CoverageResult(CampaignResult):
     false_alarms: tuple[FalseAlarms, ...]
     roc: Mapping[str, tuple[RocPoint, ...]]
     seconds_per_step: Mapping[str, float]
-    seconds: float
-    cpu_seconds: float
-    store: str
 
 
 def analyse(
@@ -180,25 +173,15 @@ def analyse_together(
     rules = named_rules() if rules is None else rules
     clean, parts = CleanRuns(), [_score(store, options, rules) for store in stores]
     for part in parts:
-        clean.add(
-            part.rows,
-            (*options.intervals, current_digest(rules)),
-            tuple(part.scored),
-        )
+        clean.add(part.rows, (*options.intervals, current_digest(rules)), tuple(part.scored))
     common = [detector for detector in parts[0].scored if all(detector in part.scored for part in parts)]
     scored = {detector: join_scores([part.scored[detector] for part in parts]) for detector in common}
     rows, faults = [row for part in parts for row in part.rows], [row for part in parts for row in part.faults]
     names = list(dict.fromkeys(target.name for store in stores for target in store.baseline.targets))
     targets = {name: np.array([row.trial.target == name for row in faults], np.bool_) for name in names}
     changes = [change for change in CHANGES if clean.runs[change]]
-    seconds, cpu_seconds = np.sum([store.total_session_seconds() for store in stores], axis=0).tolist()
-    name = ", ".join(store.baseline.name for store in stores)
     return CoverageResult(
-        spec=stores[0].spec,
-        baseline=replace(stores[0].baseline, name=name),
-        options=options,
-        command=stores[0].largest_budget()[1] if len(stores) == 1 else "",
-        store=str(stores[0].path) if len(stores) == 1 else "",
+        **facts_of_stores(stores, options),
         faults=len(faults),
         severities={name: np.array([row.severity for row in faults])[mask] for name, mask in targets.items()},
         tried={name: _tried(rows, name) for name in targets},
@@ -212,8 +195,6 @@ def analyse_together(
         roc={detector.rule: _roc(one, clean.scores(detector), _any(targets, LARGE_FINITE)) for detector, one in scored.items()
              if not detector.on and clean.steps},
         seconds_per_step={name: float(np.mean([part.cost[name] for part in parts])) for name in rules},
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
-from unsilent.campaigns.campaign_result import CampaignResult
+from unsilent.campaigns.campaign_result import StoreResult, facts_of_stores
 from unsilent.statistics.bounded import bounded_mean, ratio_of_means
 from unsilent.statistics.conformal import exchanged_false_alarms
 from unsilent.studies.coverage.inference.scoring import (
@@ -159,7 +159,7 @@ class Tries:
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class InferenceCoverageResult(CampaignResult):
+class InferenceCoverageResult(StoreResult[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageOptions]):
     """Everything that was found.
 
     Attributes:
@@ -172,10 +172,6 @@ class InferenceCoverageResult(CampaignResult):
     """
 
     KIND: ClassVar[str] = "unsilent.studies.coverage.inference.kind:INFERENCE_COVERAGE"
-    spec: InferenceCoverageSpec
-    baseline: InferenceCoverageBaseline
-    options: InferenceCoverageOptions
-    command: str
     reference: str
     clean: Mapping[str, int]
     originals: Mapping[str, int]
@@ -189,9 +185,6 @@ class InferenceCoverageResult(CampaignResult):
     comparisons: tuple[Comparison, ...]
     costs: tuple[Cost, ...]
     roc: Mapping[str, tuple[tuple[float, float], ...]]
-    seconds: float
-    cpu_seconds: float
-    store: str
 
 
 def analyse(store: InferenceCoverageStore, options: InferenceCoverageOptions) -> InferenceCoverageResult:
@@ -217,13 +210,8 @@ def analyse_together(
     }
     targets = np.array([row.trial.target for part in parts for row in part.faults])
     groups = {name: targets == name for name in ERROR_MODELS if (targets == name).any()} | {ALL: targets != ""}
-    baseline, (seconds, cpu_seconds) = parts[0].store.baseline, _seconds(stores)
     return InferenceCoverageResult(
-        spec=stores[0].spec,
-        baseline=replace(baseline, name=", ".join(store.baseline.name for store in stores)),
-        options=options,
-        command=stores[0].largest_budget()[1] if len(stores) == 1 else "",
-        store=str(stores[0].path) if len(stores) == 1 else "",
+        **facts_of_stores(stores, options),
         reference=names[0],
         clean={
             part: sum(len(next(iter(one.clean[part].values()))) for one in parts) for part in (CALIBRATION, TEST, SHIFTED)
@@ -241,19 +229,12 @@ def analyse_together(
         comparisons=tuple(_comparisons(found, names, groups, options)),
         costs=tuple(_costs(parts, names)),
         roc={name: _roc(parts, name) for name in names} if len(targets) else {},
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
     )  # fmt: skip
 
 
 def most_answers(parts: Sequence[ScoredStore]) -> int:
     """The largest number of answers that a fault can change."""
     return max(max(part.store.baseline.samples) for part in parts)
-
-
-def _seconds(stores: Sequence[InferenceCoverageStore]) -> tuple[float, float]:
-    wall, cpu = np.sum([store.total_session_seconds() for store in stores], axis=0).tolist()
-    return wall, cpu
 
 
 def _joined(parts: Sequence[Detected]) -> Detected:

@@ -118,7 +118,6 @@ INFERENCE_COVERAGE = Kind(
     analyse=LazyFunction("unsilent.studies.coverage.inference.analysis:analyse", InferenceCoverageOptions),
     report=LazyFunction("unsilent.studies.coverage.inference.report:report"),
     builtin_values={"workload": ZOO},
-    subject=lambda store: str(store.baseline.name),
     command_help=ABOUT,
     budget=InferenceCoverageBudget,
     analysis_options=InferenceCoverageOptions,
