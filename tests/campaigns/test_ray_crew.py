@@ -14,7 +14,7 @@ from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns import TrialId, ray_executor, ray_launch
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.ray_executor import RayExecutor
-from unsilent.campaigns.spec import WorkerSettings
+from unsilent.campaigns.runner import WorkerJob
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow
 
@@ -95,9 +95,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RayExecutor, Pl
         monkeypatch.setattr(ray_launch, "find_spec", lambda name: name)
         spec = PvfSpec("digits-cnn", threads=threads)
         return (
-            RayExecutor(
-                PVF.runner, spec, jobs=jobs, deadline=None, observer=observer, worker_settings=WorkerSettings()
-            ),
+            RayExecutor(WorkerJob(PVF.runner, spec), jobs, observer),
             played,
             observer,
         )

@@ -17,7 +17,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.options import check_count
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.processes import ProcessExecutor, default_job_count
-from unsilent.campaigns.runner import MakeRunner
+from unsilent.campaigns.runner import MakeRunner, WorkerJob
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
 
 EXECUTORS = ("serial", "processes", "ray")
@@ -73,28 +73,13 @@ def make_executor(
     ``jobs`` None: what `default_job_count` says. ``address`` is that of an existing Ray cluster, which asks for ``ray``.
     """
     name = resolve_executor_name(name, jobs=jobs, deadline=deadline, address=address)
-    observer, worker_settings = observer or Observer(), worker_settings or WorkerSettings()
+    observer = observer or Observer()
+    job = WorkerJob(make_runner, spec, deadline, worker_settings or WorkerSettings())
     if name == "ray":
         from unsilent.campaigns.ray_executor import RayExecutor
 
-        return RayExecutor(
-            make_runner,
-            spec,
-            jobs=jobs or 1,
-            deadline=deadline,
-            observer=observer,
-            worker_settings=worker_settings,
-            address=address,
-        )
-    return ProcessExecutor(
-        make_runner,
-        spec,
-        jobs=chosen_job_count(name, spec, jobs),
-        deadline=deadline,
-        observer=observer,
-        worker_settings=worker_settings,
-        grows_slowly=jobs is None,
-    )
+        return RayExecutor(job, jobs or 1, observer, address)
+    return ProcessExecutor(job, chosen_job_count(name, spec, jobs), observer, grows_slowly=jobs is None)
 
 
 def chosen_job_count(name: str | None, spec: Spec, jobs: int | None, address: str | None = None) -> int:

@@ -23,8 +23,8 @@ from unsilent.basics.closing import Closing
 from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.basics.free_memory import available_memory_bytes, peak_memory_bytes
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.runner import MakeRunner
-from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
+from unsilent.campaigns.runner import WorkerJob
+from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 
 WORKER_BYTES = 2 << 30
@@ -104,19 +104,16 @@ class ProcessExecutor(Closing):
 
     def __init__(
         self,
-        make_runner: MakeRunner,
-        spec: Spec,
-        *,
+        job: WorkerJob,
         jobs: int,
-        deadline: float | None,
         observer: Observer,
-        worker_settings: WorkerSettings,
         environment: Mapping[str, str] | None = None,
         grows_slowly: bool = False,
     ) -> None:
         self._grows_slowly, self._grows_at, self._all_ready_at = grows_slowly, 0.0, 0.0
-        self._make_runner, self._spec, self._jobs, self._observer = make_runner, spec, jobs, observer
-        self._deadline, self._means = deadline, replace(worker_settings, jobs=max(jobs, worker_settings.jobs))
+        self._make_runner, self._spec, self._jobs, self._observer = job.make_runner, job.spec, jobs, observer
+        self._deadline, settings = job.deadline, job.worker_settings
+        self._means = replace(settings, jobs=max(jobs, settings.jobs))
         self._environment = environment
         self._pack = 1
         self._answer: tuple[Any, ...] = ()

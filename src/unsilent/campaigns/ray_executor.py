@@ -24,8 +24,8 @@ from unsilent.campaigns.processes import SALVAGE_SECONDS, RefillableIterator
 from unsilent.campaigns.ray_launch import BridgeProcess, Cluster, check_address
 from unsilent.campaigns.ray_supervisor import Event, SupervisorJob, environment_to_send
 from unsilent.campaigns.ray_supervisor_pool import PooledSupervisor, SupervisorPool
-from unsilent.campaigns.runner import MakeRunner
-from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
+from unsilent.campaigns.runner import WorkerJob
+from unsilent.campaigns.spec import Baseline, CampaignRow, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 
 DEPTH_SECONDS = 2.0
@@ -40,30 +40,13 @@ class RayExecutor(Closing):
         UsageError: Ray is not installed, or nobody answers at ``address``.
     """
 
-    def __init__(
-        self,
-        make_runner: MakeRunner,
-        spec: Spec,
-        *,
-        jobs: int,
-        deadline: float | None,
-        observer: Observer,
-        worker_settings: WorkerSettings,
-        address: str | None = None,
-    ) -> None:
+    def __init__(self, job: WorkerJob, jobs: int, observer: Observer, address: str | None = None) -> None:
         check_address(address)
         local, self._observer = address is None, observer
-        self._cluster = Cluster(address, jobs * spec.threads)
-        self._job = SupervisorJob(
-            make_runner,
-            spec,
-            deadline,
-            replace(worker_settings, jobs=jobs),
-            os.getcwd(),
-            environment_to_send(os.environ, local),
-            local,
-        )
-        self._crew = SupervisorPool(spec, jobs, self._cluster, observer, self._send)
+        self._cluster = Cluster(address, jobs * job.spec.threads)
+        settings, environment = replace(job.worker_settings, jobs=jobs), environment_to_send(os.environ, local)
+        self._job = SupervisorJob(job.make_runner, job.spec, job.deadline, settings, os.getcwd(), environment, local)
+        self._crew = SupervisorPool(job.spec, jobs, self._cluster, observer, self._send)
         self._link: BridgeProcess | None = None
         self._backlog: deque[TrialId] = deque()
         self._numbers: dict[tuple[int, int], int] = {}

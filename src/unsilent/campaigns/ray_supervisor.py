@@ -16,13 +16,13 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.processes import ProcessExecutor, RefillableIterator
-from unsilent.campaigns.runner import MakeRunner
-from unsilent.campaigns.spec import CampaignRow, Spec, TrialId, WorkerSettings
+from unsilent.campaigns.runner import WorkerJob
+from unsilent.campaigns.spec import CampaignRow, TrialId
 from unsilent.campaigns.worker import as_picklable_error
 
 Event = tuple[Any, ...]
@@ -34,16 +34,12 @@ SENT_VARIABLES = ("PYTHONPATH", "UNSILENT_CACHE")
 
 
 @dataclass(frozen=True)
-class SupervisorJob:
+class SupervisorJob(WorkerJob):
     """The job of a supervisor, and the place that its worker should find itself in: the driver's, as far as it is there."""
 
-    make_runner: MakeRunner
-    spec: Spec
-    deadline: float | None
-    worker_settings: WorkerSettings
-    folder: str
-    environment: Mapping[str, str]
-    is_local: bool
+    folder: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_local: bool = False
     """Whether the node is the driver's machine, so that its whole environment holds."""
 
     def worker_environment(self, own: Mapping[str, str]) -> dict[str, str]:
@@ -141,16 +137,7 @@ class Supervisor(Observer):
         try:
             if os.path.isdir(job.folder):
                 os.chdir(job.folder)
-            environment = job.worker_environment(os.environ)
-            with ProcessExecutor(
-                job.make_runner,
-                job.spec,
-                jobs=1,
-                deadline=job.deadline,
-                observer=self,
-                worker_settings=job.worker_settings,
-                environment=environment,
-            ) as executor:
+            with ProcessExecutor(job, 1, self, job.worker_environment(os.environ)) as executor:
                 description = executor.establish_baseline()
                 self._count(executor)
                 self._tell("ready", description, executor.max_trials_together, node, urgent=True)

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic
 
 from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.basics.lazy_numpy import np
-from unsilent.campaigns.spec import B, DeferredTrial, R, S, TrialId, WorkerSettings, trial_seed
+from unsilent.campaigns.spec import B, DeferredTrial, R, S, Spec, TrialId, WorkerSettings, trial_seed
 
 if TYPE_CHECKING:
     from unsilent.workloads.model_fitting import Progress
 
 MakeRunner = Callable[..., "Runner[Any, Any, Any]"]
 """Makes a runner: called with the spec, ``progress`` and ``worker_settings``. It is sent to workers, which import it by name."""
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What the workers of an executor do: runners of these trials; ``deadline``: seconds of a trial, None: by the golden run."""
+
+    make_runner: MakeRunner
+    spec: Spec
+    deadline: float | None = None
+    worker_settings: WorkerSettings = field(default_factory=WorkerSettings)
 
 
 class Runner(Generic[S, B, R]):
