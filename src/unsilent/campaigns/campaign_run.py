@@ -103,5 +103,5 @@ class DryRun:
     trial_numbers: Callable[[CampaignRun, Any], TrialNumbers] = planned_trial_numbers
     fault_free_seconds: Callable[[Any], float] = lambda baseline: float(baseline.golden_seconds)
     notes: Callable[[CampaignRun, Any, Path], Iterable[str]] = lambda run, baseline, path: ()
-    has_open_number: Callable[[Asked], bool] = lambda asked: False
+    has_open_number: Callable[[Asked], bool] = lambda request: False
     expected_end: Callable[[CampaignRun, Path, Executor], ExpectedEnd | None] = lambda run, path, executor: None

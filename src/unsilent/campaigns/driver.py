@@ -50,8 +50,8 @@ def plan_trials(spec: Spec, baseline: Baseline, budget: Budget) -> Iterator[Tria
     return (
         TrialId(target, flips, k)
         for k in max(strata.values(), key=len, default=range(0))
-        for (target, flips), own in strata.items()
-        if k < own.stop
+        for (target, flips), numbers in strata.items()
+        if k < numbers.stop
     )
 
 

@@ -372,13 +372,13 @@ class ProcessExecutor(Closing):
 
     def _replace(self, worker: _Worker, lost: _Lost) -> Iterator[list[CampaignRow]]:
         """Have a new worker take over; the trial that ended this one is recorded where it is certain which that was."""
-        suspects, given = self._suspected(worker, lost), [*worker.unproven, *worker.unanswered_trials]
+        suspects, unsettled = self._suspected(worker, lost), [*worker.unproven, *worker.unanswered_trials]
         settled = len(suspects) == 1 and (lost.certain or suspects[0] in self._suspects)
         spent = time.monotonic() - worker.since
         self._discard(worker)
         self._give_up_shortcuts(lost)
         self._suspects.update(suspects)
-        others = [trial for trial in given if trial not in self._suspects]
+        others = [trial for trial in unsettled if trial not in self._suspects]
         self._backlog.extendleft(reversed([*([] if settled else suspects), *others]))
         if suspects:
             self._observer.worker_lost(suspects[0], f"{lost}; {_what_next(suspects, settled, lost)}")

@@ -42,23 +42,23 @@ class SupervisorJob(WorkerJob):
     is_local: bool = False
     """Whether the node is the driver's machine, so that its whole environment holds."""
 
-    def worker_environment(self, own: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a worker under an actor whose own is ``own``."""
+    def worker_environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a worker under an actor whose own is ``env``."""
         if self.is_local:
             result = dict(self.environment)
         else:
             result = {
-                key: value for key, value in own.items() if not key.startswith("RAY_") and key not in THREAD_VARIABLES
+                key: value for key, value in env.items() if not key.startswith("RAY_") and key not in THREAD_VARIABLES
             }
             result |= self.environment
-        if self.spec.device.startswith("cuda") and "CUDA_VISIBLE_DEVICES" in own:
-            result["CUDA_VISIBLE_DEVICES"] = own["CUDA_VISIBLE_DEVICES"]  # the one that Ray has given us
+        if self.spec.device.startswith("cuda") and "CUDA_VISIBLE_DEVICES" in env:
+            result["CUDA_VISIBLE_DEVICES"] = env["CUDA_VISIBLE_DEVICES"]  # the one that Ray has given us
         return result
 
 
-def environment_to_send(own: Mapping[str, str], local: bool) -> dict[str, str]:
-    """Variables of the driver's environment ``own`` that a job carries: to other machines, no more than they need."""
-    return dict(own) if local else {key: own[key] for key in (*THREAD_VARIABLES, *SENT_VARIABLES) if key in own}
+def environment_to_send(env: Mapping[str, str], local: bool) -> dict[str, str]:
+    """Variables of the driver's environment ``env`` that a job carries: to other machines, no more than they need."""
+    return dict(env) if local else {key: env[key] for key in (*THREAD_VARIABLES, *SENT_VARIABLES) if key in env}
 
 
 class Supervisor(Observer):
@@ -141,8 +141,8 @@ class Supervisor(Observer):
                 description = executor.establish_baseline()
                 self._count(executor)
                 self._tell("ready", description, executor.max_trials_together, node, urgent=True)
-                while (asked := self._next()) != "close":
-                    self._do(asked, executor)
+                while (request := self._next()) != "close":
+                    self._do(request, executor)
         except BaseException as error:
             self._tell("failed", as_picklable_error(error), node, urgent=True)
 
@@ -151,8 +151,8 @@ class Supervisor(Observer):
             self._changed.wait_for(lambda: self._asked or self._inbox)
             return self._asked.popleft() if self._asked else "run"
 
-    def _do(self, asked: str, executor: ProcessExecutor) -> None:
-        if asked == "salvage":
+    def _do(self, request: str, executor: ProcessExecutor) -> None:
+        if request == "salvage":
             self._prove(executor.salvage())
             self._tell("salvaged", urgent=True)
         else:

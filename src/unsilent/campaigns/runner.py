@@ -117,9 +117,9 @@ def run_trials_in_order(runner: Runner[Any, Any, Any], trials: Sequence[TrialId]
 
 def check_row_of_trial(runner: Runner[Any, Any, Any], row: Any, trial: TrialId | None) -> Any:
     """The row; raises ``UsageError`` unless it is that of this trial."""
-    found = getattr(row, "trial", None)
-    if trial is None or found != trial:
-        what = f"a {type(row).__name__}" if found is None else f"a row of trial {found}"
+    row_trial = getattr(row, "trial", None)
+    if trial is None or row_trial != trial:
+        what = f"a {type(row).__name__}" if row_trial is None else f"a row of trial {row_trial}"
         wanted = "after those of all its trials" if trial is None else f"where that of trial {trial} was due"
         raise UsageError(f"{_name(runner)} returned {what} {wanted}; {_EXPECTED}")
     return row

@@ -62,10 +62,10 @@ class TrialId(NamedTuple):
         numbers = [k] + [flips] * bool(flips) + [samples] * bool(evaluated)
         if not (target and slash and all(map(_NUMBER.fullmatch, numbers))):
             head, _, number = text.rpartition("/")
-            other = f"{head}/x/{number}" if head and _NUMBER.fullmatch(number) else "random/x/17"
+            example = f"{head}/x/{number}" if head and _NUMBER.fullmatch(number) else "random/x/17"
             raise UsageError(
                 f"cannot read trial {text!r}; expected TARGET/xFLIPS/NUMBER, like top_mlp/x8/17, "
-                f"or without a number of flips TARGET/x/NUMBER, like {other}"
+                f"or without a number of flips TARGET/x/NUMBER, like {example}"
             )
         return cls(target, int(flips) if flips else None, int(k), int(samples or 0))
 

@@ -144,7 +144,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
             layers=self._layers,
             resumes=tuple(self._resumes.values()),
             # Ranks that were lost start again within a trial, which must not count as a hang.
-            golden_seconds=max(one.seconds for one in self._resumes.values()) + self._start_seconds,
+            golden_seconds=max(run.seconds for run in self._resumes.values()) + self._start_seconds,
             info=dict(self.workload.info),
             versions=versions(),
         )
@@ -234,7 +234,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         self._collectives[strategy], self._layers = record.collectives, record.layers
         with Checkpoint(file) as checkpoint:
             self._targets += self._targets_of(strategy, checkpoint)
-            content = {name: one.xxh3_128 for name, one in hash_tensors(checkpoint).items()}
+            content = {name: digests.xxh3_128 for name, digests in hash_tensors(checkpoint).items()}
         held_out = record.held_out
         return CleanResume(
             strategy=strategy,
@@ -291,7 +291,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         return record
 
     def _fingerprint(self) -> dict[str, str]:
-        resumes = sorted_json_text([(one.strategy, one.losses, one.final_hashes) for one in self._resumes.values()])
+        resumes = sorted_json_text([(run.strategy, run.losses, run.final_hashes) for run in self._resumes.values()])
         return {
             "golden": xxhash.xxh3_128_hexdigest(resumes.encode()),
             "code": code_fingerprint(self.spec.workload, self.workload, None),

@@ -55,8 +55,8 @@ FOLLOWED = ENDS[:2]
 def read_names(known: Collection[str], noun: str) -> Any:
     """A parser of names joined by commas; raises ``UsageError`` for unknown ones."""
 
-    def read(given: Any) -> tuple[str, ...]:
-        names = tuple(part.strip() for part in (given.split(",") if isinstance(given, str) else given))
+    def read(value: Any) -> tuple[str, ...]:
+        names = tuple(part.strip() for part in (value.split(",") if isinstance(value, str) else value))
         for name in names:
             if name not in known:
                 raise unknown_name_error(noun, str(name), known)
@@ -110,12 +110,12 @@ class CheckpointSpec(Spec):
     study: Annotated[str, NOT_AN_OPTION] = "checkpoint-study"
 
 
-def make_checkpoint_spec(asked: Asked) -> CheckpointSpec:
+def make_checkpoint_spec(request: Asked) -> CheckpointSpec:
     """A checked spec; raises ``UsageError``."""
     from unsilent.faults.models import fault_model
     from unsilent.faults.population import check_law
 
-    spec = asked[CheckpointSpec]
+    spec = request[CheckpointSpec]
     if fault_model(spec.fault).has_explicit_count:
         raise UsageError(f"--fault {spec.fault} sets how many are corrupted, as --flips does; give one of them")
     check_law(spec.law)
@@ -210,11 +210,11 @@ class CheckpointBaseline(StoredBaseline):
 
     def resume(self, strategy: str) -> CleanResume:
         """The clean resume of a strategy."""
-        return next(one for one in self.resumes if one.strategy == strategy)
+        return next(resume for resume in self.resumes if resume.strategy == strategy)
 
     def target(self, name: str) -> CheckpointTarget:
         """A target by its name."""
-        return next(one for one in self.targets if one.name == name)
+        return next(target for target in self.targets if target.name == name)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -160,7 +160,7 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
         before = [p.detach().clone() for p in recorder.parameters]
         recorder.record(self.workload.step)
         golden, gradients = [p.detach().clone() for p in recorder.parameters], recorder.gradients
-        update = [after - one for after, one in zip(golden, before, strict=True)]
+        update = [after - start for after, start in zip(golden, before, strict=True)]
         while True:
             self.workload.restore_into(state, snapshot)
             drawn = self._draw(place, wanted in LARGE_CLASSES, rng)
@@ -204,7 +204,7 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
         state = workload.start(Seeds.same_for_all(trial_seed(self._campaign, self.spec.seed, trial) % 2**31))
         events = []
         with StepRecorder(state) as recorder:
-            counters = [FalseAlarmCounter(one) for one in applications(rules, recorder.series)]
+            counters = [FalseAlarmCounter(application) for application in applications(rules, recorder.series)]
             sampling = Sampling(target.sampling, target.value_sampling, target.update_sampling)
             for step in range(steps):
                 if step == steps // 2:

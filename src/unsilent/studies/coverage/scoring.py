@@ -50,13 +50,13 @@ class Sampling(NamedTuple):
     def is_read(self, series: Sequence[Series], steps: Ints) -> Bools:
         """Which series are read in which steps, bool[steps, n]."""
         turns = dict[str, dict[str, int]]()
-        for one in series:
-            own = turns.setdefault(one.feature, {})
-            own.setdefault(one.tensor, len(own))
-        turn = np.array([turns[one.feature][one.tensor] for one in series], np.int64)
+        for entry in series:
+            tensors = turns.setdefault(entry.feature, {})
+            tensors.setdefault(entry.tensor, len(tensors))
+        turn = np.array([turns[entry.feature][entry.tensor] for entry in series], np.int64)
         intervals = {LOSS: 1, GRADIENT: self.gradients, UPDATE: self.updates}
         interval = np.array(
-            [intervals.get(one.feature, self.values) for one in series],
+            [intervals.get(entry.feature, self.values) for entry in series],
             np.int64,
         )
         return np.asarray((turn + steps[:, None]) % interval == 0, np.bool_)
@@ -216,7 +216,7 @@ class DetectorScores:
 def join_scores(parts: Sequence[DetectorScores]) -> DetectorScores:
     """Scores of the faults of several campaigns, one after the other; those that were followed longer are cut."""
     steps = min(part.levels.shape[1] for part in parts)
-    names = [one.name for one in fields(DetectorScores)]
+    names = [entry.name for entry in fields(DetectorScores)]
     return DetectorScores(*(np.concatenate([getattr(part, name)[:, :steps] for part in parts]) for name in names))
 
 
@@ -236,9 +236,9 @@ def score_faults(
         application.state = states[fault.step]
         for after, (values, seen) in enumerate(zip(fault.values[:follow], fault.seen[:follow], strict=True)):
             result[number, after] = application.judge(values, seen, fault.step + after)
-    own = np.array([usual[fault.step : fault.step + follow] for fault in faults]).reshape(result.shape)
+    gold = np.array([usual[fault.step : fault.step + follow] for fault in faults]).reshape(result.shape)
     return {
-        detector: DetectorScores(result[:, :, n, 0], result[:, :, n, 1], own[:, :, n, 0], own[:, :, n, 1])
+        detector: DetectorScores(result[:, :, n, 0], result[:, :, n, 1], gold[:, :, n, 0], gold[:, :, n, 1])
         for n, detector in enumerate(application.detectors)
     }, seconds
 

@@ -284,9 +284,9 @@ class CoverageAnalysisOptions(AnalysisOptions):
         return gradients, values, updates
 
 
-def make_coverage_spec(asked: Asked) -> CoverageSpec:
+def make_coverage_spec(request: Asked) -> CoverageSpec:
     """The spec of a request, checked as far as that is possible without the training; raises ``UsageError``."""
-    spec = asked[CoverageSpec]
+    spec = request[CoverageSpec]
     check_count("--follow", spec.follow, 1, MOST_FOLLOWED)
     check_count("--tries", spec.tries, 1, MOST_TRIES)
     for name in ("seed", "init"):

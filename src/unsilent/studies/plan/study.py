@@ -56,8 +56,8 @@ def _plan(arguments: Mapping[str, Any]) -> PlanResult:
     workload = arguments["workload"]
     live = None if workload is None or isinstance(workload, str) else workload
     named = {**arguments, "workload": workload if live is None else getattr(workload, "name", None)}
-    asked = Asked.from_call((PlanOptions,), named)
-    return make_plan(asked[PlanOptions], asked.command_line("plan", PlanOptions), arguments["observer"], live)
+    request = Asked.from_call((PlanOptions,), named)
+    return make_plan(request[PlanOptions], request.command_line("plan", PlanOptions), arguments["observer"], live)
 
 
 plan = option_function(
@@ -115,18 +115,18 @@ def make_plan(
 
 def _fit_per_bit(options: PlanOptions, store: PvfStore, described: float | None) -> float | None:
     """The fault rate of a bit: described, asked for, or that of the campaign's command; None where none applies."""
-    asked, spec = options.fit_per_bit, store.spec
+    fit, spec = options.fit_per_bit, store.spec
     if described is not None:
         rate: float | None = described
     else:
-        rate = stored_options(store, PvfReportOptions).fit_per_bit if asked is None else check_rate(asked)
+        rate = stored_options(store, PvfReportOptions).fit_per_bit if fit is None else check_rate(fit)
     bits = Counter[int]()
     for tensor in store.baseline.tensors:
         bits[tensor.width] += tensor.elements * tensor.width
     one_width = max(bits.values()) >= ONE_WIDTH * sum(bits.values())
     if spec.fault == "bitflip" and spec.law == "per-element" and one_width:
         return rate
-    if asked is not None:
+    if fit is not None:
         raise UsageError(
             f"--fit-per-bit cannot be used with {store.path}: {FIT_REQUIREMENT}, and elements of one width; omit --fit-per-bit"
         )
@@ -142,8 +142,8 @@ def _memories(
     """
     total = int(items.sizes.sum())
     if options.accelerator is not None:
-        given = {"--budget": options.budget != DEFAULT_BUDGETS, "--fit-per-bit": options.fit_per_bit is not None}
-        for name in (name for name, is_given in given.items() if is_given):
+        clash = {"--budget": options.budget != DEFAULT_BUDGETS, "--fit-per-bit": options.fit_per_bit is not None}
+        for name in (name for name, is_given in clash.items() if is_given):
             raise UsageError(f"{name} and --accelerator both describe the memory; leave out {name}")
         memory, most, now = accelerator_memory(options.accelerator, items.items)
         return pareto_memories(memory, rates, items.sizes), most, now

@@ -218,30 +218,30 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
         self.unverified_row_count, self._proven_at = 0, time.monotonic()
 
     def _fault_row(self, trial: TrialId) -> InferenceCoverageRow:
-        found = self._search.find(trial.target, trial_seed(self._campaign, self.spec.seed, trial))
-        tries = found.tries
+        search = self._search.find(trial.target, trial_seed(self._campaign, self.spec.seed, trial))
+        tries = search.tries
         row = replace(
             InferenceCoverageRow.without_result(trial, end=NOT_FOUND),
-            batch=found.batch,
+            batch=search.batch,
             tried=tries.total(),
             masked=tries[MASKED],
             benign=tries[BENIGN],
             due=tries[DUE],
         )
-        if not found.faults:
+        if not search.faults:
             return row
-        recorded, margins = self._faulty_pass(found.batch, found.faults)
-        engine, batch = self.engine, found.batch
+        recorded, margins = self._faulty_pass(search.batch, search.faults)
+        engine, batch = self.engine, search.batch
         codes = classify(
             engine.judge, engine.golden[batch], recorded.output, engine.batches[batch], engine.samples[batch]
         ).codes
         changed = np.asarray(codes == Outcome.SDC)
-        restored, seconds = self._mitigations.try_all(batch, found.faults, changed)
-        layer = fault_of_operation(found.faults)
+        restored, seconds = self._mitigations.try_all(batch, search.faults, changed)
+        layer = fault_of_operation(search.faults)
         return replace(
-            row, end=FOUND, faults=faults_text(found.faults), layer=layer if layer in self._layers else "",
+            row, end=FOUND, faults=faults_text(search.faults), layer=layer if layer in self._layers else "",
             samples=len(codes), changed=int(changed.sum()), flags=changed.astype(np.uint8),
-            margins=np.vstack([one[:, changed] for one in margins]).astype(np.float32), restored=restored,
+            margins=np.vstack([rows[:, changed] for rows in margins]).astype(np.float32), restored=restored,
             rung_seconds=seconds,
         )  # fmt: skip
 
@@ -291,7 +291,7 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
 
 def _further_modules(detectors: Iterable[InferenceDetector]) -> list[str]:
     """Modules with detectors of other packages."""
-    parts = (part for one in detectors for part in (one.parts if isinstance(one, Combination) else (one,)))
+    parts = (part for each in detectors for part in (each.parts if isinstance(each, Combination) else (each,)))
     return sorted({name for part in parts if not (name := type(part).__module__).startswith("unsilent.")})
 
 

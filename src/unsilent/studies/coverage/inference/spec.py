@@ -209,12 +209,12 @@ class InferenceCoverageOptions(AnalysisOptions):
             raise UsageError(f"rate is {self.rate}; expected a share of samples between 0 and 1, like 0.01")
 
 
-def make_inference_spec(asked: Asked) -> InferenceCoverageSpec:
+def make_inference_spec(request: Asked) -> InferenceCoverageSpec:
     """The spec of a request, checked as far as that is possible without the workload; raises ``UsageError``."""
     from unsilent.faults import fault_model
     from unsilent.protection.detector import make_detector
 
-    spec = asked[InferenceCoverageSpec]
+    spec = request[InferenceCoverageSpec]
     check_count("--tries", spec.tries, 1, MOST_TRIES)
     check_count("--seed", spec.seed, 0, LARGEST)
     check_count("--profile-samples", spec.profile_samples, 10, MOST_CLEAN)
@@ -240,5 +240,5 @@ def make_inference_spec(asked: Asked) -> InferenceCoverageSpec:
         raise UsageError("--burst is empty; expected at least one fault model, like random")
     device = known_device(spec.device)
     if device != "cpu":
-        asked.given_values["device"] = device  # a command for another machine has to name it
+        request.given_values["device"] = device  # a command for another machine has to name it
     return replace(spec, device=device)
