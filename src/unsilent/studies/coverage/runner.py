@@ -7,8 +7,9 @@ is estimated of a class is conditional on it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -164,9 +165,9 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
         while True:
             self.workload.restore_into(state, snapshot)
             drawn = self._draw(place, wanted in LARGE_CLASSES, rng)
-            faulty = FaultyStep(self.workload.step, drawn)
+            applied_faults: list[AppliedFault] = []
             try:
-                signals = recorder.record(faulty)
+                signals = recorder.record(partial(self._faulty_step, drawn, applied_faults))
             except (UserCodeError, InjectionError, UsageError):  # it raised, or the operation does not run in this step
                 yield FaultInStep(drawn, (), float("nan"), (np.zeros(0), np.zeros(0, np.bool_)))
                 continue
@@ -174,7 +175,14 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
                 severity = relative_difference(recorder.gradients, gradients, gradients)
             else:
                 severity = relative_difference([p.detach() for p in recorder.parameters], golden, update)
-            yield FaultInStep(drawn, faulty.applied_faults, severity, signals)
+            yield FaultInStep(drawn, tuple(applied_faults), severity, signals)
+
+    def _faulty_step(self, drawn: SampledFault, applied_faults: list[AppliedFault], state: TrainingState) -> StepRecord:
+        """A step with faults; those that landed are added to ``applied_faults``."""
+        with StepInjection(state.model, drawn.faults, state.optimizers) as injection:
+            record = self.workload.step(state)
+        applied_faults += injection.applied_faults
+        return record
 
     def _draw(self, place: str, large: bool, rng: np.random.Generator) -> SampledFault:
         """A fault from the generator of its trial; the step in it means nothing."""
@@ -240,18 +248,3 @@ class FaultInStep(NamedTuple):
     applied_faults: tuple[AppliedFault, ...]
     severity: float
     signals: tuple[Floats, Bools]
-
-
-class FaultyStep:
-    """Makes a step with faults; ``applied_faults``: what landed."""
-
-    def __init__(self, step: Callable[[TrainingState], StepRecord], drawn: SampledFault) -> None:
-        self._step, self._drawn = step, drawn
-        self.applied_faults: tuple[AppliedFault, ...] = ()
-
-    def __call__(self, state: TrainingState) -> StepRecord:
-        """One step."""
-        with StepInjection(state.model, self._drawn.faults, state.optimizers) as injection:
-            record = self._step(state)
-        self.applied_faults = tuple(injection.applied_faults)
-        return record
