@@ -303,7 +303,7 @@ def inline_campaigns() -> Iterator[None]:
     from unsilent.replicas import runner
 
     def here(job: Any, jobs: int, observer: Any, **rest: Any) -> InlineExecutor:
-        return InlineExecutor(job.make_runner, job.spec, observer, job.worker_settings)
+        return InlineExecutor(job, observer)
 
     # A workload that a test loaded by itself stays in this process, and would have been loaded anew in another one.
     of_users = user_module_name(Path())

@@ -29,6 +29,7 @@ from typing import (
 )
 
 import xxhash
+from annotated_types import Ge, Interval, Lt
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.lazy_numpy import np
@@ -46,6 +47,8 @@ FAULTS_JSON = "faults"
 MOST_ELEMENTS = 4096
 RUN_SPECIFIC = "run"
 """Marks what belongs to one run of a trial: it may differ when the trial is run again, and is in no canonical export."""
+Seconds = Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC]
+"""What a trial took."""
 NOT_EXPORTED = "large"
 """Marks an array that is too large to be exported; other fields say whether it is the same."""
 _SQL = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL"}
@@ -313,8 +316,6 @@ def _column(row: str, name: str, hint: Any) -> SqlColumn:
     checked: Any = int if plain is bool else plain
     limits = tuple(mark for mark in marks if not isinstance(mark, str))
     if plain is bool:
-        from annotated_types import Interval
-
         limits = (Interval(ge=0, le=1),)
     if limits:
         checked = Annotated[(checked, *limits)]

@@ -18,7 +18,7 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from unsilent.basics.child_processes import end_child, start_child
+from unsilent.basics.child_processes import end_child, receive, start_child
 from unsilent.basics.closing import Closing
 from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.basics.free_memory import available_memory_bytes, peak_memory_bytes
@@ -218,11 +218,7 @@ class ProcessExecutor(Closing):
         Raises the worker's own error, ``_Lost`` when it is gone, ``UsageError`` when it goes while loading.
         """
         try:
-            while not worker.connection.poll(0.2):
-                # Its children may hold the socket open after it died, so the process itself is looked at as well.
-                if worker.process.poll() is not None and not worker.connection.poll():
-                    raise EOFError
-            message: tuple[Any, ...] = worker.connection.recv()
+            message: tuple[Any, ...] = receive(worker.process, worker.connection)
         except (EOFError, OSError):
             if worker.ready:
                 raise _Lost("died" + _how(worker.process)) from None

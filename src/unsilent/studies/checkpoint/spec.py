@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.lazy_numpy import np, npt
@@ -21,7 +20,7 @@ from unsilent.basics.options import (
     Asked,
     Option,
 )
-from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, Seconds, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions
 from unsilent.campaigns.spec import Spec, StoredBaseline, TrialId
 from unsilent.workloads.distributed.strategy_names import STRATEGY_NAMES
@@ -251,5 +250,5 @@ class CheckpointRow(StoredRow):
     nonfinite: npt.NDArray[np.int64]
     extreme: npt.NDArray[np.int64]
     changed: npt.NDArray[np.int64]
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    seconds: Seconds = 0.0
     worker: Annotated[int, RUN_SPECIFIC] = 0

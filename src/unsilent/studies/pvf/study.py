@@ -26,6 +26,7 @@ from unsilent.campaigns.expected_end import ExpectedEnd
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.python_function import campaign_function
+from unsilent.campaigns.runner import WorkerJob
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.text import count_text
 from unsilent.studies.pvf.analysis import analyse, samples_of_trials
@@ -169,7 +170,8 @@ def live_executor(
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.studies.pvf.runner import TrialRunner
 
-    return InlineExecutor(partial(TrialRunner, workload=workload), spec, observer, worker_settings)
+    job = WorkerJob(partial(TrialRunner, workload=workload), spec, None, worker_settings or WorkerSettings())
+    return InlineExecutor(job, observer)
 
 
 pvf = campaign_function(

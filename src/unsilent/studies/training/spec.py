@@ -8,13 +8,10 @@ How a run is judged is no part of it: a row keeps the curves, and classes follow
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
-
-from annotated_types import Ge, Lt
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.lazy_numpy import np, npt
@@ -32,7 +29,7 @@ from unsilent.basics.options import (
     check_count,
 )
 from unsilent.campaigns import codec
-from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.codec import RUN_SPECIFIC, Seconds, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, Budget
 from unsilent.campaigns.spec import SpecOfTraining, StoredBaseline, TrialId
 from unsilent.outcomes.training import Thresholds
@@ -297,7 +294,7 @@ class TrainingRow(StoredRow):
     churn: float
     detected_after: int | None = None
     error: str = ""
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    seconds: Seconds = 0.0
     worker: Annotated[int, RUN_SPECIFIC] = 0
     bit_identical: bool = field(default=False)
 

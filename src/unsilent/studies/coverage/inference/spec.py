@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.lazy_numpy import np, npt
@@ -22,7 +21,7 @@ from unsilent.basics.options import (
     Option,
     check_count,
 )
-from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, Seconds, StoredRow
 from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, AnalysisOptions, Budget, known_device
 from unsilent.campaigns.spec import Spec, StoredBaseline, Target, TrialId
 
@@ -184,7 +183,7 @@ class InferenceCoverageRow(StoredRow):
     rung_seconds: Annotated[npt.NDArray[np.float64], RUN_SPECIFIC]
     times: Annotated[npt.NDArray[np.float64], RUN_SPECIFIC]
     error: str = ""
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    seconds: Seconds = 0.0
     worker: Annotated[int, RUN_SPECIFIC] = 0
 
 
