@@ -48,7 +48,7 @@ MOST_ELEMENTS = 4096
 RUN_SPECIFIC = "run"
 """Marks what belongs to one run of a trial: it may differ when the trial is run again, and is in no canonical export."""
 Seconds = Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC]
-"""What a trial took."""
+"""Time of a trial; it belongs to one run of it."""
 NOT_EXPORTED = "large"
 """Marks an array that is too large to be exported; other fields say whether it is the same."""
 _SQL = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL"}

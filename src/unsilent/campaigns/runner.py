@@ -20,7 +20,7 @@ MakeRunner = Callable[..., "Runner[Any, Any, Any]"]
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """What the workers of an executor do: runners of these trials; ``deadline``: seconds of a trial, None: by the golden run."""
+    """The job of the workers of an executor; ``deadline``: seconds of a trial, None: what follows from the golden run."""
 
     make_runner: MakeRunner
     spec: Spec

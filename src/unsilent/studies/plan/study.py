@@ -178,7 +178,7 @@ def _true_rates(options: PlanOptions, items: ParameterItems) -> Floats:
 
 @dataclass(frozen=True)
 class Planning:
-    """What the plans of all budgets are predicted and judged by.
+    """Trials, options and confidence by which the plans of all budgets are predicted and judged.
 
     Attributes:
         true_rates: Failure rate of each item by what is taken for the truth, float64[items].
