@@ -67,7 +67,7 @@ class CampaignResult(Shown):
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class StoreResult(CampaignResult, Generic[S, B, Options]):
-    """What results have in common that are read from one store, or from several as if their trials were of one.
+    """Fields of results that are read from one store, or from several as if their trials were of one.
 
     Attributes:
         spec, baseline: Those of the first store, with the names of all.

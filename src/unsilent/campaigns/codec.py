@@ -137,8 +137,7 @@ class RowCodec(Generic[R]):
 
     def _unfit(self, row: R, cells: Sequence[Any], error: ValueError) -> UsageError:
         """The error for a row with a value that its column cannot have."""
-        result = error.errors()[0] if hasattr(error, "errors") else {}
-        place = int(result.get("loc", (0,))[0])
+        place, why = _place_and_reason(error)
         column, cell = self._columns[place], cells[place]
         if isinstance(cell, str):
             cell.encode()  # a name that is not valid text: the store says which
@@ -147,7 +146,7 @@ class RowCodec(Generic[R]):
         )
         return UsageError(
             f"{type(row).__name__}.{column.name} of trial {row.trial} is {shown}; expected {column.kind.__name__} "
-            f"({one_line_preview(str(result.get('msg', error)))}): change the runner"
+            f"({why}): change the runner"
         )
 
     def decode(
@@ -163,7 +162,9 @@ class RowCodec(Generic[R]):
         try:
             scalars = iter(self._checked.validate_python(tuple(cells[:count]), strict=True))
         except ValueError as error:
-            raise DamagedRecordError(f"{_named(cells)} has {self._wrong(error)}") from None
+            place, why = _place_and_reason(error)
+            column = self.columns[place]
+            raise DamagedRecordError(f"{_named(cells)} has an invalid value in column {column} ({why})") from None
         values: dict[str, Any] = {field.name: _decoded(field, scalars) for field in self._scalars}
         for field in self._scalars:
             if FAULTS_JSON in field.type_annotations:
@@ -175,14 +176,6 @@ class RowCodec(Generic[R]):
         except DamagedRecordError as wrong:
             raise DamagedRecordError(f"{_named(cells)}: {wrong}") from None
         return self._row(**values)
-
-    def _wrong(self, error: ValueError) -> str:
-        """Which column it is."""
-        result = error.errors()[0] if hasattr(error, "errors") else {}
-        place = result.get("loc", (0,))[0]
-        return (
-            f"an invalid value in column {self.columns[int(place)]} ({one_line_preview(str(result.get('msg', error)))})"
-        )
 
     def reproducible_values(self, row: R) -> dict[str, Any]:
         """The values of a row that are equal when the trial is run again, by field."""
@@ -238,6 +231,12 @@ class RowCodec(Generic[R]):
     def number_columns(self) -> set[str]:
         """Columns of numbers that may be infinite."""
         return {c.name for c in self._columns if c.sql.startswith("REAL")}
+
+
+def _place_and_reason(error: ValueError) -> tuple[int, str]:
+    """The number of the column whose check raised an error, and what it says."""
+    result = error.errors()[0] if hasattr(error, "errors") else {}
+    return int(result.get("loc", (0,))[0]), one_line_preview(str(result.get("msg", error)))
 
 
 def faults_text(faults: Sequence[Fault]) -> str:

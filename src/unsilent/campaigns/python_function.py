@@ -41,6 +41,7 @@ def campaign_function(
         further: Arguments that take more than the option of their name does.
     """
 
+    # Long because the function that is made reads nearly all of these arguments.
     def run(call_arguments: Mapping[str, Any]) -> T:
         arguments = dict(call_arguments)
         check(arguments)

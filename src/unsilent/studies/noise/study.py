@@ -57,8 +57,6 @@ class NoiseQuestion:
 
     def __post_init__(self) -> None:
         check_replica_count(self.replicas)
-        if not 0 < self.confidence < 1:
-            raise UsageError(f"confidence is {self.confidence}; expected a number between 0 and 1")
         if self.level is None:
             return
         if not 0 < self.level < 1:
@@ -155,6 +153,7 @@ def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) 
 
 def read_noise(question: NoiseQuestion, store: ReplicaStore) -> NoiseResult:
     """The result from what is stored alone."""
+    # Long because the result has many fields, a line each.
     trained = store.baseline
     missing = set(question.planned_runs(trained)) - store.replicas()
     if missing:

@@ -217,6 +217,7 @@ def guard_result(
     trials: Sequence[JudgedTrial], guarded: Mapping[TrialId, TrainingRow], confidence: float
 ) -> GuardResult | None:
     """The result of the different trials that were run again under the guard; None where none was."""
+    # Long because faults are counted in four ways, whose pairs of trials it has at hand.
     different = [(t, guarded[t.row.trial]) for t in trials if t.is_different and t.row.trial in guarded]
     if not different:
         return None

@@ -113,6 +113,7 @@ def required_noise_floors(store: TrainingStore) -> NoiseFloors:
 
 def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> TrainingResult:
     """Everything from the store alone; raises ``UsageError`` where it has no trial or lacks a floor."""
+    # Long because the result has many fields, a line each.
     baseline, spec, floors = store.baseline, store.spec, required_noise_floors(store)
     judge = TrainingJudge(baseline, floors, reading.thresholds)
     trials: list[JudgedTrial] = []
@@ -150,7 +151,6 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
         parameters=baseline.parameters,
         optimizers=baseline.optimizers,
         golden_test=baseline.test_accuracy,
-        golden_seconds=baseline.golden_seconds,
         confidence=confidence,
         thresholds=reading.thresholds,
         floors=floors,

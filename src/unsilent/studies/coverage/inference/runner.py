@@ -90,6 +90,7 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
         progress: Progress | None = None,
         worker_settings: WorkerSettings | None = None,
     ) -> None:
+        # Long because each part is made of those before it: batches, engine, detectors, what follows from them.
         settings = worker_settings or WorkerSettings()
         super().__init__(spec)
         self.detectors = [make_detector(text) for text in spec.detectors]
