@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,15 +37,6 @@ class PooledSupervisor:
     unverified_rows: dict[TrialId, CampaignRow] = field(default_factory=dict)
     cpu_seconds: float = 0.0
     seconds_per_trial: float = 0.05
-
-    def release_rows(self, trials: Iterable[TrialId]) -> list[CampaignRow]:
-        """The rows of these trials, now proven."""
-        rows = [
-            self.unverified_rows.pop(trial) for trial in trials if trial in self.unverified_rows
-        ]  # all, but for an interrupt between them
-        for row in rows:
-            del self.unfinished_trials[row.trial]
-        return rows
 
 
 class SupervisorPool:
@@ -157,10 +148,13 @@ class SupervisorPool:
         return list(supervisor.unfinished_trials)
 
     def take_verified_rows(self, supervisor: PooledSupervisor, trials: list[TrialId]) -> list[CampaignRow]:
-        """The rows of these trials."""
+        """The rows of these trials, now proven: all of them, but for an interrupt between them."""
+        rows = [supervisor.unverified_rows.pop(trial) for trial in trials if trial in supervisor.unverified_rows]
+        for row in rows:
+            del supervisor.unfinished_trials[row.trial]
         for trial in trials:
             self._losses.pop(trial, None)
-        return supervisor.release_rows(trials)
+        return rows
 
     # -- room on the cluster -----------------------------------------------------------------------------------
 
