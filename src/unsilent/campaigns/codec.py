@@ -83,12 +83,12 @@ class Field:
 
     @property
     def empty_value(self) -> Any:
-        """The value that says nothing: 0, NaN, an empty text, an empty array, no faults."""
+        """The value that says nothing: NaN where it can be stored, 0, an empty text, an empty array, no faults."""
         if FAULTS_JSON in self.type_annotations:
             return "[]"
         if self.is_array:
             return b"" if self.kind is bytes else np.empty(0, self.dtype)
-        values = [math.nan if column.kind is float else column.kind() for column in self.columns]
+        values = [math.nan if column.sql == _SQL[float] else column.kind() for column in self.columns]
         return values[0] if self.from_columns is None else self.from_columns(*values)
 
 
