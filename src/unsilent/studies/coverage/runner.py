@@ -7,10 +7,10 @@ is estimated of a class is conditional on it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -70,6 +70,7 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
     """
 
     row_type = CoverageRow
+    empty_values: ClassVar[Mapping[str, str]] = {"rules": "[]"}
 
     def __init__(
         self, spec: CoverageSpec, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
@@ -145,13 +146,13 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
                     if severity_class(fault.severity) == wanted:
                         further = [recorder.record(self.workload.step) for _ in range(1, self.spec.follow)]
                         return replace(
-                            self._row(trial, FOLLOWED, [fault.signals, *further]),
+                            self._recorded_row(trial, FOLLOWED, [fault.signals, *further]),
                             injection=fault.drawn.injection._replace(step=step),
                             faults=faults_text([hit.fault for hit in fault.applied_faults]),
                             tried=number,
                             severity=fault.severity,
                         )
-        return replace(self._row(trial, NOT_FOUND), tried=self.spec.tries)
+        return self._row(trial, NOT_FOUND, tried=self.spec.tries)
 
     def _faults_in_step(
         self, recorder: StepRecorder, state: TrainingState, place: str, wanted: str, rng: np.random.Generator
@@ -200,7 +201,7 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
             raise UsageError(
                 f"{self.workload.name} ends with other bits when its signals are read; they must not depend on hooks"
             )
-        return self._row(GOLDEN, RECORDED, recorded)
+        return self._recorded_row(GOLDEN, RECORDED, recorded)
 
     def _clean_row(self, trial: TrialId, target: CleanTarget) -> CoverageRow:
         rules, steps = named_rules(), target.steps
@@ -224,18 +225,15 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
                     counter.count_step(values, seen, step)
         counts = [np.hstack([first, c.events - first]) for first, c in zip(events, counters, strict=True)]
         names = [str(detector) for counter in counters for detector in counter.application.detectors]
-        row = self._row(trial, JUDGED)
-        return replace(
-            row, rules=json.dumps(names), events=np.vstack(counts), scores=np.vstack([c.scores for c in counters])
-        )
+        scores = np.vstack([counter.scores for counter in counters])
+        return self._row(trial, JUDGED, rules=json.dumps(names), events=np.vstack(counts), scores=scores)
 
-    def _row(self, trial: TrialId, end: str, recorded: Sequence[tuple[Floats, Bools]] = ()) -> CoverageRow:
+    def _recorded_row(self, trial: TrialId, end: str, recorded: Sequence[tuple[Floats, Bools]]) -> CoverageRow:
         columns = len(self._series)
-        return CoverageRow.without_result(
+        return self._row(
             trial,
-            end=end,
+            end,
             steps=len(recorded),
-            rules="[]",
             signals=np.array([values for values, _ in recorded]).reshape(-1, columns),
             seen=np.array([seen for _, seen in recorded], np.uint8).reshape(-1, columns),
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -21,19 +22,21 @@ class TrialRunner(Runner[S, B, R]):
 
     Attributes:
         row_type: The class of rows, which have fields ``end`` and ``error``.
+        empty_values: What fields of a row without a result hold, where that is not what their types say.
     """
 
     row_type: Any
+    empty_values: ClassVar[Mapping[str, str]] = {}
 
     def run_trial(self, trial: TrialId, rng: np.random.Generator) -> R:
         """One trial; what user code raises in it is its outcome."""
         begun = time.perf_counter()
         try:
             with user_code(self.spec.workload):
-                row: Any = self.try_trial(trial, rng)
+                row = self.try_trial(trial, rng)
         except (UserCodeError, InternalError) as error:
-            row = self._ended_row(trial, "raised", first_line(error))
-        timed: R = replace(row, seconds=time.perf_counter() - begun)
+            row = self._row(trial, "raised", error=_error_text(first_line(error)))
+        timed: R = replace(cast("Any", row), seconds=time.perf_counter() - begun)
         return timed
 
     def try_trial(self, trial: TrialId, rng: np.random.Generator) -> R:
@@ -42,8 +45,14 @@ class TrialRunner(Runner[S, B, R]):
 
     def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> R:
         """The row of a trial that took its worker with it."""
-        row: R = replace(self._ended_row(trial, ended.name.lower(), reason), seconds=seconds)
+        return self._row(trial, ended.name.lower(), error=_error_text(reason), seconds=seconds)
+
+    def _row(self, trial: TrialId, end: str, **known: Any) -> R:
+        """A row of which no more than this is known."""
+        row: R = self.row_type.without_result(trial, end=end, **{**self.empty_values, **known})
         return row
 
-    def _ended_row(self, trial: TrialId, end: str, error: str) -> Any:
-        return self.row_type.without_result(trial, end=end, error=escape_unprintable(error)[:500])
+
+def _error_text(text: str) -> str:
+    """The part of an error that a row keeps."""
+    return escape_unprintable(text)[:500]

@@ -221,8 +221,9 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
     def _fault_row(self, trial: TrialId) -> InferenceCoverageRow:
         search = self._search.find(trial.target, trial_seed(self._campaign, self.spec.seed, trial))
         tries = search.tries
-        row = replace(
-            InferenceCoverageRow.without_result(trial, end=NOT_FOUND),
+        row = self._row(
+            trial,
+            NOT_FOUND,
             batch=search.batch,
             tried=tries.total(),
             masked=tries[MASKED],
@@ -275,8 +276,8 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
         clean, numbers = self._clean[trial.target], chunks[trial.k]
         largest = np.hstack([self._largest_margins(clean.batches[number]) for number in numbers])
         originals = np.concatenate([np.asarray(clean.originals[number], np.int64) for number in numbers])
-        return InferenceCoverageRow.without_result(
-            trial, end=JUDGED, samples=largest.shape[1], margins=largest.astype(np.float32), originals=originals
+        return self._row(
+            trial, JUDGED, samples=largest.shape[1], margins=largest.astype(np.float32), originals=originals
         )
 
     def _largest_margins(self, batch: Any) -> Floats:
@@ -287,7 +288,7 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
     def _timing_row(self) -> InferenceCoverageRow:
         engine = self.engine
         times = seconds_of_detectors(engine.model, self._run, engine.batches[0], self.detectors)
-        return InferenceCoverageRow.without_result(TIMING, end=TIMED, times=times)
+        return self._row(TIMING, TIMED, times=times)
 
 
 def _further_modules(detectors: Iterable[InferenceDetector]) -> list[str]:
