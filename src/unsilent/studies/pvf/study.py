@@ -23,9 +23,10 @@ from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, planned_t
 from unsilent.campaigns.driver import MOST_PLANNED, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.expected_end import ExpectedEnd
-from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.python_function import campaign_function
+from unsilent.campaigns.runner import WorkerJob
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.text import count_text
 from unsilent.studies.pvf.analysis import analyse, samples_of_trials
@@ -60,7 +61,7 @@ def run_pvf(run: CampaignRun) -> PvfResult:
         if precision is not None:
             planner = PrecisionPlanner(precision, question, budget.trials, executor.wall_seconds)
         if run.spec.is_enumerated:
-            estimate_duration(run.spec, budget, executor, run.store, observer or Silent())
+            estimate_duration(run.spec, budget, executor, run.store, observer or Observer())
         run.run_planned_trials(executor, observer, planner)
         result = analyse(run.store, question)
     if planner is None or not planner.imprecise_rows:
@@ -163,7 +164,8 @@ def live_executor(
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.studies.pvf.runner import TrialRunner
 
-    return InlineExecutor(partial(TrialRunner, workload=workload), spec, observer, worker_settings)
+    job = WorkerJob(partial(TrialRunner, workload=workload), spec, None, worker_settings or WorkerSettings())
+    return InlineExecutor(job, observer)
 
 
 pvf = campaign_function(
