@@ -16,7 +16,6 @@ import numpy as np
 
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
-from unsilent.triage.farm.collection import INCIDENT_FOLDER, PLANNED_FILE, TWIN_FOLDER, read_planned
 from unsilent.triage.farm.labelled import (
     LABELS_FILE,
     RIGHT,
@@ -27,7 +26,7 @@ from unsilent.triage.farm.labelled import (
 )
 from unsilent.triage.farm.naming import WITHOUT_STEP, WORDS_OF_SETTINGS, naming
 from unsilent.triage.farm.near_duplicates import group_of
-from unsilent.triage.farm.planned import PlannedIncident
+from unsilent.triage.farm.planned import INCIDENT_FOLDER, PLANNED_FILE, TWIN_FOLDER, PlannedIncident, read_planned
 from unsilent.triage.farm.reports import REPORT_FAMILIES, report_of
 from unsilent.triage.findings import Finding, FindingKind, Outcome, Query
 from unsilent.triage.parts import REPORT_FILE

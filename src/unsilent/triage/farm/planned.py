@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
+
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
+from unsilent.events.event_files import parse_fields
+
+PLANNED_FILE, INCIDENT_FOLDER, TWIN_FOLDER = "planned.json", "incident", "twin"
+"""File and folders of an incident in its folder, see `collection`."""
+MOST_BYTES = 2**20
+"""Most bytes of a file that says what is in a collection, or what was planned."""
+_UNFINISHED = ".unfinished-"
 
 HEALTHY = "healthy"
 REAL = "real "
@@ -91,4 +104,32 @@ def planned_incidents(count: int, seed: int) -> list[PlannedIncident]:
         rank = -1 if kind in ALL_RANKS_ALIKE else int(rng.integers(ranks))
         step, own_seed = int(rng.integers(FIRST, LAST)), int(rng.integers(2**31))
         result.append(PlannedIncident(number, family, kind, workload, ranks, rank, step, own_seed, draws))
+    return result
+
+
+def folder_of(folder: Path, number: int) -> Path:
+    """Folder of an incident in that of its collection."""
+    return folder / f"{number:05d}"
+
+
+def read_planned(path: Path) -> PlannedIncident:
+    """Content of ``planned.json``. Raises ``UsageError``."""
+    try:
+        return parse_fields(PlannedIncident, parse_json(read_plain(path, MOST_BYTES)))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} does not say what was planned: {first_line(error)[:200]}; make the collection again"
+        ) from None
+
+
+def write_planned(folder: Path, planned: PlannedIncident) -> None:
+    """Write ``planned.json``."""
+    replace_file(folder / PLANNED_FILE, (json.dumps(asdict(planned), indent=1) + "\n").encode())
+
+
+def unfinished_folder(folder: Path, number: int) -> Path:
+    """An empty folder in which an incident is made, until it is complete."""
+    result = folder / f"{_UNFINISHED}{number:05d}"
+    shutil.rmtree(result, ignore_errors=True)
+    result.mkdir()
     return result
