@@ -68,10 +68,8 @@ def switched(mode: Mode) -> Iterator[None]:
     memory: Any = torch.utils.deterministic
     cudnn: Any = torch.backends.cudnn
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    switches, threads = (
-        (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark),
-        torch.get_num_threads(),
-    )
+    switches = memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark
+    threads = torch.get_num_threads()
     precisions = [(part, part.fp32_precision) for part in parts_with_precision()] if mode.tf32 is not None else []
     try:
         mode.set(warn_only=True)

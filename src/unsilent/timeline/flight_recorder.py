@@ -171,10 +171,8 @@ class _Reader:
             group = Group(
                 *(_text(text, "process_group") for text in self._list(entry.get("process_group"), "process_group", 2))
             )
-            number, entered = (
-                _whole(entry.get("collective_seq_id"), "collective_seq_id"),
-                groups.setdefault(group, Entered()),
-            )
+            number = _whole(entry.get("collective_seq_id"), "collective_seq_id")
+            entered = groups.setdefault(group, Entered())
             if number not in entered.collectives:  # several may be one call
                 collective = self._collective(entry)
                 entered.collectives[number] = self._known.setdefault(collective, collective)

@@ -106,10 +106,8 @@ def _compute_again(replay: Replay, rank: int, parts: Floats, durations: Floats) 
     job, operations, edges = replay.job, replay.job.operations, replay.job.edges
     of_rank = np.flatnonzero((operations.rank == rank) & (operations.kind != COLLECTIVE))
     is_device = np.array([lane.is_device for lane in job.lanes], bool)[operations.lane]
-    host, launches = (
-        of_rank[~is_device[of_rank]],
-        np.isin(edges.target, of_rank[is_device[of_rank]]) & (edges.kind == LAUNCH),
-    )
+    host = of_rank[~is_device[of_rank]]
+    launches = np.isin(edges.target, of_rank[is_device[of_rank]]) & (edges.kind == LAUNCH)
     start, end, lane = operations.start[host], operations.end[host], operations.lane
     entered = start - replay.gaps[host].clip(0)  # what a thread does between operations is part of them
     launched = operations.start[edges.source[launches]], edges.target[launches]

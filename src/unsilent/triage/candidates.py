@@ -89,9 +89,8 @@ def candidates_of(bundle: Bundle) -> Candidates:
         bad = (rank_series.seen & ~np.isfinite(rank_series.values))[rows].sum(0) / np.maximum(
             1, rank_series.seen[rows].sum(0)
         )
-        far = (
-            np.vstack([scores >= FAR, np.ones(len(rank_series.names), np.bool_)]).argmax(0).tolist()
-        )  # the first row of each column
+        # The first row of each column.
+        far = np.vstack([scores >= FAR, np.ones(len(rank_series.names), np.bool_)]).argmax(0).tolist()
         onsets = [int(numbers[row]) - bundle.incident.step if row < len(numbers) else None for row in far]
         with np.errstate(over="ignore"):
             ratios = np.exp(_largest(np.abs(past_gaps(rank_series, before)[rows]))).tolist()

@@ -31,10 +31,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     if begin.feature == FINGERPRINT:
         ranks, kind = sorted({alarm.rank for alarm in alike}), FindingKind.CHANGED_BITS
     else:
-        ranks, kind = (
-            sorted({rank for alarm in alike for rank in alarm.ranks}),
-            FindingKind.UNLIKE_PARAMETERS,
-        )
+        ranks, kind = sorted({rank for alarm in alike for rank in alarm.ranks}), FindingKind.UNLIKE_PARAMETERS
     text = begin.summary.partition(": ")[2]
     more = f"{count_text(len(ranks), 'rank')} and not one"
     return placed(text, ranks, more, kind=kind, tensor=begin.tensor, step=begin.step, missing=missing)

@@ -108,10 +108,8 @@ def execute(bundle: Bundle, query: Query) -> Finding:
     finding = template.answer(bundle, query.blanks)
     if finding.outcome is Outcome.LOCALISED and query.blanks.rank is not None:
         everywhere = template.answer(bundle, replace(query.blanks, rank=None))
-        if (everywhere.outcome, everywhere.ranks) != (
-            finding.outcome,
-            finding.ranks,
-        ):  # that others do not have it is not so
+        # Whether it is so that others do not have it.
+        if (everywhere.outcome, everywhere.ranks) != (finding.outcome, finding.ranks):
             text = f"{finding.text}; looking at all ranks does not tell this one apart: {everywhere.text}"
             return replace(finding, outcome=Outcome.DIFFERS, text=text)
     return finding
