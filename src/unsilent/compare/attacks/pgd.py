@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsilent.compare.attacks.objectives import CROSS_ENTROPY, Objective
+from unsilent.compare.attacks.objectives import Objective
 from unsilent.compare.attacks.search import Ball, Budget, Found, Pair, Search
 
 
@@ -28,14 +28,14 @@ def pgd(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: B
     return search.found
 
 
-def noise(pair: Pair, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget) -> Found:
+def noise(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget) -> Found:
     """Inputs found among random corners of the ball, as many as steps: the control of every attack."""
-    search, rows = Search(pair, CROSS_ENTROPY, clean, labels, Found(clean)), torch.arange(len(clean))
+    search, rows = Search(pair, objective, clean, labels, Found(clean)), torch.arange(len(clean))
     generator = torch.Generator().manual_seed(budget.seed)
     for at in range(1, budget.steps * budget.restarts + 1):
         signs = torch.rand(clean.shape, generator=generator) < 0.5
         x = torch.where(signs.to(clean.device), ball.low, ball.high)
-        search.look_at(rows, x, pair.scores(x, CROSS_ENTROPY), at)
+        search.look_at(rows, x, pair.scores(x, objective), at)
         search.found.last = x
     search.found.finish()
     return search.found

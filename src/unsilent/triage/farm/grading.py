@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,16 +110,13 @@ def label_collection(folder: Path, workers: int = 1) -> Path:
         if planned_file.parent.name.isdecimal()
     ]
     left = [incident for incident in folders if int(incident.name) not in done]
-    with open(path, "a", encoding="utf-8") as file:
-        if workers < 2:
-            for incident in left:
-                file.write(_labelled_line(incident))
-                file.flush()
-        else:
-            with multiprocessing.get_context("spawn").Pool(workers, _use_one_thread) as pool:
-                for line in pool.imap(_labelled_line, left):
-                    file.write(line)
-                    file.flush()
+    with ExitStack() as stack:
+        file = stack.enter_context(open(path, "a", encoding="utf-8"))
+        context = multiprocessing.get_context("spawn")
+        pool = stack.enter_context(context.Pool(workers, _use_one_thread)) if workers > 1 else None
+        for line in pool.imap(_labelled_line, left) if pool else map(_labelled_line, left):
+            file.write(line)
+            file.flush()
     return path
 
 
