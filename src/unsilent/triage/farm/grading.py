@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.farm.labelled import (
@@ -25,7 +26,7 @@ from unsilent.triage.farm.labelled import (
     label_line,
     read_labels,
 )
-from unsilent.triage.farm.naming import WITHOUT_STEP, WORDS_OF_SETTINGS, naming
+from unsilent.triage.farm.naming import NAMING, NAMING_REAL, WITHOUT_STEP, WORDS_OF_SETTINGS
 from unsilent.triage.farm.near_duplicates import group_of
 from unsilent.triage.farm.planned import INCIDENT_FOLDER, PLANNED_FILE, TWIN_FOLDER, PlannedIncident, read_planned
 from unsilent.triage.farm.reports import REPORT_FAMILIES, report_of
@@ -36,6 +37,18 @@ from unsilent.triage.queries.table import execute
 
 NEAR = 2
 """Steps between the cause and a finding that names its step."""
+
+
+def naming(planned: PlannedIncident) -> frozenset[FindingKind]:
+    """Kinds of findings that name the cause. Raises ``UsageError`` for a cause that no table has."""
+    kinds = NAMING.get((planned.family, planned.kind), NAMING_REAL.get(planned.family))
+    if kinds is None:
+        raise UsageError(
+            f"the cause of incident {planned.number} is {planned.family}, {planned.kind}; expected one of farm.planned.FAMILIES, "
+            "or of a real job; make the collection again"
+        )
+    # With one rank, the state that all ranks have alike is the state of a rank.
+    return kinds | {FindingKind.STATE} if planned.world_size == 1 and FindingKind.COMMON_STATE in kinds else kinds
 
 
 def grade(planned: PlannedIncident, finding: Finding, twin: Finding) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from unsilent.basics.errors import UsageError, first_line
 from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
 from unsilent.events.event_files import parse_fields
+from unsilent.triage.farm.naming import HEALTHY, NAMING, REAL
 
 PLANNED_FILE, INCIDENT_FOLDER, TWIN_FOLDER = "planned.json", "incident", "twin"
 """File and folders of an incident in its folder, see `collection`."""
@@ -20,25 +21,11 @@ MOST_BYTES = 2**20
 """Most bytes of a file that says what is in a collection, or what was planned."""
 _UNFINISHED = ".unfinished-"
 
-HEALTHY = "healthy"
-REAL = "real "
-"""Prefix of the kind of fault in the family of an incident of real processes, such as ``real transient``."""
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "weight bits": ("exponent bit", "sign bit", "zeroed elements"),
-    "gradient bits": ("exponent bit", "stuck lane", "scaled"),
-    "optimizer bits": ("first moment", "second moment"),
-    "payload": ("changed result", "lost contribution"),
-    "replica": ("skipped update", "other weights"),
-    "checkpoint": ("damaged for all", "stale on one rank"),
-    "data": ("NaN", "shuffled labels", "repeated shard"),
-    "configuration": ("learning rate", "seed", "gradients not zeroed"),
-    "precision": ("bfloat16 weights", "float16 overflow"),
-    "time": ("slow rank", "slow loader"),
-    "stopped": ("killed process", "hang"),
-    "disk": ("full disk",),
-    HEALTHY: ("nothing", "learning rate by plan", "unusual batch", "other data for all", "noisy time"),
+FAMILIES = {
+    family: tuple(kind for of_kind, kind in NAMING if of_kind == family)
+    for family in dict.fromkeys(name for name, _ in NAMING)
 }
-"""Kinds of causes by family. What healthy runs have is no fault: the right answer is that nothing was found."""
+"""Kinds of causes by family."""
 WORKLOADS = ("mlp", "convolution", "transformer", "recurrent")
 WORLD_SIZES = (1, 2, 4, 8)
 HEALTHY_SHARE = 0.2

@@ -24,9 +24,9 @@ from unsilent.incidents.plant import PlantedIncident as PlantedAnomaly
 from unsilent.incidents.planted_job import run_planted
 from unsilent.recovery import step_replay
 from unsilent.recovery.fault_codes import FaultKind
+from unsilent.triage.farm.naming import REAL
 from unsilent.triage.farm.planned import (
     INCIDENT_FOLDER,
-    REAL,
     TWIN_FOLDER,
     PlannedIncident,
     folder_of,
