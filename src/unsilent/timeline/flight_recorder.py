@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from unsilent.basics.errors import UsageError, first_line
 from unsilent.basics.pickle_values import MAGIC, Mapped, PickleDamaged, read_pickle
@@ -229,12 +229,8 @@ class _Reader:
         return value
 
 
-def _is_mapping(value: Any) -> TypeGuard[Any]:
-    return isinstance(value, (dict, Mapped))
-
-
 def _mapping(value: Any, name: str) -> Any:
-    if not _is_mapping(value):
+    if not isinstance(value, (dict, Mapped)):
         raise ValueError(f"{name} is no object with named values")
     return value
 

@@ -23,7 +23,6 @@ from unsilent.timeline.replay import Replay
 from unsilent.timeline.step_split import Floats
 
 FORMS = ("recompute=GLOB", "accumulate=2")
-WORDS = ("recompute", "accumulate")
 MOST_PARTS_OF_A_BATCH = 2**20
 """More is taken for a slip of the finger."""
 

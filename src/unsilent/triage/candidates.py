@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -129,7 +129,7 @@ def _sorted(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple
     every.sort(key=lambda candidate: candidate.features.unusual, reverse=True)
     last = max(1, len(every) - 1)
     return tuple(
-        Candidate(candidate.value, Features(**{**vars(candidate.features), "position": 1 - place / last}))
+        Candidate(candidate.value, replace(candidate.features, position=1 - place / last))
         for place, candidate in enumerate(every)
     )
 
