@@ -98,10 +98,8 @@ class OperationLogger(DispatchMode):
         kwargs = kwargs or {}
         if _process() != self._owner or func.namespace == _SPANS:
             return func(*args, **kwargs)
-        known, place = (
-            self._kind(func),
-            self._number(self._frames.current_user_line(), self.places, self._place_numbers),
-        )
+        known = self._kind(func)
+        place = self._number(self._frames.current_user_line(), self.places, self._place_numbers)
         flags, origin = self._moment(known, place)
         if known.flags & DRAWS and own_generator((*args, *kwargs.values())):
             flags |= OWN

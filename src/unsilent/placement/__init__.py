@@ -7,17 +7,23 @@ from typing import TYPE_CHECKING
 from unsilent.basics.lazy_module import lazy_names
 
 if TYPE_CHECKING:
-    from unsilent.placement.cost import AlphaBeta
-    from unsilent.placement.ddp_hook import program_hook
-    from unsilent.placement.execution import ProgramRunner
-    from unsilent.placement.loading import load_system
-    from unsilent.placement.measure import MeasuredTable, load_sweep
-    from unsilent.placement.nccl import Nccl
-    from unsilent.placement.placements import Placement
-    from unsilent.placement.programs import Program, Step, check
-    from unsilent.placement.ranking import Ranking, Reduction, rank_placements
-    from unsilent.placement.synthesis import synthesise
-    from unsilent.placement.system import Level, System
+    from unsilent.placement.cost import AlphaBeta as AlphaBeta
+    from unsilent.placement.ddp_hook import program_hook as program_hook
+    from unsilent.placement.execution import ProgramRunner as ProgramRunner
+    from unsilent.placement.loading import load_system as load_system
+    from unsilent.placement.measure import MeasuredTable as MeasuredTable
+    from unsilent.placement.measure import load_sweep as load_sweep
+    from unsilent.placement.nccl import Nccl as Nccl
+    from unsilent.placement.placements import Placement as Placement
+    from unsilent.placement.programs import Program as Program
+    from unsilent.placement.programs import Step as Step
+    from unsilent.placement.programs import check as check
+    from unsilent.placement.ranking import Ranking as Ranking
+    from unsilent.placement.ranking import Reduction as Reduction
+    from unsilent.placement.ranking import rank_placements as rank_placements
+    from unsilent.placement.synthesis import synthesise as synthesise
+    from unsilent.placement.system import Level as Level
+    from unsilent.placement.system import System as System
 
 _LAZY = {
     "AlphaBeta": "unsilent.placement.cost",
@@ -39,25 +45,7 @@ _LAZY = {
     "synthesise": "unsilent.placement.synthesis",
 }
 
-__all__ = [
-    "AlphaBeta",
-    "Level",
-    "MeasuredTable",
-    "Nccl",
-    "Placement",
-    "Program",
-    "ProgramRunner",
-    "Ranking",
-    "Reduction",
-    "Step",
-    "System",
-    "check",
-    "load_sweep",
-    "load_system",
-    "program_hook",
-    "rank_placements",
-    "synthesise",
-]
+__all__ = list(_LAZY)
 
 
 __getattr__ = lazy_names(__name__, _LAZY, __all__)
