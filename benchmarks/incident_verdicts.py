@@ -75,13 +75,15 @@ def run_rank(rank: int, ranks: int, meeting: str, path: Path, left: list[Planted
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     for incident in left:
         begun = time.perf_counter()
-        outcome = run_planted(incident, rank)
+        verdict = run_planted(incident, rank)
         if ranks > 1:
             dist.barrier()
         if rank == 0:
-            found = {"found_step": outcome.alarm_step, "suspect": outcome.suspect, "found": outcome.kind, "code": outcome.code,
-                     "reason": outcome.reason}  # fmt: skip
-            write_row(path, incident, found, time.perf_counter() - begun)
+            outcome = {"found_step": None, "suspect": -1, "found": "", "code": "", "reason": ""}
+            if verdict is not None:
+                outcome = {"found_step": verdict.step, "suspect": verdict.suspect, "found": verdict.fault}
+                outcome |= {"code": verdict.code, "reason": verdict.reason}
+            write_row(path, incident, outcome, time.perf_counter() - begun)
     if ranks > 1:
         dist.destroy_process_group()
 

@@ -11,7 +11,8 @@ from scipy.stats import binomtest
 
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.triage.farm.labelled import RIGHT, LabelledIncident
-from unsilent.triage.farm.planned import FAMILIES, HEALTHY, PlannedIncident
+from unsilent.triage.farm.naming import HEALTHY
+from unsilent.triage.farm.planned import FAMILIES, PlannedIncident
 
 RESAMPLES = 2000
 NEW_RANKS, NEW_LAYERS, NEW_STEPS = frozenset({1, 3, 6}), 0.75, (52, 55)

@@ -70,8 +70,8 @@ def test_batches_are_changed_as_the_variety_says():
 )
 def test_one_rank_names_what_it_can(monkeypatch, kind, seed, found):
     monkeypatch.setattr(step_replay, "SECONDS", 0.0)
-    outcome = run_planted(plant(kind, seed=seed))
-    assert (outcome.kind, outcome.suspect) == (found, 0)
+    verdict = run_planted(plant(kind, seed=seed))
+    assert (verdict.fault, verdict.suspect) == (found, 0)
 
 
 @pytest.mark.slow
@@ -93,9 +93,9 @@ def test_two_ranks_tell_a_device_from_the_data(tmp_path):
 def test_the_training_without_the_anomaly_is_recorded_in_a_step_that_somebody_noticed(tmp_path):
     incident = plant("data", seed=0)
     assert incident.variety == "NaN"
-    outcome = run_planted(incident, has_anomaly=False, noticed=incident.step, events=tmp_path / "events.jsonl")
+    verdict = run_planted(incident, has_anomaly=False, noticed=incident.step, events=tmp_path / "events.jsonl")
     recorded = read_incident(tmp_path)
-    assert outcome.alarm_step is None
+    assert verdict is None
     assert (recorded.step, recorded.suspect, recorded.reason, recorded.alarms) == (incident.step, -1, NO_ALARM, ())
     part = read_rank_part(recorded.folder, 0)
     assert (part.state_step, part.series_steps[-1]) == (incident.step, incident.step)

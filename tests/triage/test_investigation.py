@@ -9,7 +9,7 @@ import pytest
 from conftest import in_process
 from triage import made_triage as made
 from triage.ranking import made_labels as labels
-from unsilent.triage.farm.planned import HEALTHY
+from unsilent.triage.farm.naming import HEALTHY
 from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, Query
 from unsilent.triage.investigation import Conclusion, Executed, gain, investigate
 from unsilent.triage.queries.table import TEMPLATES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
-from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.report.text import count_text, number_text
 
 if TYPE_CHECKING:
@@ -17,25 +17,8 @@ if TYPE_CHECKING:
 LINE_SECONDS = 10.0
 
 
-class Display(Observer, Protocol):
-    """An observer that is shown while a ``with`` block lasts."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *raised: object) -> None: ...
-
-    def trial(self, row: object) -> None: ...
-
-
-def make_observer(*, quiet: bool, plain: bool, noun: str = "trial") -> Display:
-    """The display that fits: nothing, lines on stderr, or a live bar on stderr; ``noun``: what is counted."""
-    if quiet:
-        return NoDisplay()
-    return LineDisplay(noun) if plain or not sys.stderr.isatty() else BarDisplay(noun)
-
-
-class NoDisplay(Silent):
-    """Shows nothing."""
+class Display(Observer):
+    """An observer that is shown while a ``with`` block lasts; this one shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -45,7 +28,14 @@ class NoDisplay(Silent):
     def trial(self, row: object) -> None: ...
 
 
-class LineDisplay(NoDisplay):
+def make_observer(*, quiet: bool, plain: bool, noun: str = "trial") -> Display:
+    """The display that fits: nothing, lines on stderr, or a live bar on stderr; ``noun``: what is counted."""
+    if quiet:
+        return Display()
+    return LineDisplay(noun) if plain or not sys.stderr.isatty() else BarDisplay(noun)
+
+
+class LineDisplay(Display):
     """A line on stderr when something begins, and every ten seconds."""
 
     def __init__(self, noun: str) -> None:
@@ -81,7 +71,7 @@ class LineDisplay(NoDisplay):
         print(f"trial {trial}: its worker {why}", file=sys.stderr)
 
 
-class BarDisplay(NoDisplay):
+class BarDisplay(Display):
     """A live bar with rate and time left."""
 
     def __init__(self, noun: str) -> None:

@@ -309,7 +309,7 @@ class _Texts:
     read: bool
     probabilities: bool
     sequences: list[SequenceRecord] = field(default_factory=list)
-    runs: list[GreedyRuns | None] = field(default_factory=list)
+    runs: list[GreedyRuns] = field(default_factory=list)
     prompts: int = 0
     problem: str = ""
 

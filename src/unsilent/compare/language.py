@@ -175,13 +175,12 @@ def first_differences(original: Tensor, deployed: Tensor) -> GreedyRuns:
     return GreedyRuns(len(differ), max(original.shape[1], deployed.shape[1]), places)
 
 
-def joined_runs(parts: Sequence[GreedyRuns | None]) -> GreedyRuns | None:
+def joined_runs(parts: Sequence[GreedyRuns]) -> GreedyRuns | None:
     """Runs of several batches; None where there are none."""
-    known = [part for part in parts if part is not None]
-    if not known:
+    if not parts:
         return None
-    differences = tuple(i for part in known for i in part.first_differences)
-    return GreedyRuns(sum(part.prompts for part in known), max(part.tokens for part in known), differences)
+    differences = tuple(i for part in parts for i in part.first_differences)
+    return GreedyRuns(sum(part.prompts for part in parts), max(part.tokens for part in parts), differences)
 
 
 def _sequence(tokens: NDArray[Any], before: Doubles, after: Doubles) -> SequenceRecord:

@@ -178,9 +178,8 @@ class WaitingPass:
             self._reached.release()
 
     def _wait(self, call: LayerCall) -> None:
-        if (
-            self._is_stopped
-        ):  # the model caught what was to end it: its pass runs to its end, and nobody waits for its layers
+        # The model caught what was to end it: its pass runs to its end, and nobody waits for its layers.
+        if self._is_stopped:
             return
         self._current = call
         del call  # what is waited with holds no output

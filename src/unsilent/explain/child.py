@@ -101,22 +101,16 @@ def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
         returned = run_loop(job["ref"], steps, job["steps"], loaded)
         touched, threads = sources.sources_read(), torch.get_num_threads()
-    by_name: dict[str, Any] = {
-        "versions": versions(),
-        "threads": threads,
-        "steps": steps.done,
-        "touched": sorted(touched),
-    }
-    by_name["reads"] = [(source, call, *line, direct) for source, call, line, direct in sources.reads]
-    by_name["called"] = steps.has_called_module
-    by_name["final"] = finals.hashes(steps.optimizers, returned) if job["final"] else []
+    reads = [(source, call, *line, direct) for source, call, line, direct in sources.reads]
+    operations: dict[str, Any] = {}
     if watch is not None:
-        by_name |= {"file": job["file"], "operations": watch.count, "names": watch.names}
-        by_name |= {"places": watch.places, "origins": watch.origins, "own": watch.count - before[0]}
-        if watch.uninitialised_allocations:
-            by_name["touched"] = sorted(touched | {"memory"})
-            by_name["reads"] += [("memory", call, *line, True) for call, line in watch.uninitialised_allocations]
-    return by_name
+        operations = {"file": job["file"], "operations": watch.count, "own": watch.count - before[0]}
+        operations |= {"names": watch.names, "places": watch.places, "origins": watch.origins}
+        reads += [("memory", call, *line, True) for call, line in watch.uninitialised_allocations]
+        touched |= {"memory"} if watch.uninitialised_allocations else set()
+    final = finals.hashes(steps.optimizers, returned) if job["final"] else []
+    about = {"versions": versions(), "threads": threads, "steps": steps.done, "called": steps.has_called_module}
+    return about | {"touched": sorted(touched), "reads": reads, "final": final} | operations
 
 
 def _timed(job: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def run_loop(ref: str, steps: OptimizerStepCounter, limit: int | None, on_loaded
 
     Raises ``UsageError`` for what is not there or cannot be called, ``UserCodeError`` for what it raises.
     """
-    result = _loop_or_training(ref)
+    result = find_user_object(ref) if ":" in ref or ref.endswith(".py") else load_training(ref)
     on_loaded()
     if not _trains(result):
         if not callable(result):
@@ -30,10 +30,6 @@ def run_loop(ref: str, steps: OptimizerStepCounter, limit: int | None, on_loaded
         _check_call(ref, result)
         result = _call(ref, result)
     return _train(ref, result, steps, limit) if _trains(result) else result
-
-
-def _loop_or_training(ref: str) -> Any:
-    return find_user_object(ref) if ":" in ref or ref.endswith(".py") else load_training(ref)
 
 
 def _trains(result: Any) -> bool:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from unsilent.engine.digests import digest, digest_all, digest_given, own_generator
-from unsilent.engine.tape import flatten
-from unsilent.engine.tape_values import words_of_storage
+from unsilent.engine.tape import flatten, words_of_storage
 from unsilent.engine.tracing.tracer import computed_outputs
 from unsilent.explain.operation_records import BACKWARD, DRAWS, OWN, PACKED, UPDATE
 from unsilent.explain.optimizer_steps import OptimizerStepCounter
@@ -99,10 +98,8 @@ class OperationLogger(DispatchMode):
         kwargs = kwargs or {}
         if _process() != self._owner or func.namespace == _SPANS:
             return func(*args, **kwargs)
-        known, place = (
-            self._kind(func),
-            self._number(self._frames.current_user_line(), self.places, self._place_numbers),
-        )
+        known = self._kind(func)
+        place = self._number(self._frames.current_user_line(), self.places, self._place_numbers)
         flags, origin = self._moment(known, place)
         if known.flags & DRAWS and own_generator((*args, *kwargs.values())):
             flags |= OWN

@@ -16,19 +16,10 @@ from unsilent.basics.lazy_numpy import np
 from unsilent.explain.results import RunDivergence, UserCodeLine
 from unsilent.explain.sources import DATA, KERNEL, PATH, RANDOM
 
-FIELDS = (
-    ("name", "<u4"),
-    ("place", "<u4"),
-    ("origin", "<u4"),
-    ("step", "<u4"),
-    ("flags", "<u4"),
-    ("given", "<u8"),
-    ("inputs", "<u8"),
-    ("first", "<u8"),
-    ("rest", "<u8"),
-)
-"""Name and place of an operation; what Python gives it; hashes of its tensors, its first output and the others."""
-PACKED = struct.Struct("<5I4Q")
+NUMBERS, HASHES = ("name", "place", "origin", "step", "flags"), ("given", "inputs", "first", "rest")
+"""Fields of a record: name and place of an operation …; hashes of what Python gives it, of its tensors, its first output and
+the others."""
+PACKED = struct.Struct(f"<{len(NUMBERS)}I{len(HASHES)}Q")
 DRAWS, BACKWARD, UPDATE, OWN = 1, 2, 4, 8
 """Flags: it draws random numbers; it is of a backward pass, of an update; its generator is one of the user's own."""
 _DIFFERENT = ("name", "place", "flags", "step", "given", "first")
@@ -41,7 +32,7 @@ def find_divergence(folder: Path, one: Mapping[str, Any], other: Mapping[str, An
     ``one``, ``other``: what the runs reported at their ends (``file``, ``names``, ``places``). A further output that differs
     only counts if something differs after it that it can have caused: it may be scratch memory of a kernel.
     """
-    kind = np.dtype(list(FIELDS))
+    kind = np.dtype([*((name, "<u4") for name in NUMBERS), *((name, "<u8") for name in HASHES)])
     sizes = [os.path.getsize(folder / run["file"]) // kind.itemsize for run in (one, other)]
     both, suspect = min(sizes), None
     for start in range(0, both, _CHUNK):

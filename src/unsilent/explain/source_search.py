@@ -166,7 +166,7 @@ class NondeterminismSearch:
         )
 
     def _search(self) -> None:
-        self._open = self._plain()
+        self._open = self._parting(frozenset())
         assert self._unpinned is not None
         if self._open is None:
             _check_work(self._unpinned)
@@ -189,10 +189,6 @@ class NondeterminismSearch:
         if {"kernels", "threads"} <= pins and self._parting(pins - {"kernels"}) is None:
             return pins - {"kernels"}
         return pins
-
-    def _plain(self) -> RunDivergence | None:
-        """Runs as they are."""
-        return self._parting(frozenset())
 
     def _parting(self, pins: Pins, earliest: int | None = None) -> RunDivergence | None:
         """Where runs part first, with these sources pinned; with one at or before ``earliest`` the others are spared."""

@@ -12,6 +12,10 @@ import torch
 
 from unsilent.replicas.runner import PRECISIONS, parts_with_precision
 
+Switches = tuple[bool, bool, bool, bool]
+"""Torch's deterministic algorithms, whether memory that nobody has written is filled, cuDNN's deterministic algorithms, and
+whether it measures several kernels."""
+
 
 class Mode(NamedTuple):
     """Switches with which steps run.
@@ -32,13 +36,13 @@ class Mode(NamedTuple):
     tf32: bool | None = None
     seeds: bool = False
 
+    @property
+    def _switches(self) -> Switches:
+        return self.deterministic, self.fill, self.deterministic, self.tune
+
     def set(self, warn_only: bool) -> None:
         """Set all its switches; ``warn_only``: operations without a deterministic form run."""
-        memory: Any = torch.utils.deterministic
-        cudnn: Any = torch.backends.cudnn
-        torch.use_deterministic_algorithms(self.deterministic, warn_only=warn_only)
-        memory.fill_uninitialized_memory = self.fill
-        cudnn.deterministic, cudnn.benchmark = self.deterministic, self.tune
+        _set_switches(self._switches, warn_only)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.tf32 is not None:
@@ -48,37 +52,39 @@ class Mode(NamedTuple):
     @property
     def is_set(self) -> bool:
         """Whether its switches are as it sets them."""
-        memory: Any = torch.utils.deterministic
-        cudnn: Any = torch.backends.cudnn
-        now = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+        precisions = [part.fp32_precision for part in parts_with_precision()] if self.tf32 is not None else []
         return (
-            now == (self.deterministic, self.fill)
-            and (cudnn.deterministic, cudnn.benchmark) == (self.deterministic, self.tune)
+            _current_switches() == self._switches
             and self.threads in (None, torch.get_num_threads())
-            and (
-                self.tf32 is None
-                or all(part.fp32_precision == PRECISIONS[self.tf32] for part in parts_with_precision())
-            )
+            and all(precision == PRECISIONS[bool(self.tf32)] for precision in precisions)
         )
+
+
+def _current_switches() -> Switches:
+    memory: Any = torch.utils.deterministic
+    cudnn: Any = torch.backends.cudnn
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    return is_deterministic, memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark
+
+
+def _set_switches(switches: Switches, warn_only: bool) -> None:
+    memory: Any = torch.utils.deterministic
+    cudnn: Any = torch.backends.cudnn
+    torch.use_deterministic_algorithms(switches[0], warn_only=warn_only)
+    _, memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark = switches
 
 
 @contextmanager
 def switched(mode: Mode) -> Iterator[None]:
     """The mode inside, in which operations without a deterministic form run; all switches as they were afterwards."""
-    memory: Any = torch.utils.deterministic
-    cudnn: Any = torch.backends.cudnn
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    switches, threads = (
-        (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark),
-        torch.get_num_threads(),
-    )
+    switches, threads = _current_switches(), torch.get_num_threads()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     precisions = [(part, part.fp32_precision) for part in parts_with_precision()] if mode.tf32 is not None else []
     try:
         mode.set(warn_only=True)
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark = switches
+        _set_switches(switches, warn_only)
         torch.set_num_threads(threads)
         for part, precision in precisions:
             part.fp32_precision = precision

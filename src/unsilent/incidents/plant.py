@@ -1,7 +1,7 @@
 """Planted anomalies of trainings, of every kind of fault that a verdict tells apart; for what judges or sorts incidents.
 
     incident = plant("device", probability=0.1, world_size=4, seed=7, workload="convolution")
-    outcome = run_planted(incident)                # in each rank: unsilent.incidents.planted_job
+    verdict = run_planted(incident)                # in each rank: unsilent.incidents.planted_job
 
 All of an incident follows from these five values: its variety, the rank, the step, and the numbers that its fault is drawn with.
 """

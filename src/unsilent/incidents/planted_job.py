@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,23 +32,6 @@ NEVER = 2**31
 """A step that no training reaches."""
 TOP_EXPONENT_BIT = 1
 """Number of the highest bit of an exponent, counted from the sign."""
-
-
-@dataclass(frozen=True)
-class PlantedOutcome:
-    """Outcome of a training with a planted anomaly.
-
-    Attributes:
-        alarm_step: Step of the first alarm; None where there was none.
-        suspect: The rank that the monitor suspected; -1: undetermined.
-        kind, code, reason: Of the verdict on it; empty where there was no alarm.
-    """
-
-    alarm_step: int | None = None
-    suspect: int = -1
-    kind: str = ""
-    code: str = ""
-    reason: str = ""
 
 
 class PlantedJob:
@@ -139,8 +122,8 @@ def changed_batch(batch: Batch, incident: PlantedIncident) -> Batch:
 
 def run_planted(
     incident: PlantedIncident, rank: int = 0, has_anomaly: bool = True, noticed: int | None = None, **options: Any
-) -> PlantedOutcome:
-    """The outcome of a training with this anomaly; called in every rank of ``world_size``.
+) -> AlarmExplained | None:
+    """The verdict on the first alarm of a training with this anomaly; called in every rank of ``world_size``.
 
     Args:
         has_anomaly: False: the same training without it.
@@ -173,7 +156,4 @@ def run_planted(
                 monitor.record_incident(step, state, (batch, rate))
             if explained:
                 break
-    if not explained:
-        return PlantedOutcome()
-    first = explained[0]
-    return PlantedOutcome(first.step, first.suspect, first.fault, first.code, first.reason)
+    return explained[0] if explained else None

@@ -31,6 +31,11 @@ def step_range(text: Any) -> tuple[int, int]:
     return ends[0], ends[1]
 
 
+def step_range_text(steps: tuple[int, int]) -> tuple[str]:
+    """The range as it is typed, ``80..95``."""
+    return (f"{steps[0]}..{steps[1]}",)
+
+
 @dataclass(frozen=True)
 class ShowOptions:
     """Options that select an incident and some of its series."""
@@ -41,15 +46,13 @@ class ShowOptions:
     series: Annotated[str | None, Option(
         "Series to show, such as 'gradient fc.weight *'; a pattern.", OUTPUT_PANEL, metavar="GLOB")] = None  # fmt: skip
     rank: Annotated[int | None, Option("Show the series of this rank alone.", OUTPUT_PANEL)] = None
-    steps: Annotated[
-        str | None, Option("First and last step of the series, such as 80..95.", OUTPUT_PANEL, metavar="A..B")
-    ] = None
+    steps: Annotated[tuple[int, int] | None, Option(
+        "First and last step of the series, such as 80..95.", OUTPUT_PANEL, metavar="A..B", parser=step_range,
+        formatter=step_range_text)] = None  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.rank is not None:
             check_count("--rank", self.rank, 0)
-        if self.steps is not None:
-            step_range(self.steps)
 
 
 def show(asked: Asked) -> ShownIncident:
@@ -57,8 +60,7 @@ def show(asked: Asked) -> ShownIncident:
     from unsilent.incidents.shown_incident import read_shown
 
     options = asked[ShowOptions]
-    steps = None if options.steps is None else step_range(options.steps)
-    return read_shown(options.folder, options.series, options.rank, steps)
+    return read_shown(options.folder, options.series, options.rank, options.steps)
 
 
 COMMAND = Command(

@@ -104,14 +104,9 @@ class Nccl:
     def __init__(self, system: System, version: str = "2.20.3", algorithm: str = "auto") -> None:
         if version not in VERSIONS:
             raise unknown_name_error("version of NCCL", version, VERSIONS)
-        self._name = f"NCCL {version} tuning model, {algorithm}"
+        self.name = f"NCCL {version} tuning model, {algorithm}"
         self._system, self._algorithm, self._constants = system, algorithm, VERSIONS[version]
         self._outer = max((at + 1 for at, level in enumerate(system.levels) if level.link == "network"), default=0)
-
-    @property
-    def name(self) -> str:
-        """Name for reports."""
-        return self._name
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
         """See `CostModel`."""

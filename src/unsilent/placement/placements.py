@@ -71,15 +71,13 @@ class Placement:
                 f'mesh = init_device_mesh("{device_type}", {self.sizes!r}, {names})'
             )
         rank = {at: number for number, at in enumerate(sorted(long_axes))}
+        sizes = ", ".join(map(str, self.sizes))
         small, permuted = tuple(shape[at] for at in sorted(long_axes)), tuple(rank[at] for at in long_axes)
         return (
             "import torch\nfrom torch.distributed.device_mesh import DeviceMesh\n\n"
-            f"ranks = torch.arange({prod(shape)}).reshape{small}.permute{permuted}.reshape{self._reshape()}\n"
+            f"ranks = torch.arange({prod(shape)}).reshape{small}.permute{permuted}.reshape({sizes})\n"
             f'mesh = DeviceMesh("{device_type}", ranks, {names})'
         )
-
-    def _reshape(self) -> str:
-        return str(self.sizes) if len(self.sizes) > 1 else f"({self.sizes[0]})"
 
 
 def placements(counts: Sequence[int], axes: Mapping[str, int]) -> Iterator[Placement]:

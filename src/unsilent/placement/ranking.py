@@ -77,10 +77,7 @@ class RankedProgram:
 
     def program(self) -> Program:
         """The program over ranks 0 .. k - 1 of the reducing devices."""
-        k = 1
-        for factor in self.hierarchy:
-            k *= factor
-        return Program(k, tuple(step.statement.step(self.hierarchy) for step in self.steps))
+        return Program(prod(self.hierarchy), tuple(step.statement.step(self.hierarchy) for step in self.steps))
 
     def text(self, system: System) -> str:
         """The program in words, with the names of the machine's levels."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from unsilent.basics.errors import UsageError
+from unsilent.basics.lazy_numpy import np
 from unsilent.placement.system import Level, System
 
 _NVLINK = 25e9
@@ -92,15 +93,12 @@ def _kind(path: str) -> str:
 
 def _components(paths: Sequence[Sequence[str]], kinds: Iterable[str]) -> list[list[int]]:
     """GPUs that are joined by paths of these kinds, directly or through others."""
-    allowed, left, result = set(kinds), set(range(len(paths))), []
-    while left:
-        members, fringe = set(), {min(left)}
-        while fringe:
-            members |= fringe
-            fringe = {b for a in fringe for b in left - members if _kind(paths[a][b]) in allowed}
-        left -= members
-        result.append(sorted(members))
-    return result
+    from scipy.sparse.csgraph import connected_components
+
+    allowed = set(kinds)
+    joined = np.array([[_kind(path) in allowed for path in row] for row in paths])
+    count, component = connected_components(joined, directed=False)
+    return [np.flatnonzero(component == number).tolist() for number in range(count)]
 
 
 def _check_regular(components: Sequence[Sequence[int]], where: str) -> None:

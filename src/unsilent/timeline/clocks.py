@@ -115,10 +115,8 @@ def _infer(
 def _inference_notes(inferred: list[Interval]) -> list[str]:
     if not inferred:
         return []
-    fewest, widest = (
-        min(inference.n for inference in inferred),
-        max(inference.high - inference.low for inference in inferred),
-    )
+    fewest = min(inference.n for inference in inferred)
+    widest = max(inference.high - inference.low for inference in inferred)
     clocks = "The clock of 1 rank was" if len(inferred) == 1 else f"The clocks of {len(inferred)} ranks were"
     note = f"{clocks} inferred from when collectives ended, not measured; the widest 95 % interval spans {1e6 * widest:,.0f} µs"
     few = f", from {count_text(fewest, 'collective')}, fewer than {FEW_COLLECTIVES}" if fewest < FEW_COLLECTIVES else ""

@@ -53,7 +53,7 @@ def cut_waits(operations: Operations, lanes: Sequence[Lane], launches: Indices) 
 
     Its wait becomes a gap that an edge explains, in place of a duration that no faster device would shorten.
     """
-    start, is_device = operations.start.copy(), _is_device(operations, lanes)
+    start, is_device = operations.start.copy(), np.array([lane.is_device for lane in lanes], bool)[operations.lane]
     calls = _synchronises(operations) & ~is_device
     for rank in np.unique(operations.rank[calls]):
         calls_of_rank = np.flatnonzero(calls & (operations.rank == rank))
@@ -69,10 +69,6 @@ def cut_waits(operations: Operations, lanes: Sequence[Lane], launches: Indices) 
     }
     arrays |= {"start": start[order], "duration": (operations.end - start)[order]}
     return replace(operations, **arrays), position[launches]
-
-
-def _is_device(operations: Operations, lanes: Sequence[Lane]) -> NDArray[np.bool_]:
-    return np.array([lane.is_device for lane in lanes], bool)[operations.lane]
 
 
 def _synchronises(operations: Operations) -> NDArray[np.bool_]:

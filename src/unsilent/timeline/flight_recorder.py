@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from unsilent.basics.errors import UsageError, first_line
 from unsilent.basics.pickle_values import MAGIC, Mapped, PickleDamaged, read_pickle
@@ -171,10 +171,8 @@ class _Reader:
             group = Group(
                 *(_text(text, "process_group") for text in self._list(entry.get("process_group"), "process_group", 2))
             )
-            number, entered = (
-                _whole(entry.get("collective_seq_id"), "collective_seq_id"),
-                groups.setdefault(group, Entered()),
-            )
+            number = _whole(entry.get("collective_seq_id"), "collective_seq_id")
+            entered = groups.setdefault(group, Entered())
             if number not in entered.collectives:  # several may be one call
                 collective = self._collective(entry)
                 entered.collectives[number] = self._known.setdefault(collective, collective)
@@ -231,12 +229,8 @@ class _Reader:
         return value
 
 
-def _is_mapping(value: Any) -> TypeGuard[Any]:
-    return isinstance(value, (dict, Mapped))
-
-
 def _mapping(value: Any, name: str) -> Any:
-    if not _is_mapping(value):
+    if not isinstance(value, (dict, Mapped)):
         raise ValueError(f"{name} is no object with named values")
     return value
 

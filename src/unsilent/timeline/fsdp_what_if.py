@@ -24,7 +24,6 @@ from unsilent.timeline.replay import Indices, Replay
 from unsilent.timeline.step_split import Floats
 
 FORMS = ("reshard_after_forward=no", "reduce_dtype=bf16", "reduce_dtype=fp16", "fsdp wrap=2", "fsdp prefetch=2")
-WORDS = ("reshard_after_forward", "reduce_dtype", "fsdp wrap", "fsdp prefetch")
 MOST_UNITS = 1024
 """Most units that are wrapped as one, or gathered ahead: more is taken for a slip of the finger."""
 _GATHERS = re.compile(r"\w+::?_?all_?gather|fsdp::split_with_sizes_copy")

@@ -95,6 +95,11 @@ class Edges:
     target: NDArray[np.int32]
     kind: NDArray[np.int8]
 
+    @classmethod
+    def none(cls) -> Edges:
+        """No dependency."""
+        return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int8))
+
 
 class Gradients(NamedTuple):
     """When gradients of a rank were ready, in this order.

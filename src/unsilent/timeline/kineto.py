@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unsilent.basics.errors import UsageError
 from unsilent.basics.printable import escape_unprintable
 from unsilent.report.text import count_text
-from unsilent.timeline.job import COLLECTIVE, Gradients, Lane, Operations, Parts
+from unsilent.timeline.job import COLLECTIVE, Edges, Job, Lane, Operations
 from unsilent.timeline.matching import RankCollective, match_collectives
 from unsilent.timeline.rank_operations import RankOperations, find_steps, rank_operations
 from unsilent.timeline.rank_trace import Numbering, RankTrace, make_names, read_rank_trace
@@ -28,33 +28,18 @@ _FLIGHT = re.compile(r"flight-rank\d+\.json$")
 
 
 @dataclass(frozen=True)
-class Recording:
-    """The recorded operations of a job, each rank on its own clock.
+class Recording(Job):
+    """The recorded operations of a job, each rank on its own clock; seconds count from the first one's begin.
+
+    Its dependencies are not known yet, as they follow from operations on one clock.
 
     Attributes:
-        operations: Operations of all ranks; seconds count from the first one's begin.
-        lanes: Threads and streams.
-        steps: Number of each complete step.
         launches: Launches: pairs of indices of the launching and the launched operation, int32[k, 2].
-        world_size: Ranks of the job, of which some may not have been recorded.
         anchors: Rows by rank: seconds, offset of the rank's clock and bound of the offset's error; float64[k, 3].
-        gradients: When each parameter's gradient was ready, by rank.
-        step_times: Begin and end of each step in seconds, by rank, float64[steps, 2].
-        memory, parts: Rows and parts by rank, as in `unsilent.timeline.job.Job`; without ranks that recorded no memory.
-        notes: Notes for the reader, one sentence each.
     """
 
-    operations: Operations
-    lanes: tuple[Lane, ...]
-    steps: tuple[int, ...]
-    launches: NDArray[np.int32]
-    world_size: int
-    anchors: dict[int, NDArray[np.float64]]
-    gradients: dict[int, Gradients]
-    step_times: dict[int, NDArray[np.float64]]
-    memory: dict[int, NDArray[np.float64]]
-    parts: dict[int, Parts]
-    notes: tuple[str, ...]
+    launches: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    anchors: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
 
 def read_traces(paths: Sequence[str | Path]) -> Recording:
@@ -195,22 +180,17 @@ def _assemble(
     arrays["collective"] = collective
     operations = Operations(
         names=tuple(names.shown),
-        **{field.name: arrays[field.name] for field in fields(Operations) if field.name != "names"},
+        **{column.name: arrays[column.name] for column in fields(Operations) if column.name != "names"},
     )
     anchors = {
         trace.rank: trace.anchors - np.array([origin * 1e-9, 0.0, 0.0]) for trace in traces if len(trace.anchors)
     }
-    gradients = {trace.rank: rank.gradients for trace, rank in zip(traces, ranks, strict=True)}
+    by_rank = {trace.rank: rank for trace, rank in zip(traces, ranks, strict=True)}
+    with_memory = {number: rank for number, rank in by_rank.items() if len(rank.memory)}
     return Recording(
-        operations,
-        tuple(lanes),
-        steps,
-        np.concatenate(launches),
-        world_size,
-        anchors,
-        gradients,
-        {trace.rank: rank.step_times for trace, rank in zip(traces, ranks, strict=True)},
-        {trace.rank: rank.memory for trace, rank in zip(traces, ranks, strict=True) if len(rank.memory)},
-        {trace.rank: rank.parts for trace, rank in zip(traces, ranks, strict=True) if len(rank.memory)},
-        (*notes, *matching.notes),
-    )
+        operations, Edges.none(), tuple(lanes), steps, world_size=world_size, notes=(*notes, *matching.notes),
+        step_times={number: rank.step_times for number, rank in by_rank.items()},
+        gradients={number: rank.gradients for number, rank in by_rank.items()},
+        memory={number: rank.memory for number, rank in with_memory.items()},
+        parts={number: rank.parts for number, rank in with_memory.items()}, launches=np.concatenate(launches), anchors=anchors,
+    )  # fmt: skip

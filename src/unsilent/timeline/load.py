@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.basics.errors import UsageError
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.timeline.job import Job
 
 if TYPE_CHECKING:
@@ -58,18 +59,8 @@ def job_of_recording(recording: Recording) -> Job:
         end[rank_rows] = on_one_clock(rank, end[rank_rows])
     operations = replace(before, start=clocks.start, duration=np.maximum(end - clocks.start, 0))
     operations, launches = cut_waits(operations, recording.lanes, recording.launches)
-    edges = make_edges(operations, recording.lanes, launches)
-    notes = (*recording.notes, *clocks.notes)
-    return Job(
-        operations,
-        edges,
-        recording.lanes,
-        recording.steps,
-        {},
-        recording.world_size,
-        notes,
-        times,
-        gradients,
-        memory,
-        parts,
-    )
+    return Job(**{
+        **fields_by_name(recording, "launches", "anchors"), "operations": operations,
+        "edges": make_edges(operations, recording.lanes, launches), "notes": (*recording.notes, *clocks.notes),
+        "step_times": times, "gradients": gradients, "memory": memory, "parts": parts,
+    })  # fmt: skip

@@ -23,7 +23,6 @@ from unsilent.timeline.replay import Replay
 from unsilent.timeline.step_split import Floats
 
 FORMS = ("recompute=GLOB", "accumulate=2")
-WORDS = ("recompute", "accumulate")
 MOST_PARTS_OF_A_BATCH = 2**20
 """More is taken for a slip of the finger."""
 
@@ -106,10 +105,8 @@ def _compute_again(replay: Replay, rank: int, parts: Floats, durations: Floats) 
     job, operations, edges = replay.job, replay.job.operations, replay.job.edges
     of_rank = np.flatnonzero((operations.rank == rank) & (operations.kind != COLLECTIVE))
     is_device = np.array([lane.is_device for lane in job.lanes], bool)[operations.lane]
-    host, launches = (
-        of_rank[~is_device[of_rank]],
-        np.isin(edges.target, of_rank[is_device[of_rank]]) & (edges.kind == LAUNCH),
-    )
+    host = of_rank[~is_device[of_rank]]
+    launches = np.isin(edges.target, of_rank[is_device[of_rank]]) & (edges.kind == LAUNCH)
     start, end, lane = operations.start[host], operations.end[host], operations.lane
     entered = start - replay.gaps[host].clip(0)  # what a thread does between operations is part of them
     launched = operations.start[edges.source[launches]], edges.target[launches]

@@ -345,9 +345,8 @@ class _Rank:
             lane_events = events[trace.thread[events] == lane]
             lane_events = lane_events[np.lexsort((trace.end[lane_events], trace.start[lane_events]))]
             latest = np.maximum.accumulate(trace.end[lane_events])
-            start = np.maximum(
-                trace.start[lane_events], np.append(-np.inf, latest[:-1])
-            )  # events may overlap by a rounded microsecond
+            # Events may overlap by a rounded microsecond.
+            start = np.maximum(trace.start[lane_events], np.append(-np.inf, latest[:-1]))
             kind = np.full(len(lane_events), COLLECTIVE)
             if is_device:
                 kind = np.where(

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +24,6 @@ from unsilent.basics.printable import escape_unprintable
 from unsilent.report.shown import Shown
 from unsilent.timeline.job import COLLECTIVE, EDGE_KINDS, KINDS, PHASES, Job
 from unsilent.timeline.replay import Floats, Indices, Replay, leave_one_step_out, same_place, unexplained_gaps
-
-if TYPE_CHECKING:
-    pass
 
 CONFIDENCE = 0.95
 CLOCK_FAULT = -0.01

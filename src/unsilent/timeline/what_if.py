@@ -23,14 +23,11 @@ from unsilent.basics.printable import escape_unprintable
 from unsilent.report.text import duration_text, listed
 from unsilent.timeline.change import Answer, Change
 from unsilent.timeline.ddp.what_if import FORMS as DDP_FORMS
-from unsilent.timeline.ddp.what_if import WORDS as DDP_WORDS
 from unsilent.timeline.ddp.what_if import DdpQuestions
 from unsilent.timeline.fsdp_what_if import FORMS as FSDP_FORMS
-from unsilent.timeline.fsdp_what_if import WORDS as FSDP_WORDS
 from unsilent.timeline.fsdp_what_if import sharded_change
 from unsilent.timeline.job import COLLECTIVE, COMPUTE, KINDS, PHASES, PIPELINE, Job
 from unsilent.timeline.memory_what_if import FORMS as MEMORY_FORMS
-from unsilent.timeline.memory_what_if import WORDS as MEMORY_WORDS
 from unsilent.timeline.memory_what_if import memory_change
 from unsilent.timeline.replay import Indices, Replay
 from unsilent.timeline.slowdown import mean_ratio, straggler_free_durations
@@ -45,6 +42,9 @@ FORMS = (
     *DDP_FORMS,
     *FSDP_FORMS,
     *MEMORY_FORMS,
+)
+DDP_WORDS, FSDP_WORDS, MEMORY_WORDS = (
+    tuple(dict.fromkeys(form.partition("=")[0] for form in forms)) for forms in (DDP_FORMS, FSDP_FORMS, MEMORY_FORMS)
 )
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 LARGEST_FACTOR = 1e3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -89,9 +89,8 @@ def candidates_of(bundle: Bundle) -> Candidates:
         bad = (rank_series.seen & ~np.isfinite(rank_series.values))[rows].sum(0) / np.maximum(
             1, rank_series.seen[rows].sum(0)
         )
-        far = (
-            np.vstack([scores >= FAR, np.ones(len(rank_series.names), np.bool_)]).argmax(0).tolist()
-        )  # the first row of each column
+        # The first row of each column.
+        far = np.vstack([scores >= FAR, np.ones(len(rank_series.names), np.bool_)]).argmax(0).tolist()
         onsets = [int(numbers[row]) - bundle.incident.step if row < len(numbers) else None for row in far]
         with np.errstate(over="ignore"):
             ratios = np.exp(_largest(np.abs(past_gaps(rank_series, before)[rows]))).tolist()
@@ -130,7 +129,7 @@ def _sorted(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple
     every.sort(key=lambda candidate: candidate.features.unusual, reverse=True)
     last = max(1, len(every) - 1)
     return tuple(
-        Candidate(candidate.value, Features(**{**vars(candidate.features), "position": 1 - place / last}))
+        Candidate(candidate.value, replace(candidate.features, position=1 - place / last))
         for place, candidate in enumerate(every)
     )
 

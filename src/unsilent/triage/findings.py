@@ -10,12 +10,8 @@ from typing import Annotated, Any
 
 from unsilent.basics.options import WORKLOAD_PANEL, Option, check_count, options_of
 from unsilent.events.event_kinds import join_names
-from unsilent.incidents.showing import step_range
+from unsilent.incidents.showing import step_range, step_range_text
 from unsilent.report.text import listed
-
-
-def _range_text(steps: tuple[int, int]) -> tuple[str]:
-    return (f"{steps[0]}..{steps[1]}",)
 
 
 @dataclass(frozen=True)
@@ -26,7 +22,7 @@ class Blanks:
     tensor: Annotated[str | None, Option("Look at this tensor alone, by its name.", WORKLOAD_PANEL)] = None
     steps: Annotated[tuple[int, int] | None, Option(
         "First and last step that are looked at, such as 80..95.", WORKLOAD_PANEL, metavar="A..B", parser=step_range,
-        formatter=_range_text)] = None  # fmt: skip
+        formatter=step_range_text)] = None  # fmt: skip
     host: Annotated[str | None, Option("The host of a device.", WORKLOAD_PANEL)] = None
 
     def __post_init__(self) -> None:

@@ -100,8 +100,6 @@ def _errors(text: str) -> Iterator[LoggedError]:
         elif is_traceback or (any(map(line.lower().__contains__, _WORDS)) and ERROR.search(_HARMLESS.sub("", line))):
             is_own = is_traceback or number > len(lines) - LAST_LINES or _EXCEPTION.match(line)
             is_traceback = False
-            line_text, names_rank = (
-                escape_unprintable(line.strip()[:LONGEST_SHOWN]),
-                bool(is_own and not OF_ANOTHER_RANK.search(line)),
-            )
+            names_rank = bool(is_own and not OF_ANOTHER_RANK.search(line))
+            line_text = escape_unprintable(line.strip()[:LONGEST_SHOWN])
             yield LoggedError(number, step, line_text, mask_line(line), names_rank)

@@ -8,10 +8,17 @@ import pytest
 
 from conftest import in_process
 from unsilent.basics.errors import UsageError
-from unsilent.triage.farm import collection, grading
-from unsilent.triage.farm.collection import FARM_FILE, PLANNED_FILE, make_collection, read_planned, simulate_pair
+from unsilent.triage.farm import collection
+from unsilent.triage.farm.collection import FARM_FILE, make_collection, simulate_pair
 from unsilent.triage.farm.labelled import LABELS_FILE, RIGHT, read_labels
-from unsilent.triage.farm.planned import planned_incidents
+from unsilent.triage.farm.planned import (
+    PLANNED_FILE,
+    folder_of,
+    planned_incidents,
+    read_planned,
+    unfinished_folder,
+    write_planned,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +36,14 @@ def made(monkeypatch):
 
     def simulate(folder, planned):
         numbers.append(planned.number)
-        own = collection.unfinished_folder(folder, planned.number)
-        collection.write_planned(own, planned)
+        own = unfinished_folder(folder, planned.number)
+        write_planned(own, planned)
         if planned.number == 3 and interrupts:
             raise interrupts.pop()
-        own.rename(collection.folder_of(folder, planned.number))
+        own.rename(folder_of(folder, planned.number))
 
     monkeypatch.setattr(collection, "simulate_pair", simulate)
-    monkeypatch.setattr(grading, "label_collection", lambda *_: None)
+    monkeypatch.setattr(collection, "label_collection", lambda *_: None)
     monkeypatch.setattr(collection, "read_collection", lambda folder: sorted(one.name for one in folder.glob("0*")))
     return numbers
 

@@ -15,11 +15,11 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.strictjson import as_json_values
 from unsilent.events.incident_folder import SavedCheckpoint, read_incident, write_record
 from unsilent.incidents.plant import VARIETIES
-from unsilent.triage.farm.grading import grade, grade_incident, label_collection
+from unsilent.triage.farm.grading import grade, grade_incident, label_collection, naming
 from unsilent.triage.farm.labelled import LABELS_FILE, RIGHT, read_labels
-from unsilent.triage.farm.naming import NAMING, NAMING_REAL, naming
+from unsilent.triage.farm.naming import HEALTHY, NAMING, NAMING_REAL
 from unsilent.triage.farm.near_duplicates import distinct
-from unsilent.triage.farm.planned import FAMILIES, HEALTHY, PlannedIncident, planned_incidents
+from unsilent.triage.farm.planned import FAMILIES, PlannedIncident, planned_incidents
 from unsilent.triage.findings import Finding, FindingKind, Outcome
 from unsilent.triage.parts import REPORT_FILE
 
@@ -32,7 +32,7 @@ def found(kind=FindingKind.GRADIENT, ranks=(1,), step=made.STEP, outcome=Outcome
 
 
 def test_every_planned_cause_has_kinds_that_name_it_and_healthy_runs_have_none():
-    assert set(NAMING) == {(family, kind) for family, kinds in FAMILIES.items() for kind in kinds}
+    assert [*NAMING] == [(family, kind) for family, kinds in FAMILIES.items() for kind in kinds]
     assert {family for (family, _), kinds in NAMING.items() if not kinds} == {HEALTHY}
     assert set(NAMING_REAL) == {f"real {kind}" for kind in VARIETIES}
     assert all(naming(one) or one.is_healthy for one in planned_incidents(60, seed=1))

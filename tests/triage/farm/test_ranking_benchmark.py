@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from unsilent.triage.farm.labelled import GradedQuery, LabelledIncident
-from unsilent.triage.farm.planned import FAMILIES, HEALTHY, planned_incidents
+from unsilent.triage.farm.naming import HEALTHY
+from unsilent.triage.farm.planned import FAMILIES, planned_incidents
 from unsilent.triage.findings import FindingKind, Outcome, Query
 
 ROOT = Path(__file__).parents[3]

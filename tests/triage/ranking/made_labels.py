@@ -13,7 +13,8 @@ from triage import made_triage as made
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.farm.labelled import GradedQuery, LabelledIncident
-from unsilent.triage.farm.planned import HEALTHY, PlannedIncident
+from unsilent.triage.farm.naming import HEALTHY
+from unsilent.triage.farm.planned import PlannedIncident
 from unsilent.triage.findings import FindingKind, Outcome
 from unsilent.triage.possible_queries import possible_queries
 from unsilent.triage.queries.table import execute

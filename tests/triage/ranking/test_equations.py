@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from triage.ranking import made_labels as labels
-from unsilent.triage.farm.planned import HEALTHY
+from unsilent.triage.farm.naming import HEALTHY
 from unsilent.triage.possible_queries import possible_queries
 from unsilent.triage.ranking.equations import fit_equations
 from unsilent.triage.ranking.examples import examples_of

@@ -16,7 +16,7 @@ from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.farm.labelled import GradedQuery
-from unsilent.triage.farm.planned import HEALTHY
+from unsilent.triage.farm.naming import HEALTHY
 from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, Query
 from unsilent.triage.possible_queries import possible_queries
 from unsilent.triage.queries.table import TEMPLATES, execute

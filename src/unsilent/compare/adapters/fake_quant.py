@@ -205,9 +205,8 @@ def fake_quantised(
         )
     for quantised in quantised_layers(twin):
         quantised.observes = False
-        if (
-            not quantised.was_called
-        ):  # its weight is read by another module, or it is not used: nothing is known of its inputs
+        # The weight is read by another module, or it is not used: nothing is known of the layer's inputs.
+        if not quantised.was_called:
             quantised.take_down()
     if not quantised_layers(twin):
         raise UsageError(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unsilent.compare.attacks.objectives import Objective
-from unsilent.compare.attacks.search import Ball, Budget, Found, Pair
+from unsilent.compare.attacks.search import Ball, Budget, Found, Pair, Search
 
 MOMENTUM, RISES = 0.75, 0.75
 """Share of the new direction in a step, and of steps of a window in which the objective has to rise."""
@@ -28,34 +28,18 @@ def checkpoints(steps: int) -> list[int]:
 
 def apgd(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget) -> Found:
     """Inputs found by ascent with steps whose size APGD chooses; inputs with a success take no further restart."""
-    results, rows = Found(clean), torch.arange(len(clean))
-    generator = torch.Generator().manual_seed(budget.seed)
-    for restart in range(budget.restarts):
-        rows = rows[results.evasive_step[rows] == 0] if restart else rows
-        if not len(rows):
-            break
-        within = ball.of(rows)
-        start = within.random(generator) if budget.random_start or restart else clean[rows]
-        results.last[rows] = _ascend(pair, objective, start, labels[rows], within, budget, results, rows)
-    results.finish()
-    return results
+    search = Search(pair, objective, clean, labels, Found(clean))
+    for rows, within, start in search.restarts(ball, budget):
+        search.found.last[rows] = _ascend(search, rows, start, within, budget)
+    search.found.finish()
+    return search.found
 
 
-def _ascend(
-    pair: Pair,
-    objective: Objective,
-    x: Tensor,
-    labels: Tensor,
-    ball: Ball,
-    budget: Budget,
-    results: Found,
-    rows: Tensor,
-) -> Tensor:
+def _ascend(search: Search, rows: Tensor, x: Tensor, ball: Ball, budget: Budget) -> Tensor:
     """The best points of one restart."""
     looks, shape = checkpoints(budget.steps), (-1, *[1] * (x.ndim - 1))
     size = torch.full((len(x),), 2 * budget.eps, dtype=x.dtype)
-    values, gradient, *_ = pair.passes(x, labels, objective)
-    results.gradients += len(x)
+    values, gradient, _ = search.passes(rows, x)
     best, best_x, best_gradient, before = values.clone(), x.clone(), gradient.clone(), x
     rises = torch.zeros(len(x))
     looked_best, looked_size = best.clone(), size.clone()
@@ -65,12 +49,11 @@ def _ascend(
             moved = ball.project(x + MOMENTUM * (moved - x) + (1 - MOMENTUM) * (x - before))
         before, x, last = x, moved, values
         if at < budget.steps:
-            values, gradient, original, adapted = pair.passes(x, labels, objective)
-            results.gradients += len(x)
+            values, gradient, scores = search.passes(rows, x)
         else:
-            original, adapted = pair.scores(x, objective)
-            values = objective.function(adapted if original is None else original, adapted, labels)
-        results.look_at(pair, objective, rows, x, (original, adapted), labels, at)
+            original, adapted = scores = search.pair.scores(x, search.objective)
+            values = search.objective.function(adapted if original is None else original, adapted, search.labels[rows])
+        search.look_at(rows, x, scores, at)
         better = values > best
         best = torch.where(better, values, best)
         best_x[better], best_gradient[better] = x[better], gradient[better]

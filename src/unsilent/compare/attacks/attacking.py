@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,6 @@ from unsilent.report.shown import Shown
 from unsilent.report.text import count_text
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.workloads.base import CALIBRATION, CalibratedWorkload, InferenceWorkload, labels_of
-
-if TYPE_CHECKING:
-    pass
 
 CALIBRATION_SAMPLES = 200
 CALIBRATION_STRIDE = 5

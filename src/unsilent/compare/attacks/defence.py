@@ -138,9 +138,7 @@ def passed(task: AttackTask, found_inputs: Tensor, objective: Objective) -> Tens
         )
 
 
-def defence_scores(
-    task: AttackTask, detector: DivergenceDetector, attacks: tuple[str, ...] = ("diva", "pgd")
-) -> dict[str, dict[str, int]]:
+def defence_scores(task: AttackTask, detector: DivergenceDetector) -> dict[str, dict[str, int]]:
     """Attack -> how many inputs pass each defence: first those that know it, then those that do not.
 
     Those that know it, and a search that is as long, are APGD on their own objective; a success at any step counts if the
@@ -155,7 +153,7 @@ def defence_scores(
         known = adaptive(task, objective)
         passes = passed(known, run_attack("apgd-diva", known).evasive, objective)
         result[attack] = {success: int(passes.sum())}
-    for name in attacks:
+    for name in ("diva", "pgd"):
         results = run_attack(name, task)
         scores = score(name, task, results)
         result[name] = {f"evasive, {rule}": int(scores.evasive[rule].sum()) for rule in RULES} | {

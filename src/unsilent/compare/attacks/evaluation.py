@@ -8,8 +8,9 @@ besides, none of the original's five most likely classes.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,16 +22,24 @@ from unsilent.compare.attacks.pgd import noise, pgd
 from unsilent.compare.attacks.search import Ball, Budget, Classifier, Found, Pair, no_parameter_gradients
 from unsilent.report.text import count_text
 
-ATTACKS: Mapping[str, str] = {
-    "diva": "ascent on how sure the original is of the label, minus how sure the adapted model is",
-    "apgd-diva": "the same objective, with step sizes of its own",
-    "pgd": "ascent on the cross-entropy of the adapted model",
-    "apgd-ce": "the same objective, with step sizes of its own",
-    "apgd-dlr": "ascent on the difference of logits ratio of the adapted model, with step sizes of its own",
-    "pgd-original": "ascent on the cross-entropy of the original",
-    "noise": "random corners of the ball, as many as steps",
+
+class Attack(NamedTuple):
+    """An attack: how inputs are searched for, and the objective; None: that of the task, such as DIVA's."""
+
+    search: Callable[[Pair, Objective, Tensor, Tensor, Ball, Budget], Found]
+    objective: Objective | None = None
+
+
+ATTACKS = {
+    "diva": Attack(pgd),
+    "apgd-diva": Attack(apgd),
+    "pgd": Attack(pgd, CROSS_ENTROPY),
+    "apgd-ce": Attack(apgd, CROSS_ENTROPY),
+    "apgd-dlr": Attack(apgd, DLR),
+    "pgd-original": Attack(pgd, CROSS_ENTROPY_OF_ORIGINAL),
+    "noise": Attack(noise, CROSS_ENTROPY),
 }
-"""Descriptions of the attacks."""
+"""The attacks by name: ascent with fixed steps, or with step sizes of its own, or random corners of the ball."""
 CONTROLS = ("pgd", "pgd-original", "noise")
 """Controls that every attack is compared with."""
 ANY_STEP, LAST_STEP = RULES = ("any step", "last step")
@@ -97,31 +106,14 @@ def check_attack(name: str) -> str:
 
 def run_attack(name: str, task: AttackTask) -> Found:
     """Inputs that an attack finds, in batches of `BATCH`; raises ``UsageError`` for an unknown attack."""
-    parts = []
-    objective = _objectives(task.objective)[check_attack(name)]
+    attack, parts = ATTACKS[check_attack(name)], []
     with no_parameter_gradients(task.pair.original, task.pair.adapted):
         for x, labels in zip(task.inputs.split(BATCH), task.labels.split(BATCH), strict=True):
             ball, start = Ball.around(x, task.valid, task.budget.eps), time.process_time()
-            if objective is None:
-                results = noise(task.pair, x, labels, ball, task.budget)
-            else:
-                search = apgd if name.startswith("apgd") else pgd
-                results = search(task.pair, objective, x, labels, ball, task.budget)
+            results = attack.search(task.pair, attack.objective or task.objective, x, labels, ball, task.budget)
             results.seconds = time.process_time() - start
             parts.append(results)
     return Found.joined(parts)
-
-
-def _objectives(chosen: Objective) -> Mapping[str, Objective | None]:
-    return {
-        "diva": chosen,
-        "apgd-diva": chosen,
-        "pgd": CROSS_ENTROPY,
-        "apgd-ce": CROSS_ENTROPY,
-        "apgd-dlr": DLR,
-        "pgd-original": CROSS_ENTROPY_OF_ORIGINAL,
-        "noise": None,
-    }
 
 
 @torch.no_grad()

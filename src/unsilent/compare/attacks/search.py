@@ -151,32 +151,6 @@ class Found:
         self.wrong_step = torch.zeros(len(clean), dtype=torch.int64)
         self.gradients, self.seconds = 0, 0.0
 
-    @torch.no_grad()
-    def look_at(
-        self,
-        pair: Pair,
-        objective: Objective,
-        rows: Tensor,
-        x: Tensor,
-        scores: tuple[Tensor | None, Tensor],
-        labels: Tensor,
-        step: int,
-    ) -> None:
-        """Take note of the inputs ``x`` of a step.
-
-        An original that the objective does not read is asked only where it matters: the adapted model is wrong, and nothing
-        was found before.
-        """
-        original, adapted = scores
-        wrong = (adapted.argmax(1) != labels).nonzero()[:, 0]
-        new = wrong[self.wrong_step[rows[wrong]] == 0]
-        self.wrong[rows[new]], self.wrong_step[rows[new]] = x[new], step
-        unsolved = wrong[self.evasive_step[rows[wrong]] == 0]
-        if len(unsolved):
-            theirs = pair.original(x[unsolved]) if original is None else original[unsolved]
-            new = unsolved[objective.success(theirs, adapted[unsolved], labels[unsolved])]
-            self.evasive[rows[new]], self.evasive_step[rows[new]] = x[new], step
-
     def finish(self) -> None:
         """Fill in the last inputs where nothing was found."""
         for inputs, steps in ((self.evasive, self.evasive_step), (self.wrong, self.wrong_step)):
@@ -189,11 +163,57 @@ class Found:
         result = cls(parts[0].last[:0])
         for name in ("evasive", "wrong", "last", "evasive_step", "wrong_step"):
             setattr(result, name, torch.cat([getattr(part, name) for part in parts]))
-        result.gradients, result.seconds = (
-            sum(part.gradients for part in parts),
-            sum(part.seconds for part in parts),
-        )
+        result.gradients = sum(part.gradients for part in parts)
+        result.seconds = sum(part.seconds for part in parts)
         return result
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """A search in progress: the models that the attacker has, what is maximised for which inputs, and what was found.
+
+    Attributes:
+        clean, labels: Clean inputs [n, …] and their right answers, int64[n].
+    """
+
+    pair: Pair
+    objective: Objective
+    clean: Tensor
+    labels: Tensor
+    found: Found
+
+    def restarts(self, ball: Ball, budget: Budget) -> Iterator[tuple[Tensor, Ball, Tensor]]:
+        """Indices, balls and first points of the inputs of each restart; those with a success take no further one."""
+        generator, rows = torch.Generator().manual_seed(budget.seed), torch.arange(len(self.clean))
+        for restart in range(budget.restarts):
+            rows = rows[self.found.evasive_step[rows] == 0] if restart else rows
+            if not len(rows):
+                return
+            within = ball.of(rows)
+            yield rows, within, within.random(generator) if budget.random_start or restart else self.clean[rows]
+
+    def passes(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor | None, Tensor]]:
+        """Values, their gradient and the scores of both models, as of `Pair.passes`; gradients are counted."""
+        values, gradient, original, adapted = self.pair.passes(x, self.labels[rows], self.objective)
+        self.found.gradients += len(x)
+        return values, gradient, (original, adapted)
+
+    @torch.no_grad()
+    def look_at(self, rows: Tensor, x: Tensor, scores: tuple[Tensor | None, Tensor], step: int) -> None:
+        """Take note of the inputs ``x`` of a step.
+
+        An original that the objective does not read is asked only where it matters: the adapted model is wrong, and nothing
+        was found before.
+        """
+        (original, adapted), labels, found = scores, self.labels[rows], self.found
+        wrong = (adapted.argmax(1) != labels).nonzero()[:, 0]
+        new = wrong[found.wrong_step[rows[wrong]] == 0]
+        found.wrong[rows[new]], found.wrong_step[rows[new]] = x[new], step
+        unsolved = wrong[found.evasive_step[rows[wrong]] == 0]
+        if len(unsolved):
+            theirs = self.pair.original(x[unsolved]) if original is None else original[unsolved]
+            new = unsolved[self.objective.success(theirs, adapted[unsolved], labels[unsolved])]
+            found.evasive[rows[new]], found.evasive_step[rows[new]] = x[new], step
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from unsilent.report.model import Column, Section, Table
 from unsilent.report.text import EstimateText, escape_unprintable, listed, ratio_text
 from unsilent.studies.pvf.analysis import MIXED_WIDTHS_REASON, ONE_WIDTH, make_fit_row
 from unsilent.studies.pvf.comparison import ComparedRow, Comparison, DifferenceOrRatio
-from unsilent.studies.pvf.records import PvfResult, at_level, main_level, row_label
+from unsilent.studies.pvf.records import PvfResult, PvfRow, at_level, main_level, row_label
 
 NOT_ESTABLISHED = "which of them fails more often is not established"
 
@@ -76,12 +76,12 @@ def _scaled(row: ComparedRow) -> DifferenceOrRatio:
 
 def are_bits_alike(rates: tuple[FailureRates, ...]) -> bool:
     """Whether every target has as many bits in both campaigns, so that PVF says all."""
-    return all(one.row.a.bits == one.row.b.bits for one in rates)
+    return all(r.row.a.bits == r.row.b.bits for r in rates)
 
 
 def failure_rates_text(rates: tuple[FailureRates, ...]) -> str:
     """How often the whole model fails in B against A at equal rates per bit; empty where there is no such row."""
-    model = next((one for one in rates if one.row.level == "model"), None)
+    model = next((r for r in rates if r.row.level == "model"), None)
     if model is None:
         return ""
     bits = model.row.b.bits / model.row.a.bits
@@ -98,7 +98,7 @@ def failure_rates_text(rates: tuple[FailureRates, ...]) -> str:
 
 def fit_headline(rates: tuple[FailureRates, ...], fit_per_bit: float) -> str:
     """FIT of the whole model in A and B, and which is higher; empty where there is no such row."""
-    model = next((one for one in rates if one.row.level == "model"), None)
+    model = next((r for r in rates if r.row.level == "model"), None)
     if model is None:
         return ""
     a, b = (make_fit_row(row, fit_per_bit).text for row in (model.row.a, model.row.b))
@@ -111,22 +111,23 @@ def fit_headline(rates: tuple[FailureRates, ...], fit_per_bit: float) -> str:
 def failure_rates_section(rates: tuple[FailureRates, ...], fit_per_bit: float | None) -> Section:
     """Ratios of failure rates, and with a raw rate FIT of both."""
     columns = [
-        Column.text("target"), Column.count("bits A"), Column.count("bits B"), Column.text("fails B / A"),
-        Column.text("its interval"),
-    ]  # fmt: skip
-    rows = []
-    for one in sorted(rates, key=lambda one: one.row.level == "model"):
-        cells: dict[str, object] = {
-            "target": escape_unprintable(row_label(one.row, frozenset())), "bits A": one.row.a.bits, "bits B": one.row.b.bits,
-            "fails B / A": one.text.estimate, "its interval": one.text.limits,
-        }  # fmt: skip
-        if fit_per_bit is not None:
-            for side, row in (("A", one.row.a), ("B", one.row.b)):
-                text = make_fit_row(row, fit_per_bit).text
-                cells[f"FIT {side}"] = f"{text.estimate} {text.limits}"
-        rows.append(cells)
+        Column.text("target", lambda target: escape_unprintable(row_label(target.row, frozenset()))),
+        Column.count("bits A", "row.a.bits"),
+        Column.count("bits B", "row.b.bits"),
+        Column.text("fails B / A", "text.estimate"),
+        Column.text("its interval", "text.limits"),
+    ]
     if fit_per_bit is not None:
-        columns += [Column.text("FIT A"), Column.text("FIT B")]
+        columns += [
+            Column.text("FIT A", lambda target: _fit_text(target.row.a, fit_per_bit)),
+            Column.text("FIT B", lambda target: _fit_text(target.row.b, fit_per_bit)),
+        ]
     rate = "" if fit_per_bit is None else f" FIT is at {fit_per_bit:.3g} failures per 10⁹ hours and bit."
     lead = f"PVF × bits: how often B fails against A where every bit is hit equally often, whatever the rate.{rate}"
+    rows = sorted(rates, key=lambda target: target.row.level == "model")
     return Section("Failure rates", lead, (Table.of(rows, tuple(columns)),))
+
+
+def _fit_text(row: PvfRow, fit_per_bit: float) -> str:
+    text = make_fit_row(row, fit_per_bit).text
+    return f"{text.estimate} {text.limits}"

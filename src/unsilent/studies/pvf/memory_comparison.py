@@ -50,24 +50,24 @@ def compared_fits(a: Sequence[MemoryFitRow], b: Sequence[MemoryFitRow]) -> tuple
     known = {(row.level, row.name): row for row in b}
     pairs = [(row, known[row.level, row.name]) for row in a if row.level in LEVELS and (row.level, row.name) in known]
     result = []
-    for one, other in pairs:
+    for row_a, row_b in pairs:
         for kind in KINDS:
-            mine, theirs = getattr(one, kind), getattr(other, kind)
-            result.append(ComparedFit(one.level, one.name, kind, mine, theirs, difference(theirs, mine)))
+            mine, theirs = getattr(row_a, kind), getattr(row_b, kind)
+            result.append(ComparedFit(row_a.level, row_a.name, kind, mine, theirs, difference(theirs, mine)))
     return tuple(result)
 
 
 def fit_difference_headline(fits: Sequence[ComparedFit]) -> str:
     """Silent and detectable FIT of the model in A and B, and the direction where one is shown."""
-    return " ".join(_sentence(one) for one in fits if one.level == "model" and one.kind != "incorrect")
+    return " ".join(_sentence(fit) for fit in fits if fit.level == "model" and fit.kind != "incorrect")
 
 
-def _sentence(one: ComparedFit) -> str:
-    a, b = (f"{text.estimate}{text.limits_in_sentence}" for text in map(_text, (one.a, one.b)))
-    what = f"{one.kind} FIT of the model"
-    apart = f"difference {difference_text(_in_points(one.difference))}"
-    if one.direction:
-        return f"{what[:1].upper()}{what[1:]} {one.direction} from {a} to {b}, {apart}."
+def _sentence(fit: ComparedFit) -> str:
+    a, b = (f"{text.estimate}{text.limits_in_sentence}" for text in map(_text, (fit.a, fit.b)))
+    what = f"{fit.kind} FIT of the model"
+    apart = f"difference {difference_text(_in_points(fit.difference))}"
+    if fit.direction:
+        return f"{what[:1].upper()}{what[1:]} {fit.direction} from {a} to {b}, {apart}."
     return f"No difference is shown in {what}: A {a}, B {b}, {apart}."
 
 
@@ -81,10 +81,10 @@ def missing_fit_text(a: Sequence[MemoryFitRow], b: Sequence[MemoryFitRow]) -> It
 
 def fit_difference_numbers(fits: Sequence[ComparedFit]) -> Iterator[tuple[str, str, str]]:
     """FIT of the model for the head of the page: term, text, and what is set smaller."""
-    for one in fits:
-        if one.level == "model" and one.kind != "incorrect":
-            for name, text in (("A", _text(one.a)), ("B", _text(one.b)), ("B − A", _signed(one.difference))):
-                yield f"{one.kind} FIT, {name}", text.estimate, text.limits
+    for fit in fits:
+        if fit.level == "model" and fit.kind != "incorrect":
+            for name, text in (("A", _text(fit.a)), ("B", _text(fit.b)), ("B − A", _signed(fit.difference))):
+                yield f"{fit.kind} FIT, {name}", text.estimate, text.limits
 
 
 def fit_difference_section(fits: Sequence[ComparedFit]) -> Section:
@@ -94,17 +94,17 @@ def fit_difference_section(fits: Sequence[ComparedFit]) -> Section:
     )
     tables = []
     for kind in KINDS:
-        rows = tuple(_row(one) for one in fits if one.kind == kind)
+        rows = tuple(_row(fit) for fit in fits if fit.kind == kind)
         tables.append(Table(heads, rows, f"{kind[:1].upper()}{kind[1:]} FIT", terminal_rows=len(rows), sortable=True))
     return Section("Difference of failure rates of memories (FIT)", LEAD, tuple(tables))
 
 
-def _row(one: ComparedFit) -> TableRow:
-    cells = [escape_unprintable(one.level), escape_unprintable(one.name)]
-    texts = ((_text(one.a), one.a), (_text(one.b), one.b), (_signed(one.difference), one.difference))
+def _row(fit: ComparedFit) -> TableRow:
+    cells = [escape_unprintable(fit.level), escape_unprintable(fit.name)]
+    texts = ((_text(fit.a), fit.a), (_text(fit.b), fit.b), (_signed(fit.difference), fit.difference))
     numbers = [cell for text, interval in texts for cell in _cells(text, interval)]
-    hint = f"A {one.a.n:,} faults, B {one.b.n:,} faults"
-    return TableRow((*cells, *numbers), one.level == "model", hint)
+    hint = f"A {fit.a.n:,} faults, B {fit.b.n:,} faults"
+    return TableRow((*cells, *numbers), fit.level == "model", hint)
 
 
 def _cells(text: EstimateText, interval: Interval) -> tuple[TextCell, TextCell]:
@@ -128,15 +128,15 @@ def _in_points(gap: Interval) -> Interval:
 
 def fit_difference_estimates(fits: Sequence[ComparedFit]) -> Iterator[Estimate]:
     """The differences, for machines, with both FIT."""
-    for one in fits:
-        keys = {"level": one.level, "target": one.name, "measure": f"{one.kind} FIT"}
+    for fit in fits:
+        keys = {"level": fit.level, "target": fit.name, "measure": f"{fit.kind} FIT"}
         further = {
-            "a": one.a.estimate, "a_low": one.a.low, "a_high": one.a.high,
-            "b": one.b.estimate, "b_low": one.b.low, "b_high": one.b.high,
+            "a": fit.a.estimate, "a_low": fit.a.low, "a_high": fit.a.high,
+            "b": fit.b.estimate, "b_low": fit.b.low, "b_high": fit.b.high,
         }  # fmt: skip
-        yield Estimate(keys, one.difference, further=further)
+        yield Estimate(keys, fit.difference, further=further)
 
 
 def fit_difference_data(fits: Sequence[ComparedFit]) -> list[dict[str, Any]]:
     """Differences of FIT for the JSON object."""
-    return [asdict(one) for one in fits]
+    return [asdict(fit) for fit in fits]

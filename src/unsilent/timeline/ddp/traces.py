@@ -132,10 +132,8 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
         assert of_rank is not None
         order = np.lexsort((of_rank.ready, of_rank.step))
         order = order[of_rank.step[order] >= 0]
-        times[row], sizes[row] = (
-            of_rank.ready[order].reshape(shape[1:]),
-            of_rank.size[order].reshape(shape[1:]),
-        )
+        times[row] = of_rank.ready[order].reshape(shape[1:])
+        sizes[row] = of_rank.size[order].reshape(shape[1:])
     if (sizes != sizes[0, 0]).any() or (sizes < 0).any():
         raise UsageError(
             "gradients become ready in another order in some steps, or their sizes are unknown; see record_shapes"

@@ -24,7 +24,6 @@ from unsilent.timeline.link_costs import FLAT, reduction_costs
 from unsilent.timeline.step_split import Floats
 
 FORMS = ("buckets=25", "buckets=1,8,25", "gradients=fp16", "gradients=bf16", "reduction=PROGRAM", "server=N")
-WORDS = ("buckets", "gradients", "reduction", "server")
 LARGEST_BUCKET, MOST_SERVERS = 2**20, 2**20
 """Largest bucket in MiB, and most servers: more is taken for a slip of the finger."""
 SIXTEEN_BITS = ("fp16", "bf16")

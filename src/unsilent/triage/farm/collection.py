@@ -14,29 +14,37 @@ from __future__ import annotations
 import json
 import multiprocessing
 import platform
-import shutil
 import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsilent.basics.errors import UsageError, first_line
 from unsilent.basics.options import check_count
 from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
-from unsilent.events.event_files import parse_fields
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.farm.planned import PlannedIncident, planned_incidents
+from unsilent.triage.farm.grading import label_collection
+from unsilent.triage.farm.planned import (
+    INCIDENT_FOLDER,
+    MOST_BYTES,
+    PLANNED_FILE,
+    TWIN_FOLDER,
+    PlannedIncident,
+    folder_of,
+    planned_incidents,
+    read_planned,
+    unfinished_folder,
+    write_planned,
+)
 from unsilent.version import __version__
 
 if TYPE_CHECKING:
     from unsilent.campaigns.observer import Observer
 
-FARM_FILE, PLANNED_FILE = "farm.json", "planned.json"
-INCIDENT_FOLDER, TWIN_FOLDER = "incident", "twin"
-SCHEMA, MOST_BYTES, MOST_INCIDENTS = 1, 2**20, 99_999
-_UNFINISHED = ".unfinished-"
+FARM_FILE = "farm.json"
+SCHEMA, MOST_INCIDENTS = 1, 99_999
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,6 @@ def make_collection(
     check_count("--workers", workers, 1, 1024)
     if not count + real:
         raise UsageError("no incidents were asked for; give --incidents 600, or --real 100")
-    from unsilent.triage.farm.grading import label_collection
     from unsilent.triage.farm.real_job import make_real, real_incidents
 
     _begin(folder, {"seed": seed, "count": count, "real": real})
@@ -89,26 +96,6 @@ def make_collection(
     return read_collection(folder)
 
 
-def folder_of(folder: Path, number: int) -> Path:
-    """Folder of an incident in that of its collection."""
-    return folder / f"{number:05d}"
-
-
-def read_planned(path: Path) -> PlannedIncident:
-    """Content of ``planned.json``. Raises ``UsageError``."""
-    try:
-        return parse_fields(PlannedIncident, parse_json(read_plain(path, MOST_BYTES)))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{path} does not say what was planned: {first_line(error)[:200]}; make the collection again"
-        ) from None
-
-
-def write_planned(folder: Path, planned: PlannedIncident) -> None:
-    """Write ``planned.json``."""
-    replace_file(folder / PLANNED_FILE, (json.dumps(asdict(planned), indent=1) + "\n").encode())
-
-
 def read_collection(folder: Path) -> list[MadeIncident]:
     """The incidents that a folder has, by number. Raises ``UsageError``."""
     read_plain(folder / FARM_FILE, MOST_BYTES)
@@ -120,14 +107,6 @@ def read_collection(folder: Path) -> list[MadeIncident]:
         )
         for name in numbers
     ]  # fmt: skip
-
-
-def unfinished_folder(folder: Path, number: int) -> Path:
-    """An empty folder in which an incident is made, until it is complete."""
-    result = folder / f"{_UNFINISHED}{number:05d}"
-    shutil.rmtree(result, ignore_errors=True)
-    result.mkdir()
-    return result
 
 
 def _begin(folder: Path, options: dict[str, int]) -> None:

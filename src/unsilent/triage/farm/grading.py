@@ -9,14 +9,15 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
-from unsilent.triage.farm.collection import INCIDENT_FOLDER, PLANNED_FILE, TWIN_FOLDER, read_planned
 from unsilent.triage.farm.labelled import (
     LABELS_FILE,
     RIGHT,
@@ -25,9 +26,9 @@ from unsilent.triage.farm.labelled import (
     label_line,
     read_labels,
 )
-from unsilent.triage.farm.naming import WITHOUT_STEP, WORDS_OF_SETTINGS, naming
+from unsilent.triage.farm.naming import NAMING, NAMING_REAL, WITHOUT_STEP, WORDS_OF_SETTINGS
 from unsilent.triage.farm.near_duplicates import group_of
-from unsilent.triage.farm.planned import PlannedIncident
+from unsilent.triage.farm.planned import INCIDENT_FOLDER, PLANNED_FILE, TWIN_FOLDER, PlannedIncident, read_planned
 from unsilent.triage.farm.reports import REPORT_FAMILIES, report_of
 from unsilent.triage.findings import Finding, FindingKind, Outcome, Query
 from unsilent.triage.parts import REPORT_FILE
@@ -36,6 +37,18 @@ from unsilent.triage.queries.table import execute
 
 NEAR = 2
 """Steps between the cause and a finding that names its step."""
+
+
+def naming(planned: PlannedIncident) -> frozenset[FindingKind]:
+    """Kinds of findings that name the cause. Raises ``UsageError`` for a cause that no table has."""
+    kinds = NAMING.get((planned.family, planned.kind), NAMING_REAL.get(planned.family))
+    if kinds is None:
+        raise UsageError(
+            f"the cause of incident {planned.number} is {planned.family}, {planned.kind}; expected one of farm.planned.FAMILIES, "
+            "or of a real job; make the collection again"
+        )
+    # With one rank, the state that all ranks have alike is the state of a rank.
+    return kinds | {FindingKind.STATE} if planned.world_size == 1 and FindingKind.COMMON_STATE in kinds else kinds
 
 
 def grade(planned: PlannedIncident, finding: Finding, twin: Finding) -> int:
@@ -110,16 +123,13 @@ def label_collection(folder: Path, workers: int = 1) -> Path:
         if planned_file.parent.name.isdecimal()
     ]
     left = [incident for incident in folders if int(incident.name) not in done]
-    with open(path, "a", encoding="utf-8") as file:
-        if workers < 2:
-            for incident in left:
-                file.write(_labelled_line(incident))
-                file.flush()
-        else:
-            with multiprocessing.get_context("spawn").Pool(workers, _use_one_thread) as pool:
-                for line in pool.imap(_labelled_line, left):
-                    file.write(line)
-                    file.flush()
+    with ExitStack() as stack:
+        file = stack.enter_context(open(path, "a", encoding="utf-8"))
+        context = multiprocessing.get_context("spawn")
+        pool = stack.enter_context(context.Pool(workers, _use_one_thread)) if workers > 1 else None
+        for line in pool.imap(_labelled_line, left) if pool else map(_labelled_line, left):
+            file.write(line)
+            file.flush()
     return path
 
 

@@ -1,11 +1,13 @@
-"""Kinds of findings that name a planned cause."""
+"""Families and kinds of planned causes, with the kinds of findings that name each."""
 
 from __future__ import annotations
 
-from unsilent.basics.errors import UsageError
-from unsilent.triage.farm.planned import FAMILIES, HEALTHY, REAL, PlannedIncident
 from unsilent.triage.findings import FindingKind
 
+HEALTHY = "healthy"
+REAL = "real "
+"""Prefix of the kind of fault in the family of an incident of real processes, such as ``real transient``."""
+HEALTHY_KINDS = ("nothing", "learning rate by plan", "unusual batch", "other data for all", "noisy time")
 K = FindingKind
 NAMING: dict[tuple[str, str], frozenset[FindingKind]] = {
     # Bits of a parameter that nothing wrote; that rank's parameters are no longer those of its replicas.
@@ -40,9 +42,10 @@ NAMING: dict[tuple[str, str], frozenset[FindingKind]] = {
     ("stopped", "killed process"): frozenset({K.ABSENT_RANK, K.LOGGED_ERROR}),
     ("stopped", "hang"): frozenset({K.ABSENT_RANK}),
     ("disk", "full disk"): frozenset({K.LOGGED_ERROR, K.CHECKPOINT_FILE}),
-    **{(HEALTHY, kind): frozenset[FindingKind]() for kind in FAMILIES[HEALTHY]},
+    # What healthy runs have is no fault: the right answer is that nothing was found.
+    **{(HEALTHY, kind): frozenset[FindingKind]() for kind in HEALTHY_KINDS},
 }
-"""Kinds of findings that name the cause, by family and kind."""
+"""Kinds of findings that name the cause, by family and kind, in the order in which causes are planned."""
 NAMING_REAL: dict[str, frozenset[FindingKind]] = {
     # A replay tells whether it comes again: the gradient alone says that the rank computed it wrongly, which is the kind as well.
     f"{REAL}transient": frozenset({K.TRANSIENT, K.GRADIENT}),
@@ -60,15 +63,3 @@ WORDS_OF_SETTINGS = {
 """A finding of settings names what was changed if its tensor has one of these, by kind."""
 WITHOUT_STEP = frozenset({K.SETTINGS, K.CHECKPOINT_FILE, K.CHECKPOINT_VALUES, K.LOGGED_ERROR})
 """Kinds of findings of what lies in a file: it is the place, and no step has it."""
-
-
-def naming(planned: PlannedIncident) -> frozenset[FindingKind]:
-    """Kinds of findings that name the cause. Raises ``UsageError`` for a cause that no table has."""
-    kinds = NAMING.get((planned.family, planned.kind), NAMING_REAL.get(planned.family))
-    if kinds is None:
-        raise UsageError(
-            f"the cause of incident {planned.number} is {planned.family}, {planned.kind}; expected one of farm.planned.FAMILIES, "
-            "or of a real job; make the collection again"
-        )
-    # With one rank, the state that all ranks have alike is the state of a rank.
-    return kinds | {K.STATE} if planned.world_size == 1 and K.COMMON_STATE in kinds else kinds

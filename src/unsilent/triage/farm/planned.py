@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
-HEALTHY = "healthy"
-REAL = "real "
-"""Prefix of the kind of fault in the family of an incident of real processes, such as ``real transient``."""
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "weight bits": ("exponent bit", "sign bit", "zeroed elements"),
-    "gradient bits": ("exponent bit", "stuck lane", "scaled"),
-    "optimizer bits": ("first moment", "second moment"),
-    "payload": ("changed result", "lost contribution"),
-    "replica": ("skipped update", "other weights"),
-    "checkpoint": ("damaged for all", "stale on one rank"),
-    "data": ("NaN", "shuffled labels", "repeated shard"),
-    "configuration": ("learning rate", "seed", "gradients not zeroed"),
-    "precision": ("bfloat16 weights", "float16 overflow"),
-    "time": ("slow rank", "slow loader"),
-    "stopped": ("killed process", "hang"),
-    "disk": ("full disk",),
-    HEALTHY: ("nothing", "learning rate by plan", "unusual batch", "other data for all", "noisy time"),
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
+from unsilent.events.event_files import parse_fields
+from unsilent.triage.farm.naming import HEALTHY, NAMING, REAL
+
+PLANNED_FILE, INCIDENT_FOLDER, TWIN_FOLDER = "planned.json", "incident", "twin"
+"""File and folders of an incident in its folder, see `collection`."""
+MOST_BYTES = 2**20
+"""Most bytes of a file that says what is in a collection, or what was planned."""
+_UNFINISHED = ".unfinished-"
+
+FAMILIES = {
+    family: tuple(kind for of_kind, kind in NAMING if of_kind == family)
+    for family in dict.fromkeys(name for name, _ in NAMING)
 }
-"""Kinds of causes by family. What healthy runs have is no fault: the right answer is that nothing was found."""
+"""Kinds of causes by family."""
 WORKLOADS = ("mlp", "convolution", "transformer", "recurrent")
 WORLD_SIZES = (1, 2, 4, 8)
 HEALTHY_SHARE = 0.2
@@ -91,4 +91,32 @@ def planned_incidents(count: int, seed: int) -> list[PlannedIncident]:
         rank = -1 if kind in ALL_RANKS_ALIKE else int(rng.integers(ranks))
         step, own_seed = int(rng.integers(FIRST, LAST)), int(rng.integers(2**31))
         result.append(PlannedIncident(number, family, kind, workload, ranks, rank, step, own_seed, draws))
+    return result
+
+
+def folder_of(folder: Path, number: int) -> Path:
+    """Folder of an incident in that of its collection."""
+    return folder / f"{number:05d}"
+
+
+def read_planned(path: Path) -> PlannedIncident:
+    """Content of ``planned.json``. Raises ``UsageError``."""
+    try:
+        return parse_fields(PlannedIncident, parse_json(read_plain(path, MOST_BYTES)))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} does not say what was planned: {first_line(error)[:200]}; make the collection again"
+        ) from None
+
+
+def write_planned(folder: Path, planned: PlannedIncident) -> None:
+    """Write ``planned.json``."""
+    replace_file(folder / PLANNED_FILE, (json.dumps(asdict(planned), indent=1) + "\n").encode())
+
+
+def unfinished_folder(folder: Path, number: int) -> Path:
+    """An empty folder in which an incident is made, until it is complete."""
+    result = folder / f"{_UNFINISHED}{number:05d}"
+    shutil.rmtree(result, ignore_errors=True)
+    result.mkdir()
     return result

@@ -24,14 +24,15 @@ from unsilent.incidents.plant import PlantedIncident as PlantedAnomaly
 from unsilent.incidents.planted_job import run_planted
 from unsilent.recovery import step_replay
 from unsilent.recovery.fault_codes import FaultKind
-from unsilent.triage.farm.collection import (
+from unsilent.triage.farm.naming import REAL
+from unsilent.triage.farm.planned import (
     INCIDENT_FOLDER,
     TWIN_FOLDER,
+    PlannedIncident,
     folder_of,
     unfinished_folder,
     write_planned,
 )
-from unsilent.triage.farm.planned import REAL, PlannedIncident
 from unsilent.triage.farm.record import NOTICED_AFTER
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Queries: a module for each template, whose function answers it, and a row in `table`."""
+"""Queries: a function for each template, which answers it, and a row in `table`."""

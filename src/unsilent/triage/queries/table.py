@@ -12,19 +12,15 @@ from unsilent.basics.options import options_of
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Finding, Outcome, Query
 from unsilent.triage.queries import (
-    compare_checkpoints,
-    compare_gradients,
-    compare_parameters,
+    checkpoints,
     compare_settings,
-    find_onset,
     find_straggler,
     inspect_batch,
     inspect_state,
+    monitor_findings,
     read_flight_record,
     read_log,
-    read_verdict,
-    scan_nonfinite,
-    verify_checkpoints,
+    series,
 )
 
 
@@ -51,15 +47,16 @@ class Template:
 
 
 TEMPLATES: dict[str, Template] = {
-    "read-verdict": Template("Read what kind of fault the monitor found.", (), 0.1, read_verdict.answer),
+    "read-verdict": Template("Read what kind of fault the monitor found.", (), 0.1, monitor_findings.read_verdict),
     "scan-nonfinite": Template(
-        "Find the first value that is not finite, in series.", ("rank", "steps"), 0.5, scan_nonfinite.answer),
+        "Find the first value that is not finite, in series.", ("rank", "steps"), 0.5, series.scan_nonfinite),
     "compare-gradients": Template(
-        "Compare gradients of ranks with each other.", ("tensor", "steps"), 0.5, compare_gradients.answer, least_ranks=2),
+        "Compare gradients of ranks with each other.", ("tensor", "steps"), 0.5, series.compare_gradients, least_ranks=2),
     "compare-parameters": Template(
-        "Find parameters that changed between steps or differ between ranks.", ("steps",), 0.1, compare_parameters.answer),
+        "Find parameters that changed between steps or differ between ranks.", ("steps",), 0.1,
+        monitor_findings.compare_parameters),
     "find-onset": Template(
-        "Find the series that left its own past first.", ("rank", "steps"), 0.5, find_onset.answer),
+        "Find the series that left its own past first.", ("rank", "steps"), 0.5, series.find_onset),
     "inspect-batch": Template("Look for wrong values in the batch of the step.", ("rank",), 1.0, inspect_batch.answer),
     "inspect-state": Template(
         "Look for wrong parameters and moments in the state before the step.", ("rank", "tensor"), 2.0, inspect_state.answer),
@@ -74,9 +71,9 @@ TEMPLATES: dict[str, Template] = {
         "Find the rank that takes longer than the others, and in which part of a step.", ("rank", "steps"), 0.1,
         find_straggler.answer, least_ranks=2),
     "verify-checkpoints": Template(
-        "Compare the checkpoints saved last with their manifests.", ("steps",), 30.0, verify_checkpoints.answer),
+        "Compare the checkpoints saved last with their manifests.", ("steps",), 30.0, checkpoints.verify_checkpoints),
     "compare-checkpoints": Template(
-        "Compare the checkpoint saved last with the one before.", (), 30.0, compare_checkpoints.answer),
+        "Compare the checkpoint saved last with the one before.", (), 30.0, checkpoints.compare_checkpoints),
     "replay-step": Template(
         "Execute the recorded step again; needs your code.", ("rank",), 60.0, None,
         "unsilent incident replay {folder} --code step.py:make --rank {rank}"),
@@ -108,10 +105,8 @@ def execute(bundle: Bundle, query: Query) -> Finding:
     finding = template.answer(bundle, query.blanks)
     if finding.outcome is Outcome.LOCALISED and query.blanks.rank is not None:
         everywhere = template.answer(bundle, replace(query.blanks, rank=None))
-        if (everywhere.outcome, everywhere.ranks) != (
-            finding.outcome,
-            finding.ranks,
-        ):  # that others do not have it is not so
+        # Whether it is so that others do not have it.
+        if (everywhere.outcome, everywhere.ranks) != (finding.outcome, finding.ranks):
             text = f"{finding.text}; looking at all ranks does not tell this one apart: {everywhere.text}"
             return replace(finding, outcome=Outcome.DIFFERS, text=text)
     return finding

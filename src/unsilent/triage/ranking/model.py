@@ -80,9 +80,8 @@ class Model:
         """Every possible query with its score, the likeliest first; reasons are those of the trees."""
         scored = self.trees.scored_queries(signals)
         if self.known.is_like(np.array([*incident_features(signals).values()])):
-            any_right = min(
-                1.0, sum(query.score for query in scored)
-            )  # the equations take for granted that a query is right
+            # The equations take for granted that a query is right.
+            any_right = min(1.0, sum(query.score for query in scored))
             others = {query.query: any_right * query.score for query in self.equations.scored_queries(signals)}
             scored = [replace(query, score=(query.score + others[query.query]) / 2) for query in scored]
         if has_fault_verdict(signals.bundle):

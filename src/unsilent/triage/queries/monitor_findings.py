@@ -1,4 +1,4 @@
-"""Whether parameters changed between two steps, or differ between ranks, as the monitor's fingerprints say."""
+"""Queries for what the monitor itself found: the kind of fault, and parameters that changed or differ between ranks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,25 @@ from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, placed
 
 
-def answer(bundle: Bundle, blanks: Blanks) -> Finding:
-    """The first alarm of a fingerprint; those of several ranks in one step are one."""
+def read_verdict(bundle: Bundle, blanks: Blanks) -> Finding:
+    """The recorded fault verdict, where the step was executed again. One that is undetermined answers nothing."""
+    verdict = bundle.incident.fault_verdict
+    if verdict is None:
+        text = "no fault verdict is recorded; the monitor gives one with --on-alarm replay"
+        return Finding(outcome=Outcome.UNANSWERED, text=text)
+    if verdict.kind == "undetermined":
+        return Finding(outcome=Outcome.UNANSWERED, text=f"the recorded fault verdict is undetermined: {verdict.reason}")
+    is_placed = verdict.rank >= 0
+    return Finding(
+        outcome=Outcome.LOCALISED if is_placed else Outcome.DIFFERS,
+        text=": ".join(filter(None, (verdict.code, verdict.reason or verdict.kind))),
+        kind=FindingKind[verdict.kind.upper()], ranks=(verdict.rank,) if is_placed else (),
+        tensor=bundle.incident.tensor, step=verdict.step,
+    )  # fmt: skip
+
+
+def compare_parameters(bundle: Bundle, blanks: Blanks) -> Finding:
+    """The first alarm of a fingerprint or of ranks with other parameters; those of several ranks in one step are one."""
     incident = bundle.incident
     _, missing = bundle.parts()
     first, last = blanks.steps or (0, 2**62)
@@ -31,10 +48,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     if begin.feature == FINGERPRINT:
         ranks, kind = sorted({alarm.rank for alarm in alike}), FindingKind.CHANGED_BITS
     else:
-        ranks, kind = (
-            sorted({rank for alarm in alike for rank in alarm.ranks}),
-            FindingKind.UNLIKE_PARAMETERS,
-        )
+        ranks, kind = sorted({rank for alarm in alike for rank in alarm.ranks}), FindingKind.UNLIKE_PARAMETERS
     text = begin.summary.partition(": ")[2]
     more = f"{count_text(len(ranks), 'rank')} and not one"
     return placed(text, ranks, more, kind=kind, tensor=begin.tensor, step=begin.step, missing=missing)
