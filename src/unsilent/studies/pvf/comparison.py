@@ -44,24 +44,17 @@ LEAST_CONFIDENCE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class DifferenceOrRatio:
-    """A difference or a ratio with its limits; ``high`` may be infinite."""
-
-    estimate: float | None
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class ComparedRow:
     """One target at one number of flips in both campaigns."""
 
     a: PvfRow
     b: PvfRow
-    difference: DifferenceOrRatio
+    difference: Interval
     """B - A, from -1 to 1."""
-    ratio: DifferenceOrRatio
-    """B / A; None where A is 0. Its limits take A and B for independent, also where they are paired: then they are wide."""
+    ratio: Interval
+    """B / A; None where A is 0. The upper limit may be infinite.
+
+    Its limits take A and B for independent, also where they are paired: then they are wide."""
     p: float | None
     """p value of the hypothesis that A and B are alike; 1 where it is above 0.5, None where one of them has no estimate."""
     adjusted_p: float | None
@@ -180,14 +173,13 @@ def row_key(row: PvfRow) -> RowKey:
 def _compared(a: PvfRow, b: PvfRow, one: RowTrials, other: RowTrials, question: PvfEstimator) -> ComparedRow:
     interval_at = difference_by_confidence(one, other, question)
     apart = interval_at(question.confidence)
-    times = _combined(ratio, one, other, question)
     p = None if apart.estimate is None else p_value(interval_at)
     exact = one.sample.exhaustive_of if other.sample.exhaustive_of else ""  # both tried every fault there is
     return ComparedRow(
         a=a,
         b=b,
-        difference=DifferenceOrRatio(apart.estimate, apart.low, apart.high),
-        ratio=DifferenceOrRatio(times.estimate, times.low, times.high),
+        difference=apart,
+        ratio=_combined(ratio, one, other, question),
         p=p,
         adjusted_p=p,
         differs=False,
@@ -336,14 +328,12 @@ def _changes(one: PvfStore, other: PvfStore) -> list[CampaignDifference]:
     by_name: dict[str, CampaignDifference] = {}
     for key, values in changed((one.spec, there), (other.spec, here)):
         name = FILES.get(key, key) if values else key
-        if values:
-            both = (
-                _dtypes(one, other)
-                if key == "dtype"
-                else (spec_value_text(PvfSpec, key, values[0]), spec_value_text(PvfSpec, key, values[1]))
-            )
-        else:
+        if not values:
             both = _text(there.fingerprint.get(key)), _text(here.fingerprint.get(key))
+        elif key == "dtype":
+            both = _dtypes(one, other)
+        else:
+            both = spec_value_text(PvfSpec, key, values[0]), spec_value_text(PvfSpec, key, values[1])
         if key not in REFUSED:
             by_name.setdefault(name, CampaignDifference(name, *both))
     for key in {**there.versions, **here.versions}:

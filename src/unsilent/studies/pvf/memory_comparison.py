@@ -6,13 +6,12 @@ P(incorrect) of such campaigns is of the events that come through the protection
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from unsilent.basics.interval import Interval
 from unsilent.report.estimates import Estimate
 from unsilent.report.model import Section, Table, TableRow, TextCell, columns
-from unsilent.report.text import EstimateText, difference_text, escape_unprintable, estimate_text, listed, signed
+from unsilent.report.text import EstimateText, escape_unprintable, listed, rate_text, signed
 from unsilent.statistics.comparing import difference
 from unsilent.studies.pvf.memory_records import MemoryFitRow
 
@@ -63,9 +62,9 @@ def fit_difference_headline(fits: Sequence[ComparedFit]) -> str:
 
 
 def _sentence(one: ComparedFit) -> str:
-    a, b = (f"{text.estimate}{text.limits_in_sentence}" for text in map(_text, (one.a, one.b)))
+    a, b = (rate_text(rate).in_sentence for rate in (one.a, one.b))
     what = f"{one.kind} FIT of the model"
-    apart = f"difference {difference_text(_in_points(one.difference))}"
+    apart = f"difference {signed(one.difference, 1.0).in_sentence}"
     if one.direction:
         return f"{what[:1].upper()}{what[1:]} {one.direction} from {a} to {b}, {apart}."
     return f"No difference is shown in {what}: A {a}, B {b}, {apart}."
@@ -83,7 +82,11 @@ def fit_difference_numbers(fits: Sequence[ComparedFit]) -> Iterator[tuple[str, s
     """FIT of the model for the head of the page: term, text, and what is set smaller."""
     for one in fits:
         if one.level == "model" and one.kind != "incorrect":
-            for name, text in (("A", _text(one.a)), ("B", _text(one.b)), ("B − A", _signed(one.difference))):
+            for name, text in (
+                ("A", rate_text(one.a)),
+                ("B", rate_text(one.b)),
+                ("B − A", signed(one.difference, 1.0)),
+            ):
                 yield f"{one.kind} FIT, {name}", text.estimate, text.limits
 
 
@@ -101,7 +104,7 @@ def fit_difference_section(fits: Sequence[ComparedFit]) -> Section:
 
 def _row(one: ComparedFit) -> TableRow:
     cells = [escape_unprintable(one.level), escape_unprintable(one.name)]
-    texts = ((_text(one.a), one.a), (_text(one.b), one.b), (_signed(one.difference), one.difference))
+    texts = (rate_text(one.a), one.a), (rate_text(one.b), one.b), (signed(one.difference, 1.0), one.difference)
     numbers = [cell for text, interval in texts for cell in _cells(text, interval)]
     hint = f"A {one.a.n:,} faults, B {one.b.n:,} faults"
     return TableRow((*cells, *numbers), one.level == "model", hint)
@@ -109,21 +112,6 @@ def _row(one: ComparedFit) -> TableRow:
 
 def _cells(text: EstimateText, interval: Interval) -> tuple[TextCell, TextCell]:
     return TextCell(text.estimate, interval.estimate or 0.0), TextCell(text.limits, interval.high)
-
-
-def _text(interval: Interval) -> EstimateText:
-    return estimate_text(interval.estimate, interval.low, interval.high, scale=1.0)
-
-
-def _signed(gap: Interval) -> EstimateText:
-    inside = _in_points(gap)
-    return signed(inside.estimate, inside.low, inside.high)
-
-
-def _in_points(gap: Interval) -> Interval:
-    """The interval for functions that show hundredths, such that ``gap`` is shown."""
-    estimate = None if gap.estimate is None else gap.estimate / 100
-    return replace(gap, estimate=estimate, low=gap.low / 100, high=gap.high / 100)
 
 
 def fit_difference_estimates(fits: Sequence[ComparedFit]) -> Iterator[Estimate]:
@@ -135,8 +123,3 @@ def fit_difference_estimates(fits: Sequence[ComparedFit]) -> Iterator[Estimate]:
             "b": one.b.estimate, "b_low": one.b.low, "b_high": one.b.high,
         }  # fmt: skip
         yield Estimate(keys, one.difference, further=further)
-
-
-def fit_difference_data(fits: Sequence[ComparedFit]) -> list[dict[str, Any]]:
-    """Differences of FIT for the JSON object."""
-    return [asdict(one) for one in fits]

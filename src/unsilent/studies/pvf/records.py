@@ -118,6 +118,11 @@ class PvfRow:
     score_lost: LostScore | None = None
     """None where the workload has no score and no labels, or its judge decides nothing that a label could say."""
 
+    @property
+    def interval(self) -> Interval:
+        """The estimate with its limits."""
+        return Interval(self.estimate, self.low, self.high, self.confidence, self.n, self.method)
+
 
 @dataclass(frozen=True, slots=True)
 class LookupRow:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unsilent.basics.interval import Interval
 from unsilent.report.bars import Bar, stacked_shares_figure
 from unsilent.report.dots import (
     Dots,
@@ -101,16 +100,15 @@ def report_of_memory(result: PvfResult, fit_per_bit: float | None = None) -> Rep
 def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
     """All that is shown of a result; ``fit_per_bit`` adds failures in time, raises ``UsageError`` where it is no rate."""
     fits = () if fit_per_bit is None else fit_rows(result, check_rate(fit_per_bit))
+    rows, names = memory_estimates(result), FIT_ESTIMATE_NAMES
+    if not result.memory_fit:
+        rows, names = estimates(result, fit_per_bit if fits else None), (*MACHINE_NAMES, *(FIT_NAMES if fits else ()))
     return Report(
         schema=SCHEMA,
         report_type=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",
         title=f"{result.workload}: {meaning(result)}, {result.fault} at {result.at}",
         headline=" ".join(filter(None, (words.fit_headline(fits), headline(result)))),
-        estimates=machine_table(memory_estimates(result), FIT_ESTIMATE_NAMES)
-        if result.memory_fit
-        else machine_table(
-            estimates(result, fit_per_bit if fits else None), (*MACHINE_NAMES, *(FIT_NAMES if fits else ()))
-        ),
+        estimates=machine_table(rows, names),
         numbers=tuple(words.key_numbers(result)),
         findings=tuple(words.findings(result, fits)),
         sections=tuple(_sections(result, fit_per_bit, fits)),
@@ -131,8 +129,7 @@ def estimates(result: PvfResult, fit_per_bit: float | None) -> Iterator[Estimate
             fit = make_fit_row(row, fit_per_bit) if row.flips == 1 else None
             limits = (fit.estimate, fit.low, fit.high) if fit else (None, None, None)
             further |= zip(FIT_NAMES, limits, strict=True)
-        interval = Interval(row.estimate, row.low, row.high, row.confidence, row.n, row.method)
-        yield Estimate(keys, interval, further=further)
+        yield Estimate(keys, row.interval, further=further)
 
 
 def _data(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> dict[str, Any]:
@@ -332,7 +329,7 @@ def _fit_plot(fits: Sequence[FitRow]) -> Iterator[Plot]:
     if not shown:
         return
     names = [f.row.target for f in shown]
-    rates = [Interval(f.estimate, f.low or 0.0, f.high or 0.0, f.row.confidence, f.row.n, f.row.method) for f in shown]
+    rates = [f.interval for f in shown if f.interval is not None]
     hover = [rate_hover_text(rate, name, "FIT") for rate, name in zip(rates, names, strict=True)]
     colours = [MODEL_COLOUR if f.row.level == "model" else SERIES_COLOURS[0] for f in shown]
     places = [(float(place), *one) for place, one in enumerate(zip(rates, hover, strict=True))]

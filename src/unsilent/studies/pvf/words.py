@@ -22,6 +22,7 @@ from unsilent.report.text import (
     flips_text,
     listed,
     lower_bound_text,
+    rate_text,
 )
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, fit_versus_pvf_text
 from unsilent.studies.pvf.lost_scores import lost_meaning, lost_numbers
@@ -72,7 +73,7 @@ def headline(result: PvfResult) -> str:
     top, bottom = tried[0], min(tried[1:], key=lambda row: row.joint_high)
     start = _subject(result, top) + _probability(top)
     if top.joint_low > bottom.joint_high:
-        text = estimate_text(bottom.estimate, bottom.low, bottom.high)
+        text = estimate_text(bottom)
         value = f"{text.estimate} %{'' if bottom.estimate == 0 else text.limits_in_sentence}"
         return f"{start} — {_factor(top, bottom)} `{escape_unprintable(bottom.target)}` ({value})."
     if all(map(is_exact, tried)):
@@ -92,15 +93,12 @@ def fit_headline(fits: Sequence[FitRow]) -> str:
     others = [one.unmasked_fit * one.row.joint_high for one in fits if one.row.level != "model" and one is not top]
     is_known = top.unmasked_fit * top.row.joint_low > max(others, default=0.0)
     most = "has the most FIT" if is_known else "has the largest estimate of FIT (the order is not established)"
-    whole = f"; the whole model has {model[0].text.estimate}{model[0].text.limits_in_sentence}" if model else ""
-    return (
-        f"`{escape_unprintable(top.row.target)}` {most}, {top.text.estimate}{top.text.limits_in_sentence} failures per 10⁹ hours"
-        f"{whole}."
-    )
+    whole = f"; the whole model has {model[0].text.in_sentence}" if model else ""
+    return f"`{escape_unprintable(top.row.target)}` {most}, {top.text.in_sentence} failures per 10⁹ hours{whole}."
 
 
 def _failure_rate(model: MemoryFitRow) -> str:
-    silent, errors = (estimate_text(i.estimate, i.low, i.high, scale=1.0) for i in (model.silent, model.detectable))
+    silent, errors = map(rate_text, (model.silent, model.detectable))
     return (
         f"Events in the memories make a call silently incorrect at {silent.estimate} FIT{silent.limits_in_sentence}, and cause "
         f"detectable errors at {errors.estimate} FIT{errors.limits_in_sentence}."
@@ -109,8 +107,7 @@ def _failure_rate(model: MemoryFitRow) -> str:
 
 def _unmeasured_rate(model: MemoryFitRow) -> str:
     """FIT where there is nothing to try: what the description and the codes say."""
-    texts = (estimate_text(i.estimate, i.low, i.high, scale=1.0) for i in (model.silent, model.detectable))
-    silent, errors = (f"{text.estimate}{text.limits_in_sentence}" for text in texts)
+    silent, errors = (rate_text(rate).in_sentence for rate in (model.silent, model.detectable))
     why = "the memories have no events at all"
     if model.raw:
         why = "too few faults come through to be tried" if model.silent.high else "no fault reaches the model"
@@ -145,7 +142,7 @@ def _probability(row: PvfRow) -> str:
         wrong = "no batch wrong in" if batch else "no output wrong in"
     else:
         wrong = f"{'the output of a batch' if batch else 'an output'} wrong with probability"
-    text = estimate_text(row.estimate, row.low, row.high)
+    text = estimate_text(row)
     if row.estimate == row.high == 0:
         return f" made {wrong} {row.n:,} trials, which cover all faults"
     if has_list_bounds(row):  # what is known of the list
@@ -237,21 +234,19 @@ def curves_lead(result: PvfResult, lines: PvfCurves) -> str:
     limits = limits_text(result.rows, result.confidence)
     all_exact = all(map(is_exact, result.rows))
     zeros = any(is_exact(row) and row.estimate == 0 for rows in lines.series.values() for row in rows)
+    cause = "an event that comes through the protection" if result.memories else "a fault"
     parts = [
-        f"How often an output is wrong, given {_cause(result)} in the {level}.",
+        f"How often an output is wrong, given {cause} in the {level}.",
         f"{limits[:1].upper()}{limits[1:]}." if result.rows and all_exact else f"Bars are {limits}.",
         "" if all_exact else "A hollow triangle is the upper limit of a target where no output was wrong.",
         "A target whose value is exactly 0 has no mark on this scale." if zeros else "",
-        f"The {lines.target_count} most vulnerable targets are drawn; {lines.left_out} more are in the table of all rows."
-        if lines.left_out
-        else "",
-        f"No trial corrupted {listed(lines.missing)}." if lines.missing else "",
     ]
+    if lines.left_out:
+        drawn = f"The {lines.target_count} most vulnerable targets are drawn"
+        parts.append(f"{drawn}; {lines.left_out} more are in the table of all rows.")
+    if lines.missing:
+        parts.append(f"No trial corrupted {listed(lines.missing)}.")
     return " ".join(filter(None, parts))
-
-
-def _cause(result: PvfResult) -> str:
-    return "an event that comes through the protection" if result.memories else "a fault"
 
 
 def heat_map_lead(result: PvfResult, maps: int) -> str:
@@ -319,12 +314,11 @@ def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
     if result.nothing_reaches:
         for kind in ("silent", "detectable"):
-            rate = getattr(result.memory_fit[-1], kind)
-            text = estimate_text(rate.estimate, rate.low, rate.high, scale=1.0)
+            text = rate_text(getattr(result.memory_fit[-1], kind))
             yield f"{kind} FIT by the description", text.estimate, text.limits
     model = at_level(result.rows, "model")
     for row in [r for r in model if r.flips == headline_flips(model)][:1]:
-        text = estimate_text(row.estimate, row.low, row.high)
+        text = estimate_text(row)
         name = "whole model" if result.at == ALL_PARAMETERS else "all injected targets together"
         name = "whole list" if result.spec.get("faults") else name
         name = result.measure_text if result.memories else name
