@@ -52,12 +52,16 @@ class ConfigOptions:
         "A TOML file with any of these options. The command line takes precedence.", OUTPUT_PANEL)] = None  # fmt: skip
 
 
+def output_option(help_text: str, default_text: str = "", metavar: str = "") -> Option:
+    """``--output``, where a command writes to."""
+    return Option(help_text, OUTPUT_PANEL, default_text=default_text, short_flag="o", metavar=metavar)
+
+
 @dataclass(frozen=True)
 class PageOptions:
     """Where the page of a report goes."""
 
-    output: Annotated[Path | None, Option(
-        "Write the report to this HTML page as well.", OUTPUT_PANEL, short_flag="o")] = None  # fmt: skip
+    output: Annotated[Path | None, output_option("Write the report to this HTML page as well.")] = None
 
 
 @dataclass(frozen=True)

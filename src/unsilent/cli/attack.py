@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from unsilent.basics.errors import wrong_value_error
 from unsilent.basics.options import (
@@ -18,10 +18,7 @@ from unsilent.basics.options import (
     check_count,
 )
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
-from unsilent.command import EXPLAIN, Command
-
-if TYPE_CHECKING:
-    from unsilent.compare.attacks.attacking import AttackResult
+from unsilent.command import EXPLAIN, Command, Result
 
 HELP = """Search for inputs that the original gets right and an adapted copy of it wrong, and compare with PGD and random noise.
 
@@ -76,7 +73,7 @@ class AttackOptions:
         check_count("--seed", self.seed, 0)
 
 
-def attack(asked: Asked) -> AttackResult:
+def attack(asked: Asked) -> Result:
     """Attack, and score the attack and its controls."""
     options = asked[AttackOptions]
     from unsilent.compare.attacks.attacking import attack_workload

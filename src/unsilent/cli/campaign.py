@@ -12,11 +12,11 @@ from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.campaigns.campaign_run import CampaignRun, open_executor_of_options
 from unsilent.campaigns.kinds import Kind
 from unsilent.cli.paths import default_store, report_path
-from unsilent.command import MEASURE, Command, ConfigOptions, DisplayOptions, ProgressOptions
+from unsilent.command import MEASURE, Command, ConfigOptions, DisplayOptions, ProgressOptions, output_option
 
 if TYPE_CHECKING:
     from unsilent.campaigns.executors import Executor
-    from unsilent.cli.progress import Display
+    from unsilent.cli.progress import NoDisplay
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,7 @@ class CampaignOutputOptions:
             "File that stores the trials.", OUTPUT_PANEL, default_text="unsilent-VERB-….sqlite in the current folder"
         ),
     ] = None
-    output: Annotated[
-        Path | None,
-        Option("Where to write the HTML page.", OUTPUT_PANEL, default_text="next to the store", short_flag="o"),
-    ] = None
+    output: Annotated[Path | None, output_option("Where to write the HTML page.", "next to the store")] = None
     dry_run: Annotated[
         bool, Option("Show what would run and how long it would take at most. No trial runs.", OUTPUT_PANEL)
     ] = False
@@ -98,7 +95,7 @@ class CampaignVerb:
         """Executor of the trials."""
         return open_executor_of_options(campaign, observer)
 
-    def display(self, asked: Asked, noun: str) -> Display:
+    def display(self, asked: Asked, noun: str) -> NoDisplay:
         """Display of the progress of what is counted."""
         from unsilent.cli.progress import make_observer
 

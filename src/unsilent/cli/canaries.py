@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
-from unsilent.command import WATCH, Command, DisplayOptions
-
-if TYPE_CHECKING:
-    from unsilent.compare.canary_report import CanaryCheck
+from unsilent.cli.tables import show_lines, show_result
+from unsilent.command import WATCH, Command, DisplayOptions, Result, output_option
 
 NO_WORKLOAD = (
     "no workload was given; expected unsilent canaries make WORKLOAD, such as digits-cnn (see unsilent workloads)"
@@ -41,10 +38,7 @@ class MakeOptions:
     weights: Annotated[str | None, WEIGHTS] = None
     seed: Annotated[int, Option("Seed of random choices.", WORKLOAD_PANEL)] = 0
     device: Annotated[str, DEVICE] = "cpu"
-    output: Annotated[
-        Path | None,
-        Option("Where to write the canaries.", OUTPUT_PANEL, default_text="WORKLOAD.canaries", short_flag="o"),
-    ] = None
+    output: Annotated[Path | None, output_option("Where to write the canaries.", "WORKLOAD.canaries")] = None
 
 
 @dataclass(frozen=True)
@@ -88,14 +82,8 @@ def make(asked: Asked) -> int:
     values = {"workload": canaries.workload, "canaries": canaries.count, "choice": canaries.choice,
               "environment": canaries.environment, "weights": canaries.weights, "file": str(path)}  # fmt: skip
     if asked[DisplayOptions].as_json:
-        print(
-            json.dumps(
-                {"schema": "unsilent/canaries-make/1", "command": "canaries make", "results": [values]}, indent=2
-            )
-        )
+        show_result(asked, "unsilent/canaries-make/1", "canaries make", {"results": [values]})
         return 0
-    from unsilent.cli.tables import show_lines
-
     show_lines(
         f"Canaries: {canaries.count:,} of {canaries.workload}, {canaries.choice}",
         f"Bits can be compared on: {canaries.environment}",
@@ -104,7 +92,7 @@ def make(asked: Asked) -> int:
     return 0
 
 
-def check(asked: Asked) -> CanaryCheck:
+def check(asked: Asked) -> Result:
     """Let a model answer canaries."""
     from unsilent.compare.adapters.names import is_adapter
     from unsilent.compare.canaries import BITS, BITS_MAY_DIFFER, check_canaries, load_canaries, parse_comparison

@@ -6,15 +6,12 @@ Exit codes: 0 compared, 1 more answers may have changed than ``--assert`` allows
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from unsilent.basics.options import CONFIDENCE, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_confidence
 from unsilent.basics.sizes import parse_share
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
-from unsilent.command import EXPLAIN, Command
-
-if TYPE_CHECKING:
-    from unsilent.compare.comparing import Comparison
+from unsilent.command import EXPLAIN, Command, Result
 
 HELP = """Compare a deployed model with the original: answers that changed, were lost and gained, and where the layers differ.
 
@@ -50,7 +47,7 @@ class CompareOptions:
             parse_share("--assert", self.most_changed, "1%")
 
 
-def compare(asked: Asked) -> Comparison:
+def compare(asked: Asked) -> Result:
     """Load both models and compare them."""
     from unsilent.compare.comparing import compare_pair
     from unsilent.compare.models import load_models

@@ -12,7 +12,7 @@ from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.cli.file_sorts import refuse_other_files
 from unsilent.cli.paths import report_path, writable_page
 from unsilent.cli.report import check_canonical, options_for_store
-from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 from unsilent.report.model import Report
 
 NO_STORES = "two stores are needed; give the stores of two campaigns of the same kind"
@@ -25,13 +25,7 @@ class DiffOptions:
     first: Annotated[Path, Option("The store of a campaign (A).", "", metavar="STORE", missing_error=NO_STORES)]
     second: Annotated[Path, Option("Another store (B).", "", metavar="OTHER", missing_error=NO_STORES)]
     output: Annotated[
-        Path | None,
-        Option(
-            "Path of the page to write.",
-            OUTPUT_PANEL,
-            default_text="A-vs-B.html next to the first store",
-            short_flag="o",
-        ),
+        Path | None, output_option("Path of the page to write.", "A-vs-B.html next to the first store")
     ] = None
     canonical: Annotated[
         bool,

@@ -63,12 +63,10 @@ def explain(asked: Asked) -> int:
         raise UsageError(NO_LOOP)
     if options.cost and options.check_only:
         raise UsageError("--cost times steps and --check-only compares runs; give one of them")
-    page = asked[PageOptions].output
+    page, notify = asked[PageOptions].output, _silent if quiet else _notify
     check_writable(page)
     if options.cost:
-        costs = measure_step_costs(
-            options.loop, **_limits(options), arguments=asked.script, notify=_silent if quiet else _notify
-        )
+        costs = measure_step_costs(options.loop, **_limits(options), arguments=asked.script, notify=notify)
         show_report(costs.report(), page, display.as_json, display.plain)
         return 0
     search = check_reproducibility if options.check_only else explain_run_differences
@@ -76,8 +74,8 @@ def explain(asked: Asked) -> int:
         options.loop,
         **_limits(options),
         arguments=asked.script,
-        notify=_silent if quiet else _notify,
-        on_finding=lambda finding: None if quiet else _notify(finding_summary_line(finding)),
+        notify=notify,
+        on_finding=lambda finding: notify(finding_summary_line(finding)),
     )
     show_report(report(explained, asked.script), page, display.as_json, display.plain)
     return INTERRUPTED if explained.interrupted else 0 if explained.has_no_difference else 1

@@ -24,14 +24,8 @@ def workloads(asked: Asked) -> int:
     kinds = {"inference": ZOO, "training": TRAININGS}
     if as_json:
         entries = [
-            {
-                "name": e.name,
-                "kind": kind,
-                "description": e.description,
-                "options": dict(e.options),
-                "data": e.data,
-                "weights": e.weights,
-            }
+            {"name": e.name, "kind": kind, "description": e.description, "options": dict(e.options)}
+            | {"data": e.data, "weights": e.weights}
             for kind, known in kinds.items()
             for e in known.values()
         ]
@@ -79,11 +73,8 @@ class FaultListOptions:
 
 def faults(asked: Asked) -> int:
     """List the fault models and the presets, or those that follow from the description of an accelerator."""
-    accelerator, as_json, plain = (
-        asked[FaultListOptions].accelerator,
-        asked[DisplayOptions].as_json,
-        asked[DisplayOptions].plain,
-    )
+    accelerator, as_json = asked[FaultListOptions].accelerator, asked[DisplayOptions].as_json
+    plain = asked[DisplayOptions].plain
     if accelerator is not None:
         return accelerators.show_accelerator(accelerator, as_json, plain)
     from unsilent.faults import FAULT_MODELS
@@ -93,21 +84,14 @@ def faults(asked: Asked) -> int:
         {
             "name": name,
             "kind": "value model",
-            "description": inspect.cleandoc(factory.__doc__ or "").splitlines()[0],
+            "description": _first_line(factory),
             "parameters": {p.name: repr(p.default) for p in inspect.signature(factory).parameters.values()},
         }
         for name, factory in FAULT_MODELS.items()
     ]
     presets = [
-        {
-            "name": p.name,
-            "kind": "preset",
-            "description": p.hardware_defect,
-            "operand": p.operand,
-            "fault": p.fault_model_text,
-            "reach": p.affected_outputs_text,
-            "remark": p.remark,
-        }
+        {"name": p.name, "kind": "preset", "description": p.hardware_defect, "operand": p.operand}
+        | {"fault": p.fault_model_text, "reach": p.affected_outputs_text, "remark": p.remark}
         for p in PRESETS.values()
     ]
     if as_json:
@@ -184,9 +168,14 @@ def _listed(name: str, kind: str, factory: Callable[..., Any], description: str 
     return {
         "name": name,
         "kind": kind,
-        "description": description or inspect.cleandoc(factory.__doc__ or "").partition("\n")[0].rstrip("."),
+        "description": description or _first_line(factory).rstrip("."),
         "parameters": {p.name: p.default for p in parameters if p.default not in (None, inspect.Parameter.empty)},
     }
+
+
+def _first_line(factory: Callable[..., Any]) -> str:
+    """The first line of a docstring."""
+    return inspect.cleandoc(factory.__doc__ or "").partition("\n")[0]
 
 
 def _listed_of_others(

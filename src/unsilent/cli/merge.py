@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.options import Asked, Option
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.cli.tables import show_lines
-from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 
 NO_STORES = "no stores were named; give stores of one campaign, and --output for the store to create"
 
@@ -22,9 +22,9 @@ class MergeOptions:
 
     stores: Annotated[tuple[Path, ...], Option(
         "Stores of one campaign.", "", metavar="STORE", missing_error=NO_STORES, is_repeatable=True)] = ()  # fmt: skip
-    output: Annotated[Path | None, Option(
-        "The store to create, or an existing store of the same campaign to extend.", OUTPUT_PANEL,
-        short_flag="o")] = None  # fmt: skip
+    output: Annotated[
+        Path | None, output_option("The store to create, or an existing store of the same campaign to extend.")
+    ] = None
 
     def __post_init__(self) -> None:
         if self.output is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
-from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.observer import Silent
 from unsilent.report.text import count_text, number_text
 
 if TYPE_CHECKING:
@@ -17,17 +17,7 @@ if TYPE_CHECKING:
 LINE_SECONDS = 10.0
 
 
-class Display(Observer, Protocol):
-    """An observer that is shown while a ``with`` block lasts."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *raised: object) -> None: ...
-
-    def trial(self, row: object) -> None: ...
-
-
-def make_observer(*, quiet: bool, plain: bool, noun: str = "trial") -> Display:
+def make_observer(*, quiet: bool, plain: bool, noun: str = "trial") -> NoDisplay:
     """The display that fits: nothing, lines on stderr, or a live bar on stderr; ``noun``: what is counted."""
     if quiet:
         return NoDisplay()
@@ -35,7 +25,7 @@ def make_observer(*, quiet: bool, plain: bool, noun: str = "trial") -> Display:
 
 
 class NoDisplay(Silent):
-    """Shows nothing."""
+    """Shows nothing; the others show what happens while a ``with`` block lasts."""
 
     def __enter__(self) -> Self:
         return self
@@ -43,6 +33,9 @@ class NoDisplay(Silent):
     def __exit__(self, *raised: object) -> None: ...
 
     def trial(self, row: object) -> None: ...
+
+    def worker_lost(self, trial: TrialId, why: str) -> None:
+        self.say(f"trial {trial}: its worker {why}")
 
 
 class LineDisplay(NoDisplay):
@@ -76,9 +69,6 @@ class LineDisplay(NoDisplay):
             left = (self._total - self._done) / rate
             done = f"{self._done:,}/{self._total:,} {self._noun}s"
             print(f"{done}, {number_text(rate)}/s, {left:.0f} s left", file=sys.stderr)
-
-    def worker_lost(self, trial: TrialId, why: str) -> None:
-        print(f"trial {trial}: its worker {why}", file=sys.stderr)
 
 
 class BarDisplay(NoDisplay):
@@ -129,6 +119,3 @@ class BarDisplay(NoDisplay):
         assert self._trials is not None
         task = self._progress.tasks[-1]
         self._progress.update(self._trials, advance=1, rate=f"{number_text(task.speed)}/s" if task.speed else "")
-
-    def worker_lost(self, trial: TrialId, why: str) -> None:
-        self._progress.console.print(f"trial {trial}: its worker {why}", markup=False)

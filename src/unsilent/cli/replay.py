@@ -12,7 +12,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.campaigns.options import WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines
-from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 
 if TYPE_CHECKING:
     from unsilent.campaigns.trial_replay import TrialReplay
@@ -47,9 +47,9 @@ class TraceOptions:
     batch: Annotated[int | None, Option(
         "With --trace: the batch to trace, counted from 0.", OUTPUT_PANEL,
         default_text="the first whose output changed")] = None  # fmt: skip
-    output: Annotated[Path | None, Option(
-        "With --trace: where to write the HTML page.", OUTPUT_PANEL, default_text="next to the store",
-        short_flag="o")] = None  # fmt: skip
+    output: Annotated[
+        Path | None, output_option("With --trace: where to write the HTML page.", "next to the store")
+    ] = None
     log: Annotated[Path | None, Option(
         "Write what was injected to this file, in the log format of the published injections.", OUTPUT_PANEL)] = None  # fmt: skip
 
@@ -113,11 +113,7 @@ def show_replay(result: TrialReplay[Any], as_json: bool, plain: bool = False, **
     if as_json:
         print(json.dumps({**result.to_json(), **more}, indent=2))
     else:
-        lines = str(result).splitlines()
-        if plain:
-            print("\n".join(f"# {line}" for line in lines))
-        else:
-            show_lines(*lines)
+        show_lines(*str(result).splitlines(), plain=plain)
     return 0 if result.is_identical else 1
 
 

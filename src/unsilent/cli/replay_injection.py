@@ -9,7 +9,7 @@ from typing import Annotated
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
-from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 
 NO_FILE = "no injection was named; give the .csv file of a published injection"
 
@@ -33,9 +33,9 @@ class InjectionOptions:
         default_text="replay_NAME.txt in the current folder")] = None  # fmt: skip
     trace: Annotated[bool, Option(
         "Show how the fault spreads: compare every operation with the golden run.", OUTPUT_PANEL)] = False  # fmt: skip
-    output: Annotated[Path | None, Option(
-        "With --trace: where to write the HTML page.", OUTPUT_PANEL, default_text="next to the file",
-        short_flag="o")] = None  # fmt: skip
+    output: Annotated[Path | None, output_option("With --trace: where to write the HTML page.", "next to the file")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         if self.output is not None and not self.trace:

@@ -13,7 +13,7 @@ from unsilent.basics.options import OUTPUT_PANEL, Asked, Option, options_of
 from unsilent.cli.card import card_paths, show_card, write_card
 from unsilent.cli.file_sorts import refuse_other_files, sort_of_file
 from unsilent.cli.paths import report_path, writable_page
-from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 from unsilent.report.model import Report
 
 NO_STORE = "no store was named; give the store of a campaign, a card, or events of a monitored training"
@@ -25,9 +25,9 @@ class StoredReportOptions:
 
     store: Annotated[Path, Option(
         "A campaign store, a card, or events of a monitored training.", "", missing_error=NO_STORE)]  # fmt: skip
-    output: Annotated[Path | None, Option(
-        "Path of the page, card, figure or table to write.", OUTPUT_PANEL, default_text="next to the store",
-        short_flag="o")] = None  # fmt: skip
+    output: Annotated[
+        Path | None, output_option("Path of the page, card, figure or table to write.", "next to the store")
+    ] = None
     figure: Annotated[str | None, Option(
         "Write only this figure, for a paper: -o FILE.svg, FILE.pdf or FILE.png. An unknown name lists those there are.",
         OUTPUT_PANEL, metavar="<name>")] = None  # fmt: skip

@@ -83,18 +83,22 @@ class IsolationOptions:
 OPTION_CLASSES = (ScriptOptions, ConfigOptions, MonitorSettings, AlarmCommandOptions, IsolationOptions)
 
 
-def check_rules(resolved: ResolvedSettings) -> None:
-    """Raise ``UsageError`` for a preset or rule that does not exist, before the script has begun.
+def checked_settings(asked: Asked) -> ResolvedSettings:
+    """Settings of the monitor; raises ``UsageError`` for a preset or rule that does not exist, before the script has begun.
 
     Rules of a preset are not made: they need numpy, and a script may set variables that numpy reads when it is imported.
     """
     from unsilent.detectors.rules import PRESETS, make_rule
+    from unsilent.launch.switches import resolve_settings
 
+    monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
+    resolved = resolve_settings(monitor, None, os.environ)
     settings = resolved.settings or MonitorSettings()
     if settings.preset not in PRESETS:
         raise unknown_name_error("preset", settings.preset, PRESETS)
     for text in settings.rule:
         make_rule(text)
+    return resolved
 
 
 def run(asked: Asked) -> int:
@@ -102,7 +106,6 @@ def run(asked: Asked) -> int:
     from unsilent.launch.alarm_command import AlarmCommand
     from unsilent.launch.child import enter_rank
     from unsilent.launch.monitored_run import MonitoredRun
-    from unsilent.launch.switches import resolve_settings
 
     enter_rank()
     program, isolation = asked_program(asked, "run"), asked[IsolationOptions]
@@ -111,9 +114,7 @@ def run(asked: Asked) -> int:
     asked.refuse_given(
         [name for name in options_of(IsolationOptions) if name != "isolate"], "without --isolate, nothing reads them"
     )
-    monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
-    resolved = resolve_settings(monitor, None, os.environ)
-    check_rules(resolved)
+    resolved = checked_settings(asked)
     command = asked[AlarmCommandOptions].on_alarm_exec
     is_explained = resolved.settings is not None and resolved.settings.on_alarm == "replay"
     end_as_python_does()
@@ -125,13 +126,11 @@ def run_isolated(asked: Asked, program: Program, options: IsolationOptions) -> i
     from unsilent.basics.printable import escape_unprintable
     from unsilent.launch.isolation import Isolation
     from unsilent.launch.standard_error import StandardError
-    from unsilent.launch.switches import resolve_settings
 
     asked.given_values.setdefault("on_alarm", "replay")
     program.check_file()
     job = isolated_job(asked, program, options)
-    monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
-    check_rules(resolve_settings(monitor, None, os.environ))
+    checked_settings(asked)
     stderr = StandardError()
     return Isolation(job, lambda line: stderr.print_line(f"unsilent: {escape_unprintable(line)}")).run()
 

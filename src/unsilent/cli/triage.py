@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
-from unsilent.command import AFTER_ALARM, Command, DisplayOptions
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, output_option
 from unsilent.triage.findings import Blanks
 
 if TYPE_CHECKING:
-    from unsilent.triage.farm.farm_report import FarmResult
     from unsilent.triage.investigation import Order
-    from unsilent.triage.triage_report import QueryAnswer, Triage
 
 NO_FOLDER = "no folder was given; give that of an incident, such as incidents/90-0a1b2c3d"
 ORDERS = ("learned", "runbook")
@@ -99,8 +97,7 @@ class CollectOptions:
     job: Annotated[Path, Option(
         "Folder of a job, or of an incident in one.", "", metavar="JOBDIR",
         missing_error="no folder was given; give that of a job, in which its logs and traces are")]  # fmt: skip
-    output: Annotated[Path | None, Option(
-        "Folder of the incident, which is written.", OUTPUT_PANEL, short_flag="o", metavar="DIR")] = None  # fmt: skip
+    output: Annotated[Path | None, output_option("Folder of the incident, which is written.", metavar="DIR")] = None
     step: Annotated[int | None, Option(
         "The step in which something is wrong, where no alarm says it.", WORKLOAD_PANEL,
         default_text="the last one that a trace or a log names")] = None  # fmt: skip
@@ -116,7 +113,7 @@ class CollectOptions:
             check_count("--step", self.step, 0)
 
 
-def triage(asked: Asked) -> Triage | int:
+def triage(asked: Asked) -> Result | int:
     """Rank queries, and execute them where that is asked."""
     from unsilent.triage.investigation import investigate
     from unsilent.triage.queries.table import json_schemas
@@ -140,7 +137,7 @@ def _order(options: TriageOptions) -> Order:
     return read_model(options.model or SHIPPED)
 
 
-def query(asked: Asked) -> QueryAnswer:
+def query(asked: Asked) -> Result:
     """Execute one query."""
     from unsilent.triage.bundle import Bundle
     from unsilent.triage.findings import Query
@@ -154,7 +151,7 @@ def query(asked: Asked) -> QueryAnswer:
     return QueryAnswer(bundle, chosen, execute(bundle, chosen))
 
 
-def farm(asked: Asked) -> FarmResult:
+def farm(asked: Asked) -> Result:
     """Make what is missing in the folder of a collection."""
     from unsilent.triage.farm.collection import make_collection
     from unsilent.triage.farm.farm_report import FarmResult

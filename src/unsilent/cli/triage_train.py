@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
-from unsilent.command import AFTER_ALARM, Command, DisplayOptions
+from unsilent.basics.options import WORKLOAD_PANEL, Asked, Option, check_count
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions, output_option
 
 HELP = """Learn the order of debugging queries from a collection of incidents whose queries were executed and graded.
 
@@ -22,8 +22,7 @@ class TrainOptions:
     farms: Annotated[tuple[Path, ...], Option(
         "Folders of collections of incidents with labels.jsonl.", "", metavar="FARM", is_argument=True, is_repeatable=True,
         missing_error="no collection was given; give the folder of one, such as farm")]  # fmt: skip
-    output: Annotated[Path, Option(
-        "File that the model is written to.", OUTPUT_PANEL, short_flag="o")] = Path("model.npz")  # fmt: skip
+    output: Annotated[Path, output_option("File that the model is written to.")] = Path("model.npz")
     seed: Annotated[int, Option("Seed of the training.", WORKLOAD_PANEL)] = 0
 
     def __post_init__(self) -> None:

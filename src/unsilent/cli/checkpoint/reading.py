@@ -6,18 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import WORKLOAD_PANEL, Asked, Option
 from unsilent.basics.plainfiles import shown_path
-from unsilent.cli.checkpoint.arguments import (
-    CHECKPOINT,
-    bytes_shown,
-    opened,
-    print_json,
-    print_lines,
-    size_of,
-    whole_checkpoint,
-)
-from unsilent.command import AFTER_ALARM, FILES, Command, DisplayOptions, PageOptions, ProgressOptions
+from unsilent.cli.checkpoint.arguments import CHECKPOINT, bytes_shown, opened, size_of, whole_checkpoint
+from unsilent.cli.tables import show_result
+from unsilent.command import AFTER_ALARM, FILES, Command, DisplayOptions, PageOptions, ProgressOptions, output_option
 
 if TYPE_CHECKING:
     from unsilent.checkpoints.last_good import LastGood
@@ -48,7 +41,7 @@ def last_good(asked: Asked) -> LastGood | int:
     options, display = asked[LastGoodOptions], asked[DisplayOptions]
     result = last_good_checkpoint(options.folder, before_step=options.before_step)
     if result.good is None and not display.as_json:
-        print_lines(display.plain, result.headline())
+        print(f"{'# ' if display.plain else ''}{result.headline()}")
         return result.exit_code
     return result
 
@@ -130,10 +123,7 @@ class ManifestOptions:
     """Options for what is hashed, and where the manifest goes."""
 
     path: Annotated[Path, CHECKPOINT]
-    output: Annotated[
-        Path | None,
-        Option("Where to write the manifest.", OUTPUT_PANEL, default_text="CHECKPOINT.manifest.json", short_flag="o"),
-    ] = None
+    output: Annotated[Path | None, output_option("Where to write the manifest.", "CHECKPOINT.manifest.json")] = None
     fast: Annotated[bool, Option("Compute the fast hash (xxh3-128) only, not SHA-256.", WORKLOAD_PANEL)] = False
 
 
@@ -145,7 +135,7 @@ def manifest(asked: Asked) -> int:
     from unsilent.checkpoints.replacing import put_manifest
     from unsilent.report.text import count_text
 
-    options, display, quiet = asked[ManifestOptions], asked[DisplayOptions], asked[ProgressOptions].quiet
+    options, quiet = asked[ManifestOptions], asked[ProgressOptions].quiet
     path, output = options.path, options.output
     target = output or manifest_path(path)
     refuse_interrupted(path)
@@ -156,12 +146,11 @@ def manifest(asked: Asked) -> int:
         put_manifest(result, path)
     else:
         write_manifest(result, output)
-    if display.as_json:
-        print_json("unsilent/checkpoint-manifest/2", "checkpoint manifest", manifest=str(target), files=len(result.files),
-                    tensors=len(result.tensors), problems=left_out)  # fmt: skip
-    else:
-        counts_text = f"{count_text(len(result.files), 'file')} with {count_text(len(result.tensors), 'tensor')}"
-        print_lines(display.plain, *left_out, f"Manifest of {counts_text}: {shown_path(target)}")
+    files, tensors = len(result.files), len(result.tensors)
+    fields = {"manifest": str(target), "files": files, "tensors": tensors, "problems": left_out}
+    counts_text = f"{count_text(files, 'file')} with {count_text(tensors, 'tensor')}"
+    lines = *left_out, f"Manifest of {counts_text}: {shown_path(target)}"
+    show_result(asked, "unsilent/checkpoint-manifest/2", "checkpoint manifest", fields, *lines)
     return int(bool(left_out))
 
 
@@ -186,7 +175,7 @@ def verify(asked: Asked) -> int:
     from unsilent.checkpoints.replacing import verify_with_own_manifest
     from unsilent.report.text import count_text
 
-    options, display, quiet = asked[VerifyOptions], asked[DisplayOptions], asked[ProgressOptions].quiet
+    options, quiet = asked[VerifyOptions], asked[ProgressOptions].quiet
     path, manifest, fast = options.path, options.manifest, options.fast
     with CheckpointFiles(path) as files:
         total = total_bytes(files) if files.exists() else 0
@@ -197,16 +186,15 @@ def verify(asked: Asked) -> int:
         else:
             problems, expected = verify_with_own_manifest(path, progress, fast)
     count, size = count_text(len(expected.files), "file"), human_bytes(expected.size)
-    if display.as_json:
-        print_json("unsilent/checkpoint-verify/2", "checkpoint verify", verified=not problems, problems=problems,
-                    files=len(expected.files), bytes=expected.size, tensors=len(expected.tensors))  # fmt: skip
-    elif problems:
-        print_lines(
-            display.plain, *problems, f"{count_text(len(problems), 'difference')} from the manifest of {count} ({size})"
-        )
-    else:
-        how = ", by the fast hash, which does not show deliberate changes" if fast or expected.is_fast_only else ""
-        print_lines(display.plain, f"Every byte of {count} ({size}) is as the manifest says{how}")
+    fields = {
+        "verified": not problems, "problems": problems, "files": len(expected.files), "bytes": expected.size,
+        "tensors": len(expected.tensors),
+    }  # fmt: skip
+    how = ", by the fast hash, which does not show deliberate changes" if fast or expected.is_fast_only else ""
+    last = f"Every byte of {count} ({size}) is as the manifest says{how}"
+    if problems:
+        last = f"{count_text(len(problems), 'difference')} from the manifest of {count} ({size})"
+    show_result(asked, "unsilent/checkpoint-verify/2", "checkpoint verify", fields, *problems, last)
     if problems:
         refuse_interrupted(path)
     return int(bool(problems))

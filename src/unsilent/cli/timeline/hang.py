@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from unsilent.basics.options import Asked, Option
-from unsilent.command import EXPLAIN, Command
-
-if TYPE_CHECKING:
-    from unsilent.timeline.hang import Hang
+from unsilent.command import EXPLAIN, Command, Result
 
 NO_DUMPS = "no folder was given; give one with dumps of the flight recorder, like dumps/"
 HELP = """Find the rank that never entered a collective, by dumps of PyTorch's flight recorder.
@@ -28,7 +25,7 @@ class HangOptions:
         metavar="DIR", missing_error=NO_DUMPS, is_repeatable=True)] = ()  # fmt: skip
 
 
-def hang(asked: Asked) -> Hang:
+def hang(asked: Asked) -> Result:
     """Compare the dumps."""
     from unsilent.timeline.hang import find_hang
 

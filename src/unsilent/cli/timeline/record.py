@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option, check_count
+from unsilent.basics.options import EXECUTION_PANEL, Asked, Option, check_count
 from unsilent.cli.scripts import ScriptOptions, asked_program, split_at_script
 from unsilent.cli.signals import end_as_python_does
-from unsilent.command import EXPLAIN, Command
+from unsilent.command import EXPLAIN, Command, output_option
 
 HELP = """Record some steps of a training script with the profiler, without changing it.
 
@@ -29,7 +29,7 @@ MOST_STEPS = 10_000
 class RecordOptions:
     """Options for what is recorded, and where."""
 
-    output: Annotated[Path | None, Option("Folder for the traces.", OUTPUT_PANEL, short_flag="o", metavar="DIR")] = None
+    output: Annotated[Path | None, output_option("Folder for the traces.", metavar="DIR")] = None
     steps: Annotated[int, Option("Steps to record; a step ends with that of the optimizer.", EXECUTION_PANEL)] = 10
     warmup: Annotated[int, Option("Steps before them.", EXECUTION_PANEL)] = 5
 
