@@ -22,9 +22,9 @@ def layer_sections(result: LayerComparison) -> tuple[Section, ...]:
     """The layers; nothing where none could be read."""
     if not result.rows:
         return ()
-    named = {suspect.layer for suspect in result.suspects} | {
-        row.name for row in (result.first_difference,) if row is not None
-    }
+    named = {suspect.layer for suspect in result.suspects}
+    if result.first_difference is not None:
+        named.add(result.first_difference.name)
     table = Table.of(result.rows, _columns(result), "", lambda row: row.name in named, terminal_rows=20, sortable=True)
     return (Section("Layers", INTRODUCTION, (table,)),)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
@@ -31,6 +31,7 @@ PINS = {
     "all": "all of these",
 }
 """Descriptions of the pins, by source."""
+TURNS = "In every round, each source has its turn of steps within the same run."
 ONE_THREAD = "the loop runs with one thread"
 NO_CUDA = "the loop uses no CUDA device"
 OVERRIDDEN = "the loop sets it itself during a step"
@@ -87,6 +88,7 @@ class StepCosts(Shown):
         """Ratios by source, and what was not measured."""
         rows = [row | {"pinned by": PINS[str(row["source"])]} for row in rows_across(self.estimates, "measure")]
         columns = [Column.text("source"), Column(CPU, "estimate"), Column(WALL, "estimate"), Column.text("pinned by")]
+        left_out = [Column.text("source"), Column.text("not measured")]
         last = "all" if "all" in self.rounds[0] else rows[-1]["source"]
         every, pinned = self.ratio(str(last)), "all sources below" if last == "all" else f"{last} alone"
         missing = [{"source": name, "not measured": why} for name, why in {**self.unmeasured, **NEVER_MEASURED}.items()]
@@ -110,12 +112,8 @@ class StepCosts(Shown):
             ),
             estimates=machine_table(self.estimates, ("source", "measure", "")),
             sections=(
-                Section(
-                    "Time of a step, pinned / free",
-                    "In every round, each source has its turn of steps within the same run.",
-                    (Table.of(rows, columns),),
-                ),
-                Section("Not measured", "", (_left_out(missing),)),
+                Section("Time of a step, pinned / free", TURNS, (Table.of(rows, columns),)),
+                Section("Not measured", "", (Table.of(missing, left_out, plain_line_format="not measured: {0}: {1}"),)),
             ),
             notes=tuple(notes),
             further_json={
@@ -126,12 +124,6 @@ class StepCosts(Shown):
                 "without_deterministic_form": list(self.refused),
             },
         )  # fmt: skip
-
-
-def _left_out(missing: list[dict[str, str]]) -> Table:
-    """Sources that were not measured, and why."""
-    columns = [Column.text("source"), Column.text("not measured")]
-    return replace(Table.of(missing, columns), plain_line_format="not measured: {0}: {1}")
 
 
 def measure_step_costs(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from unsilent.events.run_report import (
 from unsilent.report.curves import line_series, line_style
 from unsilent.report.model import Column, Heading, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
-from unsilent.report.text import listed
+from unsilent.report.text import listed, time_text
 from unsilent.report.theme import figure, vertical_line
 
 MOST_SHOWN = 8
@@ -210,14 +209,11 @@ def _series_of(
         raise UsageError(
             f"{file} has {len(recording.seconds)} steps, and rank.json {len(part.series_steps)}; one of them is of another record"
         )
-    chosen = [
-        n for n, entry in enumerate(recording.series) if glob is not None and fnmatch.fnmatchcase(_name(entry), glob)
-    ]
+    entries, tensors = list(enumerate(recording.series)), {alarm.tensor for alarm in (*part.alarms, *incident.alarms)}
     if glob is None:
-        tensors = {alarm.tensor for alarm in (*part.alarms, *incident.alarms)}
-        chosen = [n for n, entry in enumerate(recording.series) if entry.tensor in tensors or entry.feature == LOSS][
-            :MOST_SHOWN
-        ]
+        chosen = [n for n, entry in entries if entry.tensor in tensors or entry.feature == LOSS][:MOST_SHOWN]
+    else:
+        chosen = [n for n, entry in entries if fnmatch.fnmatchcase(_name(entry), glob)]
     first, last = steps or (0, 2**62)
     for number in chosen:
         columns = recording.values[:, number].tolist(), recording.seen[:, number].tolist()
@@ -253,4 +249,4 @@ def _size_text(part: RankPart, name: str) -> str:
 def _time(seconds: float) -> str:
     if not 0 <= seconds < LAST_TIME:
         return f"{seconds:g} s"  # no monitor has written it
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return time_text(seconds)

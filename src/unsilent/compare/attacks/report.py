@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isnan
 from typing import TYPE_CHECKING
 
 from unsilent.basics.interval import Interval, known_value
@@ -46,7 +47,7 @@ def report(result: AttackResult) -> Report:
         rows_across(differences, "measure"),
         [
             Column.text("attack", lambda row: f"{result.attack} minus {row['attack']}"),
-            *map(Column.points, _names("evasive")),
+            *(Column.points(f"evasive, {rule}") for rule in RULES),
         ],
         "difference on the same inputs",
     )
@@ -64,10 +65,6 @@ def report(result: AttackResult) -> Report:
         ),
         notes=NOTES,
     )  # fmt: skip
-
-
-def _names(measure: str) -> list[str]:
-    return [f"{measure}, {rule}" for rule in RULES]
 
 
 def _headline(result: AttackResult) -> str:
@@ -91,9 +88,7 @@ def _findings(result: AttackResult) -> Iterator[str]:
     )
     yield from result.how
     for name, scores in result.scores.items():
-        steps = (
-            f"{scores.steps:.1f} steps to the first evasive input in the mean; " if scores.steps == scores.steps else ""
-        )
+        steps = "" if isnan(scores.steps) else f"{scores.steps:.1f} steps to the first evasive input in the mean; "
         yield (
             f"{name}: {steps}the deployed model is {100 * float(scores.confidence_change.mean()):.1f} points less sure of "
             f"the label than the original at the last step; largest change {scores.largest_change:.3g} of the valid range; "
@@ -121,11 +116,8 @@ def _clean(result: AttackResult) -> list[Estimate]:
 
 
 def _differences(result: AttackResult, control: str) -> list[Estimate]:
-    attack_scores, theirs = result.scores[result.attack], result.scores[control]
-    gaps = {
-        f"evasive, {rule}": paired(
-            (attack_scores.evasive[rule].double() - theirs.evasive[rule].double()).numpy(), result.confidence
-        )
-        for rule in RULES
-    }
+    gaps = {}
+    for rule in RULES:
+        attack, other = (result.scores[name].evasive[rule].double() for name in (result.attack, control))
+        gaps[f"evasive, {rule}"] = paired((attack - other).numpy(), result.confidence)
     return measured({"attack": control}, gaps, UNIT)

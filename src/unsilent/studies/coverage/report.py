@@ -69,14 +69,12 @@ def _headline(result: CoverageResult) -> str:
         return f"No finite fault in {name} with a change of the gradients of 1 % or more was judged."
     best, own = order[0], REFERENCE if REFERENCE in counts else order[0]
     detected, faults = counts[own]
+    most = f"most are detected by {best}, {counts[best][0]:,}"
+    if counts[best][0] == detected:
+        most = "and no rule detects more"
     text = (
         f"{own} detects {detected:,} of {count_text(faults, 'finite fault')} in {name} with a change of the gradients of "
-        "1 % or more, "
-        + (
-            "and no rule detects more"
-            if counts[best][0] == detected
-            else f"most are detected by {best}, {counts[best][0]:,}"
-        )
+        f"1 % or more, {most}"
     )
     alarms = (one for one in result.false_alarms if one.rule == own and not one.on and one.level == ALARMS)
     if (events := next((one.events for one in alarms), None)) is None:
@@ -103,11 +101,10 @@ def _keys(one: Detection | FalseAlarms, faults: str) -> dict[str, Cell]:
 def _findings(result: CoverageResult) -> Iterator[str]:
     own = {(one.rule, one.target): one for one in result.detections if not one.on and one.level == ALARMS}
     for target in (*LARGE_FINITE, "operation:nonfinite"):
-        best = max(
-            (one for (_, name), one in own.items() if name == target), key=lambda one: one.share.low, default=None
-        )
+        of_target = [one for (_, name), one in own.items() if name == target]
+        best = max(of_target, key=lambda one: one.share.low, default=None)
         if best is not None and best.share.n:
-            rules = [r for (r, name), one in own.items() if name == target and one.detected == best.detected]
+            rules = [one.rule for one in of_target if one.detected == best.detected]
             who = f"most alarms by {', '.join(rules)}" if best.detected else "no alarm"
             yield (
                 f"{_class_text(target)}: {who}, {best.detected:,} of {count_text(best.share.n, 'fault')} "
@@ -151,15 +148,12 @@ def _class_text(target: str) -> str:
 
 def _sections(result: CoverageResult) -> Iterator[Section]:
     rows = [one for one in result.detections if not one.on]
+    places = [place for place in PLACES if any(one.target.startswith(place) for one in rows)]
     yield Section(
         "Detection",
         f"Share of faults that a rule detects within {count_text(result.spec.follow, 'step')}, by the relative change of the "
         "gradients or of the update.",
-        tuple(
-            _by_class(rows, place, PLACE_TEXTS[place])
-            for place in PLACES
-            if any(one.target.startswith(place) for one in rows)
-        ),
+        tuple(_by_class(rows, place, PLACE_TEXTS[place]) for place in places),
     )
     large = [one for one in result.detections if one.target in LARGE_FINITE and one.level == ALARMS]
     if large:
@@ -224,9 +218,8 @@ def _false_alarms(result: CoverageResult) -> Section:
         Table.of(on_feature, columns, "Fault-free runs, on one feature", terminal_rows=0),
     ]
     if any(result.roc.values()):
-        parts.insert(
-            0, Plot("coverage-roc", "Detected faults against false alarms per step, for each rule", _roc(result))
-        )
+        alt_text = "Detected faults against false alarms per step, for each rule"
+        parts.insert(0, Plot("coverage-roc", alt_text, _roc(result)))
     return Section(
         "False alarms",
         f"{count_text(result.clean_steps, 'step')} of {count_text(result.clean_runs, 'run')} with other seeds. Consecutive steps "
@@ -274,17 +267,13 @@ def _latency(rows: Sequence[Detection], follow: int) -> Table:
 
 def _facts(result: CoverageResult) -> Iterator[tuple[str, str]]:
     spec, baseline = result.spec, result.baseline
-    yield (
-        "training",
-        f"{baseline.name}, {count_text(baseline.steps, 'step')}, {count_text(baseline.parameters, 'parameter')}",
-    )
+    sizes = f"{count_text(baseline.steps, 'step')}, {count_text(baseline.parameters, 'parameter')}"
+    yield "training", f"{baseline.name}, {sizes}"
     yield "faults in operations", ", ".join(f"{name}" for name, _ in spec.training_spec(PLACES[0]).faults)
     yield "faults in memory", spec.memory_fault
     yield "faults of severity 1 and more", spec.large_fault
-    yield (
-        "faults drawn for one of a class",
-        "; ".join(f"{target}: {drawn / found:.3g}" for target, (drawn, found) in result.tried.items() if found),
-    )
+    drawn = (f"{target}: {tries / faults:.3g}" for target, (tries, faults) in result.tried.items() if faults)
+    yield "faults drawn for one of a class", "; ".join(drawn)
     for target, values in result.severities.items():
         finite = values[np.isfinite(values)]
         if len(finite):

@@ -107,18 +107,13 @@ def _all_equal(result: Sequence[Contrast]) -> bool:
 
 
 def _headline(result: Sequence[Contrast]) -> str:
-    more = [c.name for c in result if c.difference.low > 0]
-    less = [c.name for c in result if c.difference.high < 0]
-    parts = [
-        f"a larger share of {listed(names)}" if sign else f"a smaller share of {listed(names)}"
-        for sign, names in ((True, more), (False, less))
-        if names
-    ]
-    return (
-        f"B has {' and '.join(parts)} than A"
-        if parts
-        else f"A and B are not shown to differ in any of {count_text(len(result), 'row')}"
-    )
+    larger = [c.name for c in result if c.difference.low > 0]
+    smaller = [c.name for c in result if c.difference.high < 0]
+    shares = {"larger": larger, "smaller": smaller}
+    parts = [f"a {word} share of {listed(names)}" for word, names in shares.items() if names]
+    if not parts:
+        return f"A and B are not shown to differ in any of {count_text(len(result), 'row')}"
+    return f"B has {' and '.join(parts)} than A"
 
 
 def _figure(found: Sequence[Estimate]) -> Figure:

@@ -99,19 +99,14 @@ def _headline(result: InferenceCoverageResult) -> str:
         trials = count_text(sum(one.trials for one in result.tries), "trial")
         return f"No fault that changes an answer of {result.baseline.name} was found in {trials}."
     mine, best = _reference_and_best(own, result)
-    at_rate = (one for one in result.false_alarms if one.rate == result.options.rate)
-    raised = next(
-        (f" ({share_with_limits_text(one.share)} measured)" for one in at_rate if one.detector == mine.detector), ""
-    )
+    alarms = {one.detector: one.share for one in result.false_alarms if one.rate == result.options.rate}
+    share = alarms.get(mine.detector)
+    raised = "" if share is None else f" ({share_with_limits_text(share)} measured)"
+    most = "no detector finds more" if best is mine else f"{best.detector} most, {share_with_limits_text(best.answers)}"
     return (
         f"{mine.detector} detects {share_with_limits_text(mine.answers)} of {count_text(answers, 'answer')} of "
         f"{result.baseline.name} that {count_text(faults, 'fault')} changed, at a threshold for "
-        f"{rate_text(result.options.rate)} false alarms{raised}; "
-        + (
-            f"{best.detector} most, {share_with_limits_text(best.answers)}."
-            if best is not mine
-            else "no detector finds more."
-        )
+        f"{rate_text(result.options.rate)} false alarms{raised}; {most}."
     )
 
 
@@ -241,12 +236,10 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
 def _detection_table(
     rows: Sequence[Detection], groups: list[str], rate: float, result: InferenceCoverageResult, by_fault: bool
 ) -> Table:
-    found = [
-        Estimate({"detector": one.detector, "errors": one.errors}, one.share if by_fault else one.answers)
-        for one in rows
-    ]
+    shares = ((row, row.share if by_fault else row.answers) for row in rows)
+    cells = [Estimate({"detector": row.detector, "errors": row.errors}, share) for row, share in shares]
     return Table.of(
-        rows_across(found, "errors"),
+        rows_across(cells, "errors"),
         [Column.text("detector"), *(Column.share(name, priority=n) for n, name in enumerate(groups))],
         f"Detected, of {'faults' if by_fault else 'changed answers'}, at {rate_text(rate)} false alarms",
         lambda row: row["detector"] == result.reference,
@@ -255,9 +248,7 @@ def _detection_table(
 
 
 def _depth_table(rows: Sequence[Detection]) -> Table:
-    columns = (
-        Column.text("detector"), Column.share("layers"), Column.share("FLOPs", "flops"),
-    )  # fmt: skip
+    columns = (Column.text("detector"), Column.share("layers"), Column.share("FLOPs", "flops"))
     return Table.of([one for one in rows if one.errors == ALL], columns, "Run at the first alarm")
 
 
