@@ -211,6 +211,15 @@ class TestReading:
         else:
             assert content(folder, "model/frozen") == words(torch.arange(9.0)).tobytes()
 
+    @pytest.mark.parametrize("by_name", [False, True])
+    def test_a_stage_is_read_as_every_python_writes_it(self, tmp_path, deepspeed, monkeypatch, by_name):
+        def reduce(stage, _):
+            return (getattr, (type(stage), stage.name)) if by_name else (type(stage), (int(stage),))
+
+        monkeypatch.setattr(deepspeed.Stage, "__reduce_ex__", reduce)
+        folder = save(tmp_path / "step", deepspeed, stage=3)
+        assert content(folder, "optimizer/a.weight/fp32") == words(values()["fp32"]["a.weight"]).tobytes()
+
     def test_names_are_those_of_torch_save(self, tmp_path, deepspeed):
         folder = save(tmp_path / "step", deepspeed)
         state = values()

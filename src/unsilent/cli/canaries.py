@@ -68,7 +68,8 @@ def make(asked: Asked) -> int:
     """Choose canaries, write them, and print what they are of."""
     from unsilent.compare.canaries import make_canaries
     from unsilent.engine.device_placement import resolve_device
-    from unsilent.workloads.registry import UNNAMED, load
+    from unsilent.workloads.base import UNNAMED
+    from unsilent.workloads.registry import load
 
     options = asked[MakeOptions]
     device = resolve_device(options.device)

@@ -22,14 +22,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from unsilent.guard.loop_state import LoopVariables
 from unsilent.outcomes.tensors import leaves
-from unsilent.recovery.digests import device_digests
+from unsilent.recovery.digests import fingerprint
 from unsilent.workloads.trainings.randomness import generator_state
 
 if TYPE_CHECKING:
     from unsilent.guard.loop_watch import KeptVariables
-
-SAMPLE = 16384
-"""Elements of an input that its fingerprint is made of, evenly spread where there are more."""
 
 
 class IterationStart(NamedTuple):
@@ -272,19 +269,6 @@ class ExecutionRecorder:
 
 
 @torch.no_grad()
-def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
-    """A number that stands for the bits of tensors in their order, int64[] on the device of the first."""
-    samples = [_sample(t) for t in tensors if t.layout is torch.strided and t.numel()]
-    if not samples:
-        return torch.zeros((), dtype=torch.int64)
-    return device_digests([device_digests(samples)])[0]
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1)
-    return flat[:: -(-flat.numel() // SAMPLE)] if flat.numel() > SAMPLE else flat
-
-
 def settings_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a parameter group."""
     return {

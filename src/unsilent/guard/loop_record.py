@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsilent.guard.execution_record import fingerprint
 from unsilent.guard.loop_state import (
     DEPTH,
     Variables,
@@ -31,6 +30,7 @@ from unsilent.guard.loop_state import (
     is_of_library,
     variables_of_function,
 )
+from unsilent.recovery.digests import fingerprint
 from unsilent.workloads.trainings.randomness import GENERATORS
 
 MOST_OBJECTS = 1000

@@ -28,6 +28,8 @@ ROWS = 32
 """Rows of a large tensor, so that there are few calls."""
 SMALL = 2048
 """Elements of a tensor whose digest a device computes together with those of others."""
+SAMPLE = 16384
+"""Elements of a tensor that a fingerprint is made of, evenly spread where there are more."""
 FACTOR = 0x1E3779B97F4A7C15
 """Odd, and 5 modulo 8: no sum or difference of two of its powers has many zeros at its end."""
 
@@ -66,6 +68,19 @@ def device_digests(tensors: Sequence[Tensor]) -> Tensor:
     parts += [_small_digests([tensors[place] for place in places]) for places in small.values()]
     order = [*large, *(place for places in small.values() for place in places)]
     return _in_order(torch.cat([part.to(device, non_blocking=True) for part in parts]), order)
+
+
+def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
+    """A number that stands for the bits of tensors in their order, int64[] on the device of the first."""
+    samples = [_sample(t) for t in tensors if t.layout is torch.strided and t.numel()]
+    if not samples:
+        return torch.zeros((), dtype=torch.int64)
+    return device_digests([device_digests(samples)])[0]
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: -(-flat.numel() // SAMPLE)] if flat.numel() > SAMPLE else flat
 
 
 def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:

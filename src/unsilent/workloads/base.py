@@ -18,7 +18,9 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.outcomes.base import Judge
 from unsilent.outcomes.scores import SCORE_RANGE, Score
 from unsilent.workloads.batch_samples import count_samples
-from unsilent.workloads.registry import UNNAMED
+
+UNNAMED = "custom"
+"""Name of a workload or a training of the user's that was given none."""
 
 
 @runtime_checkable

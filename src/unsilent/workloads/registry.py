@@ -59,8 +59,6 @@ TRAINING_PARTS = (
 )
 """Attributes that an object must have to be a training workload."""
 
-UNNAMED = "custom"
-"""Name of a workload or a training of the user's that was given none."""
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".th", ".npz", ".onnx")
 
 

@@ -189,7 +189,7 @@ def _layout(described: Any, zero: Any, ranks: int) -> Layout:
     """How the parameters, with ``param_shapes`` as given, lie in partitions. Raises ``ValueError``."""
     stage = _get(zero, "zero_stage")
     if isinstance(stage, Call) and isinstance(stage.arguments, tuple) and stage.arguments:  # an enumeration's member
-        stage = stage.arguments[0]
+        stage = stage.arguments[-1]  # its value, or, in files of Python 3.11.2, its name
     shapes = [_shapes(group) for group in (described if isinstance(described, list) else [described])]
     paddings = _get(zero, "param_alignment_paddings")
     if not isinstance(paddings, list):  # an earlier version, or stage 3
@@ -199,7 +199,7 @@ def _layout(described: Any, zero: Any, ranks: int) -> Layout:
         raise ValueError("there is not one padding for each parameter")
     if any(type(n) is not int or not 0 <= n < 2**62 for part in fill for n in part):
         raise ValueError("a padding is no number of elements")
-    return Layout(3 if stage == 3 else 2, ranks, shapes, fill)
+    return Layout(3 if stage in (3, "weights") else 2, ranks, shapes, fill)
 
 
 def _shapes(described: Any) -> list[tuple[str, Shape]]:

@@ -30,7 +30,7 @@ from unsilent.studies.noise.plots import (
     plots_by_place,
 )
 from unsilent.studies.noise.records import DivergingOperation, NoiseResult, SwitchEffect, VariantNoise
-from unsilent.workloads.registry import UNNAMED
+from unsilent.workloads.base import UNNAMED
 
 GROUP_COUNTS = {
     "group_samples": "n", "group_error": "error", "group_by_size": "sd_by_size", "group_p": "p", "group_p_corrected": "corrected",

@@ -53,7 +53,7 @@ from unsilent.studies.training.spec import (
     TrainingRow,
     row_without_curves,
 )
-from unsilent.workloads.registry import UNNAMED
+from unsilent.workloads.base import UNNAMED
 
 
 def run_training(run: CampaignRun) -> TrainingResult:

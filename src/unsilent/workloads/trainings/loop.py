@@ -18,7 +18,7 @@ from unsilent.basics.error_origin import call_user_code
 from unsilent.basics.errors import UsageError
 from unsilent.basics.nested import map_tensors
 from unsilent.sites.modules import named_parameters
-from unsilent.workloads.registry import UNNAMED
+from unsilent.workloads.base import UNNAMED
 from unsilent.workloads.trainings import snapshots
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState
 from unsilent.workloads.trainings.dropout import ChosenRows, rows_chosen_by
