@@ -104,11 +104,9 @@ def check(asked: Asked) -> Result:
     options = asked[CheckOptions]
     comparison, device = parse_comparison(options.compare), resolve_device(options.device)
     canaries, text = load_canaries(options.file), options.model
-    is_checkpoint = is_weights_file(text)
-    adapts = is_adapter(text)
+    is_checkpoint, adapts, is_program = is_weights_file(text), is_adapter(text), text.endswith(".pt2")
     if adapts and comparison == BITS:
         raise UsageError(f"{options.file}: {text} adapts a model: {BITS_MAY_DIFFER}")
-    is_program = text.endswith(".pt2")
     needs_basis = is_checkpoint or adapts or is_program
     basis = options.workload or (_stored_workload(canaries.workload) if needs_basis else text)
     pair = load_models(

@@ -61,12 +61,5 @@ def compare(asked: Asked) -> Result:
     return compare_pair(pair, most_changed=allowed, confidence=options.confidence)
 
 
-COMMAND = Command(
-    "compare",
-    EXPLAIN,
-    HELP,
-    "unsilent compare digits-cnn int8 --assert 5%",
-    (CompareOptions,),
-    compare,
-    has_report=True,
-)
+EXAMPLE = "unsilent compare digits-cnn int8 --assert 5%"
+COMMAND = Command("compare", EXPLAIN, HELP, EXAMPLE, (CompareOptions,), compare, has_report=True)

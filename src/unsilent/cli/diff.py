@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.options import Asked, Option
 from unsilent.cli.file_sorts import refuse_other_files
 from unsilent.cli.paths import report_path, writable_page
-from unsilent.cli.report import check_canonical, options_for_store
+from unsilent.cli.report import CANONICAL, check_canonical, options_for_store
 from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 from unsilent.report.model import Report
 
@@ -27,10 +27,7 @@ class DiffOptions:
     output: Annotated[
         Path | None, output_option("Path of the page to write.", "A-vs-B.html next to the first store")
     ] = None
-    canonical: Annotated[
-        bool,
-        Option("With --json: leave out time, paths and versions, so that two reports can be compared.", OUTPUT_PANEL),
-    ] = False
+    canonical: Annotated[bool, CANONICAL] = False
 
 
 def options_of_stores(arguments: Sequence[str]) -> tuple[type, ...]:

@@ -42,11 +42,5 @@ def export(asked: Asked) -> int:
     return 0
 
 
-COMMAND = Command(
-    "export",
-    RESULTS,
-    "Export every trial of a campaign.",
-    "unsilent export STORE.sqlite -o trials.csv",
-    (ExportOptions,),
-    export,
-)
+HELP = "Export every trial of a campaign."
+COMMAND = Command("export", RESULTS, HELP, "unsilent export STORE.sqlite -o trials.csv", (ExportOptions,), export)

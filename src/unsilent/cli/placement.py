@@ -81,9 +81,8 @@ def measure(asked: Asked) -> int:
         try:
             sweep.save(options.output)
         except OSError as error:
-            raise UsageError(
-                f"cannot write the sweep {options.output}: {error.strerror}; give another --output"
-            ) from None
+            problem = f"cannot write the sweep {options.output}: {error.strerror}"
+            raise UsageError(f"{problem}; give another --output") from None
     print(system_toml(fitted_system(sweep)), end="")
     return 0
 

@@ -12,6 +12,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.campaigns.options import WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines
+from unsilent.cli.trace_output import LOG, TRACE, show_trace, trace_path
 from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 
 if TYPE_CHECKING:
@@ -42,16 +43,14 @@ class ReplayOptions:
 class TraceOptions:
     """Options for what else kinds with ``replay_choices`` show of a trial."""
 
-    trace: Annotated[bool, Option(
-        "Show how the fault spreads: compare every operation with the golden run.", OUTPUT_PANEL)] = False  # fmt: skip
+    trace: Annotated[bool, TRACE] = False
     batch: Annotated[int | None, Option(
         "With --trace: the batch to trace, counted from 0.", OUTPUT_PANEL,
         default_text="the first whose output changed")] = None  # fmt: skip
     output: Annotated[
         Path | None, output_option("With --trace: where to write the HTML page.", "next to the store")
     ] = None
-    log: Annotated[Path | None, Option(
-        "Write what was injected to this file, in the log format of the published injections.", OUTPUT_PANEL)] = None  # fmt: skip
+    log: Annotated[Path | None, LOG] = None
 
     def __post_init__(self) -> None:
         ignored = {"--batch": self.batch, "--output": self.output}
@@ -80,7 +79,6 @@ def replay(asked: Asked) -> int:
     from unsilent.campaigns import Store, TrialId
     from unsilent.campaigns.replay import replay_trial
     from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
-    from unsilent.cli.trace_output import show_trace, trace_path
     from unsilent.studies.campaign_kinds import kind_of_store
 
     options, display = asked[ReplayOptions], asked[DisplayOptions]

@@ -16,6 +16,9 @@ from unsilent.cli.paths import report_path, writable_page
 from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 from unsilent.report.model import Report
 
+CANONICAL = Option(
+    "With --json: leave out time, paths and versions, so that two reports can be compared.", OUTPUT_PANEL
+)
 NO_STORE = "no store was named; give the store of a campaign, a card, or events of a monitored training"
 
 
@@ -34,10 +37,7 @@ class StoredReportOptions:
     table: Annotated[bool, Option(
         "Write only the main table, for a paper: -o FILE.tex, FILE.md, or FILE.csv with the columns for machines.",
         OUTPUT_PANEL)] = False  # fmt: skip
-    canonical: Annotated[
-        bool,
-        Option("With --json: leave out time, paths and versions, so that two reports can be compared.", OUTPUT_PANEL),
-    ] = False
+    canonical: Annotated[bool, CANONICAL] = False
 
 
 @dataclass(frozen=True)

@@ -111,9 +111,8 @@ class CanaryCheck(Shown):
         if not self.changed and differing:
             most = max(row.relative for row in differing)
             by = f", by at most {upper_bound_text(most)} of the largest magnitude in the same tensor"
-            findings.append(
-                f"{len(differing):,} of {len(self.rows):,} answers have other bits{by if isfinite(most) else ''}"
-            )
+            count = f"{len(differing):,} of {len(self.rows):,} answers"
+            findings.append(f"{count} have other bits{by if isfinite(most) else ''}")
         return findings
 
 

@@ -100,21 +100,15 @@ def _class_estimates(result: Comparison) -> list[Estimate]:
     shares = [float(records.changed[classes == name].mean()) for name in names]
     rows: list[Estimate] = []
     for k in sorted(range(len(names)), key=lambda k: -shares[k]):
-        of_class = {
-            key: clopper_pearson(int(flag[classes == names[k]].sum()), int(counts[k]), result.confidence)
-            for key, flag in flags.items()
-            if flag is not None
-        }
+        events = {key: int(flag[classes == names[k]].sum()) for key, flag in flags.items() if flag is not None}
+        of_class = {key: clopper_pearson(n, int(counts[k]), result.confidence) for key, n in events.items()}
         rows += measured({"class": str(names[k])}, of_class, "input")
     return rows
 
 
 def _token_kl(text: LanguageComparison) -> list[tuple[str, float]]:
-    kl = text.kl
-    return [
-        ("mean KL of a token", float(kl.mean())),
-        (f"{100 * QUANTILE:g} % quantile of KL", float(np.quantile(kl, QUANTILE, method="higher"))),
-    ]
+    quantile = float(np.quantile(text.kl, QUANTILE, method="higher"))
+    return [("mean KL of a token", float(text.kl.mean())), (f"{100 * QUANTILE:g} % quantile of KL", quantile)]
 
 
 def _numbers(result: Comparison) -> Iterator[tuple[str, str, str]]:
@@ -210,9 +204,8 @@ def _worst(result: Comparison) -> Section:
             picture["layout"]["title"] = {"text": f"input {number}: {title}", "font": {"size": 12}}
             pictures.append(Plot(f"input-{number}", f"Input {number}: {title}", picture))
     every = [*(SideBySide(tuple(pictures[i : i + 4])) for i in range(0, len(pictures), 4)), *parts]
-    return Section(
-        "Worst inputs", "Lost answers first, then changed ones, then by how far the outputs lie apart.", tuple(every)
-    )
+    lead = "Lost answers first, then changed ones, then by how far the outputs lie apart."
+    return Section("Worst inputs", lead, tuple(every))
 
 
 def _verdict(result: Comparison, number: int) -> str:

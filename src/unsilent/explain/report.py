@@ -222,8 +222,7 @@ def _few(runs: int) -> str:
     """How little some runs that agree can show."""
     return (
         f"{runs} runs agree; a difference that occurs in one run of ten would be missed in "
-        f"{100 * probability_of_missing(runs):.0f} of 100 "
-        "such comparisons (raise --runs to miss fewer)"
+        f"{100 * probability_of_missing(runs):.0f} of 100 such comparisons (raise --runs to miss fewer)"
     )
 
 
@@ -239,10 +238,8 @@ def _notes(result: NondeterminismResult) -> Iterator[str]:
     yield from (f"Could not be pinned: {SOURCES[source].title} ({why})" for source, why in result.pin_failures.items())
     if not result.steps:
         yield _NO_STEP
-    yield (
-        f"{count_text(result.runs_launched, 'run')} in {duration_text(result.seconds)}; steps are "
-        "optimizer updates, counted from 0"
-    )
+    runs = count_text(result.runs_launched, "run")
+    yield f"{runs} in {duration_text(result.seconds)}; steps are optimizer updates, counted from 0"
 
 
 def _effect(result: FoundSource) -> str:

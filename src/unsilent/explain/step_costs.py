@@ -77,12 +77,10 @@ class StepCosts(Shown):
     @property
     def estimates(self) -> list[Estimate]:
         """Ratios of both measures by source."""
-        sources = [source for source in PINS if source in self.rounds[0]]
-        return [
-            estimate
-            for source in sources
-            for estimate in measured({"source": source}, {m: self.ratio(source, m) for m in (CPU, WALL)}, "round")
-        ]
+        rows: list[Estimate] = []
+        for source in (name for name in PINS if name in self.rounds[0]):
+            rows += measured({"source": source}, {m: self.ratio(source, m) for m in (CPU, WALL)}, "round")
+        return rows
 
     def report(self) -> Report:
         """Ratios by source, and what was not measured."""
@@ -146,11 +144,8 @@ def measure_step_costs(
     with Launcher(ref, steps, deadline, notify, arguments) as launcher:
         timed_runs = [launcher.run((), number, log_operations=False, time_rounds=ROUNDS) for number in range(runs)]
         machine = launcher.machine
-    rounds = [
-        {name: (seconds[0], seconds[1]) for name, seconds in times.items()}
-        for run in timed_runs
-        for times in run["rounds"]
-    ]
+    every = [times for run in timed_runs for times in run["rounds"]]
+    rounds = [{name: (seconds[0], seconds[1]) for name, seconds in times.items()} for times in every]
     steps_made = sum(run["steps"] for run in timed_runs)
     if len(rounds) < FEWEST:
         raise UsageError(

@@ -200,9 +200,8 @@ def _split_findings(result: Timeline) -> Iterator[str]:
     parts.append(("in gaps of the host", split.gap))
     recorded = f"the {len(split.ranks):,} ranks that were read" if unseen > 0 else "all ranks"
     whose = f"rank {split.ranks[0]}" if len(split.ranks) == 1 else recorded
-    yield f"of the time of {whose}, " + ", ".join(
-        f"{100 * np.nansum(part) / whole:.3g} % {name}" for name, part in parts
-    )
+    shares = ", ".join(f"{100 * np.nansum(part) / whole:.3g} % {name}" for name, part in parts)
+    yield f"of the time of {whose}, {shares}"
 
 
 def _doubt(result: Timeline, what_if: Answer) -> str:
@@ -349,11 +348,10 @@ def step_figure(result: Timeline) -> Figure:
         if not len(of_kind):
             continue
         below = 0.22 if kind == COLLECTIVE else -0.22  # collectives run beside computation
-        texts = [
-            f"{label(operations.names[operations.name[one]], 60)}<br>rank {operations.rank[one]}, "
-            f"{duration_text(float(operations.duration[one]))}"
-            for one in of_kind
-        ]
+        names = [label(operations.names[name], 60) for name in operations.name[of_kind]]
+        seconds = [duration_text(float(duration)) for duration in operations.duration[of_kind]]
+        places = zip(names, operations.rank[of_kind], seconds, strict=True)
+        texts = [f"{name}<br>rank {rank}, {duration}" for name, rank, duration in places]
         frames = [1.5 if operation in critical else 0 for operation in of_kind.tolist()]
         traces.append({
             "type": "bar", "orientation": "h", "name": name, "hoverinfo": "text", "hovertext": texts, "width": 0.4,
@@ -372,9 +370,7 @@ def _json(result: Timeline) -> dict[str, Any]:
     means = {name: np.nanmean(getattr(split, name), 1).tolist() for name in ("compute", "transfer", "waiting", "gap")}
     return {
         "verdict": result.verdict,
-        "ranks": [
-            {"rank": rank} | {name: of[row] for name, of in means.items()} for row, rank in enumerate(split.ranks)
-        ],
+        "ranks": [{"rank": rank} | {name: of[n] for name, of in means.items()} for n, rank in enumerate(split.ranks)],
         "memory": [vars(peak) for peak in result.memory_peaks],
         "late": [{**vars(excess), "is_separable": excess.is_separable} for excess in result.excesses],
         "what_if": [_answer_json(result, what_if) for what_if in result.answers],

@@ -59,11 +59,8 @@ def report(result: CoverageResult) -> Report:
 
 def _headline(result: CoverageResult) -> str:
     """How many large finite faults the reference rule detects, and its false alarms; the rule that detects most."""
-    name, counts = result.baseline.name, dict[str, tuple[int, int]]()
-    for one in result.detections:
-        if not one.on and one.level == ALARMS and one.target in LARGE_FINITE:
-            detected, faults = counts.get(one.rule, (0, 0))
-            counts[one.rule] = (detected + one.detected, faults + one.share.n)
+    name, large = result.baseline.name, [one for one in result.detections if one.target in LARGE_FINITE]
+    counts = {rule: sums for (rule, on), sums in _sums(large).items() if not on}
     order = sorted(counts, key=lambda rule: (-counts[rule][0], rule != REFERENCE))
     if not order or not counts[order[0]][1]:
         return f"No finite fault in {name} with a change of the gradients of 1 % or more was judged."
@@ -163,42 +160,42 @@ def _sections(result: CoverageResult) -> Iterator[Section]:
         yield _false_alarms(result)
     if result.tests:
         yield _comparisons(result)
-    yield Section(
-        "Latency", "Steps after that of the fault until the first alarm.", (_latency(rows, result.spec.follow),)
-    )
-    columns = (
-        Column.text("rule", lambda row: row[0]),
-        Column("time of a step", "number", "µs", 1e6, ".3g", of=lambda row: row[1]),
-    )
+    lead = "Steps after that of the fault until the first alarm."
+    yield Section("Latency", lead, (_latency(rows, result.spec.follow),))
+    time = Column("time of a step", "number", "µs", 1e6, ".3g", of=lambda row: row[1])
+    columns = (Column.text("rule", lambda row: row[0]), time)
     cost = Table.of(result.seconds_per_step.items(), columns, "Cost of a rule")
     yield Section("Cost", f"On {count_text(len(result.baseline.series), 'series')}, in this process.", (cost,))
 
 
 def _by_class(rows: Sequence[Detection], place: str, title: str) -> Table:
     own = [one for one in rows if one.target.startswith(f"{place}:")]
-    found = [
-        Estimate({"rule": one.rule, "counts as detected": one.level, "class": one.target.partition(":")[2]}, one.share)
-        for one in own
-    ]
+    names = ("rule", "counts as detected", "class")
+    keys = (dict(zip(names, (one.rule, one.level, one.target.partition(":")[2]), strict=True)) for one in own)
+    cells = [Estimate(key, one.share) for key, one in zip(keys, own, strict=True)]
     classes = (Column.share(name, priority=number) for number, name in enumerate(CLASSES[::-1]))
-    return Table.of(
-        rows_across(found, "class"), [Column.text("rule"), Column.text("counts as detected"), *classes], title
-    )
+    return Table.of(rows_across(cells, "class"), [*map(Column.text, names[:2]), *classes], title)
 
 
 def _by_feature(rows: Sequence[Detection]) -> Table:
-    counts: dict[str, dict[str, tuple[int, int]]] = {}
-    for one in rows:
-        own = counts.setdefault(one.rule, {})
-        detected, faults = own.get(one.on, (0, 0))
-        own[one.on] = detected + one.detected, faults + one.share.n
     features = dict.fromkeys(one.on for one in rows)
     columns = (Column.percent(on or "default", priority=n, digits=".0f") for n, on in enumerate(features))
-    shares = (
-        {"rule": rule, **{on or "default": part / whole for on, (part, whole) in own.items() if whole}}
-        for rule, own in counts.items()
-    )
-    return Table.of(shares, [Column.text("rule"), *columns], "Faults that raise an alarm")
+    shares: dict[str, dict[str, Cell]] = {}
+    for (rule, on), (detected, faults) in _sums(rows).items():
+        row = shares.setdefault(rule, {"rule": rule})
+        if faults:
+            row[on or "default"] = detected / faults
+    return Table.of(shares.values(), [Column.text("rule"), *columns], "Faults that raise an alarm")
+
+
+def _sums(rows: Sequence[Detection]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Faults that raise an alarm, and all, by rule and feature."""
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in rows:
+        if row.level == ALARMS:
+            detected, faults = sums.get((row.rule, row.on), (0, 0))
+            sums[row.rule, row.on] = detected + row.detected, faults + row.share.n
+    return sums
 
 
 def _false_alarms(result: CoverageResult) -> Section:

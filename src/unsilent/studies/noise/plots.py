@@ -101,9 +101,8 @@ def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
     for number, one in enumerate(variants):
         if not one.groups or has_identical_replicas(one):
             continue
-        symbols = [
-            series_marker(number) if is_significant_spread(g) else f"{series_marker(number)}-open" for g in one.groups
-        ]
+        symbol = series_marker(number)
+        symbols = [symbol if is_significant_spread(group) else f"{symbol}-open" for group in one.groups]
         marker = {"color": series_colour(number), "symbol": symbols, "size": 9}
         bars: Figure = {"type": "data", "symmetric": False, "color": series_colour(number), "thickness": 1, "width": 0}
         bars["array"] = [100 * (g.sd.high - (g.sd.estimate or 0)) for g in one.groups]

@@ -135,8 +135,8 @@ def _sections(result: NoiseResult) -> Iterator[Section]:
     plots = {name: Plot(name, label, drawn[name]) for name, label in LABELS.items() if name in drawn}
     yield Section("Variants", LEADS["Variants"], (_variants_table(result),))
     places = {"Distributions": ("accuracy", "loss"), "Churn": ("churn",), "Where runs diverge": ("parting",)}
-    for title, named in places.items():
-        if shown := tuple(plots[name] for name in named if name in plots):
+    for title, names in places.items():
+        if shown := tuple(plots[name] for name in names if name in plots):
             yield Section(title, LEADS[title], shown)
     if "groups" in plots:
         title = "Groups of held-out samples"
@@ -262,10 +262,8 @@ def findings(result: NoiseResult) -> Iterator[str]:
     yield from (_parts(output) for output in differing_variants(result) if output.groups)
     for output in differing_variants(result):
         if unsure := [g.name for g in output.groups if g.is_near_level(GROUP_SIGNIFICANCE_LEVEL)]:
-            yield (
-                f"{output.name}: significance is uncertain for {listed(unsure)}: "
-                f"p is within its Monte-Carlo error of {GROUP_SIGNIFICANCE_LEVEL}"
-            )
+            why = f"p is within its Monte-Carlo error of {GROUP_SIGNIFICANCE_LEVEL}"
+            yield f"{output.name}: significance is uncertain for {listed(unsure)}: {why}"
     if any(not output.is_deterministic and output.n < FEW_REPLICAS for output in result.variants):
         yield f"fewer than {FEW_REPLICAS} replicas: intervals are wide and may not cover rare runs that end differently"
     for output in result.variants:
@@ -323,9 +321,8 @@ def diverging_operation_text(result: DivergingOperation) -> str:
 def effect_explanation(result: SwitchEffect) -> str:
     """A sentence on what a switch does, and where runs part by it."""
     first = result.diverging_operation
-    return result.explanation + (
-        "" if first is None else f", first at step {first.step}: {diverging_operation_text(first)}"
-    )
+    where = "" if first is None else f", first at step {first.step}: {diverging_operation_text(first)}"
+    return result.explanation + where
 
 
 def effect_text(changes: bool | None) -> str:

@@ -203,11 +203,10 @@ def _budget_table(result: PlanResult) -> Table:
         Column.percent("plan, trials of oracle", priority=1), Column.percent("oracle"),
     )  # fmt: skip
     rows: list[dict[str, Any]] = [{"budget": "none", "remains": result.unprotected}]
-    rows += [
-        {"budget": _with_share(b, result), "remains": b.predicted, **{name: x.estimate for name, x in b.baselines.items()},
-         "plan, trials of oracle": b.plan_by_truth, "oracle": b.oracle}
-        for b in result.budgets
-    ]  # fmt: skip
+    for budget in result.budgets:
+        names = {"budget": _with_share(budget, result), "remains": budget.predicted}
+        baselines = {name: rate.estimate for name, rate in budget.baselines.items()}
+        rows.append({**names, **baselines, "plan, trials of oracle": budget.plan_by_truth, "oracle": budget.oracle})
     return Table.of([{**row, "remains, FIT": row["remains"]} for row in rows], columns)
 
 
@@ -306,10 +305,9 @@ def pareto_figure(result: PlanResult) -> Figure:
         series.append(("second campaign", [b.second_campaign for b in budgets]))
     for number, (name, shown) in enumerate(series):
         aside = _ASIDE ** (number - (len(series) - 1) / 2)
+        points_of_series = zip(places, shown, budgets, strict=True)
         rows = [
-            (aside * place, rate, hover_text(rate, name, b.name))
-            for place, rate, b in zip(places, shown, budgets, strict=True)
-            if rate is not None
+            (aside * x, rate, hover_text(rate, name, b.name)) for x, rate, b in points_of_series if rate is not None
         ]
         traces += dot_traces(Dots(name, series_colour(number), series_marker(number), rows), bottom, along="y")
     oracle = [(x, b.oracle) for x, b in zip(places, budgets, strict=True) if b.oracle >= bottom]

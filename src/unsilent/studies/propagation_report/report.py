@@ -117,19 +117,17 @@ def _sections(trace: FaultTrace) -> Iterator[Section]:
         yield Section("How much of each output differs", SHARES, (plot,))
     ratios = relative_figure(trace)
     if ratios is not None:
-        yield Section(
-            "How large the changes are", RATIOS, (Plot("relative", "Largest relative change by operation", ratios),)
-        )
+        plot = Plot("relative", "Largest relative change by operation", ratios)
+        yield Section("How large the changes are", RATIOS, (plot,))
     yield Section("The fault" if len(trace.faults) == 1 else "The faults", "", (_faults_table(trace),))
     corrupted, changed = faults_by_row(trace), list(trace.changed_rows)
     shown = [i for i in range(len(trace.rows)) if i in corrupted or trace.rows[i].change.changed]
     left = len(shown) - ROWS
-    lead = (
-        f"{len(trace.rows) - len(changed):,} of {count_text(len(trace.rows), 'output')} are bit-identical in both runs and "
-        f"not listed."
-        + (f" {left:,} more outputs that differ are only in the figures and in the JSON." if left > 0 else "")
-        + " Click a heading to sort."
+    same = (
+        f"{len(trace.rows) - len(changed):,} of {count_text(len(trace.rows), 'output')} are bit-identical in both runs"
     )
+    more = f" {left:,} more outputs that differ are only in the figures and in the JSON." if left > 0 else ""
+    lead = f"{same} and not listed.{more} Click a heading to sort."
     lines = [_line(trace, line, corrupted) for line in rows_to_show(trace)]
     if BEFORE_FIRST_ROW in corrupted:
         early = count_text(len(corrupted[BEFORE_FIRST_ROW]), "fault")

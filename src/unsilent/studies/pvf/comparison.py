@@ -190,12 +190,7 @@ def _compared(a: PvfRow, b: PvfRow, one: RowTrials, other: RowTrials, question: 
 
 def difference_by_confidence(one: RowTrials, other: RowTrials, question: PvfEstimator) -> Callable[[float], Interval]:
     """The interval of the difference by its confidence; paired where a sample of faults was shared."""
-    drawn = not (
-        one.sample.exhaustive_of
-        or other.sample.exhaustive_of
-        or one.sample.not_run_counts
-        or other.sample.not_run_counts
-    )
+    drawn = not any(side.sample.exhaustive_of or side.sample.not_run_counts for side in (one, other))
     if drawn and same_faults(one, other):
         return _paired(one.sample, other.sample)
 
@@ -234,12 +229,9 @@ def _paired(one: StratifiedTrials, other: StratifiedTrials) -> Callable[[float],
 
 def same_faults(one: RowTrials, other: RowTrials) -> bool:
     """Whether both rest on the very same faults in the same trials, with the same weights: drawn, listed or all there are."""
-    if (
-        len(one.sample.strata) != len(other.sample.strata)
-        or one.sample.not_run_counts != other.sample.not_run_counts
-        or one.trials != other.trials
-        or not all(one.trials)
-    ):
+    if one.trials != other.trials or not all(one.trials) or len(one.sample.strata) != len(other.sample.strata):
+        return False
+    if one.sample.not_run_counts != other.sample.not_run_counts:
         return False
     mine, theirs = ([s.share for s in side.sample.strata] for side in (one, other))
     return bool(np.allclose(np.divide(mine, sum(mine)), np.divide(theirs, sum(theirs)), rtol=1e-12))

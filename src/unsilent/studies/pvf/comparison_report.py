@@ -196,17 +196,18 @@ def _data(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -> di
 
 def _rate(one: FailureRates, fit_per_bit: float | None) -> dict[str, Any]:
     """How often a target fails in B against A, and with a raw rate FIT of both."""
-    row, limits = one.row, ("estimate", "low", "high")
-    common = {"confidence": row.a.confidence, "n": min(row.a.n, row.b.n), "unit": row.a.unit}
-    values = _fields(row, NAMES) | {
-        "bits_a": row.a.bits,
-        "bits_b": row.b.bits,
-        "ratio": _fields(one.ratio, limits) | common,
-    }
+    row = one.row
+    values = _fields(row, NAMES) | {"bits_a": row.a.bits, "bits_b": row.b.bits, "ratio": _limits_json(one.ratio, row)}
     if fit_per_bit is None:
         return values
-    fits = {name: make_fit_row(own, fit_per_bit) for name, own in (("fit_a", row.a), ("fit_b", row.b))}
-    return values | {name: _fields(fit, limits) | common for name, fit in fits.items()}
+    fits = {name: make_fit_row(side, fit_per_bit) for name, side in (("fit_a", row.a), ("fit_b", row.b))}
+    return values | {name: _limits_json(fit, row) for name, fit in fits.items()}
+
+
+def _limits_json(value: object, row: ComparedRow) -> dict[str, Any]:
+    """An estimate made of both sides of a row."""
+    both = {"confidence": row.a.confidence, "n": min(row.a.n, row.b.n), "unit": row.a.unit}
+    return _fields(value, ("estimate", "low", "high")) | both
 
 
 def _fields(record: object, names: Sequence[str]) -> dict[str, Any]:
@@ -215,10 +216,8 @@ def _fields(record: object, names: Sequence[str]) -> dict[str, Any]:
 
 def _result(row: ComparedRow) -> dict[str, Any]:
     """A row as JSON: its own limits are those of the difference."""
-    common = {"confidence": row.a.confidence, "n": min(row.a.n, row.b.n), "unit": row.a.unit}
-    limits = ("estimate", "low", "high")
     values = {**_fields(row, (*NAMES, "method", "is_paired", "p", "differs")), "p_adjusted": row.adjusted_p}
-    values |= _fields(row.difference, limits) | common | {"ratio": _fields(row.ratio, limits) | common}
+    values |= _limits_json(row.difference, row) | {"ratio": _limits_json(row.ratio, row)}
     return values | {"a": _fields(row.a, ROW), "b": _fields(row.b, ROW)}
 
 
@@ -239,9 +238,8 @@ def headline(comparison: Comparison) -> str:
     if not first:
         return "A and B have no fault target in common."
     row, measure = first[0], comparison.a.measure
-    where = (
-        "the whole model" if comparison.a.at == comparison.b.at == ALL_PARAMETERS else "all injected targets together"
-    )
+    is_whole = comparison.a.at == comparison.b.at == ALL_PARAMETERS
+    where = "the whole model" if is_whole else "all injected targets together"
     where = EVENTS_COMING_THROUGH if comparison.fits else where
     where += "" if row.flips is None else f" at {flips_text(row.flips)}"
     a, b = (estimate_text(side).estimate for side in (row.a, row.b))
@@ -262,10 +260,8 @@ def differing_rows_text(comparison: Comparison) -> str:
     start = f"After correction for multiple comparisons, {len(apart):,} of {len(rows):,} {level} rows differ{what}"
     if not apart:
         return f"{start}."
-    parts = [
-        f"`{escape_unprintable(row.target)}`{_flips(row.flips)} {signed(row.difference).estimate}"
-        for row in apart[:MOST_ROWS_NAMED]
-    ]
+    first = apart[:MOST_ROWS_NAMED]
+    parts = [f"`{escape_unprintable(r.target)}`{_flips(r.flips)} {signed(r.difference).estimate}" for r in first]
     more = f" and {len(apart) - MOST_ROWS_NAMED:,} more" if len(apart) > MOST_ROWS_NAMED else ""
     return f"{start} (points): {', '.join(parts)}{more}."
 
@@ -306,9 +302,8 @@ def _notes(comparison: Comparison, fit_per_bit: float | None) -> Iterator[str]:
         yield mixed
     yield f"unit {a.unit}, judge {a.judge}, law {a.law}, targets per {a.per}"
     if comparison.changes:
-        yield "A and B also differ in: " + ", ".join(
-            f"{c.what} ({_value(c.a)}, {_value(c.b)})" for c in comparison.changes
-        )
+        changes = (f"{change.what} ({_value(change.a)}, {_value(change.b)})" for change in comparison.changes)
+        yield f"A and B also differ in: {', '.join(changes)}"
     if not comparison.rows:
         return
     yield f"{difference_counts_text(comparison)} (p after Holm's correction for the rows of a level)"
@@ -399,9 +394,8 @@ def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -
         ("All facts", [TableRow((term, a, b)) for (term, a), (_, b) in sides]),
     ]
     text = tuple(Table(heads, tuple(rows), title, terminal_rows=0) for title, rows in tables if rows)
-    yield Section(
-        "A and B", "Both campaigns use the same fault model, sampling law, target level, unit and judge.", text
-    )
+    lead = "Both campaigns use the same fault model, sampling law, target level, unit and judge."
+    yield Section("A and B", lead, text)
 
 
 def _layers(comparison: Comparison) -> list[ComparedRow]:

@@ -289,11 +289,8 @@ def row_label(row: ResultRow, components_with_own_layer: frozenset[str]) -> str:
 
     ``components_with_own_layer`` is what `components_with_own_layer` found.
     """
-    return (
-        f"{row.target} (itself)"
-        if row.level == "layer" and row.target == row.parent in components_with_own_layer
-        else row.target
-    )
+    is_itself = row.level == "layer" and row.target == row.parent in components_with_own_layer
+    return f"{row.target} (itself)" if is_itself else row.target
 
 
 _GATE = re.compile(r"\s*(?P<target>[^@<>=]+?)(?:@(?P<flips>\d{1,9}))?\s*<=\s*(?P<limit>[0-9.eE+-]+)(?P<percent>%?)\s*$")
@@ -340,13 +337,11 @@ class Gate:
         """The rows it speaks of; raises ``UsageError`` when there are none."""
         output = [r for r in result.rows if r.target == self.target and self.flips in (None, r.flips)]
         if output:  # a component and its only layer may share a name: the coarser level is meant
-            output = [r for r in output if r.level == output[0].level]
-            return output
-        raise unknown_name_error(
-            "target of --assert",
-            self.target if self.flips is None else f"{self.target}@{self.flips}",
-            {r.target if self.flips is None else f"{r.target}@{r.flips}" for r in result.rows},
-        )
+            return [r for r in output if r.level == output[0].level]
+        if self.flips is None:
+            raise unknown_name_error("target of --assert", self.target, {r.target for r in result.rows})
+        known = {f"{r.target}@{r.flips}" for r in result.rows}
+        raise unknown_name_error("target of --assert", f"{self.target}@{self.flips}", known)
 
     @property
     def text(self) -> str:

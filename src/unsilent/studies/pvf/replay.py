@@ -51,9 +51,8 @@ def replay_pvf_trial(
     stored, samples = store.row(trial), store.baseline.samples
     spec = with_confirmed_files(store.spec, confirmed, PVF.builtin_values, options)
     chosen = _batch(stored, samples, batch) if trace else None
-    settings = (
-        WorkerSettings(engine="plain") if trace else None
-    )  # a trace needs no shortcuts, which take time to prepare
+    # A trace needs no shortcuts, which take time to prepare.
+    settings = WorkerSettings(engine="plain") if trace else None
     with (
         _drawable(spec, stored) as (asked, number, ignored),
         replay_executor(store, asked, ignored_differences=ignored, worker_settings=settings) as executor,
@@ -80,15 +79,12 @@ def _spread(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) ->
     from unsilent.studies.propagation_report import report
 
     spec, baseline = store.spec, store.baseline
+    sizes = f"{count_text(len(baseline.samples), 'batch')}, {count_text(baseline.samples[batch], 'sample')}"
     facts = (
         ("workload", spec.workload),
         ("store", str(store.path)),
         ("trial", str(row.trial)),
-        (
-            "batch",
-            f"{batch} (counted from 0) of {count_text(len(baseline.samples), 'batch')}, "
-            f"{count_text(baseline.samples[batch], 'sample')}",
-        ),
+        ("batch", f"{batch} (counted from 0) of {sizes}"),
         ("ended", _counted(row)),
         ("versions", ", ".join(f"{name} {version}" for name, version in baseline.versions.items())),
     )

@@ -60,9 +60,8 @@ def headline(result: PvfResult) -> str:
     level = main_level(result)
     rows = at_level(result.rows, level)
     flips = headline_flips(rows)
-    tried = sorted(
-        (r for r in rows if r.flips == flips and r.estimate is not None), key=vulnerability_key, reverse=True
-    )
+    of_flips = [row for row in rows if row.flips == flips and row.estimate is not None]
+    tried = sorted(of_flips, key=vulnerability_key, reverse=True)
     if not tried:
         return "No trial has been run yet."
     if level == "model" or len(tried) == 1 or all(r.estimate == 0 for r in tried):
@@ -124,9 +123,8 @@ def _subject(result: PvfResult, row: PvfRow) -> str:
     where = _everywhere(result) if row.level == "model" else inside
     # Without parameters: any bit may flip. With them the text of the fault model says what is meant.
     if row.flips is not None and result.fault == "bitflip":
-        return (
-            f"{'A random single-bit flip' if row.flips == 1 else f'A fault of {row.flips:,} random bit flips'} {where}"
-        )
+        what = "A random single-bit flip" if row.flips == 1 else f"A fault of {row.flips:,} random bit flips"
+        return f"{what} {where}"
     return f"A `{fault}` fault{'' if row.flips in (None, 1) else f' of {row.flips:,} places'} {where}"
 
 
@@ -268,9 +266,8 @@ def all_rows_lead(result: PvfResult) -> str:
     every = units(result)
     judged = "the judged batches, one for each fault"
     if not _judged_once(result):
-        judged = f"the judged {every}, which are not independent" + (
-            " (intervals are computed from faults)" if has_any_interval(result.rows) else ""
-        )
+        how = " (intervals are computed from faults)" if has_any_interval(result.rows) else ""
+        judged = f"the judged {every}, which are not independent{how}"
     events = f"{result.measure} is that of {EVENTS_COMING_THROUGH}. " if result.memories else ""
     return (
         f"{events}n counts faults, which are independent. The columns masked to detectable count {judged}. Click a heading to "
@@ -334,6 +331,10 @@ def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     yield "time", duration_text(result.seconds), ""
 
 
+HAS_END = {"--ci", "--rel", "--faults"}
+"""Options with which a campaign ends by itself."""
+
+
 def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
     """Next steps with the result, and their commands: none where its trials were not kept."""
     store, spec = shlex.quote(result.store), result.spec
@@ -341,9 +342,7 @@ def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
         return
     if result.trials_done < result.trials_planned:
         yield "finish the campaign", f"{result.command} --store {store}"
-    elif result.rows and not (
-        spec.get("exhaustive") or {"--ci", "--rel", "--faults"} & set(shlex.split(result.command))
-    ):
+    elif result.rows and not (spec.get("exhaustive") or HAS_END & set(shlex.split(result.command))):
         yield "run trials until each row is precise", f"{without_options(result.command, PvfBudget)} --rel 20%"
     if result.at == ALL_PARAMETERS and result.fault == "bitflip" and 1 in spec["flips"] and result.trials_done:
         yield "choose which parameters to protect", f"unsilent plan {store} --budget 20%"
@@ -380,10 +379,8 @@ def facts(result: PvfResult) -> Iterator[tuple[str, str]]:
         yield "confidence", f"{100 * result.confidence:g} %"
     yield "time", f"{duration_text(result.seconds)}, {duration_text(result.cpu_seconds)} CPU"
     yield "one fault-free evaluation", duration_text(result.golden_seconds)
-    yield from (
-        ("fault-free", accuracy_text(result.info)) if key == "accuracy" else (key, info_text(value))
-        for key, value in result.info.items()
-    )
+    for key, value in result.info.items():
+        yield ("fault-free", accuracy_text(result.info)) if key == "accuracy" else (key, info_text(value))
 
 
 def info_text(value: Any) -> str:

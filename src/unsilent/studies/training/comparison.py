@@ -48,10 +48,8 @@ def compare_training_results(one: TrainingResult, other: TrainingResult) -> tupl
         if mine.n or theirs.n:
             rows[mine.name] = mine.share, theirs.share
     gaps = joint_differences([(_counts(second), _counts(first)) for first, second in rows.values()], one.confidence)
-    return tuple(
-        Contrast(name, campaign_label(one), campaign_label(other), *shares, gap)
-        for (name, shares), gap in zip(rows.items(), gaps, strict=True)
-    )
+    first, second, pairs = campaign_label(one), campaign_label(other), zip(rows.items(), gaps, strict=True)
+    return tuple(Contrast(name, first, second, *shares, gap) for (name, shares), gap in pairs)
 
 
 def _counts(share: Interval) -> Counts:
@@ -61,10 +59,8 @@ def _counts(share: Interval) -> Counts:
 
 def campaign_label(result: TrainingResult) -> str:
     """A campaign in a few words."""
-    return (
-        f"{result.workload} ({' and '.join(dict.fromkeys(result.optimizers)) or 'no optimizer'}, "
-        f"{count_text(result.n, 'trial')})"
-    )
+    optimizers = " and ".join(dict.fromkeys(result.optimizers)) or "no optimizer"
+    return f"{result.workload} ({optimizers}, {count_text(result.n, 'trial')})"
 
 
 # -- its report -----------------------------------------------------------------------------------------------------------
@@ -120,9 +116,8 @@ def _figure(found: Sequence[Estimate]) -> Figure:
     series = []
     for number, (name, symbol) in enumerate((("A", "circle"), ("B", "square"))):
         own = [one for one in found if one.keys["of"] == name]
-        rows = [
-            (i + 0.3 * (number - 0.5), one.interval, hover_text(one.interval, *one.names)) for i, one in enumerate(own)
-        ]
+        hover = [hover_text(one.interval, *one.names) for one in own]
+        rows = [(i + 0.3 * (number - 0.5), one.interval, hover[i]) for i, one in enumerate(own)]
         series.append(Dots(name, SERIES_COLOURS[number], symbol, rows))
     return shares_figure(series, [str(one.keys["outcome"]) for one in own], "share of trials")
 

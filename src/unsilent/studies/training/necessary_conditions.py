@@ -56,9 +56,8 @@ def necessary_condition_tables(
     trials: Sequence[JudgedTrial], result: Sequence[ConditionPoint], confidence: float
 ) -> tuple[NecessaryCondition, ...]:
     """A contingency table for each kind and factor; trials that died are left out."""
-    pairs = [
-        (one, point) for one, point in zip(trials, result, strict=True) if any(r is not None for r in point.ratios)
-    ]
+    every = zip(trials, result, strict=True)
+    pairs = [(one, point) for one, point in every if any(ratio is not None for ratio in point.ratios)]
     kinds = [kind for i, kind in enumerate(HISTORY_KINDS) if any(point.ratios[i] is not None for _, point in pairs)]
     return tuple(_condition(kind, factor, pairs, confidence) for kind in (*kinds, ANY) for factor in FACTORS)
 
@@ -170,11 +169,8 @@ class _Scale:
         ticks: Mapping[float, str] = {float(k): power_of_ten_text(k) for k in range(first, self.high + 1, every)}
         edges = {self.low - 0.5 * self._band: "0, missing"} if self.below else {}
         over = {self.high + 0.5 * self._band: "∞, NaN"} if self.above else {}
-        named = {
-            **edges,
-            **{k: t for k, t in ticks.items() if not over or k < self.high - 0.3 * self._band or k == 2},
-            **over,
-        }
+        free = {k: text for k, text in ticks.items() if not over or k < self.high - 0.3 * self._band or k == 2}
+        named = {**edges, **free, **over}
         ends = [self.low - (self._band if self.below else 0.02), self.high + (self._band if self.above else 0.02)]
         return {"tickvals": list(named), "ticktext": list(named.values()), "range": ends}
 
@@ -257,10 +253,7 @@ def relative_injected_size(row: TrainingRow) -> float:
 
 
 def _caught(name: str, rows: Sequence[TrainingRow], confidence: float) -> GuardDetection:
-    within = [
-        row
-        for row in rows
-        if row.detected_after is not None and row.detected_after <= DETECTION_STEPS and row.end_reason != "stopped"
-    ]
+    alarms = [row for row in rows if row.detected_after is not None and row.detected_after <= DETECTION_STEPS]
+    within = [row for row in alarms if row.end_reason != "stopped"]
     same = sum(row.bit_identical for row in within)
     return GuardDetection(name, len(rows), len(within), same, clopper_pearson(len(within), len(rows), confidence))

@@ -265,8 +265,9 @@ def _harm(result: TrainingResult) -> Section:
     lead = (
         "Shares of trials that are different, harmful and latent, with confidence limits. A hollow triangle is the upper limit "
         "of a share of 0."
-        + (f" Of more than {ROWS} groups, only the {ROWS} most harmful are drawn; the table has all." if many else "")
     )
+    if many:
+        lead += f" Of more than {ROWS} groups, only the {ROWS} most harmful are drawn; the table has all."
     return Section("Where faults do harm", lead, tuple(parts))
 
 
@@ -362,9 +363,9 @@ def _examples(result: TrainingResult) -> Section:
         f"training metric is averaged over the last {result.thresholds.window} steps. Losses are those of single steps; in a "
         "long run, only the largest loss of every few steps is drawn. ✖ at the upper edge is a loss that is not finite."
     )
-    return Section(
-        "Examples of each class", lead, tuple([TextBlock((((GOLDEN, "▬"), "golden"),)), *parts] if parts else [])
-    )
+    if parts:
+        parts.insert(0, TextBlock((((GOLDEN, "▬"), "golden"),)))
+    return Section("Examples of each class", lead, tuple(parts))
 
 
 def _curve(number: int, curve: ExampleCurve) -> tuple[Mark, str]:

@@ -73,9 +73,8 @@ def thresholds(result: TrainingResult) -> list[tuple[str, str, str, str]]:
 
 def counts_text(counts: Mapping[str, int]) -> str:
     """``8×immediate-nan, 9×low-test``: of all classes but the masked ones; no blank parts a count from its class."""
-    return ", ".join(
-        f"{counts[name]:,}×{name}" for name in classes_with_trials(counts) if not name.startswith("masked")
-    )
+    names = [name for name in classes_with_trials(counts) if not name.startswith("masked")]
+    return ", ".join(f"{counts[name]:,}×{name}" for name in names)
 
 
 def ordered_groups(result: TrainingResult) -> dict[str, list[TrialGroup]]:
@@ -150,9 +149,8 @@ def findings(result: TrainingResult) -> Iterator[str]:
     """Further findings, a sentence each."""
     if result.parts:
         yield pvf_text(result)
-        yield (
-            f"the following counts combine the trials of all {count_text(len(result.parts), 'target')}, regardless of their size"
-        )
+        targets = count_text(len(result.parts), "target")
+        yield f"the following counts combine the trials of all {targets}, regardless of their size"
     yield from _classes(result)
     yield from map(contrast_text, result.contrasts)
     yield from _conditions(result)
@@ -289,7 +287,7 @@ def floor_texts(result: TrainingResult) -> Iterator[str]:
 
 
 def _floor(floor: ReplicaDifferences, result: TrainingResult, if_identical: str) -> str:
-    """What replicas differ in; ``if_identical`` follows where they do not."""
+    """Differences of replicas in words; ``if_identical`` follows where there are none."""
     head = f"{count_text(len(floor.accuracy), 'fault-free replica')} (switches: {floor.switches})"
     if all(floor.identical_to_twin):
         return f"{head} that all ended in the final state of the fault-free twin (golden){if_identical}"

@@ -40,9 +40,8 @@ def duplication_is_cheaper(result: InferenceCoverageResult) -> Iterator[str]:
     """A sentence if running the model twice took less CPU time at the smallest batch than other detectors, else nothing."""
     ratios = {one.detector: one.ratios[0] for one in result.costs if math.isfinite(one.ratios[0])}
     twice = ratios.pop(DUPLICATION, math.nan)
-    dearer = sorted(
-        (name for name, ratio in ratios.items() if ratio > twice), key=lambda name: name != result.reference
-    )
+    dearer = [name for name, ratio in ratios.items() if ratio > twice]
+    dearer.sort(key=lambda name: name != result.reference)
     if dearer:
         named = f"{dearer[0]} ({number_text(ratios[dearer[0]])} times)"
         others = f" and {count_text(len(dearer) - 1, 'other detector')}" if len(dearer) > 1 else ""
@@ -157,20 +156,15 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
     for one in (one for one in result.restored if one.rung == LADDER and one.errors == ALL and one.detected_share.n):
         both = _both_shares(one.detected_answers, one.detected_share)
         yield f"the ladder brings back to golden what {result.reference} finds: {both}"
-    for alarms in (one for one in result.false_alarms if one.expected and one.rate == result.options.rate):
-        assert alarms.expected is not None
-        _, high = alarms.expected
-        if alarms.count > high:
+    for alarms in result.false_alarms:
+        high = alarms.expected[1] if alarms.expected else alarms.count
+        if alarms.rate == result.options.rate and alarms.count > high:
             yield (
                 f"false alarms of {alarms.detector}: {alarms.count:,}, but {high:,} at most if originals of calibration and test "
                 "are alike"
             )
-    shifted = [
-        f"{one.detector} {share_with_limits_text(one.shifted)}"
-        for one in result.false_alarms
-        if one.rate == result.options.rate and one.shifted.low > one.rate
-    ]
-    if shifted:
+    at_rate = [one for one in result.false_alarms if one.rate == result.options.rate]
+    if shifted := [f"{a.detector} {share_with_limits_text(a.shifted)}" for a in at_rate if a.shifted.low > a.rate]:
         yield (
             f"of {count_text(result.clean[SHIFTED], 'shifted sample')}, which are unusual but correct, more than {rate} raise an "
             f"alarm: {'; '.join(shifted)}"
