@@ -84,6 +84,7 @@ def report(events: Iterable[Event], name: str = "", command: str = "") -> Report
     history = RunHistory(events)
     ranks = history.ranks
     started = next((rank.started for rank in ranks if rank.started), None)
+    settings = {"settings": started.settings, "versions": started.versions} if started else {}
     return Report(
         schema=SCHEMA,
         report_type="Monitored training",
@@ -95,8 +96,7 @@ def report(events: Iterable[Event], name: str = "", command: str = "") -> Report
         sections=tuple(section for section in _sections(history) if section.parts),
         facts=tuple(_facts(started)) if started else (),
         repeat_command=command,
-        further_json=history.as_json()
-        | ({"settings": started.settings, "versions": started.versions} if started else {}),
+        further_json=history.as_json() | settings,
     )
 
 
@@ -125,9 +125,7 @@ def _findings(history: RunHistory) -> Iterator[str]:
     yield from map(str, history.explained[-MOST_EXPLAINED:])
     if history.incident:
         yield f"{history.incident}; see unsilent incident show"
-    for rank in history.ranks:
-        if rank.failed:
-            yield str(rank.failed)
+    yield from (str(rank.failed) for rank in history.ranks if rank.failed)
     if open_ranks := [f"{rank.rank} (after step {rank.last_step:,})" for rank in history.ranks if rank.ended is None]:
         yield f"the events do not end for rank {listed(open_ranks)}: its process was killed, or still runs"
     world = max((rank.started.world_size for rank in history.ranks if rank.started), default=1)

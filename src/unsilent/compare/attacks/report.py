@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import isnan
 from typing import TYPE_CHECKING
 
-from unsilent.basics.interval import Interval, known_value
+from unsilent.basics.interval import known_value
 from unsilent.compare.attacks.evaluation import RULES, WHITEBOX_AGREEMENT, Scores
 from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
 from unsilent.report.model import Column, Report, Section, Table
@@ -15,8 +15,6 @@ from unsilent.statistics.comparing import paired
 from unsilent.statistics.intervals import clopper_pearson
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from unsilent.compare.attacks.attacking import AttackResult
 
 UNIT = "input"
@@ -36,21 +34,12 @@ def report(result: AttackResult) -> Report:
     estimates = [row for scores in result.scores.values() for row in _estimates(result, scores)]
     differences = [row for name in result.scores if name != result.attack for row in _differences(result, name)]
     shares = [Column.share(f"evasive, {rule}") for rule in RULES]
-    further = [
-        Column.share("evasive top-5, any step", priority=2),
-        *(Column.share(f"wrong, {rule}", priority=1) for rule in RULES),
-    ]
-    table = Table.of(
-        rows_across(estimates, "measure"), [Column.text("attack"), *shares, *further], "share of attacked inputs"
-    )
-    compared = Table.of(
-        rows_across(differences, "measure"),
-        [
-            Column.text("attack", lambda row: f"{result.attack} minus {row['attack']}"),
-            *(Column.points(f"evasive, {rule}") for rule in RULES),
-        ],
-        "difference on the same inputs",
-    )
+    wrong = [Column.share(f"wrong, {rule}", priority=1) for rule in RULES]
+    columns = (Column.text("attack"), *shares, Column.share("evasive top-5, any step", priority=2), *wrong)
+    table = Table.of(rows_across(estimates, "measure"), columns, "share of attacked inputs")
+    pair = Column.text("attack", lambda row: f"{result.attack} minus {row['attack']}")
+    gaps = (pair, *(Column.points(f"evasive, {rule}") for rule in RULES))
+    compared = Table.of(rows_across(differences, "measure"), gaps, "difference on the same inputs")
     return Report(
         "unsilent/attack/1", "attack", f"{result.attack} on {result.workload}, {result.adapter}", _headline(result),
         machine_table([*estimates, *_clean(result)], ["attack", "measure", ""]),
@@ -96,17 +85,12 @@ def _findings(result: AttackResult) -> Iterator[str]:
         )
 
 
-def _shares(events: dict[str, Tensor], confidence: float) -> dict[str, Interval]:
-    return {name: clopper_pearson(int(seen.sum()), len(seen), confidence) for name, seen in events.items()}
-
-
 def _estimates(result: AttackResult, scores: Scores) -> list[Estimate]:
     kinds = {"evasive": scores.evasive, "evasive top-5": scores.evasive_top5, "wrong": scores.wrong}
     events = {f"{kind}, {rule}": by_rule[rule] for kind, by_rule in kinds.items() for rule in RULES}
-    change = known_value(float(scores.confidence_change.mean()), result.n)
-    return measured(
-        {"attack": scores.attack}, {**_shares(events, result.confidence), "confidence change": change}, UNIT
-    )
+    measures = {n: clopper_pearson(int(seen.sum()), len(seen), result.confidence) for n, seen in events.items()}
+    measures["confidence change"] = known_value(float(scores.confidence_change.mean()), result.n)
+    return measured({"attack": scores.attack}, measures, UNIT)
 
 
 def _clean(result: AttackResult) -> list[Estimate]:
