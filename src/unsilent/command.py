@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,11 @@ class Result(Protocol):
 
     def report(self) -> Report:
         """The report of the result."""
+
+
+def help_of(run: Callable[[Asked], Any]) -> str:
+    """The docstring of what a command runs, which is its help."""
+    return inspect.cleandoc(run.__doc__ or "")
 
 
 @dataclass(frozen=True)

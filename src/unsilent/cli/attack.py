@@ -18,12 +18,8 @@ from unsilent.basics.options import (
     check_count,
 )
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
-from unsilent.command import EXPLAIN, Command, Result
+from unsilent.command import EXPLAIN, Command, Result, help_of
 
-HELP = """Search for inputs that the original gets right and an adapted copy of it wrong, and compare with PGD and random noise.
-
-ADAPTER is int8, int4, prune:0.8, bf16, fp16 or compiled, or several joined by +.
-"""
 USAGE = "expected unsilent attack WORKLOAD ADAPTER, such as unsilent attack digits-cnn int4"
 
 
@@ -74,7 +70,10 @@ class AttackOptions:
 
 
 def attack(asked: Asked) -> Result:
-    """Attack, and score the attack and its controls."""
+    """Search for inputs that the original gets right and an adapted copy of it wrong, and compare with PGD and random noise.
+
+    ADAPTER is int8, int4, prune:0.8, bf16, fp16 or compiled, or several joined by +.
+    """
     options = asked[AttackOptions]
     from unsilent.compare.attacks.attacking import attack_workload
     from unsilent.compare.attacks.evaluation import check_attack
@@ -105,5 +104,11 @@ def attack(asked: Asked) -> Result:
 
 
 COMMAND = Command(
-    "attack", EXPLAIN, HELP, "unsilent attack digits-cnn int4 --eps 0.1", (AttackOptions,), attack, has_report=True
+    "attack",
+    EXPLAIN,
+    help_of(attack),
+    "unsilent attack digits-cnn int4 --eps 0.1",
+    (AttackOptions,),
+    attack,
+    has_report=True,
 )

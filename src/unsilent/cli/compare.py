@@ -11,12 +11,8 @@ from typing import Annotated
 from unsilent.basics.options import CONFIDENCE, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_confidence
 from unsilent.basics.sizes import parse_share
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
-from unsilent.command import EXPLAIN, Command, Result
+from unsilent.command import EXPLAIN, Command, Result, help_of
 
-HELP = """Compare a deployed model with the original: answers that changed, were lost and gained, and where the layers differ.
-
-DEPLOYED is an adapter (int8, int4, prune:0.8, bf16, compiled …), a workload, hf:DIR, a program FILE.pt2, or a checkpoint.
-"""
 USAGE = "expected unsilent compare ORIGINAL DEPLOYED, such as unsilent compare digits-cnn int8"
 
 
@@ -48,7 +44,10 @@ class CompareOptions:
 
 
 def compare(asked: Asked) -> Result:
-    """Load both models and compare them."""
+    """Compare a deployed model with the original: answers that changed, were lost and gained, and where the layers differ.
+
+    DEPLOYED is an adapter (int8, int4, prune:0.8, bf16, compiled …), a workload, hf:DIR, a program FILE.pt2, or a checkpoint.
+    """
     from unsilent.compare.comparing import compare_pair
     from unsilent.compare.models import load_models
 
@@ -62,4 +61,4 @@ def compare(asked: Asked) -> Result:
 
 
 EXAMPLE = "unsilent compare digits-cnn int8 --assert 5%"
-COMMAND = Command("compare", EXPLAIN, HELP, EXAMPLE, (CompareOptions,), compare, has_report=True)
+COMMAND = Command("compare", EXPLAIN, help_of(compare), EXAMPLE, (CompareOptions,), compare, has_report=True)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.cli.paths import check_writable
-from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions, ProgressOptions
+from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions, ProgressOptions, help_of
 
 NO_LOOP = (
     "no training loop was named; give file.py:loop, where loop is a function without arguments that trains a model"
@@ -53,7 +53,11 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def explain(asked: Asked) -> int:
-    """Print what was found about a loop and return the exit code; raises ``UsageError`` for options that exclude each other."""
+    """Find out whether runs of a training loop end with the same bits, and if not, what makes them differ.
+
+    Runs the loop several times, unchanged, and then with one source of variation after the other switched off.
+    --cost measures what determinism costs: the time of steps with each source switched off.
+    """
     from unsilent.cli.report_output import show_report
     from unsilent.explain import check_reproducibility, explain_run_differences, measure_step_costs
     from unsilent.explain.report import finding_summary_line, report
@@ -96,13 +100,9 @@ def _silent(text: str) -> None:
     """Nobody watches."""
 
 
-HELP = """Find out whether runs of a training loop end with the same bits, and if not, what makes them differ.
-
-Runs the loop several times, unchanged, and then with one source of variation after the other switched off.
---cost measures what determinism costs: the time of steps with each source switched off.
-"""
 COMMAND = Command(
-    "explain", EXPLAIN, HELP, "unsilent explain train.py:main", (ExplainOptions, PageOptions, DisplayOptions, ProgressOptions),
+    "explain", EXPLAIN, help_of(explain), "unsilent explain train.py:main",
+    (ExplainOptions, PageOptions, DisplayOptions, ProgressOptions),
     explain,
     split_script=split_at_dashes,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
-from unsilent.command import RESULTS, Command, output_option
+from unsilent.command import RESULTS, Command, help_of, output_option
 
 NO_STORE = "no store was named; give the store of a campaign, like unsilent-pvf-….sqlite"
 
@@ -30,7 +30,7 @@ class ExportOptions:
 
 
 def export(asked: Asked) -> int:
-    """Write all trials."""
+    """Export every trial of a campaign."""
     from unsilent.campaigns.export import export_store
     from unsilent.campaigns.store import Store
     from unsilent.studies.campaign_kinds import kind_of_store
@@ -42,5 +42,6 @@ def export(asked: Asked) -> int:
     return 0
 
 
-HELP = "Export every trial of a campaign."
-COMMAND = Command("export", RESULTS, HELP, "unsilent export STORE.sqlite -o trials.csv", (ExportOptions,), export)
+COMMAND = Command(
+    "export", RESULTS, help_of(export), "unsilent export STORE.sqlite -o trials.csv", (ExportOptions,), export
+)

@@ -11,7 +11,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import Asked, Option
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.cli.tables import show_lines
-from unsilent.command import RESULTS, Command, DisplayOptions, output_option
+from unsilent.command import RESULTS, Command, DisplayOptions, help_of, output_option
 
 NO_STORES = "no stores were named; give stores of one campaign, and --output for the store to create"
 
@@ -31,15 +31,12 @@ class MergeOptions:
             raise UsageError("no --output was given; name the store to create, or an existing one to extend")
 
 
-HELP = """Join stores of one campaign into one store.
-
-A trial that several stores hold is written once; its result must be the same in all of them. Nothing is written if the stores
-hold different campaigns, or different results for a trial.
-"""
-
-
 def merge(asked: Asked) -> int:
-    """Join stores."""
+    """Join stores of one campaign into one store.
+
+    A trial that several stores hold is written once; its result must be the same in all of them. Nothing is written if the stores
+    hold different campaigns, or different results for a trial.
+    """
     from unsilent.campaigns.merging import merge_stores
     from unsilent.studies.campaign_kinds import kind_of_store
 
@@ -56,5 +53,10 @@ def merge(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "merge", RESULTS, HELP, "unsilent merge a.sqlite b.sqlite -o all.sqlite", (MergeOptions, DisplayOptions), merge
+    "merge",
+    RESULTS,
+    help_of(merge),
+    "unsilent merge a.sqlite b.sqlite -o all.sqlite",
+    (MergeOptions, DisplayOptions),
+    merge,
 )

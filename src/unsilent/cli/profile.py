@@ -10,9 +10,8 @@ from typing import Annotated
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, Asked, Option
 from unsilent.cli.tables import show_lines, show_result
-from unsilent.command import WATCH, Command, DisplayOptions, output_option
+from unsilent.command import WATCH, Command, DisplayOptions, help_of, output_option
 
-HELP = "Write the profile of a model's clean activations that unsilent.protect needs."
 NO_WORKLOAD = "no workload was given; expected unsilent profile WORKLOAD, such as digits-cnn (see unsilent workloads)"
 
 
@@ -47,7 +46,7 @@ class ProfileOptions:
 
 
 def profile(options: Asked) -> int:
-    """Make a profile, write it, and print what it is of."""
+    """Write the profile of a model's clean activations that unsilent.protect needs."""
     chosen = options[ProfileOptions]
     if chosen.workload is None:
         raise UsageError(NO_WORKLOAD)
@@ -100,4 +99,6 @@ def profile(options: Asked) -> int:
     return 0
 
 
-COMMAND = Command("profile", WATCH, HELP, "unsilent profile digits-cnn", (ProfileOptions, DisplayOptions), profile)
+COMMAND = Command(
+    "profile", WATCH, help_of(profile), "unsilent profile digits-cnn", (ProfileOptions, DisplayOptions), profile
+)

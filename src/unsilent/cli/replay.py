@@ -13,7 +13,7 @@ from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.campaigns.options import WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines
 from unsilent.cli.trace_output import LOG, TRACE, show_trace, trace_path
-from unsilent.command import RESULTS, Command, DisplayOptions, output_option
+from unsilent.command import RESULTS, Command, DisplayOptions, help_of, output_option
 
 if TYPE_CHECKING:
     from unsilent.campaigns.trial_replay import TrialReplay
@@ -67,15 +67,12 @@ def options_of_store(arguments: Sequence[str]) -> tuple[type, ...]:
     return (TraceOptions,) if kind is not None and kind.replay_choices else ()
 
 
-HELP = """Run one stored trial again and check that its result is the same; exit with 1 if it is not.
-
-Further options depend on the store: see unsilent replay STORE --help. A published injection is replayed by unsilent
-replay-injection.
-"""
-
-
 def replay(asked: Asked) -> int:
-    """Run a trial again, and print both."""
+    """Run one stored trial again and check that its result is the same; exit with 1 if it is not.
+
+    Further options depend on the store: see unsilent replay STORE --help. A published injection is replayed by unsilent
+    replay-injection.
+    """
     from unsilent.campaigns import Store, TrialId
     from unsilent.campaigns.replay import replay_trial
     from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
@@ -124,6 +121,7 @@ def _write_log(path: Path, lines: tuple[str, ...]) -> None:
 
 
 COMMAND = Command(
-    "replay", RESULTS, HELP, "unsilent replay STORE.sqlite top_mlp/x8/17", (ReplayOptions, DisplayOptions), replay,
+    "replay", RESULTS, help_of(replay), "unsilent replay STORE.sqlite top_mlp/x8/17",
+    (ReplayOptions, DisplayOptions), replay,
     options_by_arguments=options_of_store,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Annotated
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.cli.trace_output import LOG, TRACE, show_trace, trace_path
-from unsilent.command import RESULTS, Command, DisplayOptions, output_option
+from unsilent.command import RESULTS, Command, DisplayOptions, help_of, output_option
 
 NO_FILE = "no injection was named; give the .csv file of a published injection"
 
@@ -41,7 +41,7 @@ class InjectionOptions:
 
 
 def replay_injection(asked: Asked) -> int:
-    """Replay a published injection, write its log and show the result."""
+    """Replay a published injection on the network that it was made for, and show its step with and without the fault."""
     from unsilent.cli.file_sorts import refuse_other_files
     from unsilent.papers.isca23.injections import read_injection
     from unsilent.papers.isca23.replay import replay_injection
@@ -71,8 +71,7 @@ def replay_injection(asked: Asked) -> int:
     return 0
 
 
-HELP = """Replay a published injection on the network that it was made for, and show its step with and without the fault."""
 COMMAND = Command(
-    "replay-injection", RESULTS, HELP, "unsilent replay-injection inj_0.csv --data digits",
+    "replay-injection", RESULTS, help_of(replay_injection), "unsilent replay-injection inj_0.csv --data digits",
     (InjectionOptions, DisplayOptions), replay_injection, is_long=True,
 )  # fmt: skip

@@ -17,7 +17,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.options import Asked, Option, check_count, options_of
 from unsilent.cli.scripts import ScriptOptions, asked_program, split_at_script
 from unsilent.cli.signals import end_as_python_does
-from unsilent.command import WATCH, Command, ConfigOptions
+from unsilent.command import WATCH, Command, ConfigOptions, help_of
 from unsilent.monitor.settings import ALARM_PANEL, MonitorSettings
 
 if TYPE_CHECKING:
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from unsilent.launch.switches import ResolvedSettings
 
 ISOLATION_PANEL = "Isolation"
-HELP = """Run a training script under the monitor, without changing it: unsilent run [OPTIONS] SCRIPT ARGUMENTS.
-
-With --isolate it starts the ranks itself. After an incident it starts them again from the last good checkpoint, without the
-device that is suspected.
-"""
 MOST_RANKS = 1024
 STOPPING = ("replay", "stop")
 """Values of ``--on-alarm`` that end a job with a verdict."""
@@ -102,7 +97,12 @@ def checked_settings(asked: Asked) -> ResolvedSettings:
 
 
 def run(asked: Asked) -> int:
-    """Run a script or module; ends by ``SystemExit`` with its exit code, and returns only where its ranks were started here."""
+    """Run a training script under the monitor, without changing it: unsilent run [OPTIONS] SCRIPT ARGUMENTS.
+
+    With --isolate it starts the ranks itself. After an incident it starts them again from the last good checkpoint, without the
+    device that is suspected.
+    """
+    # Ends by SystemExit with the exit code of the script, and returns only where its ranks were started here.
     from unsilent.launch.alarm_command import AlarmCommand
     from unsilent.launch.child import enter_rank
     from unsilent.launch.monitored_run import MonitoredRun
@@ -168,7 +168,7 @@ def isolated_job(asked: Asked, program: Program, options: IsolationOptions) -> I
 COMMAND = Command(
     "run",
     WATCH,
-    HELP,
+    help_of(run),
     "unsilent run --events events.jsonl train.py",
     OPTION_CLASSES,
     run,

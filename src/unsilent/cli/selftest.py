@@ -9,13 +9,9 @@ from typing import Annotated
 from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.basics.plainfiles import shown_path
 from unsilent.cli.tables import show_result
-from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, output_option
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, help_of, output_option
 
 NO_TRAINING = "no training was given; give one, like train-resnet (see unsilent workloads)"
-HELP = """Execute operations with known answers on a device, and compare every element.
-
-Exit code: 17 where an answer was wrong, 0 where none was.
-"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,10 @@ class RecordOptions:
 
 
 def selftest(asked: Asked) -> Result:
-    """Execute the tests until the time is over."""
+    """Execute operations with known answers on a device, and compare every element.
+
+    Exit code: 17 where an answer was wrong, 0 where none was.
+    """
     from unsilent.selftest.running import run_selftest
 
     options = asked[SelfTestOptions]
@@ -66,7 +65,8 @@ def record(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "selftest", AFTER_ALARM, HELP, "unsilent selftest --device cpu --minutes 10 --step step.recording", (SelfTestOptions,),
+    "selftest", AFTER_ALARM, help_of(selftest), "unsilent selftest --device cpu --minutes 10 --step step.recording",
+    (SelfTestOptions,),
     selftest, has_report=True, is_long=True,
 )  # fmt: skip
 RECORD = Command(

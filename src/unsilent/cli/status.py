@@ -13,7 +13,7 @@ from unsilent.basics.errors import StoreError, UnsilentError, UsageError
 from unsilent.basics.options import Asked, Option
 from unsilent.basics.printable import escape_unprintable
 from unsilent.cli.tables import show_lines, show_table
-from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.command import RESULTS, Command, DisplayOptions, help_of
 
 if TYPE_CHECKING:
     from unsilent.campaigns.kinds import Kind
@@ -63,14 +63,11 @@ class StatusOptions:
         default_text="the current folder")] = ()  # fmt: skip
 
 
-HELP = """Show what stores are, how complete their campaigns are, which command continues them, and their main result.
-
-For a folder, show all stores in it. The exit code is 1 if a store cannot be read.
-"""
-
-
 def status(asked: Asked) -> int:
-    """Print the status of each store."""
+    """Show what stores are, how complete their campaigns are, which command continues them, and their main result.
+
+    For a folder, show all stores in it. The exit code is 1 if a store cannot be read.
+    """
     paths, display = asked[StatusOptions].stores or (Path(),), asked[DisplayOptions]
     for path in paths:
         if path.suffix == ".jsonl":
@@ -184,4 +181,4 @@ def _with(command: str, path: Path) -> str:
     return escape_unprintable(shlex.join([*words, "--store", str(path)]))
 
 
-COMMAND = Command("status", RESULTS, HELP, "unsilent status", (StatusOptions, DisplayOptions), status)
+COMMAND = Command("status", RESULTS, help_of(status), "unsilent status", (StatusOptions, DisplayOptions), status)

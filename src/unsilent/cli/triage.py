@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
-from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, output_option
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, help_of, output_option
 from unsilent.triage.findings import Blanks
 
 if TYPE_CHECKING:
@@ -17,26 +17,6 @@ if TYPE_CHECKING:
 
 NO_FOLDER = "no folder was given; give that of an incident, such as incidents/90-0a1b2c3d"
 ORDERS = ("learned", "runbook")
-HELP = """Rank the debugging queries to run next on an incident, with reasons, and execute them.
-
-The order comes from a trained model, or with --order runbook from rules by hand. With --run, queries that the folder
-answers are executed until a finding is believed; after each, the others are ranked anew.
-
-Exit code: 1 where executed queries found something that is not doubted, 0 otherwise.
-"""
-QUERY_HELP = """Execute one debugging query on an incident.
-
-Exit code: 1 where something was found, 0 where nothing was, or the folder does not answer it.
-"""
-FARM_HELP = """Make a collection of incidents with known causes, on which orders of queries are measured.
-
-Small trainings are simulated, each with one cause and once without it; what the folder has already is not made again.
-"""
-COLLECT_HELP = """Write the folder of an incident from what a job left, where no alarm did, or a copy of one with more parts.
-
-Looks for traces, dumps of the flight recorder in JSON, logs, checkpoints with manifests and a configuration. The folder of the
-job is not changed.
-"""
 
 
 @dataclass(frozen=True)
@@ -114,7 +94,13 @@ class CollectOptions:
 
 
 def triage(asked: Asked) -> Result | int:
-    """Rank queries, and execute them where that is asked."""
+    """Rank the debugging queries to run next on an incident, with reasons, and execute them.
+
+    The order comes from a trained model, or with --order runbook from rules by hand. With --run, queries that the folder
+    answers are executed until a finding is believed; after each, the others are ranked anew.
+
+    Exit code: 1 where executed queries found something that is not doubted, 0 otherwise.
+    """
     from unsilent.triage.investigation import investigate
     from unsilent.triage.queries.table import json_schemas
     from unsilent.triage.triage_report import Triage
@@ -138,7 +124,10 @@ def _order(options: TriageOptions) -> Order:
 
 
 def query(asked: Asked) -> Result:
-    """Execute one query."""
+    """Execute one debugging query on an incident.
+
+    Exit code: 1 where something was found, 0 where nothing was, or the folder does not answer it.
+    """
     from unsilent.triage.bundle import Bundle
     from unsilent.triage.findings import Query
     from unsilent.triage.queries.table import execute, find_template
@@ -152,7 +141,10 @@ def query(asked: Asked) -> Result:
 
 
 def farm(asked: Asked) -> Result:
-    """Make what is missing in the folder of a collection."""
+    """Make a collection of incidents with known causes, on which orders of queries are measured.
+
+    Small trainings are simulated, each with one cause and once without it; what the folder has already is not made again.
+    """
     from unsilent.triage.farm.collection import make_collection
     from unsilent.triage.farm.farm_report import FarmResult
 
@@ -164,7 +156,11 @@ def farm(asked: Asked) -> Result:
 
 
 def collect(asked: Asked) -> int:
-    """Write the folder of an incident, and say what was taken."""
+    """Write the folder of an incident from what a job left, where no alarm did, or a copy of one with more parts.
+
+    Looks for traces, dumps of the flight recorder in JSON, logs, checkpoints with manifests and a configuration. The folder of
+    the job is not changed.
+    """
     from unsilent.cli.report_output import show_report
     from unsilent.triage.collect import collect as collect_incident
 
@@ -176,17 +172,18 @@ def collect(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "triage", AFTER_ALARM, HELP, "unsilent triage runs/incidents/90-0a1b2c3d --run", (TriageOptions,), triage, has_report=True,
+    "triage", AFTER_ALARM, help_of(triage), "unsilent triage runs/incidents/90-0a1b2c3d --run",
+    (TriageOptions,), triage, has_report=True,
 )  # fmt: skip
 QUERY = Command(
-    "triage query", AFTER_ALARM, QUERY_HELP, "unsilent triage query find-onset runs/incidents/90-0a1b2c3d --rank 1",
+    "triage query", AFTER_ALARM, help_of(query), "unsilent triage query find-onset runs/incidents/90-0a1b2c3d --rank 1",
     (QueryOptions, Blanks), query, has_report=True,
 )  # fmt: skip
 FARM = Command(
-    "triage farm", AFTER_ALARM, FARM_HELP, "unsilent triage farm incidents --incidents 600 --seed 1 --workers 2",
+    "triage farm", AFTER_ALARM, help_of(farm), "unsilent triage farm incidents --incidents 600 --seed 1 --workers 2",
     (FarmOptions,), farm, has_report=True, is_long=True,
 )  # fmt: skip
 COLLECT = Command(
-    "triage collect", AFTER_ALARM, COLLECT_HELP, "unsilent triage collect runs -o incident --report 'slow since step 400'",
+    "triage collect", AFTER_ALARM, help_of(collect), "unsilent triage collect runs -o incident --report 'slow since step 400'",
     (CollectOptions, DisplayOptions), collect,
 )  # fmt: skip

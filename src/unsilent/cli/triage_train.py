@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.options import WORKLOAD_PANEL, Asked, Option, check_count
-from unsilent.command import AFTER_ALARM, Command, DisplayOptions, output_option
-
-HELP = """Learn the order of debugging queries from a collection of incidents whose queries were executed and graded.
-
-unsilent triage INCIDENT --model FILE uses the model.
-"""
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions, help_of, output_option
 
 
 @dataclass(frozen=True)
@@ -30,7 +25,10 @@ class TrainOptions:
 
 
 def train_model(asked: Asked) -> int:
-    """Train and write a model."""
+    """Learn the order of debugging queries from a collection of incidents whose queries were executed and graded.
+
+    unsilent triage INCIDENT --model FILE uses the model.
+    """
     from unsilent.cli.report_output import show_report
     from unsilent.triage.farm.labelled import LABELS_FILE, read_labels
     from unsilent.triage.ranking.model import train
@@ -45,5 +43,6 @@ def train_model(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "triage train", AFTER_ALARM, HELP, "unsilent triage train farm -o model.npz", (TrainOptions, DisplayOptions), train_model,
+    "triage train", AFTER_ALARM, help_of(train_model), "unsilent triage train farm -o model.npz",
+    (TrainOptions, DisplayOptions), train_model,
 )  # fmt: skip

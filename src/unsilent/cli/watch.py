@@ -16,7 +16,7 @@ from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.basics.printable import escape_unprintable
 from unsilent.basics.strictjson import as_json_values
 from unsilent.cli.file_sorts import refuse_other_files
-from unsilent.command import WATCH, Command, DisplayOptions
+from unsilent.command import WATCH, Command, DisplayOptions, help_of
 
 if TYPE_CHECKING:
     from collections import deque
@@ -62,15 +62,12 @@ class WatchOptions:
     curve: Annotated[str, Option("What is drawn for each rank: loss or gradient-norm.", OUTPUT_PANEL)] = "loss"
 
 
-HELP = """Show the state of a monitored job in the terminal, until the job ends or Ctrl-C is pressed.
-
-The exit code is 1 if a rank is lost. For each rank: the step, a curve of the loss, the largest score, the health of the device,
-and the share of the time that the monitor took. Below them the last alarms and verdicts. --json acts as --once.
-"""
-
-
 def watch(asked: Asked) -> int:
-    """Show a job."""
+    """Show the state of a monitored job in the terminal, until the job ends or Ctrl-C is pressed.
+
+    The exit code is 1 if a rank is lost. For each rank: the step, a curve of the loss, the largest score, the health of the
+    device, and the share of the time that the monitor took. Below them the last alarms and verdicts. --json acts as --once.
+    """
     from rich.console import Console
 
     options, display = asked[WatchOptions], asked[DisplayOptions]
@@ -315,4 +312,4 @@ def _style(level: str) -> str:
     return {"ok": "green", "alarm": "red", "warning": "yellow"}.get(level, "")
 
 
-COMMAND = Command("watch", WATCH, HELP, "unsilent watch events.jsonl", (WatchOptions, DisplayOptions), watch)
+COMMAND = Command("watch", WATCH, help_of(watch), "unsilent watch events.jsonl", (WatchOptions, DisplayOptions), watch)

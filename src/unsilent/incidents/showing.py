@@ -9,17 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import OUTPUT_PANEL, Asked, Option, check_count
 from unsilent.basics.sizes import parse_whole_number
-from unsilent.command import AFTER_ALARM, Command
+from unsilent.command import AFTER_ALARM, Command, help_of
 
 if TYPE_CHECKING:
     from unsilent.incidents.shown_incident import ShownIncident
 
 NO_FOLDER = "no folder was given; give that of an incident, or that of the job's events"
-HELP = """Show what was recorded of the first alarm of a run.
-
-Verdicts, alarms, the ranks and their devices, checkpoints, and the series around the alarm: those of the tensors that it names,
-or those that --series selects.
-"""
 
 
 def step_range(text: Any) -> tuple[int, int]:
@@ -53,7 +48,11 @@ class ShowOptions:
 
 
 def show(asked: Asked) -> ShownIncident:
-    """Read an incident."""
+    """Show what was recorded of the first alarm of a run.
+
+    Verdicts, alarms, the ranks and their devices, checkpoints, and the series around the alarm: those of the tensors that it
+    names, or those that --series selects.
+    """
     from unsilent.incidents.shown_incident import read_shown
 
     options = asked[ShowOptions]
@@ -62,6 +61,6 @@ def show(asked: Asked) -> ShownIncident:
 
 
 COMMAND = Command(
-    "incident show", AFTER_ALARM, HELP, "unsilent incident show runs/incidents/90-0a1b2c3d --rank 1 --steps 80..95",
+    "incident show", AFTER_ALARM, help_of(show), "unsilent incident show runs/incidents/90-0a1b2c3d --rank 1 --steps 80..95",
     (ShowOptions,), show, has_report=True,
 )  # fmt: skip

@@ -10,17 +10,22 @@ from unsilent.basics.options import WORKLOAD_PANEL, Asked, Option
 from unsilent.basics.plainfiles import shown_path
 from unsilent.cli.checkpoint.arguments import CHECKPOINT, bytes_shown, opened, size_of, whole_checkpoint
 from unsilent.cli.tables import show_result
-from unsilent.command import AFTER_ALARM, FILES, Command, DisplayOptions, PageOptions, ProgressOptions, output_option
+from unsilent.command import (
+    AFTER_ALARM,
+    FILES,
+    Command,
+    DisplayOptions,
+    PageOptions,
+    ProgressOptions,
+    help_of,
+    output_option,
+)
 
 if TYPE_CHECKING:
     from unsilent.checkpoints.last_good import LastGood
 
 
 NO_FOLDER = "no folder was given; give the folder that checkpoints are in, like runs/"
-LAST_GOOD_HELP = """Find the newest checkpoint below a folder that is still as its manifest says.
-
-Exit code: 1 where none is, 0 where one was found.
-"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,10 @@ class LastGoodOptions:
 
 
 def last_good(asked: Asked) -> LastGood | int:
-    """Verify checkpoints from the newest on, until one is as its manifest says."""
+    """Find the newest checkpoint below a folder that is still as its manifest says.
+
+    Exit code: 1 where none is, 0 where one was found.
+    """
     from unsilent.checkpoints.last_good import last_good_checkpoint
 
     options, display = asked[LastGoodOptions], asked[DisplayOptions]
@@ -47,7 +55,7 @@ def last_good(asked: Asked) -> LastGood | int:
 
 
 LAST_GOOD = Command(
-    "checkpoint last-good", AFTER_ALARM, LAST_GOOD_HELP, "unsilent checkpoint last-good runs --before-step 812",
+    "checkpoint last-good", AFTER_ALARM, help_of(last_good), "unsilent checkpoint last-good runs --before-step 812",
     (LastGoodOptions,), last_good, has_report=True,
 )  # fmt: skip
 

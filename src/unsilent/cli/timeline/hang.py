@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.options import Asked, Option
-from unsilent.command import EXPLAIN, Command, Result
+from unsilent.command import EXPLAIN, Command, Result, help_of
 
 NO_DUMPS = "no folder was given; give one with dumps of the flight recorder, like dumps/"
-HELP = """Find the rank that never entered a collective, by dumps of PyTorch's flight recorder.
-
-Exit code: 1 where a rank was missing from a collective or collectives differ, 0 where none was found.
-"""
 
 
 @dataclass(frozen=True)
@@ -26,10 +22,15 @@ class HangOptions:
 
 
 def hang(asked: Asked) -> Result:
-    """Compare the dumps."""
+    """Find the rank that never entered a collective, by dumps of PyTorch's flight recorder.
+
+    Exit code: 1 where a rank was missing from a collective or collectives differ, 0 where none was found.
+    """
     from unsilent.timeline.hang import find_hang
 
     return find_hang(asked[HangOptions].dumps)
 
 
-COMMAND = Command("timeline hang", EXPLAIN, HELP, "unsilent timeline hang dumps", (HangOptions,), hang, has_report=True)
+COMMAND = Command(
+    "timeline hang", EXPLAIN, help_of(hang), "unsilent timeline hang dumps", (HangOptions,), hang, has_report=True
+)

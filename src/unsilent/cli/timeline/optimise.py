@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import wrong_value_error
 from unsilent.basics.options import Asked, Option
-from unsilent.command import EXPLAIN, Command
+from unsilent.command import EXPLAIN, Command, help_of
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report
 
 NO_TRACES = "no trace was named; give the folder of unsilent timeline record"
-HELP = """Find the buckets and the gradient precision with which a recorded training under DDP would be fastest.
-
-Ends in the setting to pass to DistributedDataParallel, and its predicted gain over the recorded buckets beside the noise floor.
-"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,11 @@ class OptimiseOptions:
 
 
 def find(asked: Asked) -> Report:
-    """The best settings by prediction."""
+    """Find the buckets and the gradient precision with which a recorded training under DDP would be fastest.
+
+    Ends in the setting to pass to DistributedDataParallel, and its predicted gain over the recorded buckets beside the noise
+    floor.
+    """
     from unsilent.timeline.ddp.optimise_report import find_settings
     from unsilent.timeline.ddp.traces import ddp_job
     from unsilent.timeline.link_costs import FLAT, reduction_costs
@@ -48,5 +48,11 @@ def find(asked: Asked) -> Report:
 
 
 COMMAND = Command(
-    "timeline optimise", EXPLAIN, HELP, "unsilent timeline optimise traces", (OptimiseOptions,), find, has_report=True
+    "timeline optimise",
+    EXPLAIN,
+    help_of(find),
+    "unsilent timeline optimise traces",
+    (OptimiseOptions,),
+    find,
+    has_report=True,
 )
