@@ -10,7 +10,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines, show_result
-from unsilent.command import WATCH, Command, DisplayOptions, Result, output_option
+from unsilent.command import WATCH, Command, DisplayOptions, Result, help_of, output_option
 
 NO_WORKLOAD = (
     "no workload was given; expected unsilent canaries make WORKLOAD, such as digits-cnn (see unsilent workloads)"
@@ -65,7 +65,7 @@ class CheckOptions:
 
 
 def make(asked: Asked) -> int:
-    """Choose canaries, write them, and print what they are of."""
+    """Store a few inputs of a workload with its model's answers, for canaries check."""
     from unsilent.compare.canaries import make_canaries
     from unsilent.engine.device_placement import resolve_device
     from unsilent.workloads.base import UNNAMED
@@ -94,7 +94,10 @@ def make(asked: Asked) -> int:
 
 
 def check(asked: Asked) -> Result:
-    """Let a model answer canaries."""
+    """Compare what a model answers to canaries with their stored answers.
+
+    Exit code: 1 where the answer to a canary changed, 0 where none did.
+    """
     from unsilent.compare.adapters.names import is_adapter
     from unsilent.compare.canaries import BITS, BITS_MAY_DIFFER, check_canaries, load_canaries, parse_comparison
     from unsilent.compare.models import load_models
@@ -142,14 +145,11 @@ def _stored_workload(name: str) -> str:
 
 
 MAKE = Command(
-    "canaries make", WATCH, "Store a few inputs of a workload with its model's answers, for canaries check.",
+    "canaries make", WATCH, help_of(make),
     "unsilent canaries make digits-cnn -k 16 -o digits.canaries", (MakeOptions, DisplayOptions), make,
 )  # fmt: skip
 CHECK = Command(
     "canaries check", WATCH,
-    """Compare what a model answers to canaries with their stored answers.
-
-Exit code: 1 where the answer to a canary changed, 0 where none did.
-""",
+    help_of(check),
     "unsilent canaries check digits.canaries digits-cnn", (CheckOptions,), check, has_report=True,
 )  # fmt: skip

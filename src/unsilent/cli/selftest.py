@@ -53,7 +53,7 @@ def selftest(asked: Asked) -> Result:
 
 
 def record(asked: Asked) -> int:
-    """Record a step of a training."""
+    """Record a step of a training, with which selftest tests a device."""
     from unsilent.engine.device_placement import resolve_device
     from unsilent.selftest.recording import record_training
 
@@ -70,6 +70,6 @@ COMMAND = Command(
     selftest, has_report=True, is_long=True,
 )  # fmt: skip
 RECORD = Command(
-    "selftest record", AFTER_ALARM, "Record a step of a training, with which selftest tests a device.",
+    "selftest record", AFTER_ALARM, help_of(record),
     "unsilent selftest record train-resnet -o step.recording", (RecordOptions, DisplayOptions), record,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, FAULTS_PANEL, OUTPUT_PANEL, Asked, Option, check_count
 from unsilent.cli.checkpoint.arguments import CHECKPOINT
 from unsilent.cli.tables import show_result
-from unsilent.command import FILES, Command, DisplayOptions
+from unsilent.command import FILES, Command, DisplayOptions, help_of
 
 if TYPE_CHECKING:
     from unsilent.checkpoints.corrupting import CheckpointEdit
@@ -66,7 +66,7 @@ class CorruptOptions:
 
 
 def corrupt(asked: Asked) -> int:
-    """Draw faults and change the checkpoint in place."""
+    """Draw faults and change the checkpoint in place; it can be undone."""
     from unsilent.checkpoints.corrupting import corrupt, corrupt_by_settings
     from unsilent.checkpoints.drawing import DrawOptions
     from unsilent.faults.models import fault_model
@@ -117,7 +117,7 @@ class ReplayOptions:
 
 
 def replay(asked: Asked) -> int:
-    """Repeat a saved injection."""
+    """Repeat a saved injection in this checkpoint, or in another one of another format."""
     from unsilent.checkpoints.corrupting import replay
 
     asks, edits = asked[ReplayOptions], asked[EditOptions]
@@ -148,7 +148,7 @@ class UndoOptions:
 
 
 def undo(asked: Asked) -> int:
-    """Take back the last edit."""
+    """Take back the last edit; the checkpoint is as before, byte for byte."""
     from unsilent.checkpoints.editing import undo_edit
 
     options = asked[UndoOptions]
@@ -193,14 +193,14 @@ def _show_edit(edit: CheckpointEdit, asked: Asked) -> int:
 
 
 CORRUPT = Command(
-    "checkpoint corrupt", FILES, "Draw faults and change the checkpoint in place; it can be undone.",
+    "checkpoint corrupt", FILES, help_of(corrupt),
     "unsilent checkpoint corrupt epoch-1.pt --flips 3", (CorruptOptions, EditOptions, DisplayOptions), corrupt,
 )  # fmt: skip
 REPLAY = Command(
-    "checkpoint replay", FILES, "Repeat a saved injection in this checkpoint, or in another one of another format.",
+    "checkpoint replay", FILES, help_of(replay),
     "unsilent checkpoint replay other.safetensors injection.json", (ReplayOptions, EditOptions, DisplayOptions), replay,
 )  # fmt: skip
 UNDO = Command(
-    "checkpoint undo", FILES, "Take back the last edit; the checkpoint is as before, byte for byte.",
+    "checkpoint undo", FILES, help_of(undo),
     "unsilent checkpoint undo epoch-1.pt", (UndoOptions, DisplayOptions), undo,
 )  # fmt: skip

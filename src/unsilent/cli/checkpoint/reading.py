@@ -70,7 +70,7 @@ class InspectOptions:
 
 
 def inspect(asked: Asked) -> int:
-    """Print the tensors of a checkpoint."""
+    """List the tensors of a checkpoint, and values that are not finite or very large."""
     from unsilent.checkpoints.editing import edits_of
     from unsilent.checkpoints.inspection import inspection_report, summarise
     from unsilent.cli.report_output import show_report
@@ -107,7 +107,7 @@ class DiffOptions:
 
 
 def diff(asked: Asked) -> int:
-    """Print how two checkpoints differ."""
+    """Compare two checkpoints tensor by tensor, whatever their formats; the exit code is 1 where they differ."""
     from unsilent.checkpoints.comparing import SAME, compare
     from unsilent.checkpoints.difference_report import difference_report
     from unsilent.cli.report_output import show_report
@@ -136,7 +136,7 @@ class ManifestOptions:
 
 
 def manifest(asked: Asked) -> int:
-    """Write the manifest of a checkpoint."""
+    """Hash every file, so that verify can tell later what has changed; the exit code is 1 where a folder holds links."""
     from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.checkpoints.hashes import hash_files, total_bytes
     from unsilent.checkpoints.manifest import make_manifest, manifest_path, not_covered, write_manifest
@@ -173,7 +173,7 @@ class VerifyOptions:
 
 
 def verify(asked: Asked) -> int:
-    """Compare a checkpoint with its manifest."""
+    """Compare every byte of a checkpoint with its manifest; the exit code is 1 where something has changed or is not covered."""
     from unsilent.basics.sizes import human_bytes
     from unsilent.checkpoints.checkpoint_files import CheckpointFiles
     from unsilent.checkpoints.editing import refuse_interrupted
@@ -210,21 +210,21 @@ def verify(asked: Asked) -> int:
 
 SHOWN = (DisplayOptions, ProgressOptions)
 INSPECT = Command(
-    "checkpoint inspect", FILES, "List the tensors of a checkpoint, and values that are not finite or very large.",
+    "checkpoint inspect", FILES, help_of(inspect),
     "unsilent checkpoint inspect epoch-1.pt", (InspectOptions, PageOptions, *SHOWN), inspect,
 )  # fmt: skip
 DIFF = Command(
     "checkpoint diff", FILES,
-    "Compare two checkpoints tensor by tensor, whatever their formats; the exit code is 1 where they differ.",
+    help_of(diff),
     "unsilent checkpoint diff epoch-1.pt copy.safetensors", (DiffOptions, PageOptions, *SHOWN), diff,
 )  # fmt: skip
 MANIFEST = Command(
     "checkpoint manifest", FILES,
-    "Hash every file, so that verify can tell later what has changed; the exit code is 1 where a folder holds links.",
+    help_of(manifest),
     "unsilent checkpoint manifest epoch-1.pt", (ManifestOptions, *SHOWN), manifest,
 )  # fmt: skip
 VERIFY = Command(
     "checkpoint verify", FILES,
-    "Compare every byte of a checkpoint with its manifest; the exit code is 1 where something has changed or is not covered.",
+    help_of(verify),
     "unsilent checkpoint verify epoch-1.pt", (VerifyOptions, *SHOWN), verify,
 )  # fmt: skip
