@@ -30,11 +30,6 @@ class Result(Protocol):
         """The report of the result."""
 
 
-def help_of(run: Callable[[Asked], Any]) -> str:
-    """The docstring of what a command runs, which is its help."""
-    return inspect.cleandoc(run.__doc__ or "")
-
-
 @dataclass(frozen=True)
 class DisplayOptions:
     """How results are printed."""
@@ -77,7 +72,6 @@ class Command:
     Attributes:
         name: Its words after ``unsilent``: one, or two.
         group: One of `GROUPS`.
-        help: One sentence in its first line, and further lines.
         example: A command line.
         option_classes: Dataclasses of its own options.
         run: Does it. Takes what was asked, and returns a `Result` or a report where ``has_report``, else an exit code.
@@ -85,11 +79,11 @@ class Command:
         options_by_arguments: Further dataclasses of options, which depend on a file that the words of the command line name.
         is_long: Whether ``run`` reports progress to ``asked.observer``, with the option ``--quiet``.
         split_script: Divides the words after its name into its own and the arguments of a script of the user's.
+        help_text: Its help where that is not the docstring of ``run``.
     """
 
     name: str
     group: str
-    help: str
     example: str
     option_classes: tuple[type, ...]
     run: Callable[[Asked], Any]
@@ -97,6 +91,12 @@ class Command:
     options_by_arguments: Callable[[Sequence[str]], tuple[type, ...]] | None = None
     is_long: bool = False
     split_script: Callable[[Sequence[str]], tuple[list[str], tuple[str, ...]]] | None = None
+    help_text: str = ""
+
+    @property
+    def help(self) -> str:
+        """One sentence in its first line, and further lines."""
+        return self.help_text or inspect.cleandoc(self.run.__doc__ or "")
 
     def all_option_classes(self, arguments: Sequence[str] = ()) -> tuple[type, ...]:
         """Dataclasses of all its options on the command line; ``arguments``: the words after its name."""

@@ -18,7 +18,7 @@ from unsilent.basics.options import (
     check_count,
 )
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
-from unsilent.command import EXPLAIN, Command, Result, help_of
+from unsilent.command import EXPLAIN, Command, Result
 
 USAGE = "expected unsilent attack WORKLOAD ADAPTER, such as unsilent attack digits-cnn int4"
 
@@ -104,11 +104,5 @@ def attack(asked: Asked) -> Result:
 
 
 COMMAND = Command(
-    "attack",
-    EXPLAIN,
-    help_of(attack),
-    "unsilent attack digits-cnn int4 --eps 0.1",
-    (AttackOptions,),
-    attack,
-    has_report=True,
-)
+    "attack", EXPLAIN, "unsilent attack digits-cnn int4 --eps 0.1", (AttackOptions,), attack, has_report=True,
+)  # fmt: skip

@@ -52,7 +52,7 @@ class CampaignVerb:
         """The row of the table of commands."""
         name = self.kind.command_words
         example = f"unsilent {name} {self.kind.example_arguments}"
-        return Command(name, MEASURE, self.kind.command_help, example, self.options, self.main)
+        return Command(name, MEASURE, example, self.options, self.main, help_text=self.kind.command_help)
 
     def main(self, asked: Asked) -> int:
         """Exit code of the command with these options."""

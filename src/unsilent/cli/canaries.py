@@ -10,7 +10,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines, show_result
-from unsilent.command import WATCH, Command, DisplayOptions, Result, help_of, output_option
+from unsilent.command import WATCH, Command, DisplayOptions, Result, output_option
 
 NO_WORKLOAD = (
     "no workload was given; expected unsilent canaries make WORKLOAD, such as digits-cnn (see unsilent workloads)"
@@ -145,11 +145,10 @@ def _stored_workload(name: str) -> str:
 
 
 MAKE = Command(
-    "canaries make", WATCH, help_of(make),
-    "unsilent canaries make digits-cnn -k 16 -o digits.canaries", (MakeOptions, DisplayOptions), make,
+    "canaries make", WATCH, "unsilent canaries make digits-cnn -k 16 -o digits.canaries", (MakeOptions, DisplayOptions),
+    make,
 )  # fmt: skip
 CHECK = Command(
-    "canaries check", WATCH,
-    help_of(check),
-    "unsilent canaries check digits.canaries digits-cnn", (CheckOptions,), check, has_report=True,
+    "canaries check", WATCH, "unsilent canaries check digits.canaries digits-cnn", (CheckOptions,), check,
+    has_report=True,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Annotated
 from unsilent.basics.options import CONFIDENCE, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_confidence
 from unsilent.basics.sizes import parse_share
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
-from unsilent.command import EXPLAIN, Command, Result, help_of
+from unsilent.command import EXPLAIN, Command, Result
 
 USAGE = "expected unsilent compare ORIGINAL DEPLOYED, such as unsilent compare digits-cnn int8"
 
@@ -61,4 +61,4 @@ def compare(asked: Asked) -> Result:
 
 
 EXAMPLE = "unsilent compare digits-cnn int8 --assert 5%"
-COMMAND = Command("compare", EXPLAIN, help_of(compare), EXAMPLE, (CompareOptions,), compare, has_report=True)
+COMMAND = Command("compare", EXPLAIN, EXAMPLE, (CompareOptions,), compare, has_report=True)

@@ -12,7 +12,7 @@ from unsilent.basics.options import Asked, Option
 from unsilent.cli.file_sorts import refuse_other_files
 from unsilent.cli.paths import report_path, writable_page
 from unsilent.cli.report import CANONICAL, check_canonical, options_for_store
-from unsilent.command import RESULTS, Command, DisplayOptions, help_of, output_option
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 from unsilent.report.model import Report
 
 NO_STORES = "two stores are needed; give the stores of two campaigns of the same kind"
@@ -88,6 +88,6 @@ def page_path(first: Path, second: Path, output: Path | None) -> Path:
 
 
 COMMAND = Command(
-    "diff", RESULTS, help_of(diff), "unsilent diff A.sqlite B.sqlite", (DiffOptions, DisplayOptions), diff,
+    "diff", RESULTS, "unsilent diff A.sqlite B.sqlite", (DiffOptions, DisplayOptions), diff,
     options_by_arguments=options_of_stores,
 )  # fmt: skip

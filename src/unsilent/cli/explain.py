@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.cli.paths import check_writable
-from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions, ProgressOptions, help_of
+from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions, ProgressOptions
 
 NO_LOOP = (
     "no training loop was named; give file.py:loop, where loop is a function without arguments that trains a model"
@@ -101,8 +101,6 @@ def _silent(text: str) -> None:
 
 
 COMMAND = Command(
-    "explain", EXPLAIN, help_of(explain), "unsilent explain train.py:main",
-    (ExplainOptions, PageOptions, DisplayOptions, ProgressOptions),
-    explain,
-    split_script=split_at_dashes,
+    "explain", EXPLAIN, "unsilent explain train.py:main",
+    (ExplainOptions, PageOptions, DisplayOptions, ProgressOptions), explain, split_script=split_at_dashes,
 )  # fmt: skip

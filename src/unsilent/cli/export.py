@@ -8,7 +8,7 @@ from typing import Annotated
 
 from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
-from unsilent.command import RESULTS, Command, help_of, output_option
+from unsilent.command import RESULTS, Command, output_option
 
 NO_STORE = "no store was named; give the store of a campaign, like unsilent-pvf-….sqlite"
 
@@ -42,6 +42,4 @@ def export(asked: Asked) -> int:
     return 0
 
 
-COMMAND = Command(
-    "export", RESULTS, help_of(export), "unsilent export STORE.sqlite -o trials.csv", (ExportOptions,), export
-)
+COMMAND = Command("export", RESULTS, "unsilent export STORE.sqlite -o trials.csv", (ExportOptions,), export)

@@ -185,7 +185,7 @@ def _defaults(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 
-WORKLOADS = Command("workloads", LISTS, str(workloads.__doc__), "unsilent workloads", (DisplayOptions,), workloads)
+WORKLOADS = Command("workloads", LISTS, "unsilent workloads", (DisplayOptions,), workloads)
 FAULT_OPTIONS = (FaultListOptions, DisplayOptions)
-FAULTS = Command("faults", LISTS, str(faults.__doc__), "unsilent faults --accelerator nvdla", FAULT_OPTIONS, faults)
-DETECTORS = Command("detectors", LISTS, str(detectors.__doc__), "unsilent detectors", (DisplayOptions,), detectors)
+FAULTS = Command("faults", LISTS, "unsilent faults --accelerator nvdla", FAULT_OPTIONS, faults)
+DETECTORS = Command("detectors", LISTS, "unsilent detectors", (DisplayOptions,), detectors)

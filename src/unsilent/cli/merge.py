@@ -11,7 +11,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import Asked, Option
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.cli.tables import show_lines
-from unsilent.command import RESULTS, Command, DisplayOptions, help_of, output_option
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 
 NO_STORES = "no stores were named; give stores of one campaign, and --output for the store to create"
 
@@ -53,10 +53,5 @@ def merge(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "merge",
-    RESULTS,
-    help_of(merge),
-    "unsilent merge a.sqlite b.sqlite -o all.sqlite",
-    (MergeOptions, DisplayOptions),
-    merge,
-)
+    "merge", RESULTS, "unsilent merge a.sqlite b.sqlite -o all.sqlite", (MergeOptions, DisplayOptions), merge,
+)  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import Asked
 from unsilent.cli.paths import check_writable
-from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions, help_of
+from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions
 from unsilent.placement.options import MeasureOptions, PlacementOptions
 
 if TYPE_CHECKING:
@@ -85,11 +85,10 @@ def measure(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "placement", EXPLAIN, help_of(placement), "unsilent placement a100:4 --axes data=16,tensor=4 --reduce data",
-    (PlacementOptions,), placement,
-    has_report=True,
+    "placement", EXPLAIN, "unsilent placement a100:4 --axes data=16,tensor=4 --reduce data", (PlacementOptions,),
+    placement, has_report=True,
 )  # fmt: skip
 MEASURE_COMMAND = Command(
-    "placement measure", EXPLAIN, help_of(measure), "unsilent placement measure --levels node=1,gpu=4 -o sweep.json",
-    (MeasureOptions,), measure,
+    "placement measure", EXPLAIN, "unsilent placement measure --levels node=1,gpu=4 -o sweep.json", (MeasureOptions,),
+    measure,
 )  # fmt: skip

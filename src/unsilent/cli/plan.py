@@ -12,7 +12,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import Asked
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.cli.paths import check_writable
-from unsilent.command import MEASURE, Command, DisplayOptions, help_of
+from unsilent.command import MEASURE, Command, DisplayOptions
 from unsilent.studies.plan.spec import PlanOptions, PlanOutputOptions
 
 ENDINGS = (".json", ".toml")
@@ -81,7 +81,6 @@ def toml_text(values: Mapping[str, Any]) -> str:
 
 
 COMMAND = Command(
-    "plan", MEASURE, help_of(plan), "unsilent plan STORE.sqlite --budget 5%",
-    (PlanOptions, PlanOutputOptions, DisplayOptions), plan,
+    "plan", MEASURE, "unsilent plan STORE.sqlite --budget 5%", (PlanOptions, PlanOutputOptions, DisplayOptions), plan,
     is_long=True,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Annotated
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, Asked, Option
 from unsilent.cli.tables import show_lines, show_result
-from unsilent.command import WATCH, Command, DisplayOptions, help_of, output_option
+from unsilent.command import WATCH, Command, DisplayOptions, output_option
 
 NO_WORKLOAD = "no workload was given; expected unsilent profile WORKLOAD, such as digits-cnn (see unsilent workloads)"
 
@@ -99,6 +99,4 @@ def profile(options: Asked) -> int:
     return 0
 
 
-COMMAND = Command(
-    "profile", WATCH, help_of(profile), "unsilent profile digits-cnn", (ProfileOptions, DisplayOptions), profile
-)
+COMMAND = Command("profile", WATCH, "unsilent profile digits-cnn", (ProfileOptions, DisplayOptions), profile)

@@ -13,7 +13,7 @@ from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.campaigns.options import WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines
 from unsilent.cli.trace_output import LOG, TRACE, show_trace, trace_path
-from unsilent.command import RESULTS, Command, DisplayOptions, help_of, output_option
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 
 if TYPE_CHECKING:
     from unsilent.campaigns.trial_replay import TrialReplay
@@ -121,7 +121,6 @@ def _write_log(path: Path, lines: tuple[str, ...]) -> None:
 
 
 COMMAND = Command(
-    "replay", RESULTS, help_of(replay), "unsilent replay STORE.sqlite top_mlp/x8/17",
-    (ReplayOptions, DisplayOptions), replay,
+    "replay", RESULTS, "unsilent replay STORE.sqlite top_mlp/x8/17", (ReplayOptions, DisplayOptions), replay,
     options_by_arguments=options_of_store,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Annotated
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.cli.trace_output import LOG, TRACE, show_trace, trace_path
-from unsilent.command import RESULTS, Command, DisplayOptions, help_of, output_option
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 
 NO_FILE = "no injection was named; give the .csv file of a published injection"
 
@@ -72,6 +72,6 @@ def replay_injection(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "replay-injection", RESULTS, help_of(replay_injection), "unsilent replay-injection inj_0.csv --data digits",
+    "replay-injection", RESULTS, "unsilent replay-injection inj_0.csv --data digits",
     (InjectionOptions, DisplayOptions), replay_injection, is_long=True,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from unsilent.basics.options import OUTPUT_PANEL, Asked, Option, options_of
 from unsilent.cli.card import card_paths, show_card, write_card
 from unsilent.cli.file_sorts import refuse_other_files, sort_of_file
 from unsilent.cli.paths import report_path, writable_page
-from unsilent.command import RESULTS, Command, DisplayOptions, help_of, output_option
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 from unsilent.report.model import Report
 
 CANONICAL = Option(
@@ -162,6 +162,6 @@ def options_for_store(store: Any, asked: Asked, cls: type[Any]) -> dict[str, Any
 
 
 COMMAND = Command(
-    "report", RESULTS, help_of(report), "unsilent report STORE.sqlite", (StoredReportOptions, DisplayOptions), report,
+    "report", RESULTS, "unsilent report STORE.sqlite", (StoredReportOptions, DisplayOptions), report,
     options_by_arguments=options_of_store,
 )  # fmt: skip

@@ -17,7 +17,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.options import Asked, Option, check_count, options_of
 from unsilent.cli.scripts import ScriptOptions, asked_program, split_at_script
 from unsilent.cli.signals import end_as_python_does
-from unsilent.command import WATCH, Command, ConfigOptions, help_of
+from unsilent.command import WATCH, Command, ConfigOptions
 from unsilent.monitor.settings import ALARM_PANEL, MonitorSettings
 
 if TYPE_CHECKING:
@@ -166,11 +166,6 @@ def isolated_job(asked: Asked, program: Program, options: IsolationOptions) -> I
 
 
 COMMAND = Command(
-    "run",
-    WATCH,
-    help_of(run),
-    "unsilent run --events events.jsonl train.py",
-    OPTION_CLASSES,
-    run,
+    "run", WATCH, "unsilent run --events events.jsonl train.py", OPTION_CLASSES, run,
     split_script=partial(split_at_script, OPTION_CLASSES),
-)
+)  # fmt: skip

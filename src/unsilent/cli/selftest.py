@@ -9,7 +9,7 @@ from typing import Annotated
 from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.basics.plainfiles import shown_path
 from unsilent.cli.tables import show_result
-from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, help_of, output_option
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, output_option
 
 NO_TRAINING = "no training was given; give one, like train-resnet (see unsilent workloads)"
 
@@ -65,11 +65,10 @@ def record(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "selftest", AFTER_ALARM, help_of(selftest), "unsilent selftest --device cpu --minutes 10 --step step.recording",
-    (SelfTestOptions,),
+    "selftest", AFTER_ALARM, "unsilent selftest --device cpu --minutes 10 --step step.recording", (SelfTestOptions,),
     selftest, has_report=True, is_long=True,
 )  # fmt: skip
 RECORD = Command(
-    "selftest record", AFTER_ALARM, help_of(record),
-    "unsilent selftest record train-resnet -o step.recording", (RecordOptions, DisplayOptions), record,
+    "selftest record", AFTER_ALARM, "unsilent selftest record train-resnet -o step.recording",
+    (RecordOptions, DisplayOptions), record,
 )  # fmt: skip

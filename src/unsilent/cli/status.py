@@ -13,7 +13,7 @@ from unsilent.basics.errors import StoreError, UnsilentError, UsageError
 from unsilent.basics.options import Asked, Option
 from unsilent.basics.printable import escape_unprintable
 from unsilent.cli.tables import show_lines, show_table
-from unsilent.command import RESULTS, Command, DisplayOptions, help_of
+from unsilent.command import RESULTS, Command, DisplayOptions
 
 if TYPE_CHECKING:
     from unsilent.campaigns.kinds import Kind
@@ -181,4 +181,4 @@ def _with(command: str, path: Path) -> str:
     return escape_unprintable(shlex.join([*words, "--store", str(path)]))
 
 
-COMMAND = Command("status", RESULTS, help_of(status), "unsilent status", (StatusOptions, DisplayOptions), status)
+COMMAND = Command("status", RESULTS, "unsilent status", (StatusOptions, DisplayOptions), status)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from unsilent.basics.options import Asked, Option
-from unsilent.command import MEASURE, Command, Result, help_of
+from unsilent.command import MEASURE, Command, Result
 
 NO_CLASS = "no class of outcomes was named; give one like low-test"
 
@@ -32,7 +32,6 @@ def training_example(asked: Asked) -> Result:
 
 
 COMMAND = Command(
-    "training-example", MEASURE, help_of(training_example), "unsilent training-example low-test",
-    (ExampleOptions,), training_example,
+    "training-example", MEASURE, "unsilent training-example low-test", (ExampleOptions,), training_example,
     has_report=True, is_long=True,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
-from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, help_of, output_option
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, output_option
 from unsilent.triage.findings import Blanks
 
 if TYPE_CHECKING:
@@ -172,18 +172,17 @@ def collect(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "triage", AFTER_ALARM, help_of(triage), "unsilent triage runs/incidents/90-0a1b2c3d --run",
-    (TriageOptions,), triage, has_report=True,
-)  # fmt: skip
+    "triage", AFTER_ALARM, "unsilent triage runs/incidents/90-0a1b2c3d --run", (TriageOptions,), triage, has_report=True
+)
 QUERY = Command(
-    "triage query", AFTER_ALARM, help_of(query), "unsilent triage query find-onset runs/incidents/90-0a1b2c3d --rank 1",
+    "triage query", AFTER_ALARM, "unsilent triage query find-onset runs/incidents/90-0a1b2c3d --rank 1",
     (QueryOptions, Blanks), query, has_report=True,
 )  # fmt: skip
 FARM = Command(
-    "triage farm", AFTER_ALARM, help_of(farm), "unsilent triage farm incidents --incidents 600 --seed 1 --workers 2",
-    (FarmOptions,), farm, has_report=True, is_long=True,
+    "triage farm", AFTER_ALARM, "unsilent triage farm incidents --incidents 600 --seed 1 --workers 2", (FarmOptions,),
+    farm, has_report=True, is_long=True,
 )  # fmt: skip
 COLLECT = Command(
-    "triage collect", AFTER_ALARM, help_of(collect), "unsilent triage collect runs -o incident --report 'slow since step 400'",
+    "triage collect", AFTER_ALARM, "unsilent triage collect runs -o incident --report 'slow since step 400'",
     (CollectOptions, DisplayOptions), collect,
 )  # fmt: skip

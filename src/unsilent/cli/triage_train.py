@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.options import WORKLOAD_PANEL, Asked, Option, check_count
-from unsilent.command import AFTER_ALARM, Command, DisplayOptions, help_of, output_option
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions, output_option
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,5 @@ def train_model(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "triage train", AFTER_ALARM, help_of(train_model), "unsilent triage train farm -o model.npz",
-    (TrainOptions, DisplayOptions), train_model,
-)  # fmt: skip
+    "triage train", AFTER_ALARM, "unsilent triage train farm -o model.npz", (TrainOptions, DisplayOptions), train_model
+)

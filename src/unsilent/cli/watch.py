@@ -16,7 +16,7 @@ from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.basics.printable import escape_unprintable
 from unsilent.basics.strictjson import as_json_values
 from unsilent.cli.file_sorts import refuse_other_files
-from unsilent.command import WATCH, Command, DisplayOptions, help_of
+from unsilent.command import WATCH, Command, DisplayOptions
 
 if TYPE_CHECKING:
     from collections import deque
@@ -312,4 +312,4 @@ def _style(level: str) -> str:
     return {"ok": "green", "alarm": "red", "warning": "yellow"}.get(level, "")
 
 
-COMMAND = Command("watch", WATCH, help_of(watch), "unsilent watch events.jsonl", (WatchOptions, DisplayOptions), watch)
+COMMAND = Command("watch", WATCH, "unsilent watch events.jsonl", (WatchOptions, DisplayOptions), watch)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
-from unsilent.command import AFTER_ALARM, Command, help_of
+from unsilent.command import AFTER_ALARM, Command
 from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
 
@@ -126,6 +126,6 @@ def replay(asked: Asked) -> IncidentReplay:
 
 
 COMMAND = Command(
-    "incident replay", AFTER_ALARM, help_of(replay), "unsilent incident replay incidents/90-0a1b2c3d --code train.py:step",
+    "incident replay", AFTER_ALARM, "unsilent incident replay incidents/90-0a1b2c3d --code train.py:step",
     (ReplayOptions,), replay, has_report=True,
 )  # fmt: skip

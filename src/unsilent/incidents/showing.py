@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import OUTPUT_PANEL, Asked, Option, check_count
 from unsilent.basics.sizes import parse_whole_number
-from unsilent.command import AFTER_ALARM, Command, help_of
+from unsilent.command import AFTER_ALARM, Command
 
 if TYPE_CHECKING:
     from unsilent.incidents.shown_incident import ShownIncident
@@ -61,6 +61,6 @@ def show(asked: Asked) -> ShownIncident:
 
 
 COMMAND = Command(
-    "incident show", AFTER_ALARM, help_of(show), "unsilent incident show runs/incidents/90-0a1b2c3d --rank 1 --steps 80..95",
+    "incident show", AFTER_ALARM, "unsilent incident show runs/incidents/90-0a1b2c3d --rank 1 --steps 80..95",
     (ShowOptions,), show, has_report=True,
 )  # fmt: skip

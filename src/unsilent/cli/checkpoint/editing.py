@@ -12,7 +12,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, FAULTS_PANEL, OUTPUT_PANEL, Asked, Option, check_count
 from unsilent.cli.checkpoint.arguments import CHECKPOINT
 from unsilent.cli.tables import show_result
-from unsilent.command import FILES, Command, DisplayOptions, help_of
+from unsilent.command import FILES, Command, DisplayOptions
 
 if TYPE_CHECKING:
     from unsilent.checkpoints.corrupting import CheckpointEdit
@@ -193,14 +193,11 @@ def _show_edit(edit: CheckpointEdit, asked: Asked) -> int:
 
 
 CORRUPT = Command(
-    "checkpoint corrupt", FILES, help_of(corrupt),
-    "unsilent checkpoint corrupt epoch-1.pt --flips 3", (CorruptOptions, EditOptions, DisplayOptions), corrupt,
+    "checkpoint corrupt", FILES, "unsilent checkpoint corrupt epoch-1.pt --flips 3",
+    (CorruptOptions, EditOptions, DisplayOptions), corrupt,
 )  # fmt: skip
 REPLAY = Command(
-    "checkpoint replay", FILES, help_of(replay),
-    "unsilent checkpoint replay other.safetensors injection.json", (ReplayOptions, EditOptions, DisplayOptions), replay,
+    "checkpoint replay", FILES, "unsilent checkpoint replay other.safetensors injection.json",
+    (ReplayOptions, EditOptions, DisplayOptions), replay,
 )  # fmt: skip
-UNDO = Command(
-    "checkpoint undo", FILES, help_of(undo),
-    "unsilent checkpoint undo epoch-1.pt", (UndoOptions, DisplayOptions), undo,
-)  # fmt: skip
+UNDO = Command("checkpoint undo", FILES, "unsilent checkpoint undo epoch-1.pt", (UndoOptions, DisplayOptions), undo)

@@ -17,7 +17,6 @@ from unsilent.command import (
     DisplayOptions,
     PageOptions,
     ProgressOptions,
-    help_of,
     output_option,
 )
 
@@ -55,8 +54,8 @@ def last_good(asked: Asked) -> LastGood | int:
 
 
 LAST_GOOD = Command(
-    "checkpoint last-good", AFTER_ALARM, help_of(last_good), "unsilent checkpoint last-good runs --before-step 812",
-    (LastGoodOptions,), last_good, has_report=True,
+    "checkpoint last-good", AFTER_ALARM, "unsilent checkpoint last-good runs --before-step 812", (LastGoodOptions,),
+    last_good, has_report=True,
 )  # fmt: skip
 
 
@@ -210,21 +209,14 @@ def verify(asked: Asked) -> int:
 
 SHOWN = (DisplayOptions, ProgressOptions)
 INSPECT = Command(
-    "checkpoint inspect", FILES, help_of(inspect),
-    "unsilent checkpoint inspect epoch-1.pt", (InspectOptions, PageOptions, *SHOWN), inspect,
+    "checkpoint inspect", FILES, "unsilent checkpoint inspect epoch-1.pt", (InspectOptions, PageOptions, *SHOWN),
+    inspect,
 )  # fmt: skip
 DIFF = Command(
-    "checkpoint diff", FILES,
-    help_of(diff),
-    "unsilent checkpoint diff epoch-1.pt copy.safetensors", (DiffOptions, PageOptions, *SHOWN), diff,
+    "checkpoint diff", FILES, "unsilent checkpoint diff epoch-1.pt copy.safetensors",
+    (DiffOptions, PageOptions, *SHOWN), diff,
 )  # fmt: skip
 MANIFEST = Command(
-    "checkpoint manifest", FILES,
-    help_of(manifest),
-    "unsilent checkpoint manifest epoch-1.pt", (ManifestOptions, *SHOWN), manifest,
-)  # fmt: skip
-VERIFY = Command(
-    "checkpoint verify", FILES,
-    help_of(verify),
-    "unsilent checkpoint verify epoch-1.pt", (VerifyOptions, *SHOWN), verify,
-)  # fmt: skip
+    "checkpoint manifest", FILES, "unsilent checkpoint manifest epoch-1.pt", (ManifestOptions, *SHOWN), manifest
+)
+VERIFY = Command("checkpoint verify", FILES, "unsilent checkpoint verify epoch-1.pt", (VerifyOptions, *SHOWN), verify)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
-from unsilent.command import EXPLAIN, Command, help_of
+from unsilent.command import EXPLAIN, Command
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report
@@ -54,6 +54,4 @@ def timeline(asked: Asked) -> Report:
     return result.report(options.traces[0].name)
 
 
-COMMAND = Command(
-    "timeline", EXPLAIN, help_of(timeline), "unsilent timeline traces", (TimelineOptions,), timeline, has_report=True
-)
+COMMAND = Command("timeline", EXPLAIN, "unsilent timeline traces", (TimelineOptions,), timeline, has_report=True)

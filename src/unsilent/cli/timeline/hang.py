@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.options import Asked, Option
-from unsilent.command import EXPLAIN, Command, Result, help_of
+from unsilent.command import EXPLAIN, Command, Result
 
 NO_DUMPS = "no folder was given; give one with dumps of the flight recorder, like dumps/"
 
@@ -31,6 +31,4 @@ def hang(asked: Asked) -> Result:
     return find_hang(asked[HangOptions].dumps)
 
 
-COMMAND = Command(
-    "timeline hang", EXPLAIN, help_of(hang), "unsilent timeline hang dumps", (HangOptions,), hang, has_report=True
-)
+COMMAND = Command("timeline hang", EXPLAIN, "unsilent timeline hang dumps", (HangOptions,), hang, has_report=True)

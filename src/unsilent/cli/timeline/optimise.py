@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import wrong_value_error
 from unsilent.basics.options import Asked, Option
-from unsilent.command import EXPLAIN, Command, help_of
+from unsilent.command import EXPLAIN, Command
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report
@@ -48,11 +48,5 @@ def find(asked: Asked) -> Report:
 
 
 COMMAND = Command(
-    "timeline optimise",
-    EXPLAIN,
-    help_of(find),
-    "unsilent timeline optimise traces",
-    (OptimiseOptions,),
-    find,
-    has_report=True,
-)
+    "timeline optimise", EXPLAIN, "unsilent timeline optimise traces", (OptimiseOptions,), find, has_report=True,
+)  # fmt: skip

@@ -15,7 +15,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, Asked, Option, check_count
 from unsilent.cli.scripts import ScriptOptions, asked_program, split_at_script
 from unsilent.cli.signals import end_as_python_does
-from unsilent.command import EXPLAIN, Command, help_of, output_option
+from unsilent.command import EXPLAIN, Command, output_option
 
 LEAST_WARMUP = 2
 MOST_STEPS = 10_000
@@ -53,6 +53,6 @@ def record(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "timeline record", EXPLAIN, help_of(record), "unsilent timeline record -o traces train.py",
-    OPTION_CLASSES, record, split_script=partial(split_at_script, OPTION_CLASSES),
+    "timeline record", EXPLAIN, "unsilent timeline record -o traces train.py", OPTION_CLASSES, record,
+    split_script=partial(split_at_script, OPTION_CLASSES),
 )  # fmt: skip
