@@ -108,6 +108,7 @@ def test_rows_do_not_depend_on_the_default(tiny, monkeypatch):
     assert rows[None] == rows[1]
 
 
+@pytest.mark.slow
 def test_a_short_campaign_starts_one_worker(tiny, monkeypatch):
     monkeypatch.setattr(processes, "core_count", lambda: 9)
     with make_executor(None, PVF.runner, PvfSpec(f"{tiny}:make")) as executor:

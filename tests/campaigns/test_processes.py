@@ -39,6 +39,7 @@ def test_a_stopped_driver_takes_no_time_from_its_workers(stopped):
     executor._workers.clear()
 
 
+@pytest.mark.slow
 def test_the_driver_of_a_campaign_never_loads_torch(tmp_path, monkeypatch):
     """Start and memory of every command would grow by it; what a worker sends must not bring it along."""
     (tmp_path / "small.py").write_text(

@@ -38,6 +38,7 @@ def test_both_clocks_cover_the_same():
     assert busy <= again + 0.02 < 0.15
 
 
+@pytest.mark.slow
 def test_set_up_before_the_campaign_is_in_both(tiny, tmp_path):
     """A worker that has described itself before `run_campaign` (for --assert) has spent wall time, too."""
     spec, path = PvfSpec(f"{tiny}:make"), tmp_path / "s.sqlite"

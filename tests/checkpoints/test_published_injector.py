@@ -379,6 +379,7 @@ def test_a_burst_is_of_different_bits_but_for_one_as_long_as_the_range(path):
     assert whole[4] < whole[2]
 
 
+@pytest.mark.slow
 def test_a_mask_is_placed_anywhere_and_not_kept_from_the_sign(path):
     where = {"locations_to_corrupt": ["/predictor/conv1/W"], "injection_tries": 1, "bit_mask": "1011"}
     seen = set()

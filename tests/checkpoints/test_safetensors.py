@@ -170,6 +170,7 @@ def refused_or_the_same(whole, path):
     return True
 
 
+@pytest.mark.slow
 def test_the_two_loaders_agree_on_damaged_files(tmp_path):
     draw = random.Random(11)
     outcomes = []

@@ -32,6 +32,7 @@ def test_the_headline_has_the_estimate_of_time(tmp_path, budget):
     assert json.loads(in_process(*asked, "--json", cwd=tmp_path).stdout)["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_a_store_with_a_pilot_shows_the_expected_end(tmp_path):
     write_clean(tmp_path)
     asked = ("pvf", "clean.py:make", "--ci", "4%", "--store", "s.sqlite")

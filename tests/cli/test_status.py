@@ -40,6 +40,7 @@ def test_a_folder_lists_its_stores(folder):
     assert "floor.sqlite: noise of tiny" in out
 
 
+@pytest.mark.slow
 def test_the_command_that_is_named_goes_on(folder):
     with closing(sqlite3.connect(folder / "pvf.sqlite")) as db, db:
         db.execute("DELETE FROM trial WHERE k > 10")

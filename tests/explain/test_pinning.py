@@ -92,6 +92,7 @@ def test_what_the_runs_never_read_is_not_tried():
     assert all(SOURCES[key].advice for key in data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pinned", [False, True])
 def test_pandas_can_be_imported_where_dates_are_replaced(tmp_path: Path, pinned: bool):
     pytest.importorskip("pandas")

@@ -104,6 +104,7 @@ def test_the_training_without_the_anomaly_is_recorded_in_a_step_that_somebody_no
     assert state["optimizers"][0]["state"]["scores.bias"]["step"] == incident.step
 
 
+@pytest.mark.slow
 def test_an_alarm_before_the_step_that_somebody_notices_is_the_incident(tmp_path):
     incident = plant("data", seed=0)
     run_planted(incident, noticed=incident.step + 3, events=tmp_path / "events.jsonl")

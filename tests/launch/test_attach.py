@@ -112,6 +112,7 @@ def test_a_model_with_a_method_parameters_of_its_own():
     assert trained_model([torch.optim.SGD(model.parameters(), 0.1)]) is model
 
 
+@pytest.mark.slow
 def test_optimizers_made_later_and_a_second_training(automatic, made):
     first = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(first.parameters(), 0.1)
@@ -131,6 +132,7 @@ def test_optimizers_made_later_and_a_second_training(automatic, made):
     assert len(made[0].optimizers) == 1
 
 
+@pytest.mark.slow
 def test_an_earlier_training_does_not_stay_in_memory(made):
     one = AutomaticMonitor(MonitorSettings(), ["weak"])
     one.start()
@@ -166,6 +168,7 @@ def test_a_monitor_ends_when_the_program_drops_the_training(how):
         one.stop()
 
 
+@pytest.mark.slow
 def test_optimizers_that_are_made_every_step_are_not_followed(automatic, made, caplog):
     model = nn.Linear(3, 1)
     outer = torch.optim.SGD(model.parameters(), 0.1)

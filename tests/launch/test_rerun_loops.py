@@ -97,6 +97,7 @@ def test_a_faulty_step_leaves_no_trace(fault):
     assert not torch.equal(clean, train(fault=fault)[0])
 
 
+@pytest.mark.slow
 def test_a_step_that_is_executed_again_to_be_compared_changes_nothing(caplog, monkeypatch):
     monkeypatch.setattr(
         alarm_replay, "judge", lambda known: replace(fault_verdict.judge(known), exit_code=0)

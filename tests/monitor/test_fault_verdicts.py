@@ -90,6 +90,7 @@ def test_a_transient_fault_ends_the_job_with_16_and_the_second_one_with_17(tmp_p
     assert [(one["kind"], one["step"]) for one in remembered["incidents"]] == [("transient", 29), ("device", 29)]
 
 
+@pytest.mark.slow
 def test_an_undetermined_alarm_ends_the_job_with_16_once(tmp_path):
     codes = [Training(always).run(events=tmp_path / f"{n}.jsonl").exit_code for n in range(3)]
     assert codes == [16, 17, 17]

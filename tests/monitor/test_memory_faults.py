@@ -122,6 +122,7 @@ def test_step_counters_and_frozen_parameters_are_compared():
     assert alarms_of(training, lambda t, n: n == 8 and flip(t.model["frozen"].weight)) == [(9, "frozen.weight")]
 
 
+@pytest.mark.slow
 def test_a_rotating_fingerprint_watches_every_tensor_now_and_then():
     caught = set()
     for at in range(26, 32):

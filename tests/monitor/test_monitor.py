@@ -305,6 +305,7 @@ def test_torch_func_between_two_steps_is_no_part_of_the_training():
     assert not events[-1].unseen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [without_backward, lambda: in_backward()])
 def test_rows_do_not_grow_where_backward_passes_are_unusual(make):
     training = make()
@@ -843,6 +844,7 @@ def test_an_alarm_in_the_last_step_stops_the_job_as_well():
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_grows_with_the_number_of_steps():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))

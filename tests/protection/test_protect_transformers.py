@@ -38,6 +38,7 @@ def test_a_call_gives_the_same_type_and_bits():
     assert guarded.verdict.flagged.shape == (3,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detector", ["dr-dna", "dr-dna+duplication"])
 def test_generation_is_watched_in_every_pass(detector):
     model, batch = llama(), prompts(1, 3, seed=9)[0]

@@ -55,6 +55,7 @@ def test_limits_of_false_alarms_are_those_of_exchanged_originals(decimals):
     assert np.mean(np.array(counts) <= high) >= 0.95 > np.mean(np.array(counts) < high)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("copies", "runs"), few([(1, 200), (10, 200), (10, 60)], (10, 60), several=True))
 def test_false_alarms_lie_within_their_limits_as_often_as_promised(copies, runs):
     """Also with copies that are nearly alike, for which limits of independent samples are far too narrow."""

@@ -29,6 +29,7 @@ TRAINED = {
 """Workloads that are trained here, with their floors."""
 
 _SLOW = (
+    "digits-efficientnet",
     "chargpt",
     "llama-chars",
     "digits-vit",

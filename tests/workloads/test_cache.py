@@ -168,6 +168,7 @@ load_or_train(TrainedWeightsRecipe("killed", 1, {}, ""), lambda: nn.Linear(2, 2)
 """
 
 
+@pytest.mark.slow
 def test_killed_while_writing(kept):
     done = subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "UNSILENT_CACHE": str(kept)})
     assert done.returncode == -signal.SIGKILL

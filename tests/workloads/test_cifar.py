@@ -172,6 +172,7 @@ def test_damaged_files_never_raise_anything_else(cifar_files, tmp_path):
                 read(str(tmp_path / source))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "resnet32-d509ac18.th").exists(), reason="real weights not there")
 def test_published_weights():
     files = {"weights": str(SHARED / "resnet32-d509ac18.th"), "data": str(SHARED / "cifar10-test-a.npz")}

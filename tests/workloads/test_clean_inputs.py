@@ -127,6 +127,7 @@ def test_clean_contexts_are_of_blocks_that_are_not_evaluated(picks):
     assert not used["calibration"] & used["test"]
 
 
+@pytest.mark.slow
 def test_clean_contexts_are_new():
     data = help_texts.load_help_texts()
     training, evaluated = ("".join(map(chr, part.flatten().tolist())) for part in (data.train, data.test[:64]))

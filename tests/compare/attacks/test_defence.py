@@ -69,6 +69,7 @@ def test_the_gate_does_not_see_what_both_models_get_wrong_alike():
     assert unseen_by_gate(original, deployed, torch.tensor([0, 0, 0, 0])).tolist() == [False, True, False, False]
 
 
+@pytest.mark.slow
 def test_an_attack_that_knows_the_detector_passes_it_more_often(task, clean):
     detector = DivergenceDetector.calibrated(task.original, task.deployed, clean[:200], rate=0.05)
     counts = defence_scores(task, detector)

@@ -563,6 +563,7 @@ def test_wrong_input_is_one_line(folder, words, said):
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_a_campaign_of_the_command_line(folder):
     asked = (
         "inference-coverage",

@@ -38,6 +38,7 @@ def campaign(*words):
     return {row["target"]: row for row in json.loads(shown.stdout)["results"]}
 
 
+@pytest.mark.slow
 def test_right_answers_that_are_lost(labelled):
     rows = campaign(labelled, "--trials", 40, "--fault", "random:count=3", "--per", "tensor")
     workload = unsilent.load(labelled)

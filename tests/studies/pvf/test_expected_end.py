@@ -63,6 +63,7 @@ def run_to_the_end(share, precision):
     return expected, before, stored.trial_count
 
 
+@pytest.mark.slow
 def test_the_expected_end_is_near_the_real_one():
     """Not in all campaigns: a pilot of 66 trials hardly shows events that are as rare as these."""
     near, in_range = [], []

@@ -67,6 +67,7 @@ def recomputed(campaign, strata):
     return np.average(means, weights=[stratum["share"] for stratum in strata]), n
 
 
+@pytest.mark.slow
 def test_estimates_follow_from_the_json_alone(folder):
     campaign = json.loads((folder / "s.json").read_text())
     report = json.loads(in_process("report", "s.sqlite", "--json", cwd=folder).stdout)

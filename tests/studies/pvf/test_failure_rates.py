@@ -50,6 +50,7 @@ def test_the_ratio_is_that_of_pvf_times_bits(stores):
     assert "it holds 0.5 times as many bits" in found["headline"]
 
 
+@pytest.mark.slow
 def test_with_a_rate_fit_comes_first(stores):
     found = shown(*stores, "--fit-per-bit", 0.002)
     assert "FIT" in found["headline"].split(":")[0]
@@ -60,6 +61,7 @@ def test_with_a_rate_fit_comes_first(stores):
     assert model["fit_b"]["high"] == pytest.approx(0.002 * model["bits_b"] * row["b"]["high"])
 
 
+@pytest.mark.slow
 def test_of_equal_bits_nothing_more_is_said(stores, tmp_path):
     done = in_process(
         "pvf", "digits-cnn", "--trials", 60, "--seed", 3, "--executor", "serial", "--store", tmp_path / "c.sqlite"
@@ -117,6 +119,7 @@ class Widths(nn.Module):
         return self.last(self.first(x).to(self.last.weight.dtype)).float()
 
 
+@pytest.mark.slow
 def test_a_row_of_several_widths_has_a_reason_instead(tmp_path):
     for name, dtype in (("a", torch.float32), ("b", torch.bfloat16)):
         made = unsilent.Workload(Widths(dtype), [torch.rand(6, 4)], judge="top1", name="widths")

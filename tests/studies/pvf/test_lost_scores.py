@@ -67,6 +67,7 @@ def stored(path):
         return store.baseline, list(store.rows())
 
 
+@pytest.mark.slow
 def test_mean_iou_that_is_lost(tmp_path):
     workload = segmentation()
     result = unsilent.pvf(workload, trials=40, fault="random:count=3", per="tensor", store=tmp_path / "s.sqlite")
@@ -119,7 +120,7 @@ def test_every_fault_of_a_kind_leaves_nothing_to_estimate(tmp_path):
         {"fault": "random:count=2", "samples": 2},
         {"fault": "random", "at": "op:*"},
         {"fault": "random:count=2", "at": "input:*"},
-        {"rel": "60%", "trials": 150},
+        pytest.param({"rel": "60%", "trials": 150}, marks=pytest.mark.slow),
     ],
 )
 def test_shortcuts_do_not_change_rows(asked, tmp_path):
@@ -313,6 +314,7 @@ def test_impossible_scores_are_a_damaged_description(wrong, tmp_path):
         check_pvf_baseline(replace(baseline, scores=replace(GOLDEN, **wrong)))
 
 
+@pytest.mark.slow
 def test_a_replayed_trial_loses_the_same(tiny, tmp_path):
     Path("tiny.py").write_text(Path("tiny.py").read_text() + OWN)
     done = in_process("pvf", "tiny.py:scored", "--trials", 4, "--store", "s.sqlite", "--quiet")

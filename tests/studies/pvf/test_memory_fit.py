@@ -310,6 +310,7 @@ class Blocks(nn.Module):
         return self.head(y.flatten(1))
 
 
+@pytest.mark.slow
 def test_parameters_and_values_in_one_campaign_end_alike_with_and_without_shortcuts(tmp_path):
     patterns = {"single": ("bitflip", 0.8), "row": ("bitflip:run=4", 0.2)}
     path = description(tmp_path, dram=(DRAM, patterns), sram=(SRAM, patterns))

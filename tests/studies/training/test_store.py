@@ -420,6 +420,7 @@ def test_what_is_missing_is_said(ran, copy, tmp_path):
     assert "there is no store" in refused(tmp_path / "none.sqlite")
 
 
+@pytest.mark.slow
 def test_a_bomb_takes_no_memory(copy):
     """300 MB of zeros in 300 kB."""
     change(copy, "UPDATE trial SET losses = ?", zlib.compress(b"\0" * 300_000_000))

@@ -12,6 +12,7 @@ from unsilent.triage.farm.labelled import LABELS_FILE, write_labels
 from unsilent.triage.ranking.model_file import read_model
 
 
+@pytest.mark.slow
 def test_it_learns_from_a_collection(tmp_path):
     incidents = labels.collection()
     path = labels.ROOT_PATH / LABELS_FILE
