@@ -11,10 +11,10 @@ from unsilent.basics.options import Asked
 from unsilent.cli.paths import check_writable
 from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions
 from unsilent.placement.options import MeasureOptions, PlacementOptions
+from unsilent.report.model import Report
 
 if TYPE_CHECKING:
     from unsilent.placement.ranking import Reduction
-    from unsilent.report.model import Report
 
 
 def placement(asked: Asked) -> Report | int:

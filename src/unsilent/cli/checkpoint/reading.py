@@ -156,8 +156,8 @@ def manifest(asked: Asked) -> int:
     files, tensors = len(result.files), len(result.tensors)
     fields = {"manifest": str(target), "files": files, "tensors": tensors, "problems": left_out}
     counts_text = f"{count_text(files, 'file')} with {count_text(tensors, 'tensor')}"
-    lines = *left_out, f"Manifest of {counts_text}: {shown_path(target)}"
-    show_result(asked, "unsilent/checkpoint-manifest/2", "checkpoint manifest", fields, *lines)
+    line = f"Manifest of {counts_text}: {shown_path(target)}"
+    show_result(asked, "unsilent/checkpoint-manifest/2", "checkpoint manifest", fields, *left_out, line)
     return int(bool(left_out))
 
 

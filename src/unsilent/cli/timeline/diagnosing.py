@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.command import EXPLAIN, Command
-
-if TYPE_CHECKING:
-    from unsilent.report.model import Report
+from unsilent.report.model import Report
 
 NO_TRACES = "no trace was named; give the folder of unsilent timeline record, or an operation table (.parquet)"
 

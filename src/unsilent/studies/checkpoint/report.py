@@ -226,7 +226,7 @@ def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
     found: list[Estimate] = []
     for (a, b), gap in zip(pairs, gaps, strict=True):
         found += measured(_keys(a), {"harmful, A": a.harmful, "harmful, B": b.harmful, "harmful, A minus B": gap})
-    shares = *map(Column.share, ("harmful, A", "harmful, B")), Column.points("harmful, A minus B")
+    shares = (*map(Column.share, ("harmful, A", "harmful, B")), Column.points("harmful, A minus B"))
     columns = (*map(Column.text, NAMES), Column.count("flips"), *shares)
     shown = sum(not gap.low <= 0 <= gap.high for gap in gaps)
     harmful = Table.of(rows_across(found, "measure"), columns, "Harmful resumes")
