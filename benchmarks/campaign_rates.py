@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from unsilent.campaigns import TrialId, ray_executor
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.process_connection import Message, ProcessConnection
-from unsilent.campaigns.spec import WorkerSettings
+from unsilent.campaigns.runner import WorkerJob
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.runner import TrialRunner
 from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
@@ -116,9 +116,7 @@ def answer(line: ProcessConnection) -> None:
 def _driver(path: Path, runner: TrialRunner, real: Sequence[PvfTrialRow]) -> None:
     ray_executor.BridgeProcess = _Answering  # type: ignore[assignment, misc]
     trials = [row.trial for row in _many(real, DRIVEN)]
-    executor = ray_executor.RayExecutor(
-        PVF.runner, SPEC, jobs=16, deadline=None, observer=Silent(), worker_settings=WorkerSettings()
-    )
+    executor = ray_executor.RayExecutor(WorkerJob(PVF.runner, SPEC), 16, Observer())
     with PvfStore(path, write=True) as store, executor:
         store.bind_campaign(SPEC, executor.establish_baseline())
         cpu, wall = time.process_time(), time.perf_counter()

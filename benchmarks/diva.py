@@ -45,11 +45,11 @@ from unsilent.compare.attacks.evaluation import (
 )
 from unsilent.compare.attacks.search import Budget, Pair, no_parameter_gradients
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.workloads.cifar_files import read_images
 from unsilent.workloads.cifar_resnet import cifar_resnet, input_range, normalised
 from unsilent.workloads.digits import digits
 from unsilent.workloads.model_fitting import Schedule
 from unsilent.workloads.registry import load
+from unsilent.workloads.saved_files import read_images
 
 LEAST_EVENTS = 15
 """With fewer undetected successes of PGD a ratio says nothing; the difference in points is given."""

@@ -115,7 +115,7 @@ def job(asked: argparse.Namespace) -> None:
 
 def build(strategy: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     """The model, and what is called in its place."""
-    from unsilent.workloads.chargpt import CharGpt
+    from unsilent.workloads.character_models import CharGpt
 
     torch.manual_seed(0)
     model = CharGpt(32, 2)

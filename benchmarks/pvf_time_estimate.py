@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.studies.pvf.study import pvf
 
 WITHIN = 1.5
@@ -43,7 +43,7 @@ SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
 
 
 @dataclass
-class Watch(Silent):
+class Watch(Observer):
     """Reads the first message about the end."""
 
     begun: float

@@ -38,8 +38,8 @@ from unsilent.statistics import Stratum
 from unsilent.statistics.intervals import normal_quantile
 from unsilent.statistics.planning import oracle_trials
 from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.precision import Precision
 from unsilent.studies.pvf.row_scopes import RowScope, StoredTrials, target_groups
+from unsilent.studies.pvf.wanted_precision import Precision
 from unsilent.workloads import load
 
 RELATIVE, CONFIDENCE = 0.2, 0.95

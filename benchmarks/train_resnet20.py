@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from unsilent.workloads.cifar_files import read_images
 from unsilent.workloads.cifar_resnet import CifarResNet, normalised
+from unsilent.workloads.saved_files import read_images
 
 EPOCHS, BATCH = 30, 64
 

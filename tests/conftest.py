@@ -302,10 +302,8 @@ def inline_campaigns() -> Iterator[None]:
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.replicas import runner
 
-    def here(
-        make_runner: Any, spec: Any, *, observer: Any = None, worker_settings: Any = None, **rest: Any
-    ) -> InlineExecutor:
-        return InlineExecutor(make_runner, spec, observer, worker_settings)
+    def here(job: Any, jobs: int, observer: Any, **rest: Any) -> InlineExecutor:
+        return InlineExecutor(job, observer)
 
     # A workload that a test loaded by itself stays in this process, and would have been loaded anew in another one.
     of_users = user_module_name(Path())

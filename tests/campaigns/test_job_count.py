@@ -10,10 +10,11 @@ import pytest
 
 from unsilent.campaigns import processes
 from unsilent.campaigns.executors import chosen_job_count, make_executor
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.processes import ProcessExecutor
-from unsilent.campaigns.spec import TrialId, WorkerSettings
+from unsilent.campaigns.runner import WorkerJob
+from unsilent.campaigns.spec import TrialId
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.pvf.spec import PvfSpec
 
@@ -72,15 +73,7 @@ def test_the_memory_of_a_process_is_known():
     (False, 1000.0, False, True), (True, 1000.0, True, False), (True, 0.0, True, True), (True, 0.0, False, False),
 ])  # fmt: skip
 def test_workers_that_nobody_asked_for_wait_until_they_are_worth_it(monkeypatch, slowly, loading, room, expected):
-    executor = ProcessExecutor(
-        PVF.runner,
-        PvfSpec("digits-cnn"),
-        jobs=4,
-        deadline=None,
-        observer=Silent(),
-        worker_settings=WorkerSettings(),
-        grows_slowly=slowly,
-    )
+    executor = ProcessExecutor(WorkerJob(PVF.runner, PvfSpec("digits-cnn")), 4, Observer(), grows_slowly=slowly)
     monkeypatch.setattr(processes, "has_memory_for_another", lambda pid, starting: room)
     executor._grows_at = time.monotonic() + loading
 

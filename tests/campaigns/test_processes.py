@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.processes import PAUSE, ProcessExecutor, RefillableIterator
-from unsilent.campaigns.spec import TrialId, WorkerSettings
+from unsilent.campaigns.runner import WorkerJob
+from unsilent.campaigns.spec import TrialId
 
 TRIAL = TrialId("a", 1, 0)
 
@@ -27,9 +28,7 @@ def test_whether_any_is_left_takes_none():
 
 @pytest.mark.parametrize("stopped", [0.0, 10 * PAUSE])
 def test_a_stopped_driver_takes_no_time_from_its_workers(stopped):
-    executor = ProcessExecutor(
-        SimpleNamespace, SimpleNamespace(), jobs=1, deadline=None, observer=Silent(), worker_settings=WorkerSettings()
-    )
+    executor = ProcessExecutor(WorkerJob(SimpleNamespace, SimpleNamespace()), 1, Observer())
     now = time.monotonic()
     worker = SimpleNamespace(since=now - 100)
     executor._workers.append(worker)

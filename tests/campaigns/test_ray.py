@@ -27,7 +27,7 @@ from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns import TrialId, ray_bridge, ray_launch, ray_supervisor_pool
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.ray_launch import Cluster
 from unsilent.cli.main import run
 from unsilent.studies.pvf.kind import PVF, PvfStore
@@ -255,7 +255,7 @@ def test_a_killed_actor_and_an_interrupt_lose_nothing(folder, member, whole, sta
     assert canonical("s.sqlite") == whole
 
 
-class Listening(Silent):
+class Listening(Observer):
     """Keeps what is said."""
 
     def __init__(self) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns import TrialId, ray_executor, ray_launch
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.ray_executor import RayExecutor
-from unsilent.campaigns.spec import WorkerSettings
+from unsilent.campaigns.runner import WorkerJob
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow
 
@@ -25,7 +25,7 @@ FOUND = PvfBaseline(
 TRIALS = [TrialId("stem", 1, k) for k in range(40)]
 
 
-class Observer(Silent):
+class Listener(Observer):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -83,21 +83,19 @@ def works(number: int, trials: list[TrialId]) -> list[Any]:
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RayExecutor, Played, Observer]]:
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RayExecutor, Played, Listener]]:
     def made(
         finds: Callable[[int], PvfBaseline] = lambda number: FOUND,
         does: Callable[[int, list[TrialId]], list[Any]] = works,
         jobs: int = 1,
         threads: int = 1,
-    ) -> tuple[RayExecutor, Played, Observer]:
-        played, observer = Played(finds, does), Observer()
+    ) -> tuple[RayExecutor, Played, Listener]:
+        played, observer = Played(finds, does), Listener()
         monkeypatch.setattr(ray_executor, "BridgeProcess", played)
         monkeypatch.setattr(ray_launch, "find_spec", lambda name: name)
         spec = PvfSpec("digits-cnn", threads=threads)
         return (
-            RayExecutor(
-                PVF.runner, spec, jobs=jobs, deadline=None, observer=observer, worker_settings=WorkerSettings()
-            ),
+            RayExecutor(WorkerJob(PVF.runner, spec), jobs, observer),
             played,
             observer,
         )

@@ -21,7 +21,7 @@ from conftest import TINY, in_process
 from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.campaigns import TrialId, WorkerSettings
 from unsilent.campaigns.executors import make_executor
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.runner import Runner
 from unsilent.outcomes import Outcome
 from unsilent.sites.memory import TensorMemory
@@ -99,7 +99,7 @@ REASON = "RuntimeError: device-side assert triggered"
 HUGE = "set:value=1e30"
 
 
-class Heard(Silent):
+class Heard(Observer):
     """What was said on the way."""
 
     def __init__(self):

@@ -16,11 +16,12 @@ import pytest
 from scipy.stats import binomtest
 
 import unsilent
-from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, importance, stratified
+from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, stratified
 from unsilent.statistics.interim import confidence_at
 from unsilent.statistics.planning import allocate, oracle_trials
-from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
+from unsilent.studies.pvf.precision import PrecisionPlanner
 from unsilent.studies.pvf.row_scopes import target_groups
+from unsilent.studies.pvf.wanted_precision import Precision
 
 REPEATS = int(os.environ.get("UNSILENT_REPEATS", 20_000))
 WORKERS = int(os.environ.get("UNSILENT_WORKERS", 2))
@@ -28,15 +29,6 @@ SLACK = 3 * (0.05 * 0.95 / REPEATS) ** 0.5
 """Three Monte-Carlo errors of a coverage of 95 %."""
 EXPECTED = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 COMPONENTS = ("layer0", "layer1", "layer2")
-FOCUS = {
-    "sign": 4,
-    "exponent-top": 30,
-    "exponent-high": 2,
-    "exponent-low": 2,
-    "mantissa-high": 0.3,
-    "mantissa-low": 0.03,
-}
-"""How risky classes of bits are thought to be, for the importance design; a guess, and half of the proposal."""
 
 
 @pytest.fixture(scope="module")
@@ -166,34 +158,6 @@ def test_strata_allocated_by_a_pilot(stores, component):
         oracle = 1.96 * spread / total**0.5 / known.truth[component]
         name = f"{component}: {total} faults in strata, n p = {total * known.truth[component]:.2f}"
         assert say(name, limits[:, number], known.truth[component], f"oracle {oracle:.2f}") >= 0.95 - SLACK
-
-
-def weighted(stores, seeds, component, n):
-    known, found = table(stores), []
-    targets = [t for t in known.description.targets if t.component == component]
-    law = np.array([t.share for t in targets]) / sum(t.share for t in targets)
-    focus = law * [
-        FOCUS[t.name.rpartition("/")[2].removesuffix("-negative").removesuffix("-positive")] for t in targets
-    ]
-    proposal = 0.5 * law + 0.5 * focus / focus.sum()
-    ratios = law / proposal  # at most 2
-    for seed in seeds:
-        rng = np.random.default_rng(seed)
-        which = rng.choice(len(targets), size=n, p=proposal)
-        shares = np.array([rng.choice(known.shares[targets[i].name]) for i in which])
-        got = importance(shares, ratios[which], float(ratios.max()))
-        found.append((got.low, got.estimate, got.high))
-    return found
-
-
-@pytest.mark.parametrize("component", COMPONENTS)
-@pytest.mark.parametrize("expected", EXPECTED)
-def test_importance_sampling(stores, component, expected):
-    faults = faults_of(stores, component)
-    n = max(2, round(expected / float(faults.mean())))
-    limits = np.array(in_parallel(weighted, stores, component, n))
-    name = f"{component}: {n} faults from a proposal, n p = {expected:g}"
-    assert say(name, limits, float(faults.mean())) >= 0.95 - SLACK
 
 
 DESIGNS = {

@@ -47,6 +47,7 @@ from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.options import AnalysisOptions
 from unsilent.campaigns.python_function import campaign_function
 from unsilent.campaigns.replay import check_same_campaign
+from unsilent.campaigns.runner import WorkerJob
 from unsilent.campaigns.spec import Target
 from unsilent.campaigns.worker import as_picklable_error
 from unsilent.cli.campaign import OUTPUT_CLASSES, CampaignVerb
@@ -90,7 +91,7 @@ def workers_find_the_kind(monkeypatch):
 
 
 def run(path, trials=TRIALS, shard=(1, 1), executor=None):
-    with executor or InlineExecutor(PiRunner, SPEC) as running, Store(path, PI, write=True) as store:
+    with executor or InlineExecutor(WorkerJob(PiRunner, SPEC)) as running, Store(path, PI, write=True) as store:
         run_campaign(SPEC, Budget(trials, shard), running, store, command="by hand")
     return path
 
@@ -257,7 +258,7 @@ class Wrong(PiRunner):
 )
 def test_a_runner_returns_a_row_of_each_trial(tmp_path, change, said):
     with pytest.raises(UsageError, match=f"the runner Wrong .*{said}"):
-        run(tmp_path / "a.sqlite", 3, executor=InlineExecutor(lambda *_, **__: Wrong(change), SPEC))
+        run(tmp_path / "a.sqlite", 3, executor=InlineExecutor(WorkerJob(lambda *_, **__: Wrong(change), SPEC)))
 
 
 def test_options_are_shown_as_a_command_writes_them(tmp_path, pi_has_flips):

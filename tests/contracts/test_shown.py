@@ -20,7 +20,7 @@ from studies.clean_inference import write_clean
 from timeline.pipelines import Pipeline
 from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns.export import export_store
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.store import open_store
 from unsilent.placement import Level, Reduction, System, rank_placements
 from unsilent.render.figure_file import write_figure
@@ -45,7 +45,7 @@ CALLS = {
 STORED = (*CALLS, "checkpoint-study")
 
 
-class Watching(Silent):
+class Watching(Observer):
     """Which runs were stored, as an observer is notified of it."""
 
     def __init__(self):

@@ -17,10 +17,10 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.free_memory import available_memory_bytes
 from unsilent.basics.sizes import as_byte_count, human_bytes, parse_bytes
 from unsilent.engine import PlainEngine
-from unsilent.engine.available import UNKNOWN
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.fault_propagation import PropagationStart, costs, propagate_faults, set_weights
 from unsilent.engine.memory_plan import (
+    UNKNOWN,
     _Graph,
     _sources,
     default_budget,
@@ -29,9 +29,8 @@ from unsilent.engine.memory_plan import (
     plan_memory,
 )
 from unsilent.engine.plain import same_outputs
-from unsilent.engine.tape import Node, Tape, Value
+from unsilent.engine.tape import Node, StorageWindow, Tape, Value
 from unsilent.engine.tape_replay import Replayer
-from unsilent.engine.tape_values import StorageWindow
 
 # -- synthetic tapes ---------------------------------------------------------------------------------------------------
 

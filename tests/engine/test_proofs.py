@@ -16,8 +16,8 @@ from unsilent.basics.errors import UnsilentError
 from unsilent.engine import PlainEngine, make_engine
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.plain import same_outputs
+from unsilent.engine.tape import Diverged, Holders
 from unsilent.engine.tape_replay import Replayer
-from unsilent.engine.tape_values import Diverged, Holders
 from unsilent.engine.validation_sample import ValidationSamples
 from unsilent.engine.walk import TrialEntry
 from unsilent.faults import Fault

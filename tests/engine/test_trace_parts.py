@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from oracles.trace_oracle import numbers
 from unsilent.basics.fault_trace import OutputDifference
 from unsilent.engine.digests import digest
-from unsilent.engine.tracing import comparing
-from unsilent.engine.tracing.comparing import change
+from unsilent.engine.tracing import golden_and_faulty_runs
+from unsilent.engine.tracing.golden_and_faulty_runs import change
 from unsilent.faults import codec
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -77,6 +77,6 @@ def test_chunks_join(monkeypatch):
     golden, faulty = torch.randn(50, generator=generator), torch.randn(50, generator=generator)
     golden[3:30], faulty[40] = 0, float("inf")
     whole = change(golden, faulty)
-    monkeypatch.setattr(comparing, "CHUNK", 7)
+    monkeypatch.setattr(golden_and_faulty_runs, "CHUNK", 7)
     assert change(golden, faulty) == whole
     assert whole.from_zero == 27

@@ -175,7 +175,6 @@ def test_nothing_that_can_be_run_is_an_error(folder):
         ({"replicas": 20, "level": 0.01}, "set --replicas 99 or more"),
         ({"replicas": 18, "level": 0.05}, "set --replicas 19 or more"),
         ({"level": 2.0}, "between 0 and 1"),
-        ({"confidence": 1.0}, "between 0 and 1"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(given, said):

@@ -15,7 +15,7 @@ import pytest
 
 from replicas.subjects import LOOP
 from unsilent.basics.errors import StoreError, UnsilentError, UsageError
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import DeferredTrial, WorkerSettings
 from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
 from unsilent.replicas.runner import ReplicaRunner
@@ -102,7 +102,7 @@ def test_a_killed_driver_loses_only_runs_in_flight(stored, folder):
     finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
-    before, ran = _count(killed), Silent()
+    before, ran = _count(killed), Observer()
     ran.trial = lambda row: ran.rows.append(str(row.replica))
     ran.rows = []
     assert 2 <= before < 2000

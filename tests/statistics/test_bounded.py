@@ -13,8 +13,6 @@ from unsilent.statistics import (
     Stratum,
     bounded_mean,
     clopper_pearson,
-    effective_size,
-    importance,
     ratio_of_means,
     stratified,
 )
@@ -202,33 +200,6 @@ def test_coverage_of_strata_of_unequal_rates(expected):
         found = stratified(strata)
         missed += not found.low <= truth <= found.high
     assert missed <= 31
-
-
-def test_importance_under_the_law_itself_is_the_mean():
-    shares = [0.0] * 30 + [0.5, 1.0]
-    plain, same = bounded_mean(shares), importance(shares, [1.0] * 32, 1.0)
-    assert (same.low, same.high, same.estimate) == pytest.approx((plain.low, plain.high, plain.estimate))
-    assert effective_size([1.0] * 32) == pytest.approx(32)
-    assert effective_size([2.0, 2.0, 0.0001]) == pytest.approx(2, rel=1e-3)
-    assert importance([], [], 2.0).estimate is None
-    for bad in (([1.5], [1.0]), ([0.5], [0.0]), ([0.5], [3.0]), ([0.5, 0.5], [1.0])):
-        with pytest.raises(ValueError):
-            importance(*bad, 2.0)
-
-
-@pytest.mark.slow
-def test_importance_covers_and_is_unbiased():
-    """One slot in fifty fails, the proposal draws it half of the time."""
-    rng, truth, ratios = np.random.default_rng(3), 0.02, np.array([0.02 / 0.51, 0.98 / 0.49])
-    estimates, missed = [], 0
-    for _ in range(400):
-        benign = rng.random(300) < 0.49
-        found = importance(1.0 - benign, ratios[benign.astype(int)], float(ratios.max()))
-        estimates.append(found.estimate)
-        missed += not found.low <= truth <= found.high
-    assert missed <= 31
-    assert np.mean(estimates) == pytest.approx(truth, abs=4 * np.std(estimates) / 20)
-    assert np.std(estimates) < 0.5 * math.sqrt(truth * (1 - truth) / 300)
 
 
 @pytest.mark.parametrize("n", [5, 100, 10**4, 10**6])

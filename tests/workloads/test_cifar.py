@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from unsilent.basics.errors import UsageError
 from unsilent.workloads import load
-from unsilent.workloads.cifar_files import read_images, read_weights
 from unsilent.workloads.cifar_resnet import CifarResNet, normalised
+from unsilent.workloads.saved_files import read_images, read_weights
 
 from .conftest import SHARED
 

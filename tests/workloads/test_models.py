@@ -13,16 +13,16 @@ from torch import nn
 from conftest import few
 from unsilent.basics.errors import UsageError
 from unsilent.workloads import help_texts, load
+from unsilent.workloads.character_models import character_llama
 from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet
 from unsilent.workloads.digits import CLASSIFIERS, digits
-from unsilent.workloads.dlrm_model import Dlrm, interact
+from unsilent.workloads.dlrm import Dlrm, interact
 from unsilent.workloads.inverted_residuals import (
     DigitsEfficientNet,
     DigitsMobileNet,
     InvertedResidual,
     SqueezeExcitation,
 )
-from unsilent.workloads.llama_chars import character_llama
 from unsilent.workloads.model_fitting import parameter_count
 
 

@@ -16,10 +16,9 @@ from unsilent.faults.lists.files import read_list_bytes
 from unsilent.papers.isca23.injections import read_injection
 from unsilent.studies.pvf.card import read_card
 from unsilent.workloads import load, npz
-from unsilent.workloads.cifar_files import read_images, read_weights
 from unsilent.workloads.click_csv import from_csv
 from unsilent.workloads.npz import read_npz
-from unsilent.workloads.saved_files import read_saved
+from unsilent.workloads.saved_files import read_images, read_saved, read_weights
 
 READERS = {
     "npz": lambda path: read_npz(path, "arrays"),

@@ -37,6 +37,17 @@ def start_child(
     return process, Connection(parent_end.detach())
 
 
+def receive(process: subprocess.Popen[bytes], connection: Connection) -> Any:
+    """The next message of a child, however long that takes; raises ``EOFError`` or ``OSError`` where it is gone.
+
+    Its children may hold the socket open after it died, so the process itself is looked at as well.
+    """
+    while not connection.poll(0.2):
+        if process.poll() is not None and not connection.poll():
+            raise EOFError
+    return connection.recv()
+
+
 def end_child(process: subprocess.Popen[bytes], connection: Connection) -> None:
     """Let it end, which it does where it waits for us, else kill it; and its children, those of one that is over as well."""
     connection.close()

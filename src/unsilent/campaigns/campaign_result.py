@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from unsilent.basics.argument_names import names_arguments
 from unsilent.basics.errors import UsageError
 from unsilent.basics.lazy_module import load_named
+from unsilent.campaigns.spec import B, S
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from unsilent.campaigns.kinds import Kind
+    from unsilent.campaigns.store import AnyStore
+
+Options = TypeVar("Options")
 
 
 class CampaignResult(Shown):
@@ -57,3 +63,37 @@ class CampaignResult(Shown):
             )
         with open_store(self.store, self.kind) as store:
             return trials_as_frame(store)
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class StoreResult(CampaignResult, Generic[S, B, Options]):
+    """Fields of results that are read from one store, or from several as if their trials were of one.
+
+    Attributes:
+        spec, baseline: Those of the first store, with the names of all.
+        command: Of the only store; empty: several were read together.
+        seconds, cpu_seconds: Of all sessions.
+    """
+
+    spec: S
+    baseline: B
+    options: Options
+    command: str
+    seconds: float
+    cpu_seconds: float
+    store: str
+
+
+def facts_of_stores(stores: Sequence[AnyStore], options: Any) -> dict[str, Any]:
+    """The fields of a `StoreResult`."""
+    first, is_alone = stores[0], len(stores) == 1
+    seconds, cpu_seconds = map(sum, zip(*(store.total_session_seconds() for store in stores), strict=True))
+    return {
+        "spec": first.spec,
+        "baseline": replace(first.baseline, name=", ".join(store.baseline.name for store in stores)),
+        "options": options,
+        "command": first.largest_budget()[1] if is_alone else "",
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "store": str(first.path) if is_alone else "",
+    }

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from unsilent.basics.options import Asked
-from unsilent.campaigns.options import Budget, ExecutionOptions, store_or_temporary
+from unsilent.campaigns.options import store_or_temporary
 from unsilent.campaigns.spec import Spec
 
 if TYPE_CHECKING:
     from unsilent.campaigns.driver import Planner
     from unsilent.campaigns.executors import Executor
     from unsilent.campaigns.expected_end import ExpectedEnd
+    from unsilent.campaigns.kinds import Kind
     from unsilent.campaigns.observer import Observer
-    from unsilent.campaigns.runner import MakeRunner
 
 TrialNumbers = Mapping[tuple[str, int | None], range]
 """Numbers of trials by stratum: target, and number of flips."""
@@ -29,21 +29,6 @@ def open_executor_of_options(run: CampaignRun, observer: Observer | None) -> Abs
         run.kind.runner, run.spec, observer
     )
     return executor
-
-
-class KindOfRun(Protocol):
-    """The part of a `unsilent.campaigns.kinds.Kind` that a run needs."""
-
-    @property
-    def runner(self) -> MakeRunner: ...
-
-    @property
-    def analysis_options(self) -> type: ...
-
-    @property
-    def execution_options(self) -> type[ExecutionOptions]: ...
-
-    def resolve_budget(self, asked: Asked) -> Budget: ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +44,7 @@ class CampaignRun:
         floor_file: The file that keeps fault-free runs, by what was asked and their spec.
     """
 
-    kind: KindOfRun
+    kind: Kind[Any, Any, Any]
     asked: Asked
     spec: Any
     store: Any
@@ -118,5 +103,5 @@ class DryRun:
     trial_numbers: Callable[[CampaignRun, Any], TrialNumbers] = planned_trial_numbers
     fault_free_seconds: Callable[[Any], float] = lambda baseline: float(baseline.golden_seconds)
     notes: Callable[[CampaignRun, Any, Path], Iterable[str]] = lambda run, baseline, path: ()
-    has_open_number: Callable[[Asked], bool] = lambda asked: False
+    has_open_number: Callable[[Asked], bool] = lambda request: False
     expected_end: Callable[[CampaignRun, Path, Executor], ExpectedEnd | None] = lambda run, path, executor: None

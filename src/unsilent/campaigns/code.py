@@ -97,7 +97,7 @@ def imported_modules(roots: Iterable[str]) -> dict[str, Path]:
         name = waiting.pop()
         if name not in result:
             result[name] = known[name]
-            waiting += [other for other in _imports(name, known[name]) if other in known]
+            waiting += [imported for imported in _imports(name, known[name]) if imported in known]
     return result
 
 
@@ -105,18 +105,18 @@ def _imports(name: str, path: Path) -> Iterator[str]:
     """Names of modules that a module imports anywhere in its text, of the packages that they are in, and of what it holds."""
     module = sys.modules[name]
     package = getattr(module, "__package__", None) or ""
-    found = {
+    names = {
         value.__name__ if isinstance(value, types.ModuleType) else _module_of(value) for value in vars(module).values()
     }
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            found.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
-    for one in found:
-        parts = one.split(".")
+            names.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
+    for module_name in names:
+        parts = module_name.split(".")
         yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache, cached_property
 from types import NoneType, UnionType
 from typing import (
@@ -29,6 +29,7 @@ from typing import (
 )
 
 import xxhash
+from annotated_types import Ge, Interval, Lt
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.lazy_numpy import np
@@ -46,6 +47,8 @@ FAULTS_JSON = "faults"
 MOST_ELEMENTS = 4096
 RUN_SPECIFIC = "run"
 """Marks what belongs to one run of a trial: it may differ when the trial is run again, and is in no canonical export."""
+Seconds = Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC]
+"""Time of a trial; it belongs to one run of it."""
 NOT_EXPORTED = "large"
 """Marks an array that is too large to be exported; other fields say whether it is the same."""
 _SQL = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL"}
@@ -78,6 +81,16 @@ class Field:
         """Whether it is stored compressed."""
         return self.kind in (bytes, np.ndarray)
 
+    @property
+    def empty_value(self) -> Any:
+        """The value that says nothing: NaN where it can be stored, 0, an empty text, an empty array, no faults."""
+        if FAULTS_JSON in self.type_annotations:
+            return "[]"
+        if self.is_array:
+            return b"" if self.kind is bytes else np.empty(0, self.dtype)
+        values = [math.nan if column.sql == _SQL[float] else column.kind() for column in self.columns]
+        return values[0] if self.from_columns is None else self.from_columns(*values)
+
 
 class RowCodec(Generic[R]):
     """How rows of one type are stored.
@@ -92,10 +105,10 @@ class RowCodec(Generic[R]):
             raise UsageError(f"the first field of {row.__name__} is {first}; expected trial: put it first")
         hints = get_type_hints(row, include_extras=True)
         self._row = row
-        self.fields = [_field(row.__name__, one.name, hints[one.name]) for one in fields(row)]  # type: ignore[arg-type]
-        self._scalars = [one for one in self.fields if not one.is_array]
-        self.arrays = [one for one in self.fields if one.is_array]
-        self._columns = [column for one in (*self._scalars, *self.arrays) for column in one.columns]
+        self.fields = [_field(row.__name__, entry.name, hints[entry.name]) for entry in fields(row)]  # type: ignore[arg-type]
+        self._scalars = [entry for entry in self.fields if not entry.is_array]
+        self.arrays = [entry for entry in self.fields if entry.is_array]
+        self._columns = [column for entry in (*self._scalars, *self.arrays) for column in entry.columns]
         self.columns = tuple(column.name for column in self._columns)
         self.schema = (
             f"CREATE TABLE trial ({', '.join(f'{c.name} {c.sql}' for c in self._columns)});\n"
@@ -109,32 +122,31 @@ class RowCodec(Generic[R]):
             self._checked.validate_python(tuple(int(c) if isinstance(c, bool) else c for c in cells), strict=True)
         except ValueError as error:
             raise self._unfit(row, cells, error) from None
-        known = shapes({one.name: getattr(row, one.name) for one in self._scalars}) if self.arrays else {}
-        for one in self.arrays:
-            found, expected = (
-                np.size(getattr(row, one.name)) if one.dtype else len(getattr(row, one.name)),
-                known[one.name],
+        known = shapes({field.name: getattr(row, field.name) for field in self._scalars}) if self.arrays else {}
+        for field in self.arrays:
+            size, expected = (
+                np.size(getattr(row, field.name)) if field.dtype else len(getattr(row, field.name)),
+                known[field.name],
             )
-            if found != _count(expected):
+            if size != _count(expected):
                 raise UsageError(
-                    f"{type(row).__name__}.{one.name} of trial {row.trial} has {found} elements; expected the shape {expected} "
+                    f"{type(row).__name__}.{field.name} of trial {row.trial} has {size} elements; expected the shape {expected} "
                     "that its kind gives: change the runner, or shapes of the kind"
                 )
-        return cells + tuple(_packed(one, getattr(row, one.name)) for one in self.arrays)
+        return cells + tuple(_packed(field, getattr(row, field.name)) for field in self.arrays)
 
     def _unfit(self, row: R, cells: Sequence[Any], error: ValueError) -> UsageError:
         """The error for a row with a value that its column cannot have."""
-        result = error.errors()[0] if hasattr(error, "errors") else {}
-        place = int(result.get("loc", (0,))[0])
+        place, why = _place_and_reason(error)
         column, cell = self._columns[place], cells[place]
         if isinstance(cell, str):
             cell.encode()  # a name that is not valid text: the store says which
-        found = (
+        shown = (
             "a NaN" if cell is None and column.kind is float else f"{one_line_preview(cell)} ({type(cell).__name__})"
         )
         return UsageError(
-            f"{type(row).__name__}.{column.name} of trial {row.trial} is {found}; expected {column.kind.__name__} "
-            f"({one_line_preview(str(result.get('msg', error)))}): change the runner"
+            f"{type(row).__name__}.{column.name} of trial {row.trial} is {shown}; expected {column.kind.__name__} "
+            f"({why}): change the runner"
         )
 
     def decode(
@@ -150,38 +162,37 @@ class RowCodec(Generic[R]):
         try:
             scalars = iter(self._checked.validate_python(tuple(cells[:count]), strict=True))
         except ValueError as error:
-            raise DamagedRecordError(f"{_named(cells)} has {self._wrong(error)}") from None
-        values: dict[str, Any] = {one.name: _decoded(one, scalars) for one in self._scalars}
-        for one in self._scalars:
-            if FAULTS_JSON in one.type_annotations:
-                check_faults(values[one.name], _named(cells))
+            place, why = _place_and_reason(error)
+            column = self.columns[place]
+            raise DamagedRecordError(f"{_named(cells)} has an invalid value in column {column} ({why})") from None
+        values: dict[str, Any] = {field.name: _decoded(field, scalars) for field in self._scalars}
+        for field in self._scalars:
+            if FAULTS_JSON in field.type_annotations:
+                check_faults(values[field.name], _named(cells))
         try:
             known = shapes(values)
-            for one, cell in zip(self.arrays, cells[count:], strict=True):
-                values[one.name] = _unpacked(one, cell, known[one.name], allowance)
+            for field, cell in zip(self.arrays, cells[count:], strict=True):
+                values[field.name] = _unpacked(field, cell, known[field.name], allowance)
         except DamagedRecordError as wrong:
             raise DamagedRecordError(f"{_named(cells)}: {wrong}") from None
         return self._row(**values)
 
-    def _wrong(self, error: ValueError) -> str:
-        """Which column it is."""
-        result = error.errors()[0] if hasattr(error, "errors") else {}
-        place = result.get("loc", (0,))[0]
-        return (
-            f"an invalid value in column {self.columns[int(place)]} ({one_line_preview(str(result.get('msg', error)))})"
-        )
-
     def reproducible_values(self, row: R) -> dict[str, Any]:
         """The values of a row that are equal when the trial is run again, by field."""
         return {
-            one.name: getattr(row, one.name).tobytes()
-            if one.kind is np.ndarray
-            else getattr(row, one.name)
-            if one.is_array
-            else tuple(_encoded(row, [one]))
-            for one in self.fields
-            if RUN_SPECIFIC not in one.type_annotations and NOT_EXPORTED not in one.type_annotations
+            field.name: getattr(row, field.name).tobytes()
+            if field.kind is np.ndarray
+            else getattr(row, field.name)
+            if field.is_array
+            else tuple(_encoded(row, [field]))
+            for field in self.fields
+            if RUN_SPECIFIC not in field.type_annotations and NOT_EXPORTED not in field.type_annotations
         }
+
+    def empty_values(self) -> dict[str, Any]:
+        """A value without content for each field without a default."""
+        required = {entry.name for entry in fields(cast("Any", self._row)) if entry.default is MISSING}
+        return {field.name: field.empty_value for field in self.fields if field.name in required}
 
     def row_as_json(self, row: R, *, canonical: bool = False) -> dict[str, Any]:
         """The row as JSON values; ``canonical``: without what belongs to one run.
@@ -189,18 +200,18 @@ class RowCodec(Generic[R]):
         Curves are lists, ``inf`` is text, what is not known is null; bytes are one hex digit each.
         """
         by_name: dict[str, Any] = {}
-        for one in self.fields:
-            if NOT_EXPORTED in one.type_annotations or (canonical and RUN_SPECIFIC in one.type_annotations):
+        for field in self.fields:
+            if NOT_EXPORTED in field.type_annotations or (canonical and RUN_SPECIFIC in field.type_annotations):
                 continue
-            value = getattr(row, one.name)
+            value = getattr(row, field.name)
             if isinstance(value, TrialId):
                 by_name["trial"] = str(value)
-            if one.from_columns is not None:
-                by_name |= {c.name: _plain(part) for c, part in zip(one.columns, value, strict=True)}
-            elif FAULTS_JSON in one.type_annotations:
-                by_name[one.name] = json.loads(value)
+            if field.from_columns is not None:
+                by_name |= {c.name: _plain(part) for c, part in zip(field.columns, value, strict=True)}
+            elif FAULTS_JSON in field.type_annotations:
+                by_name[field.name] = json.loads(value)
             else:
-                by_name[one.name] = _plain(value)
+                by_name[field.name] = _plain(value)
         return by_name | row.derived()
 
     @cached_property
@@ -208,18 +219,24 @@ class RowCodec(Generic[R]):
         """Checks the cells of scalars."""
         from pydantic import TypeAdapter
 
-        hinted = tuple(c.checked_type for one in self._scalars for c in one.columns)
+        hinted = tuple(c.checked_type for field in self._scalars for c in field.columns)
         return TypeAdapter(cast("Any", tuple.__class_getitem__(hinted)))
 
     @property
     def hex_fields(self) -> list[str]:
         """Fields that are exported as hex digits."""
-        return [one.name for one in self.arrays if one.kind is bytes and NOT_EXPORTED not in one.type_annotations]
+        return [blob.name for blob in self.arrays if blob.kind is bytes and NOT_EXPORTED not in blob.type_annotations]
 
     @property
     def number_columns(self) -> set[str]:
         """Columns of numbers that may be infinite."""
         return {c.name for c in self._columns if c.sql.startswith("REAL")}
+
+
+def _place_and_reason(error: ValueError) -> tuple[int, str]:
+    """The number of the column whose check raised an error, and what it says."""
+    result = error.errors()[0] if hasattr(error, "errors") else {}
+    return int(result.get("loc", (0,))[0]), one_line_preview(str(result.get("msg", error)))
 
 
 def faults_text(faults: Sequence[Fault]) -> str:
@@ -241,6 +258,15 @@ class StoredRow:
     """A base of rows."""
 
     __slots__ = ()
+
+    @classmethod
+    def without_result(cls, trial: TrialId, **known: Any) -> Self:
+        """The row of a trial of which nothing but these values is known: all other numbers are 0 or NaN, texts and arrays empty.
+
+        Fields with a default have it.
+        """
+        values = row_codec(cast("Any", cls)).empty_values()
+        return cls(**values | {"trial": trial} | known)
 
     def reproducible_values(self) -> dict[str, Any]:
         """The values of a row that are equal when the trial is run again, by field."""
@@ -289,8 +315,6 @@ def _column(row: str, name: str, hint: Any) -> SqlColumn:
     checked: Any = int if plain is bool else plain
     limits = tuple(mark for mark in marks if not isinstance(mark, str))
     if plain is bool:
-        from annotated_types import Interval
-
         limits = (Interval(ge=0, le=1),)
     if limits:
         checked = Annotated[(checked, *limits)]
@@ -307,16 +331,16 @@ def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _encoded(row: object, chosen: Sequence[Field]) -> Iterator[Any]:
-    for one in chosen:
-        value = getattr(row, one.name)
-        for part in value if one.from_columns is not None else (value,):
+    for field in chosen:
+        value = getattr(row, field.name)
+        for part in value if field.from_columns is not None else (value,):
             plain = part.item() if isinstance(part, np.generic) else part
             yield None if isinstance(plain, float) and math.isnan(plain) else plain
 
 
-def _decoded(one: Field, cells: Iterator[Any]) -> Any:
-    values = [_value(column, next(cells)) for column in one.columns]
-    return values[0] if one.from_columns is None else one.from_columns(*values)
+def _decoded(field: Field, cells: Iterator[Any]) -> Any:
+    values = [_value(column, next(cells)) for column in field.columns]
+    return values[0] if field.from_columns is None else field.from_columns(*values)
 
 
 def _value(column: SqlColumn, cell: Any) -> Any:
@@ -325,20 +349,20 @@ def _value(column: SqlColumn, cell: Any) -> Any:
     return bool(cell) if column.kind is bool else cell
 
 
-def _packed(one: Field, array: Any) -> bytes:
-    data = array if one.kind is bytes else np.ascontiguousarray(array, dtype=one.dtype).tobytes()
+def _packed(field: Field, array: Any) -> bytes:
+    data = array if field.kind is bytes else np.ascontiguousarray(array, dtype=field.dtype).tobytes()
     return zlib.compress(data, 1)
 
 
-def _unpacked(one: Field, cell: Any, shape: Shape, allowance: ReadLimit) -> Any:
+def _unpacked(field: Field, cell: Any, shape: Shape, allowance: ReadLimit) -> Any:
     if cell is None:  # not asked for
-        return b"" if one.kind is bytes else np.empty(0, one.dtype)
+        return b"" if field.kind is bytes else np.empty(0, field.dtype)
     count = _count(shape)
-    size = count if one.kind is bytes else count * np.dtype(one.dtype).itemsize
+    size = count if field.kind is bytes else count * np.dtype(field.dtype).itemsize
     content = allowance.unpack(cell, size)
     if len(content) != size:
-        raise DamagedRecordError(f"the array {one.name} has {len(content)} bytes, but its trial needs {size}")
-    return content if one.kind is bytes else np.frombuffer(content, one.dtype).reshape(shape)
+        raise DamagedRecordError(f"the array {field.name} has {len(content)} bytes, but its trial needs {size}")
+    return content if field.kind is bytes else np.frombuffer(content, field.dtype).reshape(shape)
 
 
 def _count(shape: Shape) -> int:
@@ -356,7 +380,7 @@ def _plain(value: Any) -> Any:
         return value.translate(_DIGITS).decode()
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+    return [_plain(part) for part in value] if isinstance(value, list) else value
 
 
 def _named(cells: Sequence[Any]) -> str:

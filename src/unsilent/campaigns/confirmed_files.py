@@ -33,7 +33,7 @@ def with_confirmed_files(
     Raises ``UsageError`` with the options to add, or for one that the campaign did not have.
     """
     confirmed = {"fault": None, **confirmed}  # a function is code, whatever a caller knows of it
-    known = {one.name for one in fields(cast(Any, spec))}  # what is no field is no choice of a campaign
+    known = {entry.name for entry in fields(cast(Any, spec))}  # what is no field is no choice of a campaign
     stored = {key: getattr(spec, key) if key in known else None for key in confirmed}
     if not isinstance(stored["fault"], str) or function_file(stored["fault"]) is None:
         stored["fault"] = None

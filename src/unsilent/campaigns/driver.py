@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from unsilent.basics.errors import UsageError
-from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import Budget
 from unsilent.campaigns.spec import Baseline, Json, Spec, TrialId, strata_of
 
 if TYPE_CHECKING:
     from unsilent.campaigns.executors import Executor
+    from unsilent.campaigns.store import AnyStore
 
 ROUND = "round"
 """The name of records of what a planner decided."""
@@ -25,33 +26,12 @@ class Planner(Protocol):
 
     def requested_trials(self, store: Any) -> Iterable[TrialId]:
         """All trials that the rounds so far ask for."""
-        ...
 
     def decide_next_round(self, store: Any) -> list[Json]:
         """The next round, to be stored; empty when the campaign has come to its end."""
-        ...
 
     def describe_round(self, store: Any) -> str:
         """A sentence on the purpose of the round that was decided last."""
-        ...
-
-
-class WritableStore(Protocol):
-    """The methods of a store that the driver uses, see `unsilent.campaigns.store.Store`."""
-
-    def bind_campaign(self, spec: Any, baseline: Any) -> None: ...
-
-    def record_budget(self, trials: int, command: str) -> None: ...
-
-    def records(self, name: str) -> list[Any]: ...
-
-    def add_record(self, name: str, value: Any) -> None: ...
-
-    def stored_trial_ids(self) -> set[TrialId]: ...
-
-    def add_rows(self, rows: Iterable[Any]) -> None: ...
-
-    def add_session_seconds(self, seconds: float, cpu_seconds: float) -> None: ...
 
 
 def check_strata(spec: Spec, baseline: Baseline) -> None:
@@ -70,8 +50,8 @@ def plan_trials(spec: Spec, baseline: Baseline, budget: Budget) -> Iterator[Tria
     return (
         TrialId(target, flips, k)
         for k in max(strata.values(), key=len, default=range(0))
-        for (target, flips), own in strata.items()
-        if k < own.stop
+        for (target, flips), numbers in strata.items()
+        if k < numbers.stop
     )
 
 
@@ -97,7 +77,7 @@ def run_campaign(
     spec: Spec,
     budget: Budget,
     executor: Executor,
-    store: WritableStore,
+    store: AnyStore,
     *,
     planner: Planner | None = None,
     observer: Observer | None = None,
@@ -110,7 +90,7 @@ def run_campaign(
     Rows are committed as soon as a proof covers them. The time since the executor was made, its set-up included, is added to
     the store's where rows were: asking again for what is there already costs nothing that a report should tell.
     """
-    watcher = observer or Silent()
+    watcher = observer or Observer()
     description = executor.establish_baseline()
     check_strata(spec, description)
     store.bind_campaign(spec, description)
@@ -137,11 +117,9 @@ def run_campaign(
         watcher.say(planner.describe_round(store))
 
 
-def run_trials(
-    trials: Iterable[TrialId], executor: Executor, store: WritableStore, observer: Observer | None = None
-) -> int:
+def run_trials(trials: Iterable[TrialId], executor: Executor, store: AnyStore, observer: Observer | None = None) -> int:
     """Run and store the trials that are not there yet, in a store that is bound already; how many those were."""
-    watcher = observer or Silent()
+    watcher = observer or Observer()
     done = store.stored_trial_ids()
     wanted = list(trials)
     if not wanted:

@@ -15,9 +15,9 @@ from typing import Any, Protocol, Self
 from unsilent.basics.child_processes import INSIDE
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.options import check_count
-from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.processes import ProcessExecutor, default_job_count
-from unsilent.campaigns.runner import MakeRunner
+from unsilent.campaigns.runner import MakeRunner, WorkerJob
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
 
 EXECUTORS = ("serial", "processes", "ray")
@@ -29,27 +29,21 @@ class Executor(Protocol):
 
     def establish_baseline(self) -> Baseline:
         """Load the workload (once) and say what was found."""
-        ...
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[Sequence[CampaignRow]]:
         """Run trials; rows come in any order, those together that one proof covers (a list may be empty)."""
-        ...
 
     def wall_seconds(self, work: float) -> float:
         """How long trials are expected to take from now that would keep one worker busy for ``work`` seconds."""
-        ...
 
     def salvage(self) -> Sequence[CampaignRow]:
         """After an interrupt: rows that were run and not yet handed out, if they can still be proven."""
-        ...
 
     def seconds_since_last_call(self) -> tuple[float, float]:
         """Wall and CPU seconds, workers included, since it was made or this was last asked."""
-        ...
 
     def close(self) -> None:
         """End all workers."""
-        ...
 
     def __enter__(self) -> Self: ...
 
@@ -61,7 +55,6 @@ class LocalExecutor(Executor, Protocol):
 
     def ask_runner(self, what: str, *arguments: Any) -> Any:
         """The answer of the runner; see `Runner`."""
-        ...
 
 
 def make_executor(
@@ -80,28 +73,13 @@ def make_executor(
     ``jobs`` None: what `default_job_count` says. ``address`` is that of an existing Ray cluster, which asks for ``ray``.
     """
     name = resolve_executor_name(name, jobs=jobs, deadline=deadline, address=address)
-    observer, worker_settings = observer or Silent(), worker_settings or WorkerSettings()
+    observer = observer or Observer()
+    job = WorkerJob(make_runner, spec, deadline, worker_settings or WorkerSettings())
     if name == "ray":
         from unsilent.campaigns.ray_executor import RayExecutor
 
-        return RayExecutor(
-            make_runner,
-            spec,
-            jobs=jobs or 1,
-            deadline=deadline,
-            observer=observer,
-            worker_settings=worker_settings,
-            address=address,
-        )
-    return ProcessExecutor(
-        make_runner,
-        spec,
-        jobs=chosen_job_count(name, spec, jobs),
-        deadline=deadline,
-        observer=observer,
-        worker_settings=worker_settings,
-        grows_slowly=jobs is None,
-    )
+        return RayExecutor(job, jobs or 1, observer, address)
+    return ProcessExecutor(job, chosen_job_count(name, spec, jobs), observer, grows_slowly=jobs is None)
 
 
 def chosen_job_count(name: str | None, spec: Spec, jobs: int | None, address: str | None = None) -> int:

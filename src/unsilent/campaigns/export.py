@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def export_store(store: AnyStore, to: Path | None, *, canonical: bool = False) -
             f"--canonical writes JSON lines, but the output is {to.name!r}; give a name that ends in .jsonl, or no output file"
         )
     if to is None:
-        _lines(store, sys.stdout, canonical)
+        _lines(store, sys.stdout, plain=canonical)
         return
     temporary = temporary_name(to)
     try:
@@ -48,21 +49,13 @@ def export_store(store: AnyStore, to: Path | None, *, canonical: bool = False) -
             _parquet(store, temporary)
         else:
             with temporary.open("w", newline="", encoding="utf-8") as file:
-                _write(store, file, to.suffix, canonical)
+                write = {".csv": _csv, ".json": _json}.get(to.suffix, partial(_lines, plain=canonical))
+                write(store, file)
         os.replace(temporary, to)
     except OSError as error:
         raise UsageError(f"cannot write {to}: {error.strerror or error}; choose another path") from None
     finally:
         remove_if_possible(temporary)
-
-
-def _write(store: AnyStore, file: IO[str], suffix: str, plain: bool) -> None:
-    if suffix == ".csv":
-        _csv(store, file)
-    elif suffix == ".json":
-        _json(store, file)
-    else:
-        _lines(store, file, plain)
 
 
 def canonical_lines(store: AnyStore) -> Iterator[str]:

@@ -10,9 +10,9 @@ import torch
 
 from unsilent.basics.closing import Closing
 from unsilent.basics.errors import ProcessUnusable, UnsilentError
-from unsilent.campaigns.observer import Observer, Silent
-from unsilent.campaigns.runner import MakeRunner, run_trials_in_order
-from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
+from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.runner import WorkerJob, run_trials_in_order
+from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.workloads.process_side_effects import forget_notes, take_notes
 from unsilent.workloads.trainings.randomness import save_generator_states
@@ -21,20 +21,14 @@ from unsilent.workloads.trainings.randomness import save_generator_states
 class InlineExecutor(Closing):
     """Runs trials here. Threads, settings of determinism and random generators are put back by ``close``."""
 
-    def __init__(
-        self,
-        make_runner: MakeRunner,
-        spec: Spec,
-        observer: Observer | None = None,
-        worker_settings: WorkerSettings | None = None,
-    ) -> None:
+    def __init__(self, job: WorkerJob, observer: Observer | None = None) -> None:
         self._watch = Stopwatch()
         self._threads, self._generators = torch.get_num_threads(), save_generator_states()
         self._held: list[CampaignRow] = []
-        self._observer = observer or Silent()
+        self._observer = observer or Observer()
         forget_notes()
-        self.runner: Any = make_runner(
-            spec, progress=self._observer.loading, worker_settings=worker_settings or WorkerSettings()
+        self.runner: Any = job.make_runner(
+            job.spec, progress=self._observer.loading, worker_settings=job.worker_settings
         )
 
     def establish_baseline(self) -> Baseline:

@@ -45,6 +45,11 @@ def count_budgeted_trials(store: Any, part: int = 1, parts: int = 1) -> int:
     return sum(len(range(part - 1, size, parts)) for size in sizes)
 
 
+def name_of_workload(store: Any) -> str:
+    """The name of what the trials of a store run: that which its worker found out, else the one that was given."""
+    return str(getattr(store.baseline, "name", store.spec.workload))
+
+
 @dataclass(frozen=True)
 class Kind(Generic[S, B, R]):
     """A kind of campaigns. What a file says is believed once its own checks have not raised ``DamagedRecordError``.
@@ -113,7 +118,7 @@ class Kind(Generic[S, B, R]):
     replay: Callable[..., TrialReplay[Any]] | None = None
     replay_choices: tuple[str, ...] = ()
     count_planned_trials: Callable[[Any], int] = count_budgeted_trials
-    subject: Callable[[Any], str] = lambda store: str(store.spec.workload)
+    subject: Callable[[Any], str] = name_of_workload
     command: str = ""
     command_help: str = ""
     budget: type = Budget
@@ -143,22 +148,22 @@ class Kind(Generic[S, B, R]):
         """Dataclasses of the options that a command names, so that it asks for the same again."""
         return self.budget, self.spec, self.analysis_options, self.report_options, *self.further_option_classes
 
-    def command_line(self, asked: Asked) -> str:
+    def command_line(self, request: Asked) -> str:
         """The command line that asks for the same again."""
-        return asked.command_line(self.command_words, *self.command_classes)
+        return request.command_line(self.command_words, *self.command_classes)
 
-    def resolve_budget(self, asked: Asked) -> Budget:
+    def resolve_budget(self, request: Asked) -> Budget:
         """How many trials; raises ``UsageError``."""
-        budget: Budget = asked[self.budget].resolve()
+        budget: Budget = request[self.budget].resolve()
         return budget
 
-    def checked_spec(self, asked: Asked) -> S:
+    def checked_spec(self, request: Asked) -> S:
         """The spec of what was asked; raises ``UsageError`` for any option that does not fit."""
-        spec = self.resolve_spec(asked) if self.resolve_spec else asked[self.spec]
-        self.resolve_budget(asked)
-        asked[self.analysis_options]
-        asked[self.execution_options].check()
-        self.check_options(asked, spec)
+        spec = self.resolve_spec(request) if self.resolve_spec else request[self.spec]
+        self.resolve_budget(request)
+        request[self.analysis_options]
+        request[self.execution_options].check()
+        self.check_options(request, spec)
         return spec
 
     def __post_init__(self) -> None:
@@ -180,7 +185,7 @@ class Kind(Generic[S, B, R]):
 
     def check_records(self) -> None:
         """Raise ``UsageError`` for a row or options of types that cannot be stored or asked for."""
-        arrays = [one.name for one in row_codec(cast("Any", self.row)).arrays]
+        arrays = [array.name for array in row_codec(cast("Any", self.row)).arrays]
         if arrays and self.shapes is no_arrays:
             raise UsageError(
                 f"{self.row.__name__} has arrays ({', '.join(arrays)}), but kind {self.name} gives no shapes; add shapes="

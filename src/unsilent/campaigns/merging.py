@@ -218,9 +218,9 @@ def _union(sources: Sequence[AnyStore], parts: Sequence[MergeInput]) -> Iterator
         streams = [stack.enter_context(closing(_rows(store, number))) for number, store in enumerate(sources)]
         for _, group in groupby(heapq.merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
             (_, number, row), *again = group
-            for _, other, copy in again:
-                parts[other].trials += 1
-                _check_equal(row, copy, sources[number].path, sources[other].path)
+            for _, holder, copy in again:
+                parts[holder].trials += 1
+                _check_equal(row, copy, sources[number].path, sources[holder].path)
             parts[number].trials += 1
             parts[number].new += 1
             yield number, row
@@ -237,12 +237,12 @@ def _order(trial: TrialId) -> Order:
     return trial.target, trial.flips is not None, trial.flips or 0, trial.k, trial.sample_count
 
 
-def _check_equal(one: CampaignRow, two: CampaignRow, where: Path, other: Path) -> None:
+def _check_equal(row: CampaignRow, copy: CampaignRow, where: Path, place: Path) -> None:
     """Raise ``StoreError`` for one trial with two ends."""
-    again = two.reproducible_values()
-    for column, value in one.reproducible_values().items():
+    again = copy.reproducible_values()
+    for column, value in row.reproducible_values().items():
         if value != again[column]:
             raise StoreError(
-                f"trial {one.trial} has different results in {where} and {other} (column {column}), so one of the machines does "
+                f"trial {row.trial} has different results in {where} and {place} (column {column}), so one of the machines does "
                 "not reproduce the campaign; replay the trial on both machines and leave out the store with the wrong result"
             )

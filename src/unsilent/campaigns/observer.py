@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from unsilent.campaigns.spec import CampaignRow, TrialId
 
 
-class Observer(Protocol):
-    """Told what goes on; every method may do nothing."""
+class Observer:
+    """Told what goes on. Here every method does nothing; subclasses replace those that matter to them."""
 
     def loading(self, description: str, done: float, total: float) -> None:
         """A workload is being prepared (trained)."""
@@ -24,17 +22,3 @@ class Observer(Protocol):
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
         """The worker of a trial died, was killed for passing the deadline, or can run no other; ``why`` says what is done."""
-
-
-class Silent:
-    """An observer that does nothing."""
-
-    def loading(self, description: str, done: float, total: float) -> None: ...
-
-    def planned(self, done: int, total: int) -> None: ...
-
-    def say(self, sentence: str) -> None: ...
-
-    def trial(self, row: CampaignRow) -> None: ...
-
-    def worker_lost(self, trial: TrialId, why: str) -> None: ...

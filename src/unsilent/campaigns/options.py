@@ -33,11 +33,11 @@ MOST_PARTS = 10**9 - 1
 """Largest number of parts of a campaign."""
 
 
-def read_pairs(given: Mapping[str, object] | Sequence[str]) -> tuple[tuple[str, str], ...]:
+def read_pairs(pairs: Mapping[str, object] | Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Options of a workload, sorted, from texts ``key=value`` or from a mapping; raises ``UsageError``."""
-    if isinstance(given, Mapping):
-        return tuple(sorted((str(key), str(value)) for key, value in given.items()))
-    items = [given] if isinstance(given, str) else given
+    if isinstance(pairs, Mapping):
+        return tuple(sorted((str(key), str(value)) for key, value in pairs.items()))
+    items = [pairs] if isinstance(pairs, str) else pairs
     for item in items:
         if isinstance(item, str) and "=" not in item:
             raise UsageError(f"cannot read --with {item!r}; expected key=value")
@@ -46,7 +46,7 @@ def read_pairs(given: Mapping[str, object] | Sequence[str]) -> tuple[tuple[str, 
             sorted(dict(item.partition("=")[::2] if isinstance(item, str) else item for item in items).items())
         )
     except (TypeError, ValueError):
-        raise UsageError(f"cannot read the workload options {given!r}; expected key=value, or a mapping") from None
+        raise UsageError(f"cannot read the workload options {pairs!r}; expected key=value, or a mapping") from None
 
 
 def write_pairs(pairs: Any) -> list[str]:

@@ -18,13 +18,13 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from unsilent.basics.child_processes import end_child, start_child
+from unsilent.basics.child_processes import end_child, receive, start_child
 from unsilent.basics.closing import Closing
 from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.basics.free_memory import available_memory_bytes, peak_memory_bytes
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.runner import MakeRunner
-from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
+from unsilent.campaigns.runner import WorkerJob
+from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 
 WORKER_BYTES = 2 << 30
@@ -104,19 +104,16 @@ class ProcessExecutor(Closing):
 
     def __init__(
         self,
-        make_runner: MakeRunner,
-        spec: Spec,
-        *,
+        job: WorkerJob,
         jobs: int,
-        deadline: float | None,
         observer: Observer,
-        worker_settings: WorkerSettings,
         environment: Mapping[str, str] | None = None,
         grows_slowly: bool = False,
     ) -> None:
         self._grows_slowly, self._grows_at, self._all_ready_at = grows_slowly, 0.0, 0.0
-        self._make_runner, self._spec, self._jobs, self._observer = make_runner, spec, jobs, observer
-        self._deadline, self._means = deadline, replace(worker_settings, jobs=max(jobs, worker_settings.jobs))
+        self._make_runner, self._spec, self._jobs, self._observer = job.make_runner, job.spec, jobs, observer
+        self._deadline, settings = job.deadline, job.worker_settings
+        self._means = replace(settings, jobs=max(jobs, settings.jobs))
         self._environment = environment
         self._pack = 1
         self._answer: tuple[Any, ...] = ()
@@ -221,11 +218,7 @@ class ProcessExecutor(Closing):
         Raises the worker's own error, ``_Lost`` when it is gone, ``UsageError`` when it goes while loading.
         """
         try:
-            while not worker.connection.poll(0.2):
-                # Its children may hold the socket open after it died, so the process itself is looked at as well.
-                if worker.process.poll() is not None and not worker.connection.poll():
-                    raise EOFError
-            message: tuple[Any, ...] = worker.connection.recv()
+            message: tuple[Any, ...] = receive(worker.process, worker.connection)
         except (EOFError, OSError):
             if worker.ready:
                 raise _Lost("died" + _how(worker.process)) from None
@@ -375,13 +368,13 @@ class ProcessExecutor(Closing):
 
     def _replace(self, worker: _Worker, lost: _Lost) -> Iterator[list[CampaignRow]]:
         """Have a new worker take over; the trial that ended this one is recorded where it is certain which that was."""
-        suspects, given = self._suspected(worker, lost), [*worker.unproven, *worker.unanswered_trials]
+        suspects, unsettled = self._suspected(worker, lost), [*worker.unproven, *worker.unanswered_trials]
         settled = len(suspects) == 1 and (lost.certain or suspects[0] in self._suspects)
         spent = time.monotonic() - worker.since
         self._discard(worker)
         self._give_up_shortcuts(lost)
         self._suspects.update(suspects)
-        others = [trial for trial in given if trial not in self._suspects]
+        others = [trial for trial in unsettled if trial not in self._suspects]
         self._backlog.extendleft(reversed([*([] if settled else suspects), *others]))
         if suspects:
             self._observer.worker_lost(suspects[0], f"{lost}; {_what_next(suspects, settled, lost)}")

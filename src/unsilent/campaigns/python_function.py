@@ -41,8 +41,9 @@ def campaign_function(
         further: Arguments that take more than the option of their name does.
     """
 
-    def run(given: Mapping[str, Any]) -> T:
-        arguments = dict(given)
+    # Long because the function that is made reads nearly all of these arguments.
+    def run(call_arguments: Mapping[str, Any]) -> T:
+        arguments = dict(call_arguments)
         check(arguments)
         workload: Any = arguments.get("workload")
         observer, make_executor = arguments["observer"], open_executor_of_options
@@ -50,15 +51,17 @@ def campaign_function(
         if live is not None:
             arguments["workload"] = workload.name
             make_executor = partial(live, workload)
-        asked = Asked.from_call(kind.option_classes, arguments)
-        spec = kind.checked_spec(asked)
-        if live is not None and asked[kind.execution_options].jobs not in (None, 1):
+        wanted = Asked.from_call(kind.option_classes, arguments)
+        spec = kind.checked_spec(wanted)
+        if live is not None and wanted[kind.execution_options].jobs not in (None, 1):
             raise UsageError(
                 "a workload object runs in this process, so jobs must be 1; name it as 'file.py:name' to use more jobs"
             )
-        command = asked.python_call(name, *kind.command_classes) if live is not None else kind.command_line(asked)
+        command = wanted.python_call(name, *kind.command_classes) if live is not None else kind.command_line(wanted)
         with store_or_temporary(arguments["store"]) as path, open_store(path, kind, write=True) as store:
-            campaign = CampaignRun(kind, asked, spec, store, command, lambda noun: nullcontext(observer), make_executor)
+            campaign = CampaignRun(
+                kind, wanted, spec, store, command, lambda noun: nullcontext(observer), make_executor
+            )
             done: T = kind.run(campaign)
             return done
 

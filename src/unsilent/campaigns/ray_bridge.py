@@ -80,7 +80,7 @@ class Bridge:
             member.trials.append(message[2])
             member.asked += message[3]
         elif kind == "drop" and message[1] in self._crew:
-            self.end_actors([self._crew.pop(message[1])])
+            self.end_actors(message[1])
         elif kind == "look":
             self._line.send("seen", _nodes())
 
@@ -151,19 +151,17 @@ class Bridge:
         ray.kill(member.handle)  # it may live on somewhere, and nobody listens any more
         self._line.send("gone", member.number, why, unfit)
 
-    def end_actors(self, members: list[_Member]) -> None:
-        """End these actors, each worker with all that it has started."""
+    def end_actors(self, number: int | None = None) -> None:
+        """End an actor, or (None) all of them, each worker with all that it has started."""
         import ray
 
+        numbers = list(self._crew) if number is None else [number]
+        members = [self._crew.pop(each) for each in numbers]
         closing = [member.handle.close.remote() for member in members if member.answered]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS + 1)
         for member in members:
             ray.kill(member.handle)
-
-    def end_all_actors(self) -> None:
-        """End what is left."""
-        self.end_actors(list(self._crew.values()))
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -222,7 +220,7 @@ def _serve(line: ProcessConnection) -> None:
             bridge.serve()
         finally:
             threading.Thread(target=_end_at_last, daemon=True).start()
-            bridge.end_all_actors()
+            bridge.end_actors()
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from unsilent.campaigns.processes import SALVAGE_SECONDS, RefillableIterator
 from unsilent.campaigns.ray_launch import BridgeProcess, Cluster, check_address
 from unsilent.campaigns.ray_supervisor import Event, SupervisorJob, environment_to_send
 from unsilent.campaigns.ray_supervisor_pool import PooledSupervisor, SupervisorPool
-from unsilent.campaigns.runner import MakeRunner
-from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
+from unsilent.campaigns.runner import WorkerJob
+from unsilent.campaigns.spec import Baseline, CampaignRow, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 
 DEPTH_SECONDS = 2.0
@@ -40,30 +40,13 @@ class RayExecutor(Closing):
         UsageError: Ray is not installed, or nobody answers at ``address``.
     """
 
-    def __init__(
-        self,
-        make_runner: MakeRunner,
-        spec: Spec,
-        *,
-        jobs: int,
-        deadline: float | None,
-        observer: Observer,
-        worker_settings: WorkerSettings,
-        address: str | None = None,
-    ) -> None:
+    def __init__(self, job: WorkerJob, jobs: int, observer: Observer, address: str | None = None) -> None:
         check_address(address)
         local, self._observer = address is None, observer
-        self._cluster = Cluster(address, jobs * spec.threads)
-        self._job = SupervisorJob(
-            make_runner,
-            spec,
-            deadline,
-            replace(worker_settings, jobs=jobs),
-            os.getcwd(),
-            environment_to_send(os.environ, local),
-            local,
-        )
-        self._crew = SupervisorPool(spec, jobs, self._cluster, observer, self._send)
+        self._cluster = Cluster(address, jobs * job.spec.threads)
+        settings, environment = replace(job.worker_settings, jobs=jobs), environment_to_send(os.environ, local)
+        self._job = SupervisorJob(job.make_runner, job.spec, job.deadline, settings, os.getcwd(), environment, local)
+        self._crew = SupervisorPool(job.spec, jobs, self._cluster, observer, self._send)
         self._link: BridgeProcess | None = None
         self._backlog: deque[TrialId] = deque()
         self._numbers: dict[tuple[int, int], int] = {}
@@ -87,9 +70,9 @@ class RayExecutor(Closing):
         assert self._link is not None
         self._link.send(*message)
 
-    def _give(self, one: PooledSupervisor, trials: list[TrialId], *asked: str) -> None:
-        one.unfinished_trials.update(dict.fromkeys(trials))
-        self._send("give", one.number, pickle.dumps(trials), asked)
+    def _give(self, member: PooledSupervisor, trials: list[TrialId], *requests: str) -> None:
+        member.unfinished_trials.update(dict.fromkeys(trials))
+        self._send("give", member.number, pickle.dumps(trials), requests)
 
     def _listen(self) -> list[CampaignRow]:
         """Handle one message, if one comes soon, and return the rows it proves."""
@@ -103,33 +86,33 @@ class RayExecutor(Closing):
         if kind == "seen":
             self._crew.note_cluster_nodes(message[1])
             return []
-        one = self._crew.members.get(number)
-        if one is None:
+        member = self._crew.members.get(number)
+        if member is None:
             return []  # dropped in the meantime
         if kind == "gone":
-            self._gone(one, *message[2:])
+            self._gone(member, *message[2:])
             return []
-        _, _, events, one.cpu_seconds, self._bridge_cpu = message
-        one.is_placed = True
+        _, _, events, member.cpu_seconds, self._bridge_cpu = message
+        member.is_placed = True
         batch: list[Event] = pickle.loads(events)  # noqa: S301 - our own supervisor's
-        return [row for event in batch for row in self._take(one, event)]
+        return [row for event in batch for row in self._take(member, event)]
 
-    def _gone(self, one: PooledSupervisor, why: str, unfit: bool) -> None:
+    def _gone(self, member: PooledSupervisor, why: str, unfit: bool) -> None:
         if unfit:
             self._crew.reject_supervisor(
-                one, f"cannot start a worker ({why}); install the same version of Unsilent on that node"
+                member, f"cannot start a worker ({why}); install the same version of Unsilent on that node"
             )
         else:
-            self._backlog.extendleft(reversed(self._crew.handle_lost_supervisor(one, why)))
+            self._backlog.extendleft(reversed(self._crew.handle_lost_supervisor(member, why)))
 
-    def _take(self, one: PooledSupervisor, event: Event) -> list[CampaignRow]:
+    def _take(self, member: PooledSupervisor, event: Event) -> list[CampaignRow]:
         kind = event[0]
         if kind == "row":
-            self._note(one, event[1])
+            self._note(member, event[1])
         elif kind == "proven":
-            return self._crew.take_verified_rows(one, event[1])
+            return self._crew.take_verified_rows(member, event[1])
         elif kind == "ready":
-            self._crew.admit_supervisor(one, *event[1:])
+            self._crew.admit_supervisor(member, *event[1:])
         elif kind == "loading":
             if self._crew.baseline is None:
                 self._observer.loading(*event[1:])
@@ -138,19 +121,19 @@ class RayExecutor(Closing):
         elif kind == "said":
             self._observer.say(*event[1:])
         elif kind == "salvaged":
-            one.salvaged = True
+            member.salvaged = True
         elif kind == "failed":
-            one.node = event[2]
-            if one.ready or self._crew.baseline is None:
+            member.node = event[2]
+            if member.ready or self._crew.baseline is None:
                 raise event[1]
-            self._crew.reject_supervisor(one, f"cannot load the workload ({event[1]})")
+            self._crew.reject_supervisor(member, f"cannot load the workload ({event[1]})")
         return []
 
-    def _note(self, one: PooledSupervisor, row: CampaignRow) -> None:
+    def _note(self, member: PooledSupervisor, row: CampaignRow) -> None:
         """A row that is not proven yet. Workers are numbered over all supervisors."""
-        number = self._numbers.setdefault((one.number, row.worker), len(self._numbers))
-        one.unverified_rows[row.trial] = row = row.with_worker(number)
-        one.seconds_per_trial = 0.9 * one.seconds_per_trial + 0.1 * max(row.seconds, 1e-5)
+        number = self._numbers.setdefault((member.number, row.worker), len(self._numbers))
+        member.unverified_rows[row.trial] = row = row.with_worker(number)
+        member.seconds_per_trial = 0.9 * member.seconds_per_trial + 0.1 * max(row.seconds, 1e-5)
         self._observer.trial(row)
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -163,20 +146,20 @@ class RayExecutor(Closing):
         self._crew.start_placement_timeout()
         while True:
             members = list(self._crew.members.values())
-            for one in members:
-                if one.ready:
-                    self._feed(one, source)
+            for member in members:
+                if member.ready:
+                    self._feed(member, source)
             if source.any_left():
                 self._crew.start_missing_supervisors()
-            elif not any(one.unfinished_trials for one in members):
+            elif not any(member.unfinished_trials for member in members):
                 return
             yield self._listen()
 
-    def _feed(self, one: PooledSupervisor, source: RefillableIterator) -> None:
-        want = max(self._crew.max_trials_together, min(DEEPEST, int(DEPTH_SECONDS / one.seconds_per_trial))) + 1
-        queued = len(one.unfinished_trials) - len(one.unverified_rows)
+    def _feed(self, member: PooledSupervisor, source: RefillableIterator) -> None:
+        want = max(self._crew.max_trials_together, min(DEEPEST, int(DEPTH_SECONDS / member.seconds_per_trial))) + 1
+        queued = len(member.unfinished_trials) - len(member.unverified_rows)
         if queued <= want // 2 and (chunk := list(islice(source, want - queued))):
-            self._give(one, chunk)
+            self._give(member, chunk)
 
     # -- end ---------------------------------------------------------------------------------------------------
 
@@ -193,13 +176,13 @@ class RayExecutor(Closing):
     def salvage(self) -> list[CampaignRow]:
         """After an interrupt: the rows that a proof, asked for now and waited for a little, still covers."""
         rows: list[CampaignRow] = []
-        asked = [one for one in self._crew.members.values() if one.unverified_rows]
-        for one in asked:
-            one.salvaged = False
-            self._give(one, [], "salvage")
+        waiting = [member for member in self._crew.members.values() if member.unverified_rows]
+        for m in waiting:
+            m.salvaged = False
+            self._give(m, [], "salvage")
         end = time.monotonic() + SALVAGE_SECONDS + 1
         try:
-            while time.monotonic() < end and any(not one.salvaged for one in asked if one.number in self._crew.members):
+            while time.monotonic() < end and any(not m.salvaged for m in waiting if m.number in self._crew.members):
                 rows += self._listen()
         except UnsilentError:
             pass  # what has been proven is kept

@@ -170,9 +170,9 @@ def remove_busy_folder(folder: str) -> None:
         time.sleep(0.02)
 
 
-def environment(cluster: Cluster, own: Mapping[str, str]) -> dict[str, str]:
+def environment(cluster: Cluster, variables: Mapping[str, str]) -> dict[str, str]:
     """Variables that Ray reads: it reports to nobody, and a cluster of our own listens on loopback alone."""
-    result = {**own, "RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+    result = {**variables, "RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
     if cluster.address is None:
         # This variable is how Ray keeps itself to 127.0.0.1 where it is no cluster (on macOS and Windows by default).
         result["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

@@ -16,13 +16,13 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from unsilent.campaigns.observer import Silent
-from unsilent.campaigns.processes import ProcessExecutor
-from unsilent.campaigns.runner import MakeRunner
-from unsilent.campaigns.spec import CampaignRow, Spec, TrialId, WorkerSettings
+from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.processes import ProcessExecutor, RefillableIterator
+from unsilent.campaigns.runner import WorkerJob
+from unsilent.campaigns.spec import CampaignRow, TrialId
 from unsilent.campaigns.worker import as_picklable_error
 
 Event = tuple[Any, ...]
@@ -34,38 +34,34 @@ SENT_VARIABLES = ("PYTHONPATH", "UNSILENT_CACHE")
 
 
 @dataclass(frozen=True)
-class SupervisorJob:
+class SupervisorJob(WorkerJob):
     """The job of a supervisor, and the place that its worker should find itself in: the driver's, as far as it is there."""
 
-    make_runner: MakeRunner
-    spec: Spec
-    deadline: float | None
-    worker_settings: WorkerSettings
-    folder: str
-    environment: Mapping[str, str]
-    is_local: bool
+    folder: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_local: bool = False
     """Whether the node is the driver's machine, so that its whole environment holds."""
 
-    def worker_environment(self, own: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a worker under an actor whose own is ``own``."""
+    def worker_environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a worker under an actor whose own is ``env``."""
         if self.is_local:
             result = dict(self.environment)
         else:
             result = {
-                key: value for key, value in own.items() if not key.startswith("RAY_") and key not in THREAD_VARIABLES
+                key: value for key, value in env.items() if not key.startswith("RAY_") and key not in THREAD_VARIABLES
             }
             result |= self.environment
-        if self.spec.device.startswith("cuda") and "CUDA_VISIBLE_DEVICES" in own:
-            result["CUDA_VISIBLE_DEVICES"] = own["CUDA_VISIBLE_DEVICES"]  # the one that Ray has given us
+        if self.spec.device.startswith("cuda") and "CUDA_VISIBLE_DEVICES" in env:
+            result["CUDA_VISIBLE_DEVICES"] = env["CUDA_VISIBLE_DEVICES"]  # the one that Ray has given us
         return result
 
 
-def environment_to_send(own: Mapping[str, str], local: bool) -> dict[str, str]:
-    """Variables of the driver's environment ``own`` that a job carries: to other machines, no more than they need."""
-    return dict(own) if local else {key: own[key] for key in (*THREAD_VARIABLES, *SENT_VARIABLES) if key in own}
+def environment_to_send(env: Mapping[str, str], local: bool) -> dict[str, str]:
+    """Variables of the driver's environment ``env`` that a job carries: to other machines, no more than they need."""
+    return dict(env) if local else {key: env[key] for key in (*THREAD_VARIABLES, *SENT_VARIABLES) if key in env}
 
 
-class Supervisor(Silent):
+class Supervisor(Observer):
     """One worker, run by a thread of its own, so that neither waits for the other."""
 
     def __init__(self, job: SupervisorJob) -> None:
@@ -141,21 +137,12 @@ class Supervisor(Silent):
         try:
             if os.path.isdir(job.folder):
                 os.chdir(job.folder)
-            environment = job.worker_environment(os.environ)
-            with ProcessExecutor(
-                job.make_runner,
-                job.spec,
-                jobs=1,
-                deadline=job.deadline,
-                observer=self,
-                worker_settings=job.worker_settings,
-                environment=environment,
-            ) as executor:
+            with ProcessExecutor(job, 1, self, job.worker_environment(os.environ)) as executor:
                 description = executor.establish_baseline()
                 self._count(executor)
                 self._tell("ready", description, executor.max_trials_together, node, urgent=True)
-                while (asked := self._next()) != "close":
-                    self._do(asked, executor)
+                while (request := self._next()) != "close":
+                    self._do(request, executor)
         except BaseException as error:
             self._tell("failed", as_picklable_error(error), node, urgent=True)
 
@@ -164,8 +151,8 @@ class Supervisor(Silent):
             self._changed.wait_for(lambda: self._asked or self._inbox)
             return self._asked.popleft() if self._asked else "run"
 
-    def _do(self, asked: str, executor: ProcessExecutor) -> None:
-        if asked == "salvage":
+    def _do(self, request: str, executor: ProcessExecutor) -> None:
+        if request == "salvage":
             self._prove(executor.salvage())
             self._tell("salvaged", urgent=True)
         else:
@@ -173,7 +160,7 @@ class Supervisor(Silent):
 
     def _run(self, executor: ProcessExecutor) -> None:
         """Run what is in the inbox until it is empty and all is proven, or something else is asked for good."""
-        for rows in executor.run(_Emptying(self._inbox)):
+        for rows in executor.run(RefillableIterator(self._inbox, iter(()))):
             self._count(executor)
             self._prove(rows)
             if self._asked:
@@ -186,19 +173,3 @@ class Supervisor(Silent):
 
     def _count(self, executor: ProcessExecutor) -> None:
         self._cpu += executor.seconds_since_last_call()[1]
-
-
-class _Emptying:
-    """Takes from a deque; stops when it is empty, and goes on when it has filled again."""
-
-    def __init__(self, items: deque[TrialId]) -> None:
-        self._items = items
-
-    def __iter__(self) -> _Emptying:
-        return self
-
-    def __next__(self) -> TrialId:
-        try:
-            return self._items.popleft()
-        except IndexError:
-            raise StopIteration from None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,15 +38,6 @@ class PooledSupervisor:
     cpu_seconds: float = 0.0
     seconds_per_trial: float = 0.05
 
-    def release_rows(self, trials: Iterable[TrialId]) -> list[CampaignRow]:
-        """The rows of these trials, now proven."""
-        rows = [
-            self.unverified_rows.pop(trial) for trial in trials if trial in self.unverified_rows
-        ]  # all, but for an interrupt between them
-        for row in rows:
-            del self.unfinished_trials[row.trial]
-        return rows
-
 
 class SupervisorPool:
     """The supervisors of a campaign of ``spec`` with ``jobs`` processes; ``send`` takes orders to the bridge."""
@@ -67,7 +58,7 @@ class SupervisorPool:
     @property
     def cpu_seconds(self) -> float:
         """CPU seconds that all supervisors have reported, those that are gone included."""
-        return self._gone_cpu + sum(one.cpu_seconds for one in self.members.values())
+        return self._gone_cpu + sum(member.cpu_seconds for member in self.members.values())
 
     @property
     def wanted_supervisors(self) -> int:
@@ -100,7 +91,7 @@ class SupervisorPool:
             return
         supervisor.ready, supervisor.seconds_per_trial, self._stillborn = True, max(baseline.golden_seconds, 1e-4), 0
 
-    def _measure_gang(self, one: PooledSupervisor, baseline: Baseline) -> int:
+    def _measure_gang(self, member: PooledSupervisor, baseline: Baseline) -> int:
         """A workload that says ``world_size`` starts so many processes itself: its node must have CPUs for them all."""
         self._gang = baseline.info.get("world_size", 1)
         if not isinstance(self._gang, int) or self._gang < 1:
@@ -113,7 +104,7 @@ class SupervisorPool:
                 f"use --jobs {self._gang} or more"
             )
         if self._gang > 1:  # its place is too small
-            self._drop(one)
+            self._drop(member)
             self._hire()
         return self._gang
 
@@ -126,10 +117,10 @@ class SupervisorPool:
             raise UsageError(f"no node is left to run trials on: {node} {why}")
         self._observer.say(f"{node} {why}: the campaign continues without this worker")
 
-    def _drop(self, one: PooledSupervisor) -> None:
-        del self.members[one.number]
-        self._gone_cpu += one.cpu_seconds
-        self._send("drop", one.number)
+    def _drop(self, member: PooledSupervisor) -> None:
+        del self.members[member.number]
+        self._gone_cpu += member.cpu_seconds
+        self._send("drop", member.number)
 
     def handle_lost_supervisor(self, supervisor: PooledSupervisor, why: str) -> list[TrialId]:
         """Forget a supervisor that is gone; returns the trials to run again.
@@ -157,10 +148,13 @@ class SupervisorPool:
         return list(supervisor.unfinished_trials)
 
     def take_verified_rows(self, supervisor: PooledSupervisor, trials: list[TrialId]) -> list[CampaignRow]:
-        """The rows of these trials."""
+        """The rows of these trials, now proven: all of them, but for an interrupt between them."""
+        rows = [supervisor.unverified_rows.pop(trial) for trial in trials if trial in supervisor.unverified_rows]
+        for row in rows:
+            del supervisor.unfinished_trials[row.trial]
         for trial in trials:
             self._losses.pop(trial, None)
-        return supervisor.release_rows(trials)
+        return rows
 
     # -- room on the cluster -----------------------------------------------------------------------------------
 
@@ -171,7 +165,7 @@ class SupervisorPool:
     def check_placement_timeout(self) -> None:
         """Raise ``UnsilentError`` where nobody has had a place for long; what the cluster has is asked a little before."""
         now = time.monotonic()
-        if any(one.is_placed for one in self.members.values()):
+        if any(member.is_placed for member in self.members.values()):
             self._lonely, self._asked, self._nodes = now, False, None
         elif now - self._lonely > PLACEMENT_TIMEOUT + (ANSWER_SECONDS if self._nodes is None else 0):
             raise UnsilentError(

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic
 
 from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.basics.lazy_numpy import np
-from unsilent.campaigns.spec import B, DeferredTrial, R, S, TrialId, WorkerSettings, trial_seed
+from unsilent.campaigns.spec import B, DeferredTrial, R, S, Spec, TrialId, WorkerSettings, trial_seed
 
 if TYPE_CHECKING:
     from unsilent.workloads.model_fitting import Progress
 
 MakeRunner = Callable[..., "Runner[Any, Any, Any]"]
 """Makes a runner: called with the spec, ``progress`` and ``worker_settings``. It is sent to workers, which import it by name."""
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """The job of the workers of an executor; ``deadline``: seconds of a trial, None: what follows from the golden run."""
+
+    make_runner: MakeRunner
+    spec: Spec
+    deadline: float | None = None
+    worker_settings: WorkerSettings = field(default_factory=WorkerSettings)
 
 
 class Runner(Generic[S, B, R]):
@@ -106,9 +117,9 @@ def run_trials_in_order(runner: Runner[Any, Any, Any], trials: Sequence[TrialId]
 
 def check_row_of_trial(runner: Runner[Any, Any, Any], row: Any, trial: TrialId | None) -> Any:
     """The row; raises ``UsageError`` unless it is that of this trial."""
-    found = getattr(row, "trial", None)
-    if trial is None or found != trial:
-        what = f"a {type(row).__name__}" if found is None else f"a row of trial {found}"
+    row_trial = getattr(row, "trial", None)
+    if trial is None or row_trial != trial:
+        what = f"a {type(row).__name__}" if row_trial is None else f"a row of trial {row_trial}"
         wanted = "after those of all its trials" if trial is None else f"where that of trial {trial} was due"
         raise UsageError(f"{_name(runner)} returned {what} {wanted}; {_EXPECTED}")
     return row

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast
@@ -62,10 +62,10 @@ class TrialId(NamedTuple):
         numbers = [k] + [flips] * bool(flips) + [samples] * bool(evaluated)
         if not (target and slash and all(map(_NUMBER.fullmatch, numbers))):
             head, _, number = text.rpartition("/")
-            other = f"{head}/x/{number}" if head and _NUMBER.fullmatch(number) else "random/x/17"
+            example = f"{head}/x/{number}" if head and _NUMBER.fullmatch(number) else "random/x/17"
             raise UsageError(
                 f"cannot read trial {text!r}; expected TARGET/xFLIPS/NUMBER, like top_mlp/x8/17, "
-                f"or without a number of flips TARGET/x/NUMBER, like {other}"
+                f"or without a number of flips TARGET/x/NUMBER, like {example}"
             )
         return cls(target, int(flips) if flips else None, int(k), int(samples or 0))
 
@@ -82,17 +82,20 @@ class DeferredTrial(NamedTuple):
 
 def without_folders(values: Json, *paths: str) -> Json:
     """The values of a spec, its workload and the files at ``paths`` without the folders that they happen to lie in."""
-    workload = values["workload"]
-    file, colon, name = workload.rpartition(":")
-    if colon and file.endswith(".py"):
-        workload = f"{PurePath(file).name}:{name}"
-    elif workload.startswith("hf:"):
-        workload = f"hf:{PurePath(workload[3:]).name}"
-    elif workload.endswith(".pt2"):
-        workload = PurePath(workload).name
+    workload = _with_file_names(values["workload"], lambda path, ending: PurePath(path).name)
     if isinstance(values.get("fault"), str):
         values = values | {"fault": without_folder(values["fault"])}
     return values | {"workload": workload} | {key: PurePath(values[key]).name if values[key] else None for key in paths}
+
+
+def _with_file_names(workload: str, name_of: Callable[[str, str], str]) -> str:
+    """A workload whose file, or folder, has another name: that of its path and of its ending."""
+    file, colon, name = workload.rpartition(":")
+    if colon and file.endswith(".py"):
+        return f"{name_of(file, '.py')}:{name}"
+    if workload.startswith("hf:"):
+        return f"hf:{name_of(workload[3:], '')}"
+    return name_of(workload, ".pt2") if workload.endswith(".pt2") else workload
 
 
 def sorted_json_text(value: Any) -> str:
@@ -197,7 +200,6 @@ class TrialTarget(Protocol):
     @property
     def slots(self) -> int:
         """Trials there are, where all are to be run."""
-        ...
 
 
 class Baseline(Protocol):
@@ -215,12 +217,10 @@ class Baseline(Protocol):
     @property
     def golden_seconds(self) -> float:
         """Seconds of one fault-free run."""
-        ...
 
     @property
     def info(self) -> Mapping[str, Any]:
         """The workload's statements of itself."""
-        ...
 
     @property
     def versions(self) -> Mapping[str, str]: ...
@@ -308,13 +308,7 @@ def campaign_hash(spec: Spec, fingerprint: Mapping[str, str]) -> str:
 def _without_file_names(spec: Spec) -> Json:
     """The identity of a spec without names of files: what counts of a file is its content, which the fingerprint covers."""
     values = {key: value for key, value in spec.identity().items() if key not in spec.FILES}
-    file, colon, name = values["workload"].rpartition(":")
-    if colon and file.endswith(".py"):
-        values["workload"] = f"*.py:{name}"
-    elif values["workload"].startswith("hf:"):
-        values["workload"] = "hf:*"
-    elif values["workload"].endswith(".pt2"):
-        values["workload"] = "*.pt2"
+    values["workload"] = _with_file_names(values["workload"], lambda path, ending: f"*{ending}")
     if isinstance(values.get("fault"), str):
         values["fault"] = with_function_file(values["fault"], "*.py")
     return values

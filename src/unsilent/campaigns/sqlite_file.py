@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote
 
 from unsilent.basics.closing import Closing
@@ -79,8 +79,6 @@ class SqliteFile(Closing):
     """SQLite's application id: what kind of file it is."""
     schema_version: int
     schema: str
-    main_table: ClassVar[str]
-    """The table that is empty as long as the file holds nothing."""
     max_cell_bytes: int = TEXT_BYTES
     """Bytes of a cell at most."""
 
@@ -254,7 +252,7 @@ class SqliteFile(Closing):
     def close(self) -> None:
         """Close the file and release the lock."""
         try:
-            unused = self._new and self._one(f"SELECT 1 FROM {self.main_table} LIMIT 1") is None  # noqa: S608 - a constant
+            unused = self._new and self._one("SELECT 1 FROM campaign LIMIT 1") is None
             if self._lock:
                 self._settle()
             self._db.close()

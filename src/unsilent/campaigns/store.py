@@ -56,7 +56,6 @@ class Store(SqliteFile, Generic[S, B, R]):
         canonical: Have its spec say of files and devices no more than the campaign's identity does.
     """
 
-    main_table = "campaign"
     kind: Kind[S, B, R]
 
     def __init__(

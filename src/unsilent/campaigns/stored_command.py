@@ -21,8 +21,8 @@ def stored_options(store: AnyStore, cls: type[T]) -> T:
     """The options of a dataclass that the command of a store gives; of all others the defaults. Raises ``StoreError``."""
     command = store.largest_budget()[1]
     words, kind = _command_words(command), store.kind
-    other = _command_words(without_options(command, *kind.option_classes, kind.report_options))
-    if removed := [word for word in other if word.startswith("--")]:
+    unknown_words = _command_words(without_options(command, *kind.option_classes, kind.report_options))
+    if removed := [word for word in unknown_words if word.startswith("--")]:
         raise store.other_options_error(", ".join(removed))
     try:
         if not words:
@@ -54,7 +54,7 @@ def _call_arguments(command: str) -> dict[str, Any]:
         return {}
     try:
         call = ast.parse(command, mode="eval").body
-        return {one.arg: ast.literal_eval(one.value) for one in getattr(call, "keywords", ()) if one.arg}
+        return {word.arg: ast.literal_eval(word.value) for word in getattr(call, "keywords", ()) if word.arg}
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return {}
 

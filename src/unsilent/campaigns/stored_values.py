@@ -7,13 +7,12 @@ import shlex
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from unsilent.basics.printable import escape_unprintable
-from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.spec import R
 
 T = TypeVar("T")
-R = TypeVar("R", bound="HasTrial")
 MOST_NOTES = 1000
 MOST_TRIALS = 10**12
 MOST_THREADS = 4096
@@ -34,13 +33,6 @@ class DamagedRecordError(ValueError):
 
 class RemovedOptionError(DamagedRecordError):
     """A store was made with an option, or a value of one, that this version does not have; the message is this option."""
-
-
-class HasTrial(Protocol):
-    """A row of a campaign of any kind."""
-
-    @property
-    def trial(self) -> TrialId: ...
 
 
 class ReadLimit:

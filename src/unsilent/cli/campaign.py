@@ -16,7 +16,7 @@ from unsilent.command import MEASURE, Command, ConfigOptions, DisplayOptions, Pr
 
 if TYPE_CHECKING:
     from unsilent.campaigns.executors import Executor
-    from unsilent.cli.progress import NoDisplay
+    from unsilent.cli.progress import Display
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class CampaignVerb:
         """Executor of the trials."""
         return open_executor_of_options(campaign, observer)
 
-    def display(self, asked: Asked, noun: str) -> NoDisplay:
+    def display(self, asked: Asked, noun: str) -> Display:
         """Display of the progress of what is counted."""
         from unsilent.cli.progress import make_observer
 

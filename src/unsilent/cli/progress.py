@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self
 
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.report.text import count_text, number_text
 
 if TYPE_CHECKING:
@@ -17,15 +17,8 @@ if TYPE_CHECKING:
 LINE_SECONDS = 10.0
 
 
-def make_observer(*, quiet: bool, plain: bool, noun: str = "trial") -> NoDisplay:
-    """The display that fits: nothing, lines on stderr, or a live bar on stderr; ``noun``: what is counted."""
-    if quiet:
-        return NoDisplay()
-    return LineDisplay(noun) if plain or not sys.stderr.isatty() else BarDisplay(noun)
-
-
-class NoDisplay(Silent):
-    """Shows nothing; the others show what happens while a ``with`` block lasts."""
+class Display(Observer):
+    """An observer that is shown while a ``with`` block lasts; this one shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -38,7 +31,14 @@ class NoDisplay(Silent):
         self.say(f"trial {trial}: its worker {why}")
 
 
-class LineDisplay(NoDisplay):
+def make_observer(*, quiet: bool, plain: bool, noun: str = "trial") -> Display:
+    """The display that fits: nothing, lines on stderr, or a live bar on stderr; ``noun``: what is counted."""
+    if quiet:
+        return Display()
+    return LineDisplay(noun) if plain or not sys.stderr.isatty() else BarDisplay(noun)
+
+
+class LineDisplay(Display):
     """A line on stderr when something begins, and every ten seconds."""
 
     def __init__(self, noun: str) -> None:
@@ -71,7 +71,7 @@ class LineDisplay(NoDisplay):
             print(f"{done}, {number_text(rate)}/s, {left:.0f} s left", file=sys.stderr)
 
 
-class BarDisplay(NoDisplay):
+class BarDisplay(Display):
     """A live bar with rate and time left."""
 
     def __init__(self, noun: str) -> None:

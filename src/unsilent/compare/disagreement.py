@@ -28,10 +28,11 @@ from unsilent.outcomes.decision_judges import (
     TopK,
     decision_tensor,
     host_rows,
+    label_array,
+    right_answers,
 )
 from unsilent.outcomes.detections import DetectionSet
 from unsilent.outcomes.judges import Tolerance
-from unsilent.outcomes.right_answers import label_array, right_answers
 
 MOST_OVERLAP = 5
 """How many of the most likely classes are compared, at most."""

@@ -23,9 +23,8 @@ from unsilent.outcomes.classify import has_nonfinite_values
 from unsilent.outcomes.tensors import array_of, leaves
 from unsilent.sites.modules import copied, mode_readers, reject_training_mode
 from unsilent.workloads.base import CALIBRATION, UNNAMED, CalibratedWorkload, InferenceWorkload, call_model
-from unsilent.workloads.cifar_files import read_weights
 from unsilent.workloads.registry import is_weights_file, load
-from unsilent.workloads.saved_files import state_dict_misfit
+from unsilent.workloads.saved_files import read_weights, state_dict_misfit
 from unsilent.workloads.zoo import HF, ZOO
 
 CALIBRATION_SAMPLES = 200

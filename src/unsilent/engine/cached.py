@@ -28,9 +28,8 @@ from unsilent.engine.perturbation_check import hidden_read_check, perturbation_c
 from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in, same_outputs
 from unsilent.engine.recorder import record
 from unsilent.engine.sampled_trials import SampledTrial, gives_plain_bits, group_size, outcomes_together
-from unsilent.engine.tape import Node, Unrecordable
+from unsilent.engine.tape import Diverged, Node, Unrecordable
 from unsilent.engine.tape_replay import Replayer, assemble_output
-from unsilent.engine.tape_values import Diverged
 from unsilent.engine.trial_costs import TrialCosts, cost_class_of
 from unsilent.engine.validation_sample import ValidationSample, ValidationSamples
 from unsilent.faults import Fault
@@ -143,12 +142,8 @@ class CachedEngine(PlainEngine):
         tapes = [r.tape for _, r in able]
         least = self.sharers * sum(map(minimum_memory, tapes))  # which is in use already
         budget = max(default_budget(device), least) if self.memory is None else self.memory
-        self.plan = plan_memory(
-            tapes,
-            budget,
-            operations=float(self._operations or self._sampled),
-            worker_count=self.sharers,
-        )
+        operations = float(self._operations or self._sampled)
+        self.plan = plan_memory(tapes, budget, operations=operations, worker_count=self.sharers)
         self._unheld.clear()
         for (i, replayer), keep in zip(able, self.plan.kept_values, strict=True):
             try:

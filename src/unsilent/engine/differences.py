@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from unsilent.basics.nested import tensors_in
 from unsilent.engine.digests import digest, digest_given
-from unsilent.engine.tape import flatten
-from unsilent.engine.tape_values import words_of_storage
+from unsilent.engine.tape import flatten, words_of_storage
 from unsilent.sites.calls import OperationNamer
 from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.operands import gives_uninitialised, operands_of, written_by

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.engine.tape import FaultEntryPoint, Tape
-from unsilent.engine.tape_values import Diverged, StorageWindow
+from unsilent.engine.tape import Diverged, FaultEntryPoint, StorageWindow, Tape
 from unsilent.engine.walk import TrialEntry
 from unsilent.faults import Fault
 from unsilent.faults.naming import PHASES, SiteName, parse_site

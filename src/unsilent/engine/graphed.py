@@ -198,11 +198,8 @@ class GraphedEngine(CachedEngine):
         for i, faults in enumerate(many):
             if i in ready:
                 self._refresh()  # whoever is given the outcomes may write into the model
-                yield (
-                    ready[i].of_samples(samples_of_trial[i])
-                    if self.recordings == known
-                    else self.trial(faults, samples_of_trial[i])
-                )
+                is_valid = self.recordings == known
+                yield ready[i].of_samples(samples_of_trial[i]) if is_valid else self.trial(faults, samples_of_trial[i])
                 continue
             begun = time.perf_counter()
             outcome = next(rest)

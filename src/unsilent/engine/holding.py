@@ -8,8 +8,8 @@ What can go into a file, and come back in another process, is the snapshot of a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,8 @@ from unsilent.basics.nested import tensors_in
 from unsilent.sites.memory import drop_repeated_dimensions
 from unsilent.workloads.trainings.randomness import save_generator_states
 
-
-class TensorCopier(Protocol):
-    """Where copies are kept."""
-
-    def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """A copy of each: same dtype, shape and strides."""
-        ...
+TensorCopier = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""Where copies are kept: makes one of each tensor, of the same dtype, shape and strides."""
 
 
 def clones(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

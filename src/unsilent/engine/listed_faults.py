@@ -81,18 +81,14 @@ class ListedFaults:
                 key = (fault.site, fault.dtype, fault.shape, step, fault.occurrence)
                 touched[owner.name][key].append(fault)
         self._faults = dict(by_name)
-        self.targets = tuple(
-            replace(
-                owner,
-                regions=tuple(_region(key, corrupted) for key, corrupted in touched[target].items()),
-                share=len(by_name[target]) / len(entries),
-            )
-            for target, owner in owners.items()
-        )
+        targets = []
         everywhere: dict[tuple[Any, ...], list[Fault]] = defaultdict(list)
-        for target in owners:
+        for target, owner in owners.items():
+            regions = tuple(_region(key, corrupted) for key, corrupted in touched[target].items())
+            targets.append(replace(owner, regions=regions, share=len(by_name[target]) / len(entries)))
             for key, corrupted in touched[target].items():
                 everywhere[key] += corrupted
+        self.targets = tuple(targets)
         self.regions = tuple(_region(key, corrupted) for key, corrupted in everywhere.items())
         self.note = (
             f"All numbers describe only the {len(entries):,} faults of the list, each injected once. If the list itself "

@@ -1,4 +1,4 @@
-"""The choice of golden values to hold when not all of them fit.
+"""The choice of golden values to hold when not all of them fit, and how much memory they get when nobody said.
 
 A trial reads golden values as well as corrupted ones, and compares with them to end early. A value that is not held is made
 again, from the nearest values that are. `plan_memory` starts with everything useful and gives up one value after the
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from unsilent.basics.errors import UsageError
+from unsilent.basics.free_memory import available_memory_bytes
 from unsilent.basics.sizes import human_bytes
-from unsilent.engine.available import default_budget as default_budget
 from unsilent.engine.fault_propagation import (
     Bits,
     FaultPropagation,
@@ -29,6 +30,22 @@ from unsilent.engine.fault_propagation import (
     set_weights,
 )
 from unsilent.engine.tape import Tape
+
+UNKNOWN = 1 << 30
+"""Bytes to be had where nothing can be found out."""
+SHARE = 4
+
+
+def default_budget(device: torch.device | str) -> int:
+    """Bytes for golden values on ``device``: a quarter of the free memory, 1 GiB where that is not known."""
+    device = torch.device(device)
+    if device.type == "cuda" and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(device)[0]) // SHARE
+    if device.type != "cpu":
+        return UNKNOWN
+    free = available_memory_bytes()
+    return UNKNOWN if free is None else free // SHARE
+
 
 DIES_OUT = 0.1
 """Chance that a fault has no effect any more at a place where a comparison could tell."""

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.device_or_cpu_clock import clock
-from unsilent.engine.tape import Node, Tape
-from unsilent.engine.tape_values import StorageWindow
+from unsilent.engine.tape import Node, StorageWindow, Tape
 
 BLOCK = 16
 NUMBERS_NOT = (float("nan"), float("inf"), float("-inf"), 3e38)
@@ -146,9 +145,9 @@ def random_test_weights(weights: Tensor, dim: int) -> Tensor:
     return result
 
 
-def equal_bits(one: Tensor, two: Tensor) -> bool:
+def equal_bits(first: Tensor, second: Tensor) -> bool:
     """Whether two float32 tensors of one shape hold the same bits."""
-    return torch.equal(one.view(torch.int32), two.view(torch.int32))
+    return torch.equal(first.view(torch.int32), second.view(torch.int32))
 
 
 def candidates(tape: Tape) -> list[Node]:

@@ -481,9 +481,8 @@ def check_golden(one: Any, two: Any, batch: int, difference: Callable[[], str | 
     if not same_outputs(one, two):
         where = difference()
         raise UsageError(
-            f"golden run, batch {batch}: two fault-free runs differ{f', first at {where}' if where else ''}, "
-            "so a fault cannot be distinguished from noise; "
-            "make the run deterministic (dropout off, seeds, deterministic kernels)"
+            f"golden run, batch {batch}: two fault-free runs differ{f', first at {where}' if where else ''}, so a fault "
+            "cannot be distinguished from noise; make the run deterministic (dropout off, seeds, deterministic kernels)"
         )
 
 

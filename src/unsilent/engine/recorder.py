@@ -25,14 +25,16 @@ from unsilent.engine.tape import (
     ArgumentSlot,
     FaultEntryPoint,
     Node,
+    StorageWindow,
     Tape,
     Unrecordable,
     Value,
     Write,
     default_generator_of,
     flatten,
+    private_copy,
+    window_of,
 )
-from unsilent.engine.tape_values import StorageWindow, private_copy, window_of
 from unsilent.sites.caches import KvCacheObserver, kv_cache_entries
 from unsilent.sites.calls import OperationNamer
 from unsilent.sites.dispatch_mode import DispatchMode

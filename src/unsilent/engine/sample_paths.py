@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unsilent.engine.sample_rows import RowPlan
-from unsilent.engine.tape import Node, Tape
-from unsilent.engine.tape_values import StorageWindow
+from unsilent.engine.tape import Node, StorageWindow, Tape
 
 if TYPE_CHECKING:
     from unsilent.engine.tape_replay import Replayer

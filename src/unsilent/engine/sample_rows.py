@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.device_or_cpu_clock import clock
-from unsilent.engine.tape import Node, Tape, Value, flatten, restore_shared_arguments
-from unsilent.engine.tape_structure import kind_of_operation
-from unsilent.engine.tape_values import StorageWindow
+from unsilent.engine.tape import Node, StorageWindow, Tape, Value, flatten, kind_of_operation, restore_shared_arguments
 from unsilent.sites.memory import WORDS
 
 if TYPE_CHECKING:
@@ -272,11 +270,8 @@ class RowPlan:
             }
             whole = self._try(node, operands, torch.arange(self.batch), replayer)
             if whole is not None:
-                yield (
-                    RowTestCase(operands, whole[0])
-                    if self._apart_on(node, golden, outputs, operands, whole[0], replayer)
-                    else None
-                )
+                are_apart = self._apart_on(node, golden, outputs, operands, whole[0], replayer)
+                yield RowTestCase(operands, whole[0]) if are_apart else None
             elif seed % 2 == 0:
                 yield None  # special values it may refuse, and will in a trial
 

@@ -20,8 +20,7 @@ import torch
 
 from unsilent.basics.errors import UnsilentError
 from unsilent.engine.sample_rows import CorruptedRows, Tag
-from unsilent.engine.tape import Node
-from unsilent.engine.tape_values import Diverged, Holders, private_copy
+from unsilent.engine.tape import Diverged, Holders, Node, private_copy
 from unsilent.engine.walk import TrialEntry, Walk
 
 if TYPE_CHECKING:

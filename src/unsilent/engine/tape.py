@@ -2,19 +2,92 @@
 
 Memory that an operation writes into gets a new value, so nothing on a tape is ever mutated: it is functional, although it
 holds the very operations that ran, in-place ones included, and re-executing them gives the very same bits.
+
+Values are what a piece of memory holds between two writes to it; tensors are *windows* on values. A view needs no operation of
+its own: it is another window on the same memory. So dirt is tracked by storage, whatever views of it a model makes.
+
+Two tapes, or two operations, have the same structure when what was found out about one holds for the other: kernels are chosen by
+shapes, strides, data types, arguments and the alignment of memory, not by the numbers in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+import xxhash
 from torch import Tensor
 
-from unsilent.engine.tape_values import StorageWindow
+Holders = dict[int, Tensor]
+"""A tensor on the memory of each value (its home window)."""
+
+
+class Diverged(Exception):
+    """The faulty run may not do what the tape says; the message says where."""
+
+
+class StorageWindow(NamedTuple):
+    """A tensor as a place in a value: strides and offset count elements."""
+
+    value: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+def window_of(tensor: Tensor, value: int) -> StorageWindow:
+    """The window that ``tensor`` is."""
+    return StorageWindow(value, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+def fits(tensor: Tensor, window: StorageWindow) -> bool:
+    """Whether a tensor has a window's dtype, shape, strides and offset."""
+    return (
+        tensor.shape == window.shape
+        and tensor.dtype == window.dtype
+        and tensor.stride() == window.stride
+        and tensor.storage_offset() == window.offset
+    )
+
+
+def view_window(holder: Tensor, window: StorageWindow) -> Tensor:
+    """The window on the memory that ``holder`` lives in."""
+    if holder.dtype == window.dtype:
+        return holder.as_strided(window.shape, window.stride, window.offset)
+    return _tensor_on(holder.untyped_storage(), holder, window)
+
+
+def tensor_at_window(holder: Tensor, window: StorageWindow) -> Tensor:
+    """The window on the memory of ``holder``, which is ``holder`` itself where it is that window."""
+    return holder if fits(holder, window) else view_window(holder, window)
+
+
+def private_copy(tensor: Tensor) -> Tensor:
+    """The tensor's window on a copy of its whole storage."""
+    return _tensor_on(tensor.untyped_storage().clone(), tensor, window_of(tensor, -1))
+
+
+def _tensor_on(storage: torch.UntypedStorage, like: Tensor, window: StorageWindow) -> Tensor:
+    empty = torch.empty(0, dtype=window.dtype, device=like.device)
+    return empty.set_(storage, window.offset, window.shape, window.stride)
+
+
+def words_of_storage(tensor: Tensor) -> Tensor:
+    """All bits of the storage a tensor lives in, as integers as wide as its size allows (wide ones compare faster)."""
+    storage = tensor.untyped_storage()
+    size = storage.nbytes()
+    dtype, width = (torch.int64, 8) if size % 8 == 0 else (torch.int32, 4) if size % 4 == 0 else (torch.uint8, 1)
+    return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage, 0, (size // width,), (1,))
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Whether the storages of two tensors hold the same bits (-0 is not 0, a NaN equals itself)."""
+    return torch.equal(words_of_storage(first), words_of_storage(second))
+
 
 READBACK = "readback"
 
@@ -137,3 +210,43 @@ def restore_shared_arguments(node: Node, tensors: list[Tensor]) -> None:
     """Arguments that were one tensor are one again."""
     for k, first in node.shared_arguments:
         tensors[k] = tensors[first]
+
+
+ALIGNMENT = 64
+"""Bytes. Kernels may treat memory that starts between two multiples of this differently."""
+
+
+def structure_of(tape: Tape) -> str:
+    """A hash of everything on a tape but numbers: equal for batches of the same shape that take the same way."""
+    digest = xxhash.xxh3_128(repr((tape.device, sorted(tape.inputs.items()), sorted(tape.caches.items()))).encode())
+    for node in tape.nodes:
+        content = (node.name, *_call(node), node.reads, node.writes, node.results, node.new_values)
+        digest.update(repr(content).encode())
+    for value in tape.values:
+        place = _alignment(tape, value.index)
+        digest.update(repr((value.producer, value.nbytes, value.storage_window, value.output, place)).encode())
+    digest.update(repr([window for _, window in tape.output_tensors]).encode())
+    return digest.hexdigest()
+
+
+def kind_of_operation(tape: Tape, node: Node, note: Callable[[int], Any]) -> object:
+    """Equal for operations that call the same kernel on memory that is laid out alike; ``note``: what else counts of a value."""
+    numbers = {v: i for i, v in enumerate(dict.fromkeys([w.value for w in node.reads] + [*node.new_values]))}
+    values = [
+        (tape.values[v].nbytes, tape.values[v].storage_window._replace(value=0), _alignment(tape, v), note(v))
+        for v in numbers
+    ]
+    seen = (*node.reads, *node.results)
+    windows = [w._replace(value=numbers.get(w.value, -1)) if isinstance(w, StorageWindow) else w for w in seen]
+    writes = [(numbers[w.old], numbers[w.new]) for w in node.writes]
+    return repr((*_call(node), windows, writes, values))
+
+
+def _call(node: Node) -> tuple[object, ...]:
+    drawn = node.generator is not None
+    return str(node.func), node.args, node.kwargs, node.slots, node.written, node.shared_arguments, drawn
+
+
+def _alignment(tape: Tape, value: int) -> int:
+    external = tape.externals.get(value)
+    return -1 if external is None else external.untyped_storage().data_ptr() % ALIGNMENT

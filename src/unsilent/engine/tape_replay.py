@@ -21,15 +21,19 @@ from torch import Tensor
 from unsilent.engine.partial import BlockwiseOperation, candidates, equal_bits
 from unsilent.engine.sample_paths import separate_operations
 from unsilent.engine.sample_rows import RowPlan
-from unsilent.engine.tape import Node, Tape, default_generator_of, flatten, restore_shared_arguments
-from unsilent.engine.tape_structure import structure_of
-from unsilent.engine.tape_values import (
+from unsilent.engine.tape import (
     Diverged,
     Holders,
+    Node,
     StorageWindow,
+    Tape,
+    default_generator_of,
     fits,
+    flatten,
     private_copy,
+    restore_shared_arguments,
     same_bits,
+    structure_of,
     tensor_at_window,
     view_window,
 )

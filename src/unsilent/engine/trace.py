@@ -68,11 +68,8 @@ def trace(
     """
     if memory < 1:
         raise UsageError(f"memory is {memory} bytes; expected 1 or more")
-    if (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise UsageError(
             "a trace repeats the run, which is possible only in a job with one rank; start the job with one rank"
         )
@@ -116,14 +113,11 @@ def trace_step(
             if faulty:
                 applied_faults[:] = corrupted.applied_faults
 
+    def changed_bits() -> list[tuple[Fault, int | None]]:
+        return [(hit.fault, hit.changed_bits) for hit in applied_faults]
+
     try:
-        return trace(
-            model,
-            run,
-            memory=memory,
-            progress=progress,
-            faults=lambda: [(h.fault, h.changed_bits) for h in applied_faults],
-        )
+        return trace(model, run, memory=memory, progress=progress, faults=changed_bits)
     finally:
         state.restore()
 
@@ -152,13 +146,7 @@ def trace_batch(
         if faulty:
             missed[:] = [f"{fault.site} was not hit: {why}" for fault, why in corrupt.missed]
 
-    result = trace(
-        engine.model,
-        run,
-        training=False,
-        progress=progress,
-        faults=lambda: [(fault, None) for fault in acting],
-    )
+    result = trace(engine.model, run, training=False, progress=progress, faults=lambda: [(f, None) for f in acting])
     return FaultTrace(result.rows, result.faults, result.divergence, result.runs, (*result.notes, *missed))
 
 
@@ -168,23 +156,12 @@ def _rows(result: PassComparison) -> tuple[tuple[TraceRow, ...], list[int]]:
     rows = []
     for i in numbers:
         golden, faulty = result.golden[i], result.faulty[i]
-        faulty_type = (
-            ""
-            if (golden.dtype, golden.shape) == (faulty.dtype, faulty.shape)
-            else f"{faulty.dtype}[{','.join(map(str, faulty.shape))}]"
-        )
+        faulty_type = ""
+        if (golden.dtype, golden.shape) != (faulty.dtype, faulty.shape):
+            faulty_type = f"{faulty.dtype}[{','.join(map(str, faulty.shape))}]"
         elements = int(torch.Size(golden.shape).numel())
         change = result.changes[i] if not faulty_type else OutputDifference(elements)
-        rows.append(
-            TraceRow(
-                *golden.key,
-                dtype=golden.dtype,
-                shape=golden.shape,
-                elements=elements,
-                change=change,
-                faulty_type=faulty_type,
-            )
-        )
+        rows.append(TraceRow(*golden.key, golden.dtype, golden.shape, elements, change, faulty_type))
     return tuple(rows), numbers
 
 

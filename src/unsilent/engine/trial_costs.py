@@ -96,9 +96,8 @@ class TrialCosts:
         plain = self.initial_plain_seconds[key[1]] if batch is None else batch.mean
         if known.plain.trials >= COMPARED:
             plain = known.plain.mean
-        failing = min(
-            1.0, known.fallback_cost.trials / known.tape_cost.trials
-        )  # such a run may be over early, by an error
+        # A failing run may be over early, by an error.
+        failing = min(1.0, known.fallback_cost.trials / known.tape_cost.trials)
         expected = failing * known.fallback_cost.mean + (1 - failing) * plain
         return known.tape_cost.mean / expected if expected > 0 else 0.0
 
@@ -117,12 +116,8 @@ class TrialCosts:
         if relative > PLAIN_ABOVE:
             return not is_retry_due
         batch = self._plain.get(key[1])
-        return (
-            is_retry_due
-            or batch is None
-            or batch.trials < COMPARED
-            or (relative > CLOSE and known.plain.trials < COMPARED)
-        )
+        is_batch_known = batch is not None and batch.trials >= COMPARED
+        return is_retry_due or not is_batch_known or (relative > CLOSE and known.plain.trials < COMPARED)
 
 
 def cost_class_of(batch: int, faults: Sequence[Fault]) -> Class:

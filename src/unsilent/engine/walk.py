@@ -18,8 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.sample_rows import LINE, CorruptedRows, RowPlan, Tag
-from unsilent.engine.tape import FaultEntryPoint, Node, restore_shared_arguments
-from unsilent.engine.tape_values import Diverged, Holders, private_copy, tensor_at_window
+from unsilent.engine.tape import (
+    Diverged,
+    FaultEntryPoint,
+    Holders,
+    Node,
+    private_copy,
+    restore_shared_arguments,
+    tensor_at_window,
+)
 from unsilent.faults import Fault
 from unsilent.sites.corrupting import corrupt, misfit
 from unsilent.sites.memory import TensorMemory
@@ -187,8 +194,7 @@ class Walk:
     def _forget_spent(self, values: frozenset[int], index: int) -> None:
         self._replayer.drop_unread(values, index)
         for value in values:
-            entry = self._tape.values[value]
-            if entry.last <= index and not entry.output:
+            if self._spent(value, index):
                 self._rows.pop(value, None)
                 for dirty in self._full:
                     dirty.pop(value, None)
@@ -197,11 +203,14 @@ class Walk:
         self._lost[trial] = why
         self._full[trial] = {}
         for value in list(self._rows):
-            left = self._rows[value].without({trial})
-            if left.tags:
-                self._rows[value] = left
-            else:
-                del self._rows[value]
+            self._drop_rows(trial, value)
+
+    def _drop_rows(self, trial: int, value: int) -> None:
+        left = self._rows[value].without({trial})
+        if left.tags:
+            self._rows[value] = left
+        else:
+            del self._rows[value]
 
     # -- rows --------------------------------------------------------------------------------------------------
 
@@ -285,11 +294,7 @@ class Walk:
         holder = private_copy(self._replayer.golden(value))
         self._plan.words(holder)[[rows.tags[i][1] for i in mine]] = rows.words[mine]
         self._full[trial][value] = holder
-        left = rows.without({trial})
-        if left.tags:
-            self._rows[value] = left
-        else:
-            del self._rows[value]
+        self._drop_rows(trial, value)
 
     def _shrink(self, trial: int, value: int, holder: Tensor) -> bool:
         """Hold a whole value as rows, where there are other trials to share calls with or few samples differ."""
@@ -305,12 +310,9 @@ class Walk:
         return True
 
     def _add_rows(self, value: int, tags: list[Tag], words: Tensor) -> None:
-        rows = self._rows.get(value)
-        self._rows[value] = (
-            CorruptedRows(tags, words)
-            if rows is None
-            else CorruptedRows(rows.tags + tags, torch.cat([rows.words, words]))
-        )
+        if (rows := self._rows.get(value)) is not None:
+            tags, words = rows.tags + tags, torch.cat([rows.words, words])
+        self._rows[value] = CorruptedRows(tags, words)
 
     # -- faults that enter on the way --------------------------------------------------------------------------
 

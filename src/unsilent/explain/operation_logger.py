@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from unsilent.engine.digests import digest, digest_all, digest_given, own_generator
-from unsilent.engine.tape import flatten
-from unsilent.engine.tape_values import words_of_storage
+from unsilent.engine.tape import flatten, words_of_storage
 from unsilent.engine.tracing.tracer import computed_outputs
 from unsilent.explain.operation_records import BACKWARD, DRAWS, OWN, PACKED, UPDATE
 from unsilent.explain.optimizer_steps import OptimizerStepCounter

@@ -12,20 +12,13 @@ if TYPE_CHECKING:
     from unsilent.faults.population import SAMPLING_LAWS, Population, Region
     from unsilent.faults.record import OPERATIONS, Fault
 
-_LAZY = {
-    "BIT_CLASSES": "unsilent.faults.codecs",
-    "CODECS": "unsilent.faults.codecs",
-    "FAULT_MODELS": "unsilent.faults.models",
-    "OPERATIONS": "unsilent.faults.record",
-    "SAMPLING_LAWS": "unsilent.faults.population",
-    "Codec": "unsilent.faults.codecs",
-    "Fault": "unsilent.faults.record",
-    "FaultModel": "unsilent.faults.models",
-    "Population": "unsilent.faults.population",
-    "Region": "unsilent.faults.population",
-    "codec": "unsilent.faults.codecs",
-    "fault_model": "unsilent.faults.models",
+_NAMES_BY_MODULE = {
+    "codecs": ("BIT_CLASSES", "CODECS", "Codec", "codec"),
+    "models": ("FAULT_MODELS", "FaultModel", "fault_model"),
+    "population": ("SAMPLING_LAWS", "Population", "Region"),
+    "record": ("OPERATIONS", "Fault"),
 }
+_LAZY = {name: f"{__name__}.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 __all__ = [
     "BIT_CLASSES",

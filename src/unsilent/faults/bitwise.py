@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,27 @@ from unsilent.faults.sampling import Ints
 Corruption = tuple[str, Array]  # the operation and its operands, as in a Fault
 
 
+class Corrupted(NamedTuple):
+    """Elements of a region that are corrupted, and in which of the value model's ways: ``elements`` [m], ``way`` [m].
+
+    ``single_event``: the elements are one run, so a bit position that is drawn for them is drawn once for all of them.
+    """
+
+    region: Region
+    elements: Ints
+    way: Ints
+    single_event: bool
+
+    @property
+    def size(self) -> int:
+        return self.elements.size
+
+
 class ValueModel(ABC):
     """Base of the value models; immutable and hashable."""
 
     counted_noun: ClassVar[str] = "elements"  # what a count counts, for messages
-    always_in_text: ClassVar[
-        tuple[str, ...]
-    ] = ()  # parameters that a text always names, for the name does not say them
+    always_in_text: ClassVar[tuple[str, ...]] = ()  # parameters that texts always name, for the name does not say them
 
     function: str | None = None
     """The function of the user that makes new words of the old ones, as a `Fault` names it."""
@@ -38,14 +52,8 @@ class ValueModel(ABC):
         return 1
 
     @abstractmethod
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        """The operation, and one operand for each element of ``elements`` [m] corrupted in the way ``way`` [m].
-
-        ``single_event``: the elements are one run, so a bit position that is drawn here is drawn once for all of
-        them.
-        """
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        """The operation, and one operand for each corrupted element."""
 
 
 class BitValueModel(ValueModel):
@@ -72,10 +80,8 @@ class Flip(BitValueModel):
     def ways(self, region: Region) -> int:
         return len(region.codec.selected_bits(self.bits))
 
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        return "xor", _masks(region.dtype, self.bits, 1)[way]
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        return "xor", _masks(corrupted.region.dtype, self.bits, 1)[corrupted.way]
 
 
 @dataclass(frozen=True)
@@ -97,10 +103,8 @@ class Burst(BitValueModel):
     def ways(self, region: Region) -> int:
         return int(_masks(region.dtype, self.bits, self.length).size > 0)
 
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        return "xor", _any_of(_masks(region.dtype, self.bits, self.length), elements.size, rng, single_event)
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        return "xor", _any_of(_masks(corrupted.region.dtype, self.bits, self.length), corrupted, rng)
 
 
 @dataclass(frozen=True)
@@ -122,17 +126,14 @@ class MultiBit(BitValueModel):
     def ways(self, region: Region) -> int:
         return int(_masks(region.dtype, self.bits, 1).size >= self.flips)
 
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        single = _masks(region.dtype, self.bits, 1)
-        chosen = np.zeros(1 if single_event else elements.size, dtype=single.dtype)
-        for last in range(
-            single.size - self.flips, single.size
-        ):  # Floyd's way to draw a subset, for all elements at once
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        single = _masks(corrupted.region.dtype, self.bits, 1)
+        chosen = np.zeros(1 if corrupted.single_event else corrupted.size, dtype=single.dtype)
+        # Floyd's way to draw a subset, for all elements at once
+        for last in range(single.size - self.flips, single.size):
             drawn = single[rng.integers(last + 1, size=chosen.size)]
             chosen |= np.where(chosen & drawn, single[last], drawn)
-        return "xor", np.repeat(chosen, elements.size) if single_event else chosen
+        return "xor", np.repeat(chosen, corrupted.size) if corrupted.single_event else chosen
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,8 @@ class Stuck(BitValueModel):
     def ways(self, region: Region) -> int:
         return int(_masks(region.dtype, self.bits, 1).size > 0)
 
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        masks = _any_of(_masks(region.dtype, self.bits, 1), elements.size, rng, single_event)
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        masks = _any_of(_masks(corrupted.region.dtype, self.bits, 1), corrupted, rng)
         return ("or", masks) if self.at else ("and", ~masks)
 
 
@@ -169,5 +168,7 @@ def _masks(dtype: str, bits: str, length: int) -> Array:
     return masks
 
 
-def _any_of(masks: Array, n: int, rng: np.random.Generator, single_event: bool) -> Array:
-    return masks[np.repeat(rng.integers(masks.size), n) if single_event else rng.integers(masks.size, size=n)]
+def _any_of(masks: Array, corrupted: Corrupted, rng: np.random.Generator) -> Array:
+    if corrupted.single_event:
+        return masks[np.repeat(rng.integers(masks.size), corrupted.size)]
+    return masks[rng.integers(masks.size, size=corrupted.size)]

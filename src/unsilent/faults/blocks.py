@@ -9,6 +9,7 @@ A group is one physical event: as with runs, a bit position that is drawn is dra
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,12 +19,22 @@ import numpy as np
 from unsilent.basics.errors import UsageError
 from unsilent.faults.patterns import Pattern, check_at_least_one
 from unsilent.faults.population import LocatedSlots, Region, Slots
+from unsilent.faults.sampling import Ints
 
 
 class Aligned(Pattern):
-    """Base of the two."""
+    """Base of blocks, tiles and whole slices."""
 
     single_event: ClassVar[bool] = True
+
+    @abstractmethod
+    def places(self, region: Region, number: int, rng: np.random.Generator) -> Ints:
+        """The elements of a placement, by its number, ascending in the order of runs."""
+
+    def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
+        region, number, way = slots.locate(slots.draw(1, rng, law))
+        places = self.places(regions[region[0]], int(number[0]), rng)
+        return LocatedSlots(np.repeat(region, places.size), places, np.repeat(way, places.size))
 
     def with_count(self, k: int) -> Pattern:
         raise UsageError(f"{self.text} already chooses the elements; leave it out to corrupt {k}")
@@ -57,13 +68,10 @@ class Block(Aligned):
     def count_placements(self, region: Region) -> int:
         return -(-region.eligible_count // self.n)
 
-    def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
-        region, block, way = slots.locate(slots.draw(1, rng, law))
-        size, first = regions[region[0]].eligible_count, int(block[0])
-        left = self.count_placements(regions[region[0]]) - first
+    def places(self, region: Region, number: int, rng: np.random.Generator) -> Ints:
+        left = self.count_placements(region) - number
         cycles = int(rng.integers(left)) + 1 if self.cycles is None else self.cycles
-        places = np.arange(first * self.n, min(size, (first + cycles) * self.n), dtype=np.int64)
-        return LocatedSlots(np.repeat(region, places.size), places, np.repeat(way, places.size))
+        return np.arange(number * self.n, min(region.eligible_count, (number + cycles) * self.n), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -94,15 +102,13 @@ class Tile(Aligned):
             -region.fastest_axis_length // self.columns
         )
 
-    def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
-        region, tile, way = slots.locate(slots.draw(1, rng, law))
-        width = regions[region[0]].fastest_axis_length
-        height = regions[region[0]].eligible_count // width
-        down, right = divmod(int(tile[0]), -(-width // self.columns))
+    def places(self, region: Region, number: int, rng: np.random.Generator) -> Ints:
+        width = region.fastest_axis_length
+        height = region.eligible_count // width
+        down, right = divmod(number, -(-width // self.columns))
         rows = np.arange(down * self.rows, min(height, (down + 1) * self.rows), dtype=np.int64)
         columns = np.arange(right * self.columns, min(width, (right + 1) * self.columns), dtype=np.int64)
-        places = (rows[:, None] * width + columns).reshape(-1)
-        return LocatedSlots(np.repeat(region, places.size), places, np.repeat(way, places.size))
+        return (rows[:, None] * width + columns).reshape(-1)
 
 
 def parse_tile(text: str) -> Tile:

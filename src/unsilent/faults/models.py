@@ -24,12 +24,12 @@ import numpy as np
 
 from unsilent.basics import name_and_parameters
 from unsilent.basics.errors import UsageError
-from unsilent.faults.bitwise import ValueModel
+from unsilent.faults.bitwise import Corrupted, ValueModel
 from unsilent.faults.blocks import Block
 from unsilent.faults.blocks import parse_tile as _tile
 from unsilent.faults.fault_texts import from_text
 from unsilent.faults.patterns import Count, One, Pattern, Rate, Run, Strided
-from unsilent.faults.population import LocatedSlots, Population, Region, Slots, as_population, check_law
+from unsilent.faults.population import LocatedSlots, Population, Region, as_population, check_law
 from unsilent.faults.record import Fault
 from unsilent.faults.slices import Head, Whole
 from unsilent.faults.values import VALUES
@@ -160,30 +160,26 @@ class FaultModel:
             raise self._too_few(population)
         picks = self.pattern.draw_slots(slots, population.regions, rng, law)
         if picks.region.size == 1 or self.pattern.single_event:
-            return (self._fault(population.regions[picks.region[0]], slots, picks, rng),)
+            return (self._fault(population.regions[picks.region[0]], picks, rng),)
         edges = np.flatnonzero(picks.region[1:] != picks.region[:-1]) + 1
         bounds = [0, *edges.tolist(), picks.region.size] if picks.region.size else [0]
         return tuple(
-            self._fault(population.regions[picks.region[a]], slots, LocatedSlots(*(p[a:b] for p in picks)), rng)
+            self._fault(population.regions[picks.region[a]], LocatedSlots(*(p[a:b] for p in picks)), rng)
             for a, b in itertools.pairwise(bounds)
         )
 
     def nth_fault(self, regions: Regions, number: int) -> tuple[Fault, ...]:
         """The single fault of a slot, ``0 <= number < capacity(regions)``; the value model must leave nothing to chance."""
         population = as_population(regions)
-        picks = population.slots(self.value.ways, self.value).locate(np.array([number]))
-        return (
-            self._fault(
-                population.regions[picks.region[0]], population.slots(self.value.ways, self.value), picks, _NO_CHANCE
-            ),
-        )
+        slots = population.slots(self.value.ways, self.value)
+        picks = slots.locate(np.array([number]))
+        return (self._fault(population.regions[picks.region[0]], picks, _NO_CHANCE),)
 
-    def _fault(self, region: Region, slots: Slots, picks: LocatedSlots, rng: np.random.Generator) -> Fault:
+    def _fault(self, region: Region, picks: LocatedSlots, rng: np.random.Generator) -> Fault:
         """The fault of one region; ``picks`` are all its corrupted slots."""
         elements = region.to_flat_indices(picks.place)
-        operation, operands = self.value.operation_and_operands(
-            region, elements, picks.way, rng, self.pattern.single_event
-        )
+        corrupted = Corrupted(region, elements, picks.way, self.pattern.single_event)
+        operation, operands = self.value.operation_and_operands(corrupted, rng)
         if elements.size > 1:
             fresh = elements[1:] != elements[:-1]
             if not fresh.all():  # several flips of one element: one mask

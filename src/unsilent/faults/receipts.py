@@ -41,10 +41,8 @@ class AppliedFault:
             yield tuple(place), before, after
 
     def __str__(self) -> str:
-        lines = [
-            f"[{','.join(map(str, p))}] {b:g} -> {a:g}"
-            for p, b, a in itertools.islice(self.element_changes, MAX_ITEMS_SHOWN)
-        ]
+        shown = itertools.islice(self.element_changes, MAX_ITEMS_SHOWN)
+        lines = [f"[{','.join(map(str, p))}] {b:g} -> {a:g}" for p, b, a in shown]
         more = f", and {len(self.fault) - MAX_ITEMS_SHOWN} more" if len(self.fault) > MAX_ITEMS_SHOWN else ""
         return f"{self.fault.describe()}: {', '.join(lines)}{more}"
 
@@ -87,10 +85,7 @@ class Receipt:
     def __str__(self) -> str:
         if not self.applied_faults:
             return "there was nothing to inject"
-        more = (
-            f"; and {len(self.applied_faults) - MAX_ITEMS_SHOWN} more tensors"
-            if len(self.applied_faults) > MAX_ITEMS_SHOWN
-            else ""
-        )
+        left = len(self.applied_faults) - MAX_ITEMS_SHOWN
+        more = f"; and {left} more tensors" if left > 0 else ""
         lines = "; ".join(map(str, self.applied_faults[:MAX_ITEMS_SHOWN]))
         return f"{self.verified_elements} of {self.requested_elements} hit, {self.changed_bits} bits changed: {lines}{more}"

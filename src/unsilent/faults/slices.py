@@ -12,7 +12,7 @@ All slices of all tensors are equally likely; a slice is one physical event, as 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from unsilent.basics.errors import unknown_name_error
 from unsilent.faults.blocks import Aligned
 from unsilent.faults.naming import kind_of, parse_site
 from unsilent.faults.patterns import check_at_least_one
-from unsilent.faults.population import LocatedSlots, Region, Slots
+from unsilent.faults.population import Region
 from unsilent.faults.sampling import Ints
 
 WHOLE = ("channel", "row", "column", "expert")
@@ -59,11 +59,6 @@ class Whole(Aligned):
             return 0
         return region.eligible_count // self._slice_size(region)
 
-    def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
-        region, number, way = slots.locate(slots.draw(1, rng, law))
-        places = self._places(regions[region[0]], int(number[0]))
-        return LocatedSlots(np.repeat(region, places.size), places, np.repeat(way, places.size))
-
     def _slice_size(self, region: Region) -> int:
         """Elements of one slice."""
         shape = _shape_in_order(region)
@@ -71,8 +66,7 @@ class Whole(Aligned):
             return shape[-1] if self.slice == "row" else shape[-2]
         return region.numel // shape[_channel_axis(region) if self.slice == "channel" else 0]
 
-    def _places(self, region: Region, number: int) -> Ints:
-        """The elements of a slice, ascending, in the order of runs."""
+    def places(self, region: Region, number: int, rng: np.random.Generator) -> Ints:
         shape = _shape_in_order(region)
         flat = np.arange(region.numel, dtype=np.int64).reshape(shape)
         if self.slice == "row":
@@ -106,7 +100,7 @@ class Head(Whole):
         channels = super().count_placements(region)
         return self.heads if channels and channels % self.heads == 0 else 0
 
-    def _places(self, region: Region, number: int) -> Ints:
+    def places(self, region: Region, number: int, rng: np.random.Generator) -> Ints:
         shape, axis = _shape_in_order(region), _channel_axis(region)
         width = shape[axis] // self.heads
         flat = np.arange(region.numel, dtype=np.int64).reshape(shape)

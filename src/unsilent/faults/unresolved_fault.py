@@ -1,9 +1,13 @@
-"""A fault whose site is known and whose elements are drawn once the tensor exists: its shape is known only then."""
+"""A fault whose site is known and whose elements are drawn once the tensor exists: its shape is known only then.
+
+Faults act in one step, from a first to a last one, or always (a permanent fault): `faults_in_step`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -93,3 +97,23 @@ class UnresolvedFault:
         if self.window is None:
             return None
         return self.window.draw_affected_outputs(dependents, channel_axis, np.random.default_rng([self.seed, _REACH]))
+
+
+Timed = TypeVar("Timed", bound=Fault | UnresolvedFault)
+
+
+def faults_in_step(faults: Iterable[Timed], step: int) -> list[Timed]:
+    """The faults that act in a step: ``step`` names it, or it lies from ``first_step`` to ``last_step`` (None: open).
+
+    A fault that says nothing of the kind always acts.
+
+    An `UnresolvedFault` that acts in several steps corrupts the same elements in each of them, and draws the same values:
+    hardware that is broken stays broken in one place.
+    """
+    return [fault for fault in faults if _acts(fault, step)]
+
+
+def _acts(fault: Fault | UnresolvedFault, step: int) -> bool:
+    if fault.step is not None:
+        return fault.step == step
+    return (fault.first_step or 0) <= step and (fault.last_step is None or step <= fault.last_step)

@@ -27,12 +27,10 @@ from unsilent.basics.errors import UsageError, ValueModelError, unknown_name_err
 from unsilent.basics.plainfiles import read_plain
 from unsilent.basics.printable import escape_unprintable
 from unsilent.basics.user_code import MOST_BYTES, file_module, user_module_name
-from unsilent.faults.bitwise import Corruption, ValueModel
+from unsilent.faults.bitwise import Corrupted, Corruption, ValueModel
 from unsilent.faults.codecs import Array
 from unsilent.faults.fault_texts import FILE_AND_NAME
 from unsilent.faults.models import FaultModel, pattern_from_parameters
-from unsilent.faults.population import Region
-from unsilent.faults.sampling import Ints
 
 NAME = re.compile(r"[A-Za-z][\w-]{0,59}", re.ASCII)
 MOST_ARGUMENTS = 3
@@ -83,10 +81,8 @@ class FunctionValue(ValueModel):
 
     function: str = field(repr=False)
 
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        return "function", rng.integers(0, 2**64, size=elements.size, dtype=np.uint64)
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        return "function", rng.integers(0, 2**64, size=corrupted.size, dtype=np.uint64)
 
 
 def function_fault_model(text: str) -> FaultModel | None:

@@ -20,10 +20,9 @@ from typing import ClassVar
 import numpy as np
 
 from unsilent.basics.errors import UsageError, unknown_name_error
-from unsilent.faults.bitwise import Burst, Corruption, Flip, MultiBit, Stuck, ValueModel
+from unsilent.faults.bitwise import Burst, Corrupted, Corruption, Flip, MultiBit, Stuck, ValueModel
 from unsilent.faults.codecs import Codec, codec
 from unsilent.faults.population import Region
-from unsilent.faults.sampling import Ints
 
 
 @dataclass(frozen=True)
@@ -51,30 +50,25 @@ class Set(ValueModel):
     def ways(self, region: Region) -> int:
         return int(_word(self.value, region.dtype) is not None)
 
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        return "set", np.full(elements.size, _word(self.value, region.dtype), dtype=region.codec.word_dtype)
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        region = corrupted.region
+        return "set", np.full(corrupted.size, _word(self.value, region.dtype), dtype=region.codec.word_dtype)
 
 
 @dataclass(frozen=True)
 class Zero(ValueModel):
     """Replace by zero (all bits 0)."""
 
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        return "set", np.zeros(elements.size, dtype=region.codec.word_dtype)
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        return "set", np.zeros(corrupted.size, dtype=corrupted.region.codec.word_dtype)
 
 
 @dataclass(frozen=True)
 class Random(ValueModel):
     """Replace by a random finite bit pattern, each one equally likely (the old one too)."""
 
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        layout, n = region.codec, elements.size
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        layout, n = corrupted.region.codec, corrupted.size
         if layout.kind == "int":
             return "set", rng.integers(0, (1 << layout.bits) - 1, size=n, dtype=layout.word_dtype.type, endpoint=True)
         # Finite magnitudes are the numbers below the first that is not, so no pattern has to be redrawn.
@@ -104,15 +98,13 @@ class Uniform(ValueModel):
         if self.sign not in SIGNS:
             raise unknown_name_error("sign", str(self.sign)[:40], SIGNS)
 
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        share = rng.random(elements.size)
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        share = rng.random(corrupted.size)
         numbers = np.clip(self.low * (1.0 - share) + self.high * share, self.low, self.high)  # high - low may overflow
         if self.sign != "plus":
-            minus = self.sign == "minus" or rng.random(elements.size) < 0.5
+            minus = self.sign == "minus" or rng.random(corrupted.size) < 0.5
             numbers = np.where(minus, -numbers, numbers)
-        return "set", region.codec.encode(numbers)
+        return "set", corrupted.region.codec.encode(numbers)
 
 
 @dataclass(frozen=True)
@@ -126,10 +118,8 @@ class Scale(ValueModel):
         if np.isnan(self.factor):
             raise UsageError("factor=nan; expected a number (set:value=nan makes NaN)")
 
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        return "scale", np.full(elements.size, self.factor)
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        return "scale", np.full(corrupted.size, self.factor)
 
 
 @dataclass(frozen=True)
@@ -143,11 +133,9 @@ class Copy(ValueModel):
     def ways(self, region: Region) -> int:
         return int(region.numel > 1)
 
-    def operation_and_operands(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
-    ) -> Corruption:
-        source = rng.integers(region.numel - 1, size=elements.size)
-        return "copy_from", np.asarray(source + (source >= elements))  # skips the element itself
+    def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
+        source = rng.integers(corrupted.region.numel - 1, size=corrupted.size)
+        return "copy_from", np.asarray(source + (source >= corrupted.elements))  # skips the element itself
 
 
 SIGNS = ("plus", "minus", "random")

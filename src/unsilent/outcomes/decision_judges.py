@@ -2,6 +2,8 @@
 
 The few numbers that such a judge needs of an output, its *decision rows*, are found where the output is, on a GPU without waiting
 for it. They are compared on the CPU in numpy, for any number of trials at once. NaN never raises: it compares as different.
+
+Their answers can also be compared with the labels of a workload: `right_answers`.
 """
 
 from __future__ import annotations
@@ -57,16 +59,6 @@ def same_shaped(golden: Any, faulty: Any, judge: Judge, dims: int) -> tuple[Tens
             "use exact-sequence or a function of your own"
         )
     return g, f
-
-
-def _choices(golden: Doubles, faulty: Doubles) -> JudgeVerdict:
-    """Rows of scores, float64[n, classes]: whether the best class changed, and the fall of its softmax probability."""
-    golden, faulty = (scores.astype(np.float64, copy=False) for scores in (golden, faulty))  # whole numbers, bool
-    rows, choice = np.arange(len(golden)), golden.argmax(1)
-    with np.errstate(all="ignore"):  # NaN and infinity are what faults make; they come out as infinite severity
-        before, after = (np.exp(x - x.max(1, keepdims=True)) for x in (golden, faulty))
-        fall = before[rows, choice] / before.sum(1) - after[rows, choice] / after.sum(1)
-    return make_verdict(choice != faulty.argmax(1), fall)
 
 
 class DecisionJudge:
@@ -126,7 +118,12 @@ class Top1(DecisionJudge):
         return _scores_of_classes(output, self)
 
     def compare(self, golden: NDArray[Any], faulty: NDArray[Any]) -> JudgeVerdict:
-        return _choices(golden, faulty)
+        golden, faulty = (scores.astype(np.float64, copy=False) for scores in (golden, faulty))  # whole numbers, bool
+        rows, choice = np.arange(len(golden)), golden.argmax(1)
+        with np.errstate(all="ignore"):  # NaN and infinity are what faults make; they come out as infinite severity
+            before, after = (np.exp(x - x.max(1, keepdims=True)) for x in (golden, faulty))
+            fall = before[rows, choice] / before.sum(1) - after[rows, choice] / after.sum(1)
+        return make_verdict(choice != faulty.argmax(1), fall)
 
     def is_right(self, rows: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.asarray(rows.argmax(1) == labels)
@@ -194,19 +191,13 @@ class Threshold(DecisionJudge):
 
 
 @dataclass(frozen=True)
-class NextToken(DecisionJudge):
+class NextToken(Top1):
     """The most likely next token (last position) changed; severity: fall of its probability. Output [n, time, vocabulary]."""
 
     DIMENSIONS = 3
 
     def rows(self, output: Tensor) -> Tensor:
         return output[:, -1]
-
-    def compare(self, golden: NDArray[Any], faulty: NDArray[Any]) -> JudgeVerdict:
-        return _choices(golden, faulty)
-
-    def is_right(self, rows: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.asarray(rows.argmax(1) == labels)
 
 
 @dataclass(frozen=True)
@@ -274,3 +265,28 @@ class Segmentation(DecisionJudge):
         either = sum(c.sum(1, dtype=np.float64) for c in counted) - both
         overlap = np.where(either > 0, both / np.maximum(either, 1), 1.0)
         return make_verdict(overlap < self.iou, 1 - overlap)
+
+
+def right_answers(judge: Judge, output: Any, labels: Any, samples: int) -> NDArray[np.bool_] | None:
+    """Mask of the answers in an output that labels say, bool[samples].
+
+    None where there are no labels, or the judge decides nothing that a label could say. Raises ``UsageError`` for labels that are
+    not one whole number a sample.
+    """
+    if labels is None or not isinstance(judge, DecisionJudge):
+        return None
+    rows = host_rows(judge.decision_rows(output))
+    if judge.is_right(rows[:0], np.zeros(0, np.int64)) is None:
+        return None
+    return judge.is_right(rows, label_array(labels, samples))
+
+
+def label_array(labels: Any, samples: int) -> NDArray[np.int64]:
+    """The labels of a batch as int64[samples]; raises ``UsageError``."""
+    array = array_of(labels)
+    if array.shape != (samples,) or array.dtype.kind not in "biuf" or not np.array_equal(array, np.round(array)):
+        raise UsageError(
+            f"the labels of a batch are {array.dtype}{list(array.shape)}; expected a whole number for each of its "
+            f"{samples} inputs"
+        )
+    return array.astype(np.int64)

@@ -44,12 +44,8 @@ def to_verdict(judge: Judge, answer: Any) -> JudgeVerdict:
     incorrect, severity = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     wrong = np.atleast_1d(array_of(incorrect))
     amount = wrong if severity is None else np.atleast_1d(array_of(severity))
-    if (
-        wrong.ndim != 1
-        or wrong.dtype.kind not in "bui"
-        or amount.dtype.kind not in "buif"
-        or wrong.shape != amount.shape
-    ):
+    kinds_fit = wrong.dtype.kind in "bui" and amount.dtype.kind in "buif"
+    if wrong.ndim != 1 or wrong.shape != amount.shape or not kinds_fit:
         raise UsageError(
             f"judge {judge!r} returned {wrong.dtype}{list(wrong.shape)} and {amount.dtype}{list(amount.shape)}; "
             "expected bool[n] and float[n], one value per sample"

@@ -147,9 +147,8 @@ def classify_training(
         return TrainingOutcome.MASKED_BITWISE
     finite = np.isfinite(faulty.losses)
     if len(finite) and not finite[-1]:
-        first = (
-            int(np.flatnonzero(finite)[-1]) + 1 if finite.any() else 0
-        )  # a single loss may recover, with a loss scaler
+        # A single loss may recover, with a loss scaler.
+        first = int(np.flatnonzero(finite)[-1]) + 1 if finite.any() else 0
         if first == 0:
             return TrainingOutcome.IMMEDIATE_NAN
         return TrainingOutcome.SHORT_TERM_NAN if first <= t.short_term else TrainingOutcome.SLOW_DEGRADE

@@ -144,7 +144,6 @@ REPLICAS: Replicas = Kind(
     builtin_values={"workload": TRAININGS},
     shared_baseline_fields=("labels", "groups", "steps", "parameters"),
     store_class=lambda *arguments, **more: ReplicaStore(*arguments, **more),
-    subject=lambda store: str(store.baseline.name),
 )
 """The kind of campaign, without what a study makes of replicas."""
 

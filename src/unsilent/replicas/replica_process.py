@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from unsilent.basics.child_processes import end_child, start_child
+from unsilent.basics.child_processes import end_child, receive, start_child
 from unsilent.basics.closing import Closing
 from unsilent.basics.errors import UnsilentError
 from unsilent.campaigns.spec import TrialId
@@ -37,11 +37,7 @@ class ReplicaProcess(Closing):
         """The row of a trial; raises what it raised, ``UnsilentError`` where it died."""
         try:
             self._connection.send(("run", trial))
-            while not self._connection.poll(0.5):
-                # Its children may hold the socket open after it died.
-                if self._process.poll() is not None and not self._connection.poll():
-                    raise EOFError
-            kind, result = self._connection.recv()
+            kind, result = receive(self._process, self._connection)
         except (EOFError, OSError):
             code = self._process.wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -248,11 +248,10 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         """The row with all that every operation of one step reads and returns."""
         began = time.perf_counter()
         seen = self._trace_step(wanted)
-        none = np.empty(0)
-        return ReplicaRow(
-            wanted.trial, "[]", float("nan"), "{}", "", "[]", none, none.astype(np.uint64), none.astype(np.int64), b"",
-            seen.text(), time.perf_counter() - began,
-        )  # fmt: skip
+        seconds = time.perf_counter() - began
+        return ReplicaRow.without_result(
+            wanted.trial, final_hashes="[]", metrics="{}", notes="[]", step_trace_json=seen.text(), seconds=seconds
+        )
 
     def _trace_step(self, wanted: StepTraceId) -> StepTrace:
         with apply_switches(wanted.switches), collect_nondeterminism_warnings(), user_code(self.spec.workload):

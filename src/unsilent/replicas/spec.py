@@ -14,11 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from annotated_types import Ge, Lt
-
 from unsilent.basics.lazy_numpy import np, npt
 from unsilent.basics.options import LARGEST, PRECISION_PANEL, WORKLOAD_PANEL, Option, check_count
-from unsilent.campaigns.codec import NOT_EXPORTED, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.codec import NOT_EXPORTED, RUN_SPECIFIC, Seconds, StoredRow
 from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
 from unsilent.campaigns.spec import Json, JsonRecord, SpecOfTraining, TrialId
 from unsilent.replicas.switches import SWITCHES, Switches
@@ -156,7 +154,7 @@ class ReplicaRow(StoredRow):
     predictions: npt.NDArray[np.int64]
     weights: Annotated[bytes, NOT_EXPORTED]
     step_trace_json: str = ""
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    seconds: Seconds = 0.0
     worker: Annotated[int, RUN_SPECIFIC] = 0
 
     @property

@@ -105,14 +105,14 @@ class Address:
         names = list(dict.fromkeys(s.name for s in known if fnmatch.fnmatchcase(s.operand, operand)))
         module, mark, _ = stem.rpartition("#")
         module = module if mark else stem
+        near = [n for n in names if n.rpartition("#")[0] == module]
         if stem in non_sites or any(not mark and name.rpartition("#")[0] == stem for name in non_sites):
             return UsageError(
                 f"{stem!r} cannot be corrupted at {operand!r}: it is a view, is absent, or has a dtype without a codec; "
-                f"choose one of {_some(_near(names, module)) or 'op:*'}"
+                f"choose one of {_some(near or names) or 'op:*'}"
             )
         if not _is_glob(stem) and not mark and any(n.startswith(f"{stem}.") for n in names):
             return UsageError(f"no operation runs in {stem!r} itself; select those of its children with 'op:{stem}.*'")
-        near = [n for n in names if n.rpartition("#")[0] == module]
         if near:
             return unknown_name_error(f"operation of {module!r}", stem, near)
         if _is_glob(stem):
@@ -126,12 +126,8 @@ def component_hint(error: UsageError, addresses: Iterable[str], components: Mapp
         kind, colon, rest = text.strip().partition(":")
         kind, rest = (kind, rest) if colon else ("param", kind)
         name = rest.partition("/")[0].removesuffix(".*")
-        if (
-            kind in ("param", "op")
-            and name in components
-            and str(error).startswith("unknown ")
-            and f"'{name}" in str(error)
-        ):
+        is_unknown = str(error).startswith("unknown ") and f"'{name}" in str(error)
+        if kind in ("param", "op") and name in components and is_unknown:
             globs = [glob.removeprefix("param:") for glob in components[name]]
             instead = " ".join(f"--at '{kind}:{glob}'" for glob in globs if kind == "param" or _is_glob(glob))
             return UsageError(
@@ -142,10 +138,6 @@ def component_hint(error: UsageError, addresses: Iterable[str], components: Mapp
 
 def _fits(name: str, glob: str) -> bool:
     return fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(name.replace("#", "."), glob)
-
-
-def _near(names: Sequence[str], module: str) -> list[str]:
-    return [n for n in names if n.rpartition("#")[0] == module] or list(names)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -149,12 +149,9 @@ def _draw(
             f"{site!r} can match several operations, whose shapes are not known yet; name one operation (see Step.names)"
         )
     stem, *rest = address.glob.split("/")
-    if (
-        isinstance(fault, str)
-        and function_file(fault) is None
-        and fault.partition(":")[0] not in (*FAULT_MODELS, *PRESETS)
-    ):
-        raise unknown_name_error("fault model or preset", fault, [*FAULT_MODELS, *PRESETS])
+    known = [*FAULT_MODELS, *PRESETS]
+    if isinstance(fault, str) and function_file(fault) is None and fault.partition(":")[0] not in known:
+        raise unknown_name_error("fault model or preset", fault, known)
     if isinstance(fault, str) and fault in PRESETS:
         if address.kind != "op" or (rest and rest[0] == "optim"):
             raise UsageError(

@@ -24,7 +24,7 @@ from unsilent.faults.naming import is_transient
 from unsilent.faults.receipts import AppliedFault, Receipt
 from unsilent.sites.addresses import Address, flat_elements
 from unsilent.sites.content_hash import ContentHash, content_hashes
-from unsilent.sites.corrupting import has_plain_memory, intended, intended_together, landed, write
+from unsilent.sites.corrupting import has_plain_memory, intended_together, landed
 from unsilent.sites.memory import TensorMemory, Words, drop_repeated_dimensions, dtype_name, read_together
 from unsilent.sites.memory_ownership import StorageOwnership
 from unsilent.sites.modules import named_buffers, named_parameters, unregistered
@@ -230,11 +230,9 @@ class ParameterInjection:
             raise InjectionError("this injection is already active; make a second injection to nest two")
         applied_faults: list[AppliedFault] = []
         try:
-            if len(self._targets) > 1 and self._in_different_tensors:
-                applied_faults = self._apply_together()
-            else:
-                for fault, memory in self._targets:
-                    applied_faults.append(self._apply(fault, memory))
+            groups = [self._targets] if self._in_different_tensors else [[target] for target in self._targets]
+            for targets in groups:
+                applied_faults += self._apply(targets)
         except BaseException:
             self._write_back()
             raise
@@ -245,21 +243,14 @@ class ParameterInjection:
         """Whether no fault is in a tensor of another one: then their order means nothing."""
         return len({id(memory) for _, memory in self._targets}) == len(self._targets)
 
-    def _apply_together(self) -> list[AppliedFault]:
-        """All faults, with so few reads that a device is hardly waited for."""
-        words = intended_together([(memory, fault) for fault, memory in self._targets])
-        for (fault, memory), (before, after) in zip(self._targets, words, strict=True):
+    def _apply(self, targets: Sequence[tuple[Fault, TensorMemory]]) -> list[AppliedFault]:
+        """Faults in different tensors, with so few reads that a device is hardly waited for."""
+        words = intended_together([(memory, fault) for fault, memory in targets])
+        for (fault, memory), (before, after) in zip(targets, words, strict=True):
             self._undo.append((memory, fault.elements, before, after))
             memory.write(fault.elements, after)
-        words_before = read_together([(memory, fault.elements) for fault, memory in self._targets])
-        return [
-            landed(fault, *pair, now) for (fault, _), pair, now in zip(self._targets, words, words_before, strict=True)
-        ]
-
-    def _apply(self, fault: Fault, memory: TensorMemory) -> AppliedFault:
-        before, after = intended(memory, fault)
-        self._undo.append((memory, fault.elements, before, after))
-        return write(memory, fault, before, after)
+        words_now = read_together([(memory, fault.elements) for fault, memory in targets])
+        return [landed(fault, *pair, now) for (fault, _), pair, now in zip(targets, words, words_now, strict=True)]
 
     def _restore(self) -> None:
         try:
@@ -274,29 +265,18 @@ class ParameterInjection:
             )
 
     def _write_back(self) -> bool:
+        """Write back the last words first, or all at once where the order means nothing; what is interrupted is done again."""
         intact = True
-        if len(self._undo) > 1 and self._in_different_tensors:
-            return self._write_back_together()
         while self._undo:
-            memory, elements, before, after = self._undo[-1]
-            intact &= memory.is_attached and (not self._strict or np.array_equal(memory.read(elements), after))
-            memory.write(elements, before)
-            intact &= np.array_equal(memory.read(elements), before)
-            self._undo.pop()
-        return intact
-
-    def _write_back_together(self) -> bool:
-        """Write back all words at once, where the order means nothing; what is interrupted is done again."""
-        places = [(memory, elements) for memory, elements, _, _ in self._undo]
-        intact = all(memory.is_attached for memory, _ in places)
-        if self._strict:
-            words_now = read_together(places)
-            intact &= all(np.array_equal(now, after) for now, (*_, after) in zip(words_now, self._undo, strict=True))
-        for memory, elements, before, _ in self._undo:
-            memory.write(elements, before)
-        words_now = read_together(places)
-        intact &= all(np.array_equal(now, before) for now, (_, _, before, _) in zip(words_now, self._undo, strict=True))
-        self._undo.clear()
+            undone = self._undo[:] if self._in_different_tensors else self._undo[-1:]
+            places = [(memory, elements) for memory, elements, _, _ in undone]
+            intact &= all(memory.is_attached for memory, _ in places)
+            if self._strict:
+                intact &= all(map(np.array_equal, read_together(places), [after for *_, after in undone]))
+            for memory, elements, before, _ in undone:
+                memory.write(elements, before)
+            intact &= all(map(np.array_equal, read_together(places), [before for _, _, before, _ in undone]))
+            del self._undo[-len(undone) :]
         return intact
 
     def __exit__(self, *raised: object) -> None:

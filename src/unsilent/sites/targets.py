@@ -178,11 +178,9 @@ def check_components(parameters: Parameters, components: Mapping[str, Sequence[s
     for component, globs in components.items():
         if component not in owners:
             matched = [n for n in names if component_of(n, {component: globs}) == component]
-            why = (
-                "all parameters that it matches belong to an earlier component"
-                if matched
-                else "it matches no parameter"
-            )
+            why = "it matches no parameter"
+            if matched:
+                why = "all parameters that it matches belong to an earlier component"
             raise UsageError(
                 f"component {component!r} ({', '.join(globs)}) is empty: {why}; correct the components of the workload"
             )

@@ -1,6 +1,6 @@
 """Arrays in, numbers out: intervals for what campaigns counted. Runs without torch."""
 
-from unsilent.statistics.bounded import Stratum, bounded_mean, effective_size, importance, ratio_of_means, stratified
+from unsilent.statistics.bounded import Stratum, bounded_mean, ratio_of_means, stratified
 from unsilent.statistics.intervals import Interval, clopper_pearson
 
 __all__ = [
@@ -8,8 +8,6 @@ __all__ = [
     "Stratum",
     "bounded_mean",
     "clopper_pearson",
-    "effective_size",
-    "importance",
     "ratio_of_means",
     "stratified",
 ]

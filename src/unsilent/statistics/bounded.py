@@ -147,41 +147,6 @@ def stratified(strata: Iterable[Stratum], confidence: float = 0.95) -> Interval:
     return replace(result, estimate=None, high=min(1.0, result.high + 1 - seen))
 
 
-def importance(
-    outcomes: NDArray[Any] | Sequence[float],
-    ratios: NDArray[Any] | Sequence[float],
-    max_ratio: float,
-    confidence: float = 0.95,
-) -> Interval:
-    """The mean under a law, of outcomes in [0, 1] that were drawn from a proposal, float64[n].
-
-    ``ratios``: probability under the law over that under the proposal, of each trial; ``max_ratio``: the greatest there
-    can be, so the proposal must be positive wherever the law is. The estimate ``mean(ratio * outcome)`` is unbiased. See
-    `effective_size`.
-
-    Raises:
-        ValueError: an outcome outside of [0, 1], or a ratio outside of (0, max_ratio].
-    """
-    check_confidence(confidence)
-    x, w = np.asarray(outcomes, dtype=np.float64), np.asarray(ratios, dtype=np.float64)
-    if x.shape != w.shape or not bool(np.all((x >= 0) & (x <= 1) & (w > 0) & (w <= max_ratio * (1 + 1e-9)))):
-        raise ValueError("expected outcomes from 0 to 1, and for each outcome one ratio above 0 and at most max_ratio")
-    label = "Gaffke, importance"
-    if not x.size:
-        return Interval(None, 0.0, 1.0, confidence, 0, label)
-    values, counts = np.unique(x * w, return_counts=True)
-    tail, estimate = (1 - confidence) / 2, min(1.0, float((x * w).mean()))
-    low = dirichlet_mean_quantile(*_merged(values, counts.astype(np.float64), 0.0), tail)
-    high = dirichlet_mean_quantile(*_merged(values, counts.astype(np.float64), max_ratio), 1 - tail)
-    return Interval(estimate, max(0.0, min(low, estimate)), min(1.0, max(high, estimate)), confidence, x.size, label)
-
-
-def effective_size(ratios: NDArray[Any] | Sequence[float]) -> float:
-    """Number of trials drawn from the law itself that weigh as much (Kish 1965): ``sum(w)^2 / sum(w^2)``."""
-    w = np.asarray(ratios, dtype=np.float64)
-    return float(w.sum() ** 2 / (w**2).sum()) if w.size else 0.0
-
-
 def _known(strata: Sequence[Stratum], seen: float, confidence: float, label: str) -> Interval:
     """`stratified` of strata that all have trials, over a whole of ``seen``."""
     n = sum(s.n for s in strata)

@@ -38,8 +38,8 @@ def load_installed_kind(entry: EntryPoint) -> Kind[Any, Any, Any]:
     """A kind of another package; raises ``UsageError`` where it cannot be imported, or is none of that name."""
     kind = load_part("study", entry)
     if not isinstance(kind, Kind) or kind.name != entry.name:
-        found = f"the kind {kind.name}" if isinstance(kind, Kind) else f"a {type(kind).__name__}"
-        raise wrong_part_error(entry, found, "a Kind of that name")
+        description = f"the kind {kind.name}" if isinstance(kind, Kind) else f"a {type(kind).__name__}"
+        raise wrong_part_error(entry, description, "a Kind of that name")
     return kind
 
 

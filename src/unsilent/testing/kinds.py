@@ -15,6 +15,7 @@ from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.merging import merge_stores
 from unsilent.campaigns.options import Budget
+from unsilent.campaigns.runner import WorkerJob
 from unsilent.campaigns.store import Store
 
 
@@ -39,7 +40,7 @@ class KindContract(ABC):
         """Run a campaign, or continue it; the path of its store."""
         spec = self.make_spec()
         with (
-            InlineExecutor(self.make_kind().runner, spec) as executor,
+            InlineExecutor(WorkerJob(self.make_kind().runner, spec)) as executor,
             Store(path, self.make_kind(), write=True) as store,
         ):
             run_campaign(spec, Budget(trials, shard), executor, store, command="a test")

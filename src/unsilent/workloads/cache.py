@@ -142,9 +142,8 @@ def _read(path: Path, model: nn.Module) -> float | None:
     except (OSError, SafetensorError, KeyError, ValueError, TypeError):
         return None
     model_tensors = _tensors(model)
-    if not sound or {n: (t.shape, t.dtype) for n, t in model_tensors.items()} != {
-        n: (t.shape, t.dtype) for n, t in tensors.items()
-    }:
+    expected, there = ({n: (t.shape, t.dtype) for n, t in of.items()} for of in (model_tensors, tensors))
+    if not sound or expected != there:
         return None
     with torch.no_grad():
         for name, tensor in model_tensors.items():

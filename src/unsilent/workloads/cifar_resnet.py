@@ -21,7 +21,6 @@ from torch.nn.functional import pad
 
 from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import SHIFTED, Workload
-from unsilent.workloads.cifar_files import read_images, read_weights
 from unsilent.workloads.clean_inputs import CleanInputs, ImageAlteration, altered_copies, split_originals
 from unsilent.workloads.model_fitting import (
     Goal,
@@ -31,7 +30,7 @@ from unsilent.workloads.model_fitting import (
     outputs,
     parameter_count,
 )
-from unsilent.workloads.saved_files import state_dict_misfit
+from unsilent.workloads.saved_files import read_images, read_weights, state_dict_misfit
 
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
@@ -87,6 +86,7 @@ def _stage(c_in: int, c_out: int, blocks: int, stride: int) -> nn.Sequential:
     )
 
 
+# Long because of what it checks of files of the user's own before anything is measured with them.
 def cifar_resnet(
     *,
     depth: int,
@@ -122,12 +122,8 @@ def cifar_resnet(
         _fit_in(model, state, depth, weights)
         accuracy = accuracy_of(outputs(model, [normalised(part) for part in images.split(250)]).argmax(1), labels)
     floor = 3 / classes if min_accuracy is None else min_accuracy
-    Goal(
-        "accuracy",
-        floor,
-        f"check that {weights} was trained for {data}, or skip this check with the option min_accuracy=0",
-        UsageError,
-    ).check(name, accuracy)
+    advice = f"check that {weights} was trained for {data}, or skip this check with the option min_accuracy=0"
+    Goal("accuracy", floor, advice, UsageError).check(name, accuracy)
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(images)))
     picks, originals = order[:eval], split_originals(order[eval:])
 

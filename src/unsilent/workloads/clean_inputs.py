@@ -62,10 +62,8 @@ class CleanInputs:
         Raises:
             UsageError: the evaluation uses all originals.
         """
-        return [
-            joined([self.make(part, original, copies) for original, copies in batch])
-            for batch in self._plan(part, samples)
-        ]
+        plan = self._plan(part, samples)
+        return [joined([self.make(part, original, copies) for original, copies in batch]) for batch in plan]
 
     def originals_of_samples(self, part: str, samples: int) -> list[list[int]]:
         """The original of each sample of each of these batches; raises ``UsageError`` as the call does."""

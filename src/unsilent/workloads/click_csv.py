@@ -77,14 +77,9 @@ def from_csv(
         kind = "numeric" if not dense else "categorical"
         raise UsageError(f"{path} has no {kind} column besides the target; DLRM needs at least one")
     description = f"{Path(path).name}, {len(labels):,} rows, target {chosen!r}, a fifth held out"
-    return clicks(
-        np.stack(dense, 1)[order],
-        np.stack(sparse, 1)[order],
-        labels[order],
-        tuple(tables),
-        description,
-        digest_of_parts(content, repr((chosen, positive, tuple(drop), rows, room)).encode()),
-    )
+    digest = digest_of_parts(content, repr((chosen, positive, tuple(drop), rows, room)).encode())
+    arrays = np.stack(dense, 1)[order], np.stack(sparse, 1)[order], labels[order]
+    return clicks(*arrays, tuple(tables), description, digest)
 
 
 def _read(path: str) -> tuple[list[str], list[list[str]], bytes]:

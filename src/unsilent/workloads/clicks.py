@@ -65,13 +65,8 @@ def synthetic_clicks(rows: int = 80_000) -> Clicks:
         logit += 0.3 * hidden[i][:, 1] * hidden[i + 1][:, 1]
     logit = 2.5 * (logit - np.median(logit)) / logit.std()
     labels = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.float32)
-    result = clicks(
-        dense.astype(np.float32),
-        sparse,
-        labels,
-        tables,
-        f"synthetic clicks with a random teacher, Criteo schema, {rows:,} rows, a fifth held out",
-    )
+    description = f"synthetic clicks with a random teacher, Criteo schema, {rows:,} rows, a fifth held out"
+    result = clicks(dense.astype(np.float32), sparse, labels, tables, description)
     return replace(result, by_popularity=tuple(by_popularity))
 
 

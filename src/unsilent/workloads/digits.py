@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from unsilent.workloads.base import SHIFTED, Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
@@ -189,17 +190,12 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
     spec, data = CLASSIFIERS[name], digits()
     check_option_range(name, "eval", eval, len(data.test), "held-out images")
 
+    def sample(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return data.train[rows], data.train_labels[rows]
+
     def train(model: nn.Module) -> float:
-        fit(
-            model,
-            lambda rows: (data.train[rows], data.train_labels[rows]),
-            len(data.train),
-            nn.functional.cross_entropy,
-            spec.schedule,
-            seed=seed,
-            description=f"training {name}",
-            progress=progress,
-        )
+        count, description = len(data.train), f"training {name}"
+        fit(model, sample, count, cross_entropy, spec.schedule, seed=seed, description=description, progress=progress)
         return accuracy_of(outputs(model, [data.test]).argmax(1), data.test_labels)
 
     recipe = TrainedWeightsRecipe(name, spec.version, {"seed": seed}, data.hash)

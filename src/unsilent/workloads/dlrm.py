@@ -4,12 +4,18 @@ Trained on teacher-labelled synthetic clicks, or on a CSV file. The answer to a 
 probability reaches ``threshold``. The synthetic labels are balanced and it is 0.5. With rare positives a fixed 0.5
 would answer "no" nearly always, whatever the model says, and faults would seem harmless; so for a CSV it defaults to
 the share of positives among the training rows. Both are stated in ``info``.
+
+Architecture and module names of `Dlrm` (``bot_l``, ``emb_l``, ``top_l``) after Naumov et al., "Deep Learning Recommendation Model
+for Personalization and Recommendation Systems", arXiv 1906.00091; own code.
+Invariant: the sigmoid comes once, after the last layer of the top MLP.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -22,7 +28,6 @@ from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
 from unsilent.workloads.clean_inputs import CleanInputs, split_originals
 from unsilent.workloads.click_csv import ROOM, from_csv
 from unsilent.workloads.clicks import POPULARITY, Clicks, more_synthetic_requests, synthetic_clicks
-from unsilent.workloads.dlrm_model import COMPONENTS, Dlrm
 from unsilent.workloads.model_fitting import (
     Goal,
     Progress,
@@ -34,6 +39,60 @@ from unsilent.workloads.model_fitting import (
     outputs,
     parameter_count,
 )
+
+WIDTH = 16
+"""Width of an embedding row and of the bottom MLP's output."""
+COMPONENTS = {"embedding": ("emb_l.*",), "bottom_mlp": ("bot_l.*",), "top_mlp": ("top_l.*",)}
+
+
+def mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
+    """Linear layers of the given widths with ReLU between them and ``last`` at the end."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layer = nn.Linear(before, after)
+        nn.init.normal_(layer.weight, std=(2 / (before + after)) ** 0.5)
+        nn.init.normal_(layer.bias, std=(1 / after) ** 0.5)
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1], last)
+
+
+def embedding_table(rows: int) -> nn.EmbeddingBag:
+    """One embedding table that adds up the rows looked up for a sample."""
+    bag = nn.EmbeddingBag(rows, WIDTH, mode="sum")
+    nn.init.uniform_(bag.weight, -((1 / rows) ** 0.5), (1 / rows) ** 0.5)
+    return bag
+
+
+def interact(dense: Tensor, embedded: Sequence[Tensor]) -> Tensor:
+    """Dense [n, m] and k tables' rows [n, m] each -> [n, m + k(k+1)/2].
+
+    All dot products between two different ones of the k + 1 vectors (strict lower triangle), after the dense vector.
+    """
+    vectors = torch.stack([dense, *embedded], 1)
+    products = torch.bmm(vectors, vectors.transpose(1, 2))
+    rows, columns = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1)
+    return torch.cat([dense, products[:, rows, columns]], 1)
+
+
+class Dlrm(nn.Module):
+    """Dense features [n, d] and one category index per table int64 [n, k] -> click probability [n].
+
+    Args:
+        dense: Number of dense features d.
+        tables: Number of rows of each of the k embedding tables.
+    """
+
+    def __init__(self, dense: int, tables: Sequence[int]) -> None:
+        super().__init__()
+        self.bot_l = mlp([dense, 64, 32, WIDTH], nn.ReLU())
+        self.emb_l = nn.ModuleList(embedding_table(rows) for rows in tables)
+        self.top_l = mlp([WIDTH + len(tables) * (len(tables) + 1) // 2, 64, 32, 1], nn.Sigmoid())
+
+    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        embedded = [bag(sparse[:, i : i + 1]) for i, bag in enumerate(self.emb_l)]
+        out: Tensor = self.top_l(interact(self.bot_l(dense), embedded)).squeeze(1)
+        return out
+
 
 # The unusual requests have dense features that are half as far again from their mean. Synthetic ones ask for rare
 # categories more often; those of a CSV combine categories of different rows.
@@ -54,15 +113,11 @@ def clean_requests(clicks: Clicks, first_free: int) -> CleanSource:
 
 def _further_requests(part: str, samples: int) -> list[dict[str, Tensor]]:
     """Batches with as many requests as are wanted, drawn batch by batch."""
-    unusual = part == SHIFTED
+    popularity, spread = (FLATTER, SPREAD) if part == SHIFTED else (POPULARITY, 1.0)
     batches = []
     for start in range(0, samples, BATCH):
-        dense, sparse = more_synthetic_requests(
-            (CLEAN_PARTS.index(part), start),
-            BATCH,
-            popularity=FLATTER if unusual else POPULARITY,
-            spread=SPREAD if unusual else 1.0,
-        )
+        seed = CLEAN_PARTS.index(part), start
+        dense, sparse = more_synthetic_requests(seed, BATCH, popularity=popularity, spread=spread)
         count = min(BATCH, samples - start)
         batches.append({"dense": dense[:count].clone(), "sparse": sparse[:count].clone()})
     return batches
@@ -95,6 +150,7 @@ MOST_ROWS = 10_000
 CITATION = "Naumov et al., Deep Learning Recommendation Model, arXiv 1906.00091"
 
 
+# Long because of the options of a CSV, which are checked together, and of what ``info`` says.
 def dlrm(
     *,
     eval: int | None = None,  # noqa: A002 - option name
@@ -123,26 +179,21 @@ def dlrm(
         )
     check_option_range(NAME, "rows", rows, 10_000_000, "rows of a table")
     check_option_range(NAME, "room", room, 1000, "rows per category")
-    clicks = (
-        synthetic_clicks()
-        if data is None
-        else from_csv(data, target=target, positive=positive, drop=drop, rows=rows, room=room)
-    )
+    if data is None:
+        clicks = synthetic_clicks()
+    else:
+        clicks = from_csv(data, target=target, positive=positive, drop=drop, rows=rows, room=room)
     available = len(clicks.labels) - clicks.training_row_count
-    samples = check_option_range(
-        NAME, "eval", min(512, available) if eval is None else eval, available, "held-out rows"
-    )
+    samples = min(512, available) if eval is None else eval
+    check_option_range(NAME, "eval", samples, available, "held-out rows")
     rate = round(float(clicks.labels[: clicks.training_row_count].double().mean()), 3)
     at = threshold if threshold is not None else 0.5 if data is None else rate
     if not 0 < at < 1:
         raise UsageError(f"workload {NAME!r}: option 'threshold' is {at:g}; expected a probability between 0 and 1")
-    model, score = load_or_train(
-        TrainedWeightsRecipe(NAME, VERSION, {"seed": seed}, clicks.hash),
-        partial(Dlrm, clicks.dense.shape[1], clicks.tables),
-        partial(_train, clicks=clicks, seed=seed, progress=progress),
-        GOAL if data is None else OWN_DATA_GOAL,
-        seed=seed,
-    )
+    recipe = TrainedWeightsRecipe(NAME, VERSION, {"seed": seed}, clicks.hash)
+    build = partial(Dlrm, clicks.dense.shape[1], clicks.tables)
+    train = partial(_train, clicks=clicks, seed=seed, progress=progress)
+    model, score = load_or_train(recipe, build, train, GOAL if data is None else OWN_DATA_GOAL, seed=seed)
     held_out = slice(clicks.training_row_count, clicks.training_row_count + samples)
     return Workload(
         model,
@@ -172,17 +223,9 @@ def _train(model: nn.Module, clicks: Clicks, seed: int, progress: Progress) -> f
     def sample(rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         return {"dense": clicks.dense[rows], "sparse": clicks.sparse[rows]}, clicks.labels[rows]
 
-    passes = max(1, min(10, FEWEST_STEPS * SCHEDULE.batch // clicks.training_row_count))
-    fit(
-        model,
-        sample,
-        clicks.training_row_count,
-        binary_cross_entropy,
-        replace(SCHEDULE, epochs=passes),
-        seed=seed,
-        description=f"training {NAME}",
-        progress=progress,
-    )
-    held_out = torch.arange(clicks.training_row_count, len(clicks.labels)).split(4096)
+    count, description = clicks.training_row_count, f"training {NAME}"
+    schedule = replace(SCHEDULE, epochs=max(1, min(10, FEWEST_STEPS * SCHEDULE.batch // count)))
+    fit(model, sample, count, binary_cross_entropy, schedule, seed=seed, description=description, progress=progress)
+    held_out = torch.arange(count, len(clicks.labels)).split(4096)
     scores = outputs(model, [sample(rows)[0] for rows in held_out])
-    return auc(clicks.labels[clicks.training_row_count :].numpy(), scores.numpy())
+    return auc(clicks.labels[count:].numpy(), scores.numpy())

@@ -72,9 +72,8 @@ def load_program(ref: str) -> Program:
 
 
 def _check_mode(ref: str, module: Program) -> None:
-    if name := next(
-        filter(None, (code_of(body).first_active_dropout() for body in graph_running_modules(module))), None
-    ):
+    dropouts = (code_of(body).first_active_dropout() for body in graph_running_modules(module))
+    if name := next(filter(None, dropouts), None):
         raise UsageError(f"workload {ref!r} was exported in training mode ({name} is on); export model.eval()")
 
 

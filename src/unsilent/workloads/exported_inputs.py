@@ -100,15 +100,12 @@ class ProgramInputs:
         wanted = f"{dtype_name(exported.dtype)} [{', '.join(text for text, _ in sizes)}]"
         if not isinstance(value, Tensor):
             raise UsageError(f"{name} is {type(value).__name__}, the program takes {wanted}; expected {FORMS}")
-        fits = len(sizes) == value.ndim and all(
-            n in allowed for n, (_, allowed) in zip(value.shape, sizes, strict=True)
-        )
+        fits = len(sizes) == value.ndim
+        fits = fits and all(n in allowed for n, (_, allowed) in zip(value.shape, sizes, strict=True))
         if not fits or value.dtype != exported.dtype:
-            advice = (
-                "give inputs of that dtype"
-                if fits
-                else "give inputs of that shape and dtype, or export with dynamic_shapes"
-            )
+            advice = "give inputs of that dtype"
+            if not fits:
+                advice = "give inputs of that shape and dtype, or export with dynamic_shapes"
             raise UsageError(
                 f"{name} is {dtype_name(value.dtype)} {list(value.shape)}, the program takes {wanted}; {advice}"
             )

@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from unsilent.basics.errors import UsageError
-from unsilent.outcomes.base import LOG_LIKELIHOOD
-from unsilent.workloads.base import SHIFTED, TEST, Workload
-from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
+from unsilent.workloads.base import SHIFTED, TEST
+from unsilent.workloads.cache import digest_of_parts
 from unsilent.workloads.clean_inputs import CleanInputs
-from unsilent.workloads.model_fitting import FittedModel, Progress, Schedule, check_option_range, fit, model_info
 
 CONTEXT = 64
 """Characters that a model sees at once."""
@@ -146,67 +142,3 @@ def unigram_cross_entropy() -> float:
     data = load_help_texts()
     counts = torch.bincount(data.train, minlength=len(ALPHABET) + 1).double() + 1
     return float(-(counts / counts.sum()).log()[data.test].mean())
-
-
-@dataclass(frozen=True, kw_only=True)
-class CharacterModel(FittedModel):
-    """The specification of one workload of the help texts, with a model of token ids int64 [n, 64].
-
-    Attributes:
-        score: Function of the model, held-out contexts and the characters that follow, whose value ``goal`` is about.
-        scores_of: Output of the model -> scores of the next character [n, 64, 97].
-    """
-
-    name: str
-    score: Callable[[nn.Module, Tensor, Tensor], float]
-    scores_of: Callable[[Any], Tensor] = lambda output: output
-
-
-STEPS = 1600
-SCHEDULE = Schedule(epochs=1, batch=8, rate=0.003, decay=0.05)
-
-
-def _fit(one: CharacterModel, model: nn.Module, seed: int, progress: Progress) -> None:
-    """Train a model of token ids int64 [n, 64] in place."""
-    text, offsets = load_help_texts().train, torch.arange(CONTEXT + 1)
-    # One "epoch" over a seeded choice of starting points: the text holds far more than are needed.
-    starts = torch.randperm(len(text) - CONTEXT, generator=torch.Generator().manual_seed(seed))
-
-    def sample(rows: Tensor) -> tuple[Tensor, Tensor]:
-        window = text[starts[rows][:, None] + offsets]
-        return window[:, :-1], window[:, 1:]
-
-    def loss_of(output: Any, target: Tensor) -> Tensor:
-        return loss(one.scores_of(output), target)
-
-    description = f"training {one.name}"
-    fit(model, sample, STEPS * SCHEDULE.batch, loss_of, SCHEDULE, seed=seed, description=description, progress=progress)
-
-
-def character_workload(one: CharacterModel, evaluations: int, seed: int, progress: Progress) -> Workload:
-    """The trained model on so many held-out contexts [n, 64]; its answer is the most likely next character."""
-    windows, following = held_out_contexts()
-    check_option_range(one.name, "eval", evaluations, len(windows), "held-out contexts")
-
-    def train(model: nn.Module) -> float:
-        _fit(one, model, seed, progress)
-        return one.score(model, windows, following)
-
-    recipe = TrainedWeightsRecipe(one.name, one.version, {"seed": seed}, load_help_texts().hash)
-    model, reached = load_or_train(recipe, one.build, train, one.goal, seed=seed)
-    rows = torch.linspace(0, len(windows) - 1, evaluations).long()
-    evaluated = windows[rows]
-    return Workload(
-        model,
-        [evaluated],
-        labels=[following[rows, -1]],
-        show=lambda window: "".join((*ALPHABET, "?")[token] for token in window[0].tolist()),
-        judge="next-token",
-        score=partial(log_likelihood, one.scores_of),
-        score_name=LOG_LIKELIHOOD,
-        score_range=(-math.log(len(ALPHABET) + 1), 0.0),
-        name=one.name,
-        components=one.components,
-        clean=clean_contexts(one.name, evaluated),
-        info=model_info(one, DESCRIPTION, reached, model, evaluations, CITATION),
-    )

@@ -28,7 +28,7 @@ from unsilent.outcomes import NUMERIC
 from unsilent.workloads.base import Workload
 from unsilent.workloads.hf_generate import SEQUENCES, prepare, run_generate
 from unsilent.workloads.hf_inputs import Inputs, decoded_text, from_npz, synthetic_inputs
-from unsilent.workloads.model_fitting import check_option_range, isolated_training, parameter_count
+from unsilent.workloads.model_fitting import check_option_range, import_transformers, isolated_training, parameter_count
 
 
 def hf_folder(
@@ -109,10 +109,7 @@ def run_model(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 @contextmanager
 def quiet(ref: str) -> Iterator[None]:
     """Transformers without its log lines and progress bars; one line naming the extra where it is missing."""
-    try:
-        logging: Any = importlib.import_module("transformers.utils.logging")
-    except ImportError:
-        raise UsageError(f"workload {ref!r} needs transformers; pip install 'unsilent[transformers]'") from None
+    logging = import_transformers(ref, "transformers.utils.logging")
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()

@@ -6,6 +6,7 @@ of the caller are as before afterwards; a reached score below the declared floor
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,11 +150,23 @@ def auc(labels: ArrayLike, scores: ArrayLike) -> float:
     return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * m))
 
 
-def check_option_range(workload: str, option: str, asked: int, available: int, what: str) -> int:
-    """``asked`` if 1 <= asked <= available, else a ``UsageError`` naming the option."""
-    if not 1 <= asked <= available:
-        raise UsageError(f"workload {workload!r}: option {option!r} is {asked}; expected 1 to {available} ({what})")
-    return asked
+def check_option_range(workload: str, option: str, value: int, available: int, what: str) -> int:
+    """``value`` if 1 <= value <= available, else a ``UsageError`` naming the option."""
+    if not 1 <= value <= available:
+        raise UsageError(f"workload {workload!r}: option {option!r} is {value}; expected 1 to {available} ({what})")
+    return value
+
+
+def import_transformers(workload: str, module: str = "transformers") -> Any:
+    """A module of transformers, by name, so that the types do not depend on whether the extra is installed.
+
+    Raises:
+        UsageError: transformers is not installed; ``workload`` needs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UsageError(f"workload {workload!r} needs transformers; pip install 'unsilent[transformers]'") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,13 +186,13 @@ class FittedModel:
 
 
 def model_info(
-    one: FittedModel, data: str, reached: float, model: nn.Module, samples: int, citation: str
+    spec: FittedModel, data: str, reached: float, model: nn.Module, samples: int, citation: str
 ) -> dict[str, Any]:
     """The ``info`` of a workload whose model was trained to a goal."""
     return {
-        "description": one.description,
+        "description": spec.description,
         "data": data,
-        "accuracy": {"name": one.goal.metric, "value": reached},
+        "accuracy": {"name": spec.goal.metric, "value": reached},
         "parameters": parameter_count(model),
         "samples": samples,
         "citation": citation,

@@ -1,4 +1,7 @@
-"""Reading ``.pt``, ``.th`` and ``.safetensors`` of the user's own: tensors and plain containers, nothing else is unpickled."""
+"""Reading ``.pt``, ``.th`` and ``.safetensors`` of the user's own, and image files, with nothing trusted.
+
+Invariant: weight files are never unpickled beyond tensors and plain containers (``weights_only=True``), arrays never at all.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from unsilent.basics.errors import UsageError, first_line
 from unsilent.basics.plainfiles import open_plain
+from unsilent.workloads.npz import read_npz
 
 
 def read_saved(path: str | Path, kind: str) -> Any:
@@ -42,15 +47,15 @@ def read_saved(path: str | Path, kind: str) -> Any:
         raise UsageError(f"{path} is not a valid {kind} file: {first_line(error)}") from None
 
 
-def state_dict_misfit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> str:
-    """Why a state dict does not fit a model's ``own``, in words; empty where all does. ``what``: the model."""
-    for key, tensor in own.items():
+def state_dict_misfit(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> str:
+    """Why a state dict does not fit ``expected``, that of the model, in words; empty where all does. ``what``: the model."""
+    for key, tensor in expected.items():
         # Early torch versions did not count batches, and evaluation does not use the count.
         if key not in state and not key.endswith("num_batches_tracked"):
             return f"lacks {key!r}"
         if key in state and state[key].shape != tensor.shape:
             return f"has {key!r} as {list(state[key].shape)}, expected {list(tensor.shape)}"
-    surplus = next((key for key in state if key not in own), None)
+    surplus = next((key for key in state if key not in expected), None)
     return "" if surplus is None else f"has {surplus!r}, which {what} lacks"
 
 
@@ -63,3 +68,34 @@ def _check_archive(path: str, file: BinaryIO) -> None:
         return
     if packed:
         raise UsageError(f"{path} holds compressed parts, which torch.save never writes; save it again with torch.save")
+
+
+def read_images(path: str, classes: int) -> tuple[Tensor, Tensor]:
+    """Images uint8 [n, 32, 32, 3] and labels int64 [n] of a ``.npz``; anything else is a ``UsageError``."""
+    wanted = ("images", "labels")
+    arrays = read_npz(path, "'images' and 'labels'", only=wanted)
+    for name in wanted:
+        if name not in arrays:
+            raise UsageError(f"{path} has no array {name!r}; expected a .npz with 'images' and 'labels'")
+    images, labels = (arrays[name] for name in wanted)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3) or not len(images):
+        raise UsageError(f"{path}: 'images' is {images.dtype} {list(images.shape)}; expected uint8 [n, 32, 32, 3]")
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        raise UsageError(f"{path}: 'labels' is {labels.dtype} {list(labels.shape)}; expected integers [{len(images)}]")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise UsageError(
+            f"{path}: labels range from {labels.min()} to {labels.max()}; the weights have classes 0 to {classes - 1}"
+        )
+    return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """Name -> tensor of a weights file, without a ``module.`` prefix; anything else is a ``UsageError``."""
+    whole = read_saved(path, "weights")
+    if isinstance(whole, Mapping) and isinstance(whole.get("state_dict"), Mapping):
+        whole = whole["state_dict"]
+    if not isinstance(whole, Mapping) or not all(isinstance(tensor, Tensor) for tensor in whole.values()):
+        raise UsageError(
+            f"{path} holds no state dict (name -> tensor), neither at the top level nor under 'state_dict'"
+        )
+    return {str(name).removeprefix("module."): tensor for name, tensor in whole.items()}

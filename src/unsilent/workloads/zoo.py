@@ -33,12 +33,17 @@ _SEED = {"seed": "training seed (0)"}
 _HERE = "unsilent.workloads."
 
 
+# Long because it is a list, in the order in which it is shown.
 def _zoo() -> dict[str, WorkloadEntry]:
     classifiers = {
         "digits-cnn": "small residual CNN with batch norm",
         "digits-vit": "small vision transformer",
         "digits-efficientnet": "small EfficientNet with squeeze-and-excitation and SiLU",
         "digits-mobilenet": "small MobileNetV2 with depthwise convolutions and ReLU6",
+    }
+    language_models = {
+        "chargpt": "small character GPT",
+        "llama-chars": "small character Llama of transformers",
     }
     entries = [
         *(
@@ -51,17 +56,15 @@ def _zoo() -> dict[str, WorkloadEntry]:
             )
             for name, description in classifiers.items()
         ),
-        WorkloadEntry(
-            "chargpt",
-            _HERE + "chargpt:chargpt",
-            "small character GPT on the Python reference that ships with Python",
-            {"eval": "held-out contexts of 64 characters per evaluation (32)", **_SEED},
-        ),
-        WorkloadEntry(
-            "llama-chars",
-            _HERE + "llama_chars:llama_chars",
-            "small character Llama of transformers on the Python reference that ships with Python",
-            {"eval": "held-out contexts of 64 characters per evaluation (32)", **_SEED},
+        *(
+            WorkloadEntry(
+                name,
+                _HERE + "character_models:character_model",
+                f"{description} on the Python reference that ships with Python",
+                {"eval": "held-out contexts of 64 characters per evaluation (32)", **_SEED},
+                fixed_options={"name": name},
+            )
+            for name, description in language_models.items()
         ),
         WorkloadEntry(
             "dlrm",
@@ -80,21 +83,21 @@ def _zoo() -> dict[str, WorkloadEntry]:
             data="optional",
         ),
     ]
+    segmenters = {
+        "scenes-unet": "small U-Net with batch norm",
+        "scenes-segformer": "small SegFormer of transformers",
+    }
     scenes = {"eval": "scenes of held-out digits per evaluation (64)", **_SEED}
     entries += [
-        WorkloadEntry(
-            "scenes-unet",
-            _HERE + "scenes.segmentation:segmenter",
-            "small U-Net with batch norm that labels the pixels of scenes of scikit-learn's digits",
-            scenes,
-            fixed_options={"name": "scenes-unet"},
-        ),
-        WorkloadEntry(
-            "scenes-segformer",
-            _HERE + "scenes.segmentation:segmenter",
-            "small SegFormer of transformers that labels the pixels of scenes of scikit-learn's digits",
-            scenes,
-            fixed_options={"name": "scenes-segformer"},
+        *(
+            WorkloadEntry(
+                name,
+                _HERE + "scenes.segmentation:segmenter",
+                f"{description} that labels the pixels of scenes of scikit-learn's digits",
+                scenes,
+                fixed_options={"name": name},
+            )
+            for name, description in segmenters.items()
         ),
         WorkloadEntry(
             "scenes-detector",
@@ -135,6 +138,7 @@ _CLIPPED = {**_TRAINED, "clip": "clip the norm of all gradients together to this
 _STEPS = "steps of a full run, over which the learning rate rises and falls"
 
 
+# Long because it is a list, in the order in which it is shown.
 def _trainings() -> dict[str, WorkloadEntry]:
     here = _HERE + "trainings."
     shift = {"shift": "move each training image by up to one pixel (yes)"}

@@ -17,7 +17,6 @@ from unsilent.papers.isca23 import mapping
 from unsilent.papers.isca23.geometry import Convolution, make_index_mapping
 from unsilent.papers.isca23.injections import FLIPS, OPERANDS, PublishedInjection, injection_text, parse_injection
 from unsilent.papers.isca23.layer_lists import convolutions
-from unsilent.papers.isca23.layers import SameConv2d
 from unsilent.papers.isca23.mapping import (
     convolution_of,
     fault_from_injection,
@@ -26,6 +25,7 @@ from unsilent.papers.isca23.mapping import (
     value_text,
     victims,
 )
+from unsilent.papers.isca23.networks import SameConv2d
 from unsilent.sites.training.step import StepInjection
 
 GEOMETRIES = [(3, 1), (3, 2), (1, 2), (1, 1), (7, 2)]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-from unsilent.papers.isca23.stand_in import SCALE, digits_as_images
+from unsilent.papers.isca23.training import SCALE, digits_as_images
 from unsilent.workloads.digits import digits
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.papers.isca23.layer_lists import convolutions
-from unsilent.papers.isca23.layers import SameConv2d
+from unsilent.papers.isca23.networks import SameConv2d
 from unsilent.papers.isca23.training import PublishedTraining, split_and_normalise, untrained_network
 
 WIDTH, BATCH = 4, 32

@@ -10,8 +10,7 @@ from torch import nn
 import unsilent
 from unsilent.basics.errors import InjectionError, UsageError
 from unsilent.faults import fault_model
-from unsilent.faults.fault_timing import faults_in_step
-from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.faults.unresolved_fault import UnresolvedFault, faults_in_step
 from unsilent.sites.training.step import StepInjection
 from unsilent.sites.training.step_survey import StepSurvey
 

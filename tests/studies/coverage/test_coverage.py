@@ -7,6 +7,7 @@ import json
 import math
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -20,11 +21,13 @@ from conftest import campaign_run
 from hostile_stores import mutants
 from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.basics.options import Asked
+from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.spec import TrialId
 from unsilent.cli.main import run as cli
 from unsilent.detectors.rule import ALARM, NORMAL, WARNING, judge_recording, make_judgement
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NUMBER, UPDATE, Recording, Series
 from unsilent.monitor.sampling import SampleIntervals
+from unsilent.outcomes.base import Outcome
 from unsilent.report.model import Report
 from unsilent.studies.coverage.analysis import LARGE_FINITE, MATCHED, analyse, analyse_together
 from unsilent.studies.coverage.kind import COVERAGE, CoverageStore
@@ -56,6 +59,7 @@ from unsilent.studies.coverage.spec import (
     TARGETS,
     CleanTarget,
     CoverageAnalysisOptions,
+    CoverageRow,
     CoverageSpec,
     make_coverage_spec,
     parse_clean_target,
@@ -289,6 +293,14 @@ def test_a_class_that_no_fault_is_of(tmp_path):
 def test_errors_of_the_training_are_the_outcome_of_a_trial(tmp_path):
     with pytest.raises(UsageError, match="--follow records 30"):
         CoverageRunner(CoverageSpec(write_loop(tmp_path), follow=30))
+
+
+@pytest.mark.parametrize("target", ["golden", "operation:1..100", CleanTarget(CLEAN, 30, 1, 1, 1, "0" * 8).name])
+def test_rows_of_lost_workers_can_be_stored(runner, target):
+    row = runner.lost_trial_row(TrialId(target, None, 0), Outcome.CRASH, 2.0, "signal 9")
+    assert (row.end, row.error, row.seconds, row.steps) == ("crash", "signal 9", 2.0, 0)
+    row_codec(CoverageRow).encode(row, partial(COVERAGE.shapes, runner.baseline))
+    COVERAGE.check_row(row, runner.baseline)
 
 
 def test_a_fault_free_run_counts_every_step_once(runner):

@@ -23,6 +23,7 @@ from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
+from unsilent.campaigns.runner import WorkerJob
 from unsilent.campaigns.spec import TrialId, WorkerSettings
 from unsilent.cli.main import run as cli
 from unsilent.faults import Fault
@@ -70,7 +71,7 @@ def make_spec(folder, **more):
 
 def run(spec, path, trials, engine="auto", shard=(1, 1)):
     with (
-        InlineExecutor(INFERENCE_COVERAGE.runner, spec, worker_settings=WorkerSettings(engine)) as executor,
+        InlineExecutor(WorkerJob(INFERENCE_COVERAGE.runner, spec, None, WorkerSettings(engine))) as executor,
         InferenceCoverageStore(path, write=True) as store,
     ):
         return run_inference_coverage(

@@ -17,7 +17,7 @@ from unsilent.campaigns.driver import ROUND
 from unsilent.outcomes.base import Outcome
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.pilots import first_pilot
-from unsilent.studies.pvf.precision import Precision
+from unsilent.studies.pvf.wanted_precision import Precision
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from studies.pvf.test_pilots import Stored
-from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.rounds import CellPlan
-from unsilent.campaigns.spec import TrialId, WorkerSettings
+from unsilent.campaigns.runner import WorkerJob
+from unsilent.campaigns.spec import TrialId
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.studies.pvf.expected_end import trial_seconds
-from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
+from unsilent.studies.pvf.precision import PrecisionPlanner
+from unsilent.studies.pvf.wanted_precision import Precision
 
 
 class Running(Stored):
@@ -121,9 +123,7 @@ def test_more_samples_cost_more_by_the_counted_costs():
 
 @pytest.mark.parametrize(("work", "wall"), [(6.0, 6.0), (50.0, 20.0)])
 def test_other_workers_help_once_they_have_loaded(work, wall):
-    executor = ProcessExecutor(
-        TrialId, SimpleNamespace(), jobs=4, deadline=None, observer=Silent(), worker_settings=WorkerSettings()
-    )
+    executor = ProcessExecutor(WorkerJob(TrialId, SimpleNamespace()), 4, Observer())
     assert executor.wall_seconds(work) == work / 4
     executor._all_ready_at = time.monotonic() + 10
     assert executor.wall_seconds(work) == pytest.approx(wall, abs=0.5)

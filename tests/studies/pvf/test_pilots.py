@@ -20,9 +20,10 @@ from unsilent.studies.pvf.pilots import (
     forecasts,
     variance_left,
 )
-from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
+from unsilent.studies.pvf.precision import PrecisionPlanner
 from unsilent.studies.pvf.row_scopes import StoredTrials, target_groups
 from unsilent.studies.pvf.spec import TargetInfo
+from unsilent.studies.pvf.wanted_precision import Precision
 
 CLASSES = ("sign", "exponent-top", "mantissa-low")
 WEIGHTS = {"sign": 1 / 32, "exponent-top": 30 / 32, "mantissa-low": 1 / 32}

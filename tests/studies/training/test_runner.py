@@ -81,10 +81,11 @@ def by_hand(spec, drawn, steps=STEPS):
     workload = load_training(spec.workload, dict(spec.options))
     state = workload.start(Seeds.same_for_all(spec.init))
     losses, metric, watched = [], [], []
+    first = drawn.injection.step
     for now in range(steps):
-        with StepInjection(state.model, drawn.faults if now == drawn.injection.step else [], state.optimizers):
+        with StepInjection(state.model, drawn.faults if first <= now < first + drawn.lasts else [], state.optimizers):
             record = workload.step(state)
-        if now >= drawn.injection.step:
+        if now >= first:
             losses.append(record.loss)
             metric.append(record.metrics["accuracy"])
             watched.append(remembered(state))
@@ -118,6 +119,14 @@ def test_rows_are_whole_runs_corrupted_by_hand(runner):
         else:
             assert (row.end_reason, row.steps_run, row.bit_identical) == ("end", STEPS - row.injection.step, False)
     assert "end" in ends
+
+
+def test_a_fault_of_a_trial_lasts_as_long_as_asked(one):
+    runner = one(per="layer", layers=("fc",), faults=(("set:value=2,from=3,lasts=4", 1.0),))
+    row, drawn = runner.run(trial(0, "param:fc")), runner.draw(trial(0, "param:fc"))
+    assert (drawn.injection.step, drawn.lasts) == (3, 4)
+    assert row.losses.tobytes() == by_hand(runner.spec, drawn)[0].tobytes()
+    assert row.losses.tobytes() != by_hand(runner.spec, drawn._replace(lasts=1))[0].tobytes()
 
 
 def test_golden_is_the_run_without_faults(runner):
@@ -231,7 +240,7 @@ def test_what_is_written_to_memory_beside_what_was_there(one, fault):
         state = runner.golden.state_before_step(row.injection.step)
         tensor = tensor_of(state, row.injection.site)
         usual = biggest([tensor])
-        (hit,) = runner._run(trial(1, target))[0].applied_faults
+        (hit,) = runner.fork(drawn).applied_faults
         state = runner.golden.state_before_step(row.injection.step)
         with StepInjection(state.model, drawn.faults, state.optimizers):
             corrupted = tensor_of(state, row.injection.site).detach().clone()
@@ -265,7 +274,8 @@ def test_very_many_elements_are_told_by_their_digest(one):
     runner = one(per="tensor", layers=("fc",), faults=(("zero:rate=1", 1.0),), steps=4)
     told = json.loads(runner.run(trial(0, "param:fc.weight")).faults)
     assert [len(fault["elements"]) for fault in told] == [432]
-    found = faults_text([hit.fault for hit in runner._run(trial(0, "param:fc.weight"))[0].applied_faults] * 200)
+    forked = runner.fork(runner.draw(trial(0, "param:fc.weight")))
+    found = faults_text([hit.fault for hit in forked.applied_faults] * 200)
     assert json.loads(found).keys() == {"elements", "digest"}
     assert json.loads(found)["elements"] == 432 * 200
 

@@ -201,12 +201,10 @@ class ForkEngine:
         if result is None:
             return TrainingCurves(np.array(metric), np.array(losses), float("nan"))
         rest = slice(0, 0) if reason is EndReason.END else slice(ran, None)
-        return TrainingCurves(
-            np.concatenate([metric, golden.metric[rest]]),
-            np.concatenate([losses, golden.losses[rest]]),
-            held_out_score(result),
-            same_bits=reason is EndReason.SAME_BITS,
-        )
+        all_metrics = np.concatenate([metric, golden.metric[rest]])
+        all_losses = np.concatenate([losses, golden.losses[rest]])
+        same_bits = reason is EndReason.SAME_BITS
+        return TrainingCurves(all_metrics, all_losses, held_out_score(result), same_bits=same_bits)
 
 
 def _goes_on(state: TrainingState) -> bool:

@@ -11,9 +11,10 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError, kind_and_line
+from unsilent.basics.errors import UsageError
 from unsilent.basics.nested import tensors_in
 from unsilent.engine.digests import tensors_hasher
+from unsilent.engine.running_out import unusable_if_raised
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.snapshots import model_tensors
 
@@ -110,15 +111,11 @@ class GoldenTraining:
             raise UsageError(f"step is {step}; expected 0 to {self.steps - 1}")
         # From an earlier state where there is one: arriving by a step proves that steps still give golden's bits.
         start = max(known for known in self._snapshots if known < step or step == known == 0)
-        try:
+        with unusable_if_raised():
             self.workload.restore_into(self._state, self._snapshots[start])
             for _ in range(start, step):
                 self.workload.step(self._state)
             same = not step or self.is_golden_state(self._state, step - 1)
-        except (UnsilentError, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            raise ProcessUnusable(kind_and_line(error)) from error
         if not same:
             raise UsageError(
                 f"{self.workload.name} does not reach the same bits before step {step} when it is run again; find the cause: "

@@ -14,7 +14,7 @@ from unsilent.engine.device_or_cpu_clock import clock
 from unsilent.engine.graphs.batch_graph import BatchGraph, Capture, host_read
 from unsilent.engine.perturbation_check import input_element_swap_faults, perturbing_faults
 from unsilent.engine.plain import same_outputs
-from unsilent.engine.tape_values import Diverged
+from unsilent.engine.tape import Diverged
 from unsilent.faults import Fault
 from unsilent.outcomes.classify import classify, has_one_result_a_sample
 from unsilent.outcomes.decision_judges import DecisionJudge

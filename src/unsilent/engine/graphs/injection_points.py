@@ -156,11 +156,8 @@ class StagedPointFaults:
 
     def __init__(self, trials: Sequence[tuple[InjectionPoints, Sequence[PointFault]]], device: torch.device) -> None:
         every = [point_fault for _, faults in trials for point_fault in faults]
-        places = (
-            torch.from_numpy(np.concatenate([point_fault.places for point_fault in every]))
-            .to(device)
-            .split(MOST_ELEMENTS)
-        )
+        all_places = torch.from_numpy(np.concatenate([point_fault.places for point_fault in every]))
+        places = all_places.to(device).split(MOST_ELEMENTS)
         masks: dict[int, Sequence[Tensor]] = {}
         for width in {point_fault.point.width for point_fault in every}:
             numbers = [k for k, point_fault in enumerate(every) if point_fault.point.width == width]

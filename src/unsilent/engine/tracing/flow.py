@@ -83,9 +83,6 @@ class DataflowRecorder(DispatchMode):
 
     def _see(self, key: OutputKey, tensor: Tensor) -> None:
         """Called with every output of the operation that ran last; a gradient that was added to has no operation."""
-        if (
-            not key.kernel.startswith(ACCUMULATED)
-            and self.recorded_operations
-            and self.recorded_operations[-1].key is None
-        ):
-            self.recorded_operations[-1] = self.recorded_operations[-1]._replace(key=key)
+        last = self.recorded_operations[-1] if self.recorded_operations else None
+        if last is not None and last.key is None and not key.kernel.startswith(ACCUMULATED):
+            self.recorded_operations[-1] = last._replace(key=key)

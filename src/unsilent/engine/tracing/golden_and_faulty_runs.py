@@ -3,22 +3,82 @@
 A golden run keeps copies of as many outputs as the memory holds, and the digest of each; a faulty run compares its outputs with
 what is kept and tells by digest which of the others differ. Those are kept by the next golden run, and so on. What is the
 same in both needs no copy at all. Every repetition must give the digests of the first run of its kind.
+
+Tensors are compared bit for bit: `change` gives the numbers of what differs (see `unsilent.basics.fault_trace`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.basics.fault_trace import OutputDifference
 from unsilent.engine.digests import digest
-from unsilent.engine.tracing.comparing import change
 from unsilent.engine.tracing.tracer import OutputKey, Tracer
+from unsilent.outcomes.tensors import words_of
 from unsilent.sites.memory import dtype_name
 from unsilent.workloads.model_fitting import Progress
+
+CHUNK = 1 << 22
+"""Elements that are compared at a time: what is held in float64 stays below 100 MB."""
+_NARROW = tuple(d for d in vars(torch).values() if isinstance(d, torch.dtype) and str(d).startswith("torch.float8_e"))
+_NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_NARROW)
+
+
+def change(golden: Tensor, faulty: Tensor) -> OutputDifference:
+    """Difference between two tensors of one dtype and shape, on the CPU."""
+    if golden.dtype.is_complex:  # numbers by part, elements whole
+        parts = change(torch.view_as_real(golden), torch.view_as_real(faulty))
+        return replace(parts, changed=int((words_of(golden) != words_of(faulty)).any(-1).sum()))
+    numeric, result = golden.dtype in _NUMBERS, OutputDifference()
+    ones, twos = golden.reshape(-1), faulty.reshape(-1)
+    for start in range(0, len(ones), CHUNK):
+        left, right = ones[start : start + CHUNK], twos[start : start + CHUNK]
+        unequal = words_of(left) != words_of(right)
+        if unequal.any():
+            result = _joined(
+                result, _change(left[unequal], right[unequal]) if numeric else OutputDifference(int(unequal.sum()))
+            )
+    return result
+
+
+def _change(golden: Tensor, faulty: Tensor) -> OutputDifference:
+    """Difference of the changed elements alone."""
+    before, after = golden.double(), faulty.double()
+    known = before.isfinite() & after.isfinite()
+    apart = (after - before).abs()
+    rated = known & (before != 0)
+    return OutputDifference(
+        len(before),
+        _largest((apart / before.abs())[rated]),
+        _largest(apart[known]),
+        int((known & (before == 0) & (after != 0)).sum()),
+        int((before.isfinite() & ~after.isfinite()).sum()),
+    )
+
+
+def _largest(values: Tensor) -> float | None:
+    return min(float(values.max()), sys.float_info.max) if values.numel() else None
+
+
+def _joined(a: OutputDifference, b: OutputDifference) -> OutputDifference:
+    def most(x: float | None, y: float | None) -> float | None:
+        return max((v for v in (x, y) if v is not None), default=None)
+
+    return OutputDifference(
+        a.changed + b.changed,
+        most(a.relative, b.relative),
+        most(a.absolute, b.absolute),
+        a.from_zero + b.from_zero,
+        a.nonfinite + b.nonfinite,
+    )
+
 
 Run = Callable[[bool, Tracer], Any]
 """Runs once from the same state, faulty (True) or golden (False), and enters the tracer innermost around all of it."""
@@ -71,8 +131,8 @@ class FaultyPass:
         changes: Changes of the outputs that were compared, by number.
     """
 
-    def __init__(self, golden: Sequence[TracedOutput], kept: Mapping[int, Tensor]) -> None:
-        self._golden, self._golden_outputs = golden, kept
+    def __init__(self, golden: Sequence[TracedOutput], golden_outputs: Mapping[int, Tensor]) -> None:
+        self._golden, self._golden_outputs = golden, golden_outputs
         self._together = True
         self.seen: list[TracedOutput] = []
         self.changes: dict[int, OutputDifference] = {}
@@ -157,10 +217,10 @@ def _once(model: nn.Module, run: Run, training: bool, faulty: bool, seer: Golden
     return error
 
 
-def common_prefix_length(one: Sequence[TracedOutput], two: Sequence[TracedOutput]) -> int:
+def common_prefix_length(first: Sequence[TracedOutput], second: Sequence[TracedOutput]) -> int:
     """How many outputs both begin with."""
-    pairs = zip(one, two, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a.key != b.key), min(len(one), len(two)))
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a.key != b.key), min(len(first), len(second)))
 
 
 def _scratch(first: Sequence[TracedOutput], second: Sequence[TracedOutput]) -> set[int]:

@@ -132,11 +132,9 @@ class DescriptionTable(BaseModel):
     @model_validator(mode="after")
     def _all_graded(self) -> DescriptionTable:
         stated_facts = [fact for fact in self.facts if getattr(self, fact) is not None]
-        graded = (
-            self.evidence
-            if isinstance(self.evidence, dict)
-            else dict.fromkeys(stated_facts if self.evidence else (), "")
-        )
+        graded = self.evidence
+        if not isinstance(graded, dict):
+            graded = dict.fromkeys(stated_facts if graded else (), "")
         if missing := [fact for fact in stated_facts if fact not in graded]:
             raise ValueError(f"evidence for {missing[0]} is missing; expected one of {', '.join(GRADES)}")
         if strange := [fact for fact in graded if fact not in stated_facts]:

@@ -24,13 +24,7 @@ from numpy.typing import NDArray
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.pickle_values import MAGIC as PICKLE
 from unsilent.basics.printable import short_repr
-from unsilent.faults.lists.entries import (
-    ColumnNames,
-    FaultListEntry,
-    ListedCorruption,
-    NthLayer,
-    fault_list_error,
-)
+from unsilent.faults.lists.entries import ColumnNames, FaultListEntry, ListedCorruption, NthLayer, WrongEntry, errors_at
 from unsilent.faults.lists.pickled import NotAnArray, read_array
 
 NUMPY = b"\x93NUMPY"
@@ -77,92 +71,79 @@ class PyTorchAlfi:
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
         """One entry for each column, or for as many columns together as an image was given faults."""
         if "neurons_inj" in name.rpartition("/")[2]:
-            raise fault_list_error(
-                name,
-                "",
+            raise WrongEntry(
                 "the file name says neuron faults, which do not name their images; give a list of weight faults",
             )
-        matrix, each = _matrix(content, name), self.max_faults_per_image
+        matrix, each = _matrix(content), self.max_faults_per_image
         if matrix.shape[1] % each:
-            raise fault_list_error(
-                name, "", f"has {matrix.shape[1]} columns, which is not a multiple of max_faults_per_image={each}"
-            )
+            raise WrongEntry(f"has {matrix.shape[1]} columns, which is not a multiple of max_faults_per_image={each}")
         for first in range(0, matrix.shape[1], each):
-            parts = tuple(self._corrupt(matrix[:, i], name, f"column {i}") for i in range(first, first + each))
-            yield FaultListEntry(f"column {first}" + (f"-{first + each - 1}" if each > 1 else ""), parts)
+            parts = []
+            for number in range(first, first + each):
+                with errors_at(f"column {number}"):
+                    parts.append(self._corrupt(matrix[:, number]))
+            yield FaultListEntry(f"column {first}" + (f"-{first + each - 1}" if each > 1 else ""), tuple(parts))
 
-    def _corrupt(self, column: NDArray[Any], name: str, place: str) -> ListedCorruption:
+    def _corrupt(self, column: NDArray[Any]) -> ListedCorruption:
         values = column.tolist()
         for number, value in enumerate(values[:-1]):
             if value != int(value):
-                raise fault_list_error(
-                    name, place, f"found {short_repr(value)}; expected a whole number", _PLACES[number]
-                )
+                raise WrongEntry(f"found {short_repr(value)}; expected a whole number", _PLACES[number])
         layer, k, channel, depth, height, width = map(int, values[:-1])
         used = {1: k, 2: channel, 3: depth, 4: height, 5: width}
         there = (4, 5) if k == channel == depth == -1 else (1, 2, 4, 5) if depth == -1 else (1, 2, 3, 4, 5)
         for number in (0, *there):
             if (value := used.get(number, layer)) < 0:
-                raise fault_list_error(name, place, f"found {value}; expected 0 or more", _PLACES[number])
+                raise WrongEntry(f"found {value}; expected 0 or more", _PLACES[number])
         columns = ColumnNames(_PLACES[0], tuple(_PLACES[number] for number in there), _PLACES[6])
         where = (NthLayer(layer, self.layer_types), tuple(used[number] for number in there))
         if self.rnd_value_type == "number":
             return ListedCorruption(*where, "set", values[-1], columns)
         if values[-1] not in range(SIGN + 1):
             drawn = " (-1: the bit was drawn during the run)" if values[-1] == -1 else ""
-            raise fault_list_error(
-                name,
-                place,
-                f"found {short_repr(values[-1])}{drawn}; expected a bit from 0 (the sign) to {SIGN}",
-                _PLACES[6],
-            )
+            text = f"found {short_repr(values[-1])}{drawn}; expected a bit from 0 (the sign) to {SIGN}"
+            raise WrongEntry(text, _PLACES[6])
         return ListedCorruption(*where, "xor", SIGN - int(values[-1]), columns, required_dtype="float32")
 
 
-def _matrix(content: bytes, name: str) -> NDArray[Any]:
-    """The matrix of numbers in a pickle or ``.npy``; raises ``UsageError``."""
+def _matrix(content: bytes) -> NDArray[Any]:
+    """The matrix of numbers in a pickle or ``.npy``; raises `WrongEntry`."""
     if content[:1] == PICKLE:
         try:
             result = read_array(content)
         except NotAnArray as error:
-            raise fault_list_error(
-                name, "", f"is not a pickle of a plain numpy array ({error}), so loading it could run code; "
-"if you trust the file, convert it: numpy.save('faults.npy', pickle.load(open(FILE, 'rb')))",
-            ) from None  # fmt: skip
+            raise WrongEntry(
+                f"is not a pickle of a plain numpy array ({error}), so loading it could run code; "
+                "if you trust the file, convert it: numpy.save('faults.npy', pickle.load(open(FILE, 'rb')))"
+            ) from None
     elif content.startswith(NUMPY):
-        result = _npy(content, name)
+        result = _npy(content)
     else:
-        raise fault_list_error(name, "", "expected the matrix as a pickle (…_fault_locs.bin) or .npy")
+        raise WrongEntry("expected the matrix as a pickle (…_fault_locs.bin) or .npy")
     if result.ndim != 2 or result.shape[0] != len(ROWS):
-        updated = result.ndim == 2 and result.shape[0] > len(ROWS)
-        hint = (
-            "; an updated_rs file repeats faults for every image: give …_fault_locs.bin of the same run"
-            if updated
-            else ""
-        )
-        raise fault_list_error(
-            name,
-            "",
-            f"has shape {list(result.shape)}; expected {len(ROWS)} rows ({', '.join(ROWS)}) and one column per fault{hint}",
+        hint = ""
+        if result.ndim == 2 and result.shape[0] > len(ROWS):
+            hint = "; an updated_rs file repeats faults for every image: give …_fault_locs.bin of the same run"
+        raise WrongEntry(
+            f"has shape {list(result.shape)}; expected {len(ROWS)} rows ({', '.join(ROWS)}) and one column per fault{hint}"
         )
     if result.dtype.kind == "f":
         for row, column in np.argwhere(~(np.abs(result[:-1]) < _LARGEST))[:1]:
-            raise fault_list_error(
-                name, f"column {column}", f"found {result[row, column]}; expected a number", _PLACES[row]
-            )
+            with errors_at(f"column {column}"):
+                raise WrongEntry(f"found {result[row, column]}; expected a number", _PLACES[row])
     return result
 
 
-def _npy(content: bytes, name: str) -> NDArray[Any]:
+def _npy(content: bytes) -> NDArray[Any]:
     """The array of a ``.npy`` whose header tells the truth about its size."""
     file = io.BytesIO(content)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         shape, fortran, dtype = read[np.lib.format.read_magic(file)](file)
         if dtype.kind not in "iuf" or dtype.itemsize > 8:
-            raise fault_list_error(name, "", f"holds {dtype}; expected whole numbers")
+            raise WrongEntry(f"holds {dtype}; expected whole numbers")
         return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
     except UsageError:
         raise
     except Exception:  # a damaged header can raise anything
-        raise fault_list_error(name, "", "is not a valid .npy file of plain numbers") from None
+        raise WrongEntry("is not a valid .npy file of plain numbers") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -61,11 +62,34 @@ class Format(Protocol):
     """A way to write a list of faults."""
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
-        """The entries in the file's order; ``name`` is the file's, for messages. Raises ``UsageError``."""
+        """The entries in the file's order; ``name`` is the file's. Raises `WrongEntry`."""
         ...
 
 
-def fault_list_error(name: str, place: str, message: str, column: str = "") -> UsageError:
-    """The error for something in a list: file, place, column, what is wrong."""
-    where = ", ".join(filter(None, (place, column)))
-    return UsageError(f"{name}{' ' if where else ''}{where}: {message}")
+class WrongEntry(UsageError):
+    """Something is wrong in a list: the message, and the column of the entry; `errors_at` and `errors_in` add place and file."""
+
+    def __init__(self, message: str, column: str = "") -> None:
+        super().__init__(message)
+        self.column, self.place = column, ""
+
+
+@contextmanager
+def errors_at(place: str = "", column: str = "") -> Iterator[None]:
+    """Within, what is wrong is wrong at a place of the file (``line 3``), and in a column, unless the error names another."""
+    try:
+        yield
+    except UsageError as error:
+        wrong = error if isinstance(error, WrongEntry) else WrongEntry(str(error))
+        wrong.place, wrong.column = wrong.place or place, wrong.column or column
+        raise wrong from None
+
+
+@contextmanager
+def errors_in(name: str) -> Iterator[None]:
+    """Within, what is wrong is wrong in the file of this name: errors begin with it, the place and the column."""
+    try:
+        yield
+    except WrongEntry as error:
+        where = ", ".join(filter(None, (error.place, error.column)))
+        raise UsageError(f"{name}{' ' if where else ''}{where}: {error}") from None

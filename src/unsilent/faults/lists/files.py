@@ -9,7 +9,7 @@ from unsilent.basics import name_and_parameters
 from unsilent.basics.pickle_values import MAGIC as PICKLE
 from unsilent.basics.plainfiles import read_plain
 from unsilent.faults.lists import alfi
-from unsilent.faults.lists.entries import FaultListEntry, Format, fault_list_error
+from unsilent.faults.lists.entries import FaultListEntry, Format, WrongEntry, errors_at, errors_in
 from unsilent.faults.lists.hdf5_corrupter import Hdf5Corrupter, is_sequence
 from unsilent.faults.lists.json_lines import JsonLines
 from unsilent.faults.lists.scifi import HEADER, SciFi
@@ -36,14 +36,14 @@ def read_entries(content: bytes, name: str, format_name: str | None = None) -> I
     Raises ``UsageError``, while it goes, at the first thing that is wrong, and for a list without faults or with too many.
     """
     number = 0
-    for number, entry in enumerate(_format(content, name, format_name).entries(content, name), 1):
-        if number > MOST_FAULTS:
-            raise fault_list_error(
-                name, entry.file_position, f"the list has more than {MOST_FAULTS:,} faults; split it into several lists"
-            )
-        yield entry
-    if not number:
-        raise fault_list_error(name, "", EMPTY)
+    with errors_in(name):
+        for number, entry in enumerate(_format(content, format_name).entries(content, name), 1):
+            if number > MOST_FAULTS:
+                with errors_at(entry.file_position):
+                    raise WrongEntry(f"the list has more than {MOST_FAULTS:,} faults; split it into several lists")
+            yield entry
+        if not number:
+            raise WrongEntry(EMPTY)
 
 
 def kind_of_list(path: str, format_name: str | None = None) -> str:
@@ -53,7 +53,7 @@ def kind_of_list(path: str, format_name: str | None = None) -> str:
     return kind_of(first.site) if isinstance(first, Fault) else "param"
 
 
-def _format(content: bytes, name: str, how: str | None) -> Format:
+def _format(content: bytes, how: str | None) -> Format:
     if how is not None:
         return name_and_parameters.build_named("format of a list of faults", how, FORMATS)
     head = content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -62,16 +62,14 @@ def _format(content: bytes, name: str, how: str | None) -> Format:
     if head.startswith((b"{", b"[")):
         return JsonLines()
     if head.startswith((alfi.NUMPY, PICKLE)):
-        raise fault_list_error(
-            name,
-            "",
-            f"looks like a matrix of PyTorchALFI, which does not contain its settings; add {alfi.FORMAT_OPTION_EXAMPLE}",
+        raise WrongEntry(
+            f"looks like a matrix of PyTorchALFI, which does not contain its settings; add {alfi.FORMAT_OPTION_EXAMPLE}"
         )
     if head.partition(b"\n")[0].startswith(HEADER[0].encode() + b","):
         return SciFi()
     if not head:
-        raise fault_list_error(name, "", EMPTY)
-    raise fault_list_error(
-        name, "", "is not a known list of faults; expected JSON lines of fault records (unsilent export STORE -o "
-        "faults.jsonl), a CSV of SCI-FI, a matrix of PyTorchALFI, or a sequence of hdf5_corrupter",
-    )  # fmt: skip
+        raise WrongEntry(EMPTY)
+    raise WrongEntry(
+        "is not a known list of faults; expected JSON lines of fault records (unsilent export STORE -o "
+        "faults.jsonl), a CSV of SCI-FI, a matrix of PyTorchALFI, or a sequence of hdf5_corrupter"
+    )

@@ -22,7 +22,9 @@ from unsilent.faults.lists.entries import (
     FaultListEntry,
     ListedCorruption,
     ParameterPath,
-    fault_list_error,
+    WrongEntry,
+    errors_at,
+    errors_in,
 )
 
 MOST_BYTES = 64 * 2**20
@@ -49,27 +51,29 @@ class Hdf5Corrupter:
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
         """One entry for each injection, or one for all; injections without bits are passed over."""
         everything: list[ListedCorruption] = []
-        for entry in read_sequence(content, name):
+        for entry in _entries(content):
             if entry.bits is None:
                 continue
-            if isinstance(entry.bits, int):
-                text = f"bit {entry.bits} is of an integer; lists for a model corrupt floating-point parameters"
-                raise fault_list_error(name, entry.file_position, text)
-            if not entry.coordinates:
-                raise fault_list_error(
-                    name, entry.file_position, "has no index, so its element is drawn at random; draw it in a checkpoint of the "
-                    "model with unsilent checkpoint replay CHECKPOINT FILE --save FAULTS, and give FAULTS"
-                )  # fmt: skip
-            where = ParameterPath(entry.location)
-            parts = [
-                ListedCorruption(where, entry.coordinates, "xor", bit, _COLUMNS, bit_from_sign=True)
-                for bit in entry.bits
-            ]
+            with errors_at(entry.file_position):
+                parts = _corruptions(entry, entry.bits)
             everything += parts
             if not self.together:
                 yield FaultListEntry(entry.file_position, tuple(parts))
         if self.together and everything:
             yield FaultListEntry("all entries", tuple(everything))
+
+
+def _corruptions(entry: SequenceEntry, bits: tuple[int, ...] | int) -> list[ListedCorruption]:
+    """The flips of an injection; raises `WrongEntry` where they cannot be made in a model."""
+    if isinstance(bits, int):
+        raise WrongEntry(f"bit {bits} is of an integer; lists for a model corrupt floating-point parameters")
+    if not entry.coordinates:
+        raise WrongEntry(
+            "has no index, so its element is drawn at random; draw it in a checkpoint of the model with unsilent checkpoint "
+            "replay CHECKPOINT FILE --save FAULTS, and give FAULTS"
+        )
+    where = ParameterPath(entry.location)
+    return [ListedCorruption(where, entry.coordinates, "xor", bit, _COLUMNS, bit_from_sign=True) for bit in bits]
 
 
 def is_sequence(content: bytes) -> bool:
@@ -79,27 +83,31 @@ def is_sequence(content: bytes) -> bool:
 
 def read_sequence(content: bytes, name: str) -> list[SequenceEntry]:
     """The injections of a sequence, in the file's order; ``name`` is the file's, for messages. Raises ``UsageError``."""
+    with errors_in(name):
+        return _entries(content)
+
+
+def _entries(content: bytes) -> list[SequenceEntry]:
     if len(content) > MOST_BYTES:
-        raise fault_list_error(name, "", f"is larger than {MOST_BYTES >> 20} MiB; split it into several sequences")
+        raise WrongEntry(f"is larger than {MOST_BYTES >> 20} MiB; split it into several sequences")
     try:
         value = parse_json(content, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
         reason = short_repr(first_line(error), 80)
-        text = f"cannot be read as JSON ({reason}); expected the sequence that hdf5_corrupter saved"
-        raise fault_list_error(name, "", text) from None
+        raise WrongEntry(
+            f"cannot be read as JSON ({reason}); expected the sequence that hdf5_corrupter saved"
+        ) from None
     if not isinstance(value, dict):
-        raise fault_list_error(name, "", f"found {short_repr(value)}; expected an object, location -> injections")
+        raise WrongEntry(f"found {short_repr(value)}; expected an object, location -> injections")
     result = []
     for location, injections in value.items():
-        if not isinstance(injections, list):
-            text = f"found {short_repr(injections)}; expected a list of injections"
-            raise fault_list_error(name, short_repr(location, 80), text)
-        for number, injection in enumerate(injections, 1):
-            place = f"{short_repr(location, 80)} entry {number}"
-            try:
-                result.append(SequenceEntry(location, *_index_and_bits(injection), place))
-            except UsageError as error:
-                raise fault_list_error(name, place, str(error)) from None
+        with errors_at(short_repr(location, 80)):
+            if not isinstance(injections, list):
+                raise WrongEntry(f"found {short_repr(injections)}; expected a list of injections")
+            for number, injection in enumerate(injections, 1):
+                place = f"{short_repr(location, 80)} entry {number}"
+                with errors_at(place):
+                    result.append(SequenceEntry(location, *_index_and_bits(injection), place))
     return result
 
 
@@ -119,9 +127,7 @@ def _index_and_bits(injection: Any) -> tuple[tuple[int, ...], tuple[int, ...] | 
 
 
 def _are_positions(value: Any, most: int) -> TypeGuard[list[int]]:
-    return (
-        isinstance(value, list) and len(value) <= most and all(type(n) is int and 0 <= n < 2**62 for n in value)
-    )  # fmt: skip
+    return isinstance(value, list) and len(value) <= most and all(type(n) is int and 0 <= n < 2**62 for n in value)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

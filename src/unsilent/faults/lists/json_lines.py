@@ -15,7 +15,7 @@ from unsilent.basics.errors import UsageError, first_line
 from unsilent.basics.plainfiles import parse_json
 from unsilent.basics.printable import short_repr
 from unsilent.faults.fault_json import read_fault
-from unsilent.faults.lists.entries import FaultListEntry, fault_list_error
+from unsilent.faults.lists.entries import FaultListEntry, WrongEntry, errors_at
 from unsilent.faults.naming import is_transient, parse_site, site_in_memory
 from unsilent.faults.record import LABELS, TIMING_FIELDS, Fault
 
@@ -39,61 +39,58 @@ class JsonLines:
             if not line.strip():
                 continue
             place = f"line {number}"
-            try:
-                value = parse_json(line)
-            except (ValueError, RecursionError) as error:
-                raise fault_list_error(
-                    name,
-                    place,
-                    f"cannot be read as JSON ({short_repr(first_line(error), 80)}); expected one fault record per line",
-                ) from None
-            for where, records in _trials(value, name, place):
-                yield FaultListEntry(where, _faults(records, name, where))
+            with errors_at(place):
+                for where, records in _trials(_parsed(line), place):
+                    with errors_at(where):
+                        faults = _faults(records)
+                    yield FaultListEntry(where, faults)
 
 
-def _trials(value: Any, name: str, place: str) -> Iterator[tuple[str, list[Any]]]:
-    """The records of each trial in a line."""
+def _parsed(line: bytes) -> Any:
+    """The JSON value of a line; raises `WrongEntry`."""
+    try:
+        return parse_json(line)
+    except (ValueError, RecursionError) as error:
+        reason = short_repr(first_line(error), 80)
+        raise WrongEntry(f"cannot be read as JSON ({reason}); expected one fault record per line") from None
+
+
+def _trials(value: Any, place: str) -> Iterator[tuple[str, list[Any]]]:
+    """The places and records of the trials in a line."""
     if isinstance(value, list):
         yield place, value
     elif not isinstance(value, dict):
-        raise fault_list_error(name, place, f"found {short_repr(value)}; expected a fault record, or a list of them")
+        raise WrongEntry(f"found {short_repr(value)}; expected a fault record, or a list of them")
     elif "faults" in value:
-        yield place, _row(value, name, place)
+        yield place, _row(value)
     elif isinstance(value.get("trials"), list) and "spec" in value:
         for number, row in enumerate(value["trials"], 1):
             where = f"{place}, trial {number}"
-            yield where, _row(row, name, where)
+            with errors_at(where):
+                records = _row(row)
+            yield where, records
     elif not ("campaign" in value and "fingerprint" in value):
         yield place, [value]
 
 
-def _row(row: Any, name: str, place: str) -> list[Any]:
+def _row(row: Any) -> list[Any]:
     """The records in a row of ``unsilent export``."""
     result = row.get("faults") if isinstance(row, dict) else None
     if isinstance(result, dict) and "digest" in result:
-        raise fault_list_error(
-            name,
-            place,
-            "this fault is too large for a store, which holds only its digest; delete this line",
-        )
+        raise WrongEntry("this fault is too large for a store, which holds only its digest; delete this line")
     if not isinstance(result, list):
-        raise fault_list_error(name, place, f"faults is {short_repr(result)}; expected a list of fault records")
+        raise WrongEntry(f"faults is {short_repr(result)}; expected a list of fault records")
     return result
 
 
-def _faults(records: list[Any], name: str, place: str) -> tuple[Fault, ...]:
+def _faults(records: list[Any]) -> tuple[Fault, ...]:
     """The checked faults of one trial."""
     if not records:
-        raise fault_list_error(name, place, "the list of faults is empty; leave the line out")
-    try:
-        faults = tuple(_placed(read_fault(record)) for record in records)
-    except UsageError as error:
-        raise fault_list_error(name, place, str(error)) from None
+        raise WrongEntry("the list of faults is empty; leave the line out")
+    faults = tuple(_placed(read_fault(record)) for record in records)
     if len({f.step for f in faults}) > 1:
-        raise fault_list_error(
-            name,
-            place,
-            "the faults of one line act in several batches, but a trial runs one batch; write one line per batch",
+        raise WrongEntry(
+            "the faults of one line act in several batches, but a trial runs one batch; write one line per batch"
         )
     return faults
 

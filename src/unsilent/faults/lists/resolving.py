@@ -15,7 +15,9 @@ from unsilent.faults.lists.entries import (
     ListedCorruption,
     NthLayer,
     ParameterPath,
-    fault_list_error,
+    WrongEntry,
+    errors_at,
+    errors_in,
 )
 from unsilent.faults.naming import parse_site
 from unsilent.faults.population import Region
@@ -83,106 +85,93 @@ class ModelTensors:
 
 def resolve_entry(entry: FaultListEntry, tensors: ModelTensors, name: str) -> tuple[Fault, ...]:
     """The faults of one trial, one a tensor; ``name`` is the list's. Raises ``UsageError`` for what does not fit the model."""
+    with errors_in(name), errors_at(entry.file_position):
+        return _resolved(entry, tensors)
+
+
+def _resolved(entry: FaultListEntry, tensors: ModelTensors) -> tuple[Fault, ...]:
     faults: list[Fault] = []
     corrupts: dict[str, list[tuple[int, ListedCorruption]]] = {}
     for part in entry.corruptions:
         if isinstance(part, Fault):
-            faults.append(_checked(part, tensors, name, entry.file_position))
+            faults.append(_checked(part, tensors))
         else:
-            site, element = _located(part, tensors, name, entry.file_position)
+            site, element = _located(part, tensors)
             if part.bit_from_sign:
                 part = replace(part, operand=tensors.regions[site, None, None].codec.bits - 1 - int(part.operand))
             corrupts.setdefault(site, []).append((element, part))
-    faults += [_joined(site, result, tensors, name, entry.file_position) for site, result in corrupts.items()]
+    faults += [_joined(site, result, tensors) for site, result in corrupts.items()]
     keys = [(f.site, f.step, f.occurrence) for f in faults]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise fault_list_error(
-            name,
-            entry.file_position,
-            f"names {short_repr(twice[0], 80)} in two records; put all elements of this site into one record",
-        )
+        site = short_repr(twice[0], 80)
+        raise WrongEntry(f"names {site} in two records; put all elements of this site into one record")
     return tuple(faults)
 
 
-def _checked(fault: Fault, tensors: ModelTensors, name: str, place: str) -> Fault:
+def _checked(fault: Fault, tensors: ModelTensors) -> Fault:
     """A record whose site, dtype and shape the model has, by the name that its tensor goes by."""
     site = parse_site(fault.site)
     if site.kind == "param":
-        try:
+        with errors_at(column="site"):
             region = tensors.parameter_region(site.name)
-        except UsageError as error:
-            raise fault_list_error(name, place, str(error), "site") from None
         if (fault.step or 0) >= tensors.batches:
             text = f"there is no batch {fault.step}; the workload has {tensors.batches} batches, counted from 0"
-            raise fault_list_error(name, place, text, "step")
+            raise WrongEntry(text, "step")
     else:
         value = tensors.regions.get((fault.site, fault.step, fault.occurrence))
         if value is None:
-            raise _nowhere(fault, tensors, name, place)
+            raise _nowhere(fault, tensors)
         region = value
     if (region.dtype, region.shape) != (fault.dtype, fault.shape):
-        raise fault_list_error(
-            name, place, f"the fault is for {fault.dtype}{list(fault.shape)}, but {short_repr(fault.site, 80)} of the workload "
-f"is {region.dtype}{list(region.shape)}; give a list for this workload",
-        )  # fmt: skip
+        raise WrongEntry(
+            f"the fault is for {fault.dtype}{list(fault.shape)}, but {short_repr(fault.site, 80)} of the workload is "
+            f"{region.dtype}{list(region.shape)}; give a list for this workload"
+        )
     return fault if fault.site == region.site else replace(fault, site=region.site)
 
 
-def _nowhere(fault: Fault, tensors: ModelTensors, name: str, place: str) -> UsageError:
+def _nowhere(fault: Fault, tensors: ModelTensors) -> WrongEntry:
     """The error for a value of a run that is not there."""
     steps = sorted({step for site, step, _ in tensors.regions if site == fault.site and step is not None})
     if steps:
         call = "" if fault.occurrence is None else f" at call {fault.occurrence}"
         where = ", ".join(map(str, steps[:20])) + (", …" if len(steps) > 20 else "")
-        return fault_list_error(
-            name, place, f"{short_repr(fault.site, 80)} is not in batch {fault.step}{call}; it is in {where}", "step"
-        )
+        text = f"{short_repr(fault.site, 80)} is not in batch {fault.step}{call}; it is in {where}"
+        return WrongEntry(text, "step")
     known = dict.fromkeys(site for site, *_ in tensors.regions)
-    return fault_list_error(name, place, str(unknown_name_error("site", fault.site[:80], known)), "site")
+    return WrongEntry(str(unknown_name_error("site", fault.site[:80], known)), "site")
 
 
-def _located(corrupt: ListedCorruption, tensors: ModelTensors, name: str, place: str) -> tuple[str, int]:
-    """Site and flat element of a listed corruption; raises ``UsageError`` for a layer, an index or a bit that is not there."""
+def _located(corrupt: ListedCorruption, tensors: ModelTensors) -> tuple[str, int]:
+    """Site and flat element of a listed corruption; raises `WrongEntry` for a layer, an index or a bit that is not there."""
     columns = corrupt.columns
-    try:
+    with errors_at(column=columns.layer):
         region = tensors.weight_region(corrupt.layer)
-    except UsageError as error:
-        raise fault_list_error(name, place, str(error), columns.layer) from None
-    parameter = region.site.removeprefix("param:")
+    parameter = short_repr(region.site.removeprefix("param:"), 80)
     if corrupt.required_dtype not in (None, region.dtype):
-        text = f"{short_repr(parameter, 80)} is {region.dtype}; expected {corrupt.required_dtype} for such a bit"
-        raise fault_list_error(name, place, text, columns.operand)
+        text = f"{parameter} is {region.dtype}; expected {corrupt.required_dtype} for such a bit"
+        raise WrongEntry(text, columns.operand)
     if corrupt.operation == "set" and region.codec.kind == "int":
-        raise fault_list_error(
-            name, place, f"{short_repr(parameter, 80)} is {region.dtype}; expected floating point", columns.operand
-        )
+        raise WrongEntry(f"{parameter} is {region.dtype}; expected floating point", columns.operand)
     if corrupt.operation == "xor" and corrupt.operand >= region.codec.bits:
-        text = (
-            f"bit {short_repr(corrupt.operand)} is outside {region.dtype}; {short_repr(parameter, 80)} has "
-            f"bits 0-{region.codec.bits - 1}"
-        )
-        raise fault_list_error(name, place, text, columns.operand)
+        bit, last = short_repr(corrupt.operand), region.codec.bits - 1
+        raise WrongEntry(f"bit {bit} is outside {region.dtype}; {parameter} has bits 0-{last}", columns.operand)
     index, shape = corrupt.index, region.shape
     if isinstance(index, int):
         index, shape = (index,), (prod(shape),)
     if len(index) != len(shape):
         columns_text = " and ".join(filter(None, (", ".join(columns.coordinates[:-1]), columns.coordinates[-1])))
-        text = f"{len(index)} coordinates are given, but {short_repr(parameter, 80)} has shape {list(shape)}"
-        raise fault_list_error(name, place, text, columns_text)
+        text = f"{len(index)} coordinates are given, but {parameter} has shape {list(shape)}"
+        raise WrongEntry(text, columns_text)
     for axis, (i, size) in enumerate(zip(index, shape, strict=True)):
         if i >= size:
-            text = f"{i} is outside {short_repr(parameter, 80)} of shape {list(region.shape)}; expected 0-{size - 1}"
-            raise fault_list_error(name, place, text, columns.coordinates[min(axis, len(columns.coordinates) - 1)])
-    element = 0
-    for i, size in zip(index, shape, strict=True):
-        element = element * size + i
-    return region.site, element
+            text = f"{i} is outside {parameter} of shape {list(region.shape)}; expected 0-{size - 1}"
+            raise WrongEntry(text, columns.coordinates[min(axis, len(columns.coordinates) - 1)])
+    return region.site, int(np.ravel_multi_index(index, shape))
 
 
-def _joined(
-    site: str, result: Sequence[tuple[int, ListedCorruption]], tensors: ModelTensors, name: str, place: str
-) -> Fault:
+def _joined(site: str, result: Sequence[tuple[int, ListedCorruption]], tensors: ModelTensors) -> Fault:
     """All corrupts of one tensor as one fault; two flips of one bit are none, as when they are done one after the other."""
     region = tensors.regions[site, None, None]
     operation = result[0][1].operation
@@ -191,12 +180,8 @@ def _joined(
         if operation == "xor":
             operands[element] = operands.get(element, 0) ^ (1 << int(corrupt.operand))
         elif element in operands:
-            raise fault_list_error(
-                name,
-                place,
-                f"element {element} of {short_repr(site, 80)} is set twice; give it once",
-                corrupt.columns.operand,
-            )
+            text = f"element {element} of {short_repr(site, 80)} is set twice; give it once"
+            raise WrongEntry(text, corrupt.columns.operand)
         else:
             operands[element] = int(region.codec.encode(np.array([corrupt.operand]))[0])
     elements = np.array(list(operands), np.int64)

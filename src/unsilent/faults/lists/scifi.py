@@ -17,12 +17,7 @@ from dataclasses import dataclass
 
 from unsilent.basics.printable import short_repr
 from unsilent.basics.sizes import parse_whole_number
-from unsilent.faults.lists.entries import (
-    ColumnNames,
-    FaultListEntry,
-    ListedCorruption,
-    fault_list_error,
-)
+from unsilent.faults.lists.entries import ColumnNames, FaultListEntry, ListedCorruption, WrongEntry, errors_at
 
 HEADER = ("Injection", "Layer", "TensorIndex", "Bit")
 _COLUMNS = ColumnNames("Layer", ("TensorIndex",), "Bit")
@@ -37,48 +32,44 @@ class SciFi:
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise fault_list_error(
-                name, "", "it is not text; expected a CSV with the header " + ",".join(HEADER)
-            ) from None
+            raise WrongEntry("it is not text; expected a CSV with the header " + ",".join(HEADER)) from None
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         try:
-            _check_header(tuple(cell.strip() for cell in next(reader, [])), name)
+            with errors_at("line 1"):
+                _check_header(tuple(cell.strip() for cell in next(reader, [])))
             for row in reader:
                 if row:
                     place = f"line {reader.line_num}"
-                    yield FaultListEntry(place, (_corrupt(row, name, place),))
+                    with errors_at(place):
+                        corruption = _corrupt(row)
+                    yield FaultListEntry(place, (corruption,))
         except csv.Error as error:
-            raise fault_list_error(name, f"line {reader.line_num}", f"cannot be read as CSV ({error})") from None
+            with errors_at(f"line {reader.line_num}"):
+                raise WrongEntry(f"cannot be read as CSV ({error})") from None
 
 
-def _check_header(result: tuple[str, ...], name: str) -> None:
+def _check_header(result: tuple[str, ...]) -> None:
     if "FeatureMapIndex" in result:
-        raise fault_list_error(
-            name, "line 1", "this list of neuron faults does not contain the faulty values, because SCI-FI computes them during "
-"the run; give a list of weight faults",
-        )  # fmt: skip
-    if result != HEADER:
-        raise fault_list_error(
-            name, "line 1", f"found the header {short_repr(','.join(result), 60)}; expected {','.join(HEADER)}"
+        raise WrongEntry(
+            "this list of neuron faults does not contain the faulty values, because SCI-FI computes them during "
+            "the run; give a list of weight faults"
         )
+    if result != HEADER:
+        raise WrongEntry(f"found the header {short_repr(','.join(result), 60)}; expected {','.join(HEADER)}")
 
 
-def _corrupt(row: list[str], name: str, place: str) -> ListedCorruption:
+def _corrupt(row: list[str]) -> ListedCorruption:
     if len(row) != len(HEADER):
-        raise fault_list_error(name, place, f"has {len(row)} columns; expected {len(HEADER)}: {', '.join(HEADER)}")
+        raise WrongEntry(f"has {len(row)} columns; expected {len(HEADER)}: {', '.join(HEADER)}")
     number, layer, position, bit = row
     if parse_whole_number(number) is None:
-        raise fault_list_error(name, place, f"found {short_repr(number)}; expected a whole number", HEADER[0])
+        raise WrongEntry(f"found {short_repr(number)}; expected a whole number", HEADER[0])
     index = _index(position)
     if index is None:
-        raise fault_list_error(
-            name, place, f"found {short_repr(position)}; expected a position like 17, or (0, 1, 2, 2)", HEADER[2]
-        )
+        raise WrongEntry(f"found {short_repr(position)}; expected a position like 17, or (0, 1, 2, 2)", HEADER[2])
     flipped = parse_whole_number(bit)
     if flipped is None:
-        raise fault_list_error(
-            name, place, f"found {short_repr(bit)}; expected the number of a bit, 0 or more", HEADER[3]
-        )
+        raise WrongEntry(f"found {short_repr(bit)}; expected the number of a bit, 0 or more", HEADER[3])
     return ListedCorruption(layer.strip(), index, "xor", flipped, _COLUMNS)
 
 

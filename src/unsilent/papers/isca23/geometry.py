@@ -142,14 +142,8 @@ def make_index_mapping(conv: Convolution, phase: str, operand: str, with_inserte
         if with_inserted_zeros:
             ours = padded + k - 1
             return IndexMapping((n, side, side, o), (n, o, ours, ours), (0, 3, 1, 2), start=-before, layout="stuffed")
-        return IndexMapping(
-            (n, side, side, o),
-            gradient,
-            (0, 3, 1, 2),
-            start=lead + around,
-            scale=s,
-            zeros_origin="a zero inserted between or around elements",
-        )
+        zeros = "a zero inserted between or around elements"
+        return IndexMapping((n, side, side, o), gradient, (0, 3, 1, 2), lead + around, scale=s, zeros_origin=zeros)
     if (phase, operand) == ("grad_in", "second"):
         return IndexMapping((k, k, o, c), kernel, (2, 3, 0, 1), start=k - 1, scale=-1)
     if (phase, operand) == ("grad_wt", "first"):
@@ -159,12 +153,6 @@ def make_index_mapping(conv: Convolution, phase: str, operand: str, with_inserte
         )
     if (phase, operand) == ("grad_wt", "second"):
         side = s * out
-        return IndexMapping(
-            (side, side, n, o),
-            gradient,
-            (2, 3, 0, 1),
-            start=lead,
-            scale=s,
-            zeros_origin="a zero inserted between elements",
-        )
+        zeros = "a zero inserted between elements"
+        return IndexMapping((side, side, n, o), gradient, (2, 3, 0, 1), start=lead, scale=s, zeros_origin=zeros)
     return IndexMapping((c, k, k, o), kernel, (3, 0, 1, 2))

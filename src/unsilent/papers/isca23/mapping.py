@@ -89,17 +89,9 @@ def fault_in_convolution(injection: PublishedInjection, conv: Convolution) -> Fa
     elements = np.ravel_multi_index(tuple(ours.T), mapped.tensor).astype(np.int64)
     order = np.argsort(elements)
     site = f"op:{conv.module}#convolution.0/{injection.phase}/{injection.operand}"
-    return Fault(
-        site,
-        "float32",
-        mapped.tensor,
-        elements[order],
-        "set",
-        injection.value_words[order],
-        layout=mapped.layout,
-        step=injection.target_epoch * STEPS + injection.target_step,
-        micro_step=injection.target_worker,
-    )
+    step, worker = injection.target_epoch * STEPS + injection.target_step, injection.target_worker
+    elements, words, layout = elements[order], injection.value_words[order], mapped.layout
+    return Fault(site, "float32", mapped.tensor, elements, "set", words, layout=layout, step=step, micro_step=worker)
 
 
 def injection_from_fault(

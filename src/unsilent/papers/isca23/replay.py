@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from unsilent.workloads.model_fitting import Progress
 
 DIGITS = "digits"
-"""Names the images of `unsilent.papers.isca23.stand_in` in place of a file."""
+"""Names the images of `unsilent.papers.isca23.training` in place of a file."""
 HELD_OUT = 6
 """One image in so many is kept for the evaluation, as 10,000 of 60,000 are."""
 MOST_HELD_OUT = 10_000
@@ -131,9 +131,8 @@ class InjectionReplay:
             )
         self._conv = convolution_of(self.fault, model=injection.model, batch=batch, width=width)
 
-        from unsilent.papers.isca23.stand_in import digits_as_images
-        from unsilent.papers.isca23.training import PublishedTraining, split_and_normalise
-        from unsilent.workloads.cifar_files import read_images, read_weights
+        from unsilent.papers.isca23.training import PublishedTraining, digits_as_images, split_and_normalise
+        from unsilent.workloads.saved_files import read_images, read_weights
 
         pictures, labels = digits_as_images() if str(data) == DIGITS else read_images(str(data), 10)
         count = len(labels) if images is None else images
@@ -214,8 +213,8 @@ class InjectionReplay:
         """The lines of the log that tell what was corrupted."""
         assert record.receipt is not None
         mapped = victims(self.fault, self._conv, self.fault.operands)
-        asked = dict(zip(self.injection.inj_pos, self.injection.inj_values, strict=True))
-        values = [float(asked[index]) for index in map(tuple, mapped.positions.tolist())]
+        published = dict(zip(self.injection.inj_pos, self.injection.inj_values, strict=True))
+        values = [float(published[index]) for index in map(tuple, mapped.positions.tolist())]
         worker, layer = self.injection.target_worker, self.injection.target_layer
         return corrupted_log_lines(record.receipt, worker, layer, mapped.shape, mapped.positions, values)
 
@@ -292,19 +291,8 @@ class _Run:
         after = () if self._stopped else self._all(replay.train_after_target(steps))
         assert record.receipt is not None
         valid = None if self._stopped else replay.evaluate()
-        return InjectionReplayResult(
-            self._path,
-            replay.weights,
-            replay.fault,
-            record.receipt.verified_elements,
-            before,
-            golden,
-            faulty,
-            after,
-            valid,
-            spread,
-            replay.notes,
-        )
+        subject = self._path, replay.weights, replay.fault, record.receipt.verified_elements
+        return InjectionReplayResult(*subject, before, golden, faulty, after, valid, spread, replay.notes)
 
     def _all(self, records: Iterable[PublishedStepRecord]) -> tuple[PublishedStepRecord, ...]:
         seen = []

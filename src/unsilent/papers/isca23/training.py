@@ -12,33 +12,41 @@ and averages where they are read outside of one, so each worker has its own, in 
 sources leave it open: the rate has decayed by the steps of all epochs before. Not followed: the artifact's two passes of a
 faulty step (the first, which looks up golden values, also moves its statistics), its random numbers, and Adam's epsilon, which
 torch adds after the correction of the bias and Keras before.
+
+`digits_as_images` takes the place of CIFAR-10 where no file is at hand: scikit-learn's handwritten digits, enlarged. They have
+the shapes and the number of classes of CIFAR-10 and nothing else of it: a published injection corrupts the same place of the same
+operation, in a network that learns other pictures.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, cat, nn
 from torch.nn.functional import cross_entropy, pad
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults import Fault
-from unsilent.papers.isca23.densenet import PublishedDenseNet
-from unsilent.papers.isca23.efficientnet import PublishedEfficientNet
 from unsilent.papers.isca23.geometry import IMAGE
 from unsilent.papers.isca23.injections import STEPS, WORKERS
 from unsilent.papers.isca23.layer_lists import NETWORKS
-from unsilent.papers.isca23.layers import draw_weights
 from unsilent.papers.isca23.log import PublishedStepRecord
 from unsilent.papers.isca23.mapping import images_per_worker
-from unsilent.papers.isca23.resnet18 import DROPOUT, PublishedResNet18
+from unsilent.papers.isca23.networks import (
+    DROPOUT,
+    PublishedDenseNet,
+    PublishedEfficientNet,
+    PublishedResNet18,
+    draw_weights,
+)
 from unsilent.sites.training.step import StepInjection
+from unsilent.workloads.digits import digits
 from unsilent.workloads.saved_files import state_dict_misfit
 
 
@@ -108,12 +116,11 @@ def split_and_normalise(images: Tensor, labels: Tensor, train: int) -> tuple[Nor
     counts = sum(np.bincount(part.numpy().reshape(-1), minlength=256) for part in images[:train].split(1000))
     shares, levels = counts / np.sum(counts), np.arange(256.0)
     mean = float(shares @ levels)
-    deviation = max(
-        float(np.sqrt(shares @ (levels - mean) ** 2)), 1e-9
-    )  # images of one colour are no images, but no error
-    return NormalisedImages(images[:train], labels[:train], mean, deviation), NormalisedImages(
-        images[train:], labels[train:], mean, deviation
-    )
+    # Images of one colour are no images, but no error.
+    deviation = max(float(np.sqrt(shares @ (levels - mean) ** 2)), 1e-9)
+    rows_of_parts = (slice(train), slice(train, None))
+    parts = [NormalisedImages(images[rows], labels[rows], mean, deviation) for rows in rows_of_parts]
+    return parts[0], parts[1]
 
 
 class PublishedTraining:
@@ -149,10 +156,10 @@ class PublishedTraining:
 
     def load(self, state: Mapping[str, Tensor], path: str) -> None:
         """Start from weights; those of all workers alike. Raises ``UsageError`` where they do not fit."""
-        own = self.model.state_dict()
-        if problem := state_dict_misfit(own, state, "the published network"):
+        expected = self.model.state_dict()
+        if problem := state_dict_misfit(expected, state, "the published network"):
             raise UsageError(f"{path} {problem}; expected the state dict of the published network, as torch saves it")
-        self.model.load_state_dict({**own, **state})
+        self.model.load_state_dict({**expected, **state})
         self.moving = self._spread()
 
     def step(
@@ -191,9 +198,7 @@ class PublishedTraining:
         return (self._rate - self._end) * (1 - min(step, self._steps) / self._steps) + self._end
 
     @torch.no_grad()
-    def evaluate(
-        self, data: NormalisedImages, progress: Callable[[int, int], None] | None = None
-    ) -> tuple[float, float]:
+    def evaluate(self, data: NormalisedImages) -> tuple[float, float]:
         """Mean loss and accuracy; each worker answers for an eighth of every batch, with its own moving statistics."""
         self.model.eval()
         loss, right = 0.0, 0
@@ -206,8 +211,6 @@ class PublishedTraining:
                     scores = self.model(images)
                     loss += float(cross_entropy(scores, labels, reduction="sum"))
                     right += int((scores.argmax(1) == labels).sum())
-            if progress is not None:
-                progress(min(start + EVALUATED, len(data)), len(data))
         return loss / len(data), right / len(data)
 
     def snapshot(self) -> dict[str, Any]:
@@ -263,3 +266,15 @@ class PublishedTraining:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self._seed(*stream))
             yield
+
+
+SCALE = 4
+"""From 8 x 8 to 32 x 32 pixels."""
+
+
+def digits_as_images() -> tuple[Tensor, Tensor]:
+    """Images uint8 [1797, 32, 32, 3] and labels int64 [1797]; the held-out digits come last."""
+    known = digits()
+    grey = ((cat([known.train, known.test]) + 1) * 127.5).round().byte()  # [n, 1, 8, 8]
+    large = grey.repeat_interleave(SCALE, 2).repeat_interleave(SCALE, 3)
+    return large.permute(0, 2, 3, 1).repeat(1, 1, 1, 3).contiguous(), cat([known.train_labels, known.test_labels])

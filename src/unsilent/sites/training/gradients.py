@@ -79,9 +79,8 @@ class GradientInjector:
     ) -> None:
         self.name, self.number = name, number
         self._func, self._landings = call[0], landings
-        self._wanted = sorted(
-            wanted, key=lambda w: w[0].operand.startswith("out")
-        )  # what is made comes after what it is made of
+        # What is made comes after what it is made of.
+        self._wanted = sorted(wanted, key=lambda w: w[0].operand.startswith("out"))
         self._settings: OperationCall = call[0], tuple(None if isinstance(a, Tensor) else a for a in call[1]), {}
         tensors = operands_of(*call[1:])
         self._edges = [edge_of(t) for t in tensors]
@@ -161,16 +160,12 @@ class GradientInjector:
         """Position of the gradient that a site means; None with the reason."""
         number = operand_of_gradient(site)
         if number == 0 and "." in site.operand:
-            return (
-                None,
-                "grad_in has only one gradient; the gradients of further operands are grad_wt/out, grad_wt/out.1 …",
-            )
+            why = "grad_in has only one gradient; the gradients of further operands are grad_wt/out, grad_wt/out.1 …"
+            return None, why
         place = self._places.get(operand_number(self._func, OPERANDS[number + 1]) if number < 3 else number)
         if place is None or computed[place] is None:
-            return (
-                None,
-                "no gradient is computed for this operand, because it is frozen, needs no gradient or does not exist",
-            )
+            why = "no gradient is computed for this operand, because it is frozen, needs no gradient or does not exist"
+            return None, why
         return place, ""
 
     def _corrupted(

@@ -19,18 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import (
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from unsilent.basics.errors import InjectionError, UsageError, unknown_name_error
 from unsilent.faults import Fault
-from unsilent.faults.fault_timing import faults_in_step
 from unsilent.faults.receipts import AppliedFault, Receipt
-from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.faults.unresolved_fault import UnresolvedFault, faults_in_step
 from unsilent.sites.calling import AimedFault, OperationCall, corrupted_call
 from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.corrupting import corruptible
@@ -140,11 +135,9 @@ class StepInjection(DispatchMode):
 
     def _start(self) -> None:
         self._clear()
-        self._calls, self._updates, self._collectives = (
-            StepOperationNamer(self._model, self._moved),
-            UpdateTracker(self._model, self._before_update, self._moved),
-            CollectiveNamer(),
-        )
+        self._calls = StepOperationNamer(self._model, self._moved)
+        self._updates = UpdateTracker(self._model, self._before_update, self._moved)
+        self._collectives = CollectiveNamer()
         self._calls.mode = self
         self._watched = None if self._whole_step else watched_modules(self._plans.all, self._calls.module_names)
         self._calls.follow_backward(None if self._starts_active else self._backward_begins)

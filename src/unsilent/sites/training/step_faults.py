@@ -129,11 +129,9 @@ class StepFaults:
         if error := _absent(site, where, list(names[where if where in _NOUNS else "fwd"])):
             return error
         if (wanted.micro_step or 0) >= micro_steps:
-            there = (
-                f"the step had micro-steps 0 to {micro_steps - 1}"
-                if micro_steps > 1
-                else "the step had only micro-step 0"
-            )
+            there = "the step had only micro-step 0"
+            if micro_steps > 1:
+                there = f"the step had micro-steps 0 to {micro_steps - 1}"
             why = f"it is for micro-step {wanted.micro_step}; {there}"
         elif where == _GRADIENT and not backward:
             why = "no backward pass ran in the step"

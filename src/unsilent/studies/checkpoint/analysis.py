@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
-from unsilent.campaigns.campaign_result import CampaignResult
+from unsilent.campaigns.campaign_result import StoreResult, facts_of_stores
 from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, classify_training
 from unsilent.replicas.noise_floor_records import NoiseFloors, stored_floors
 from unsilent.replicas.noise_floors import NoiseFloorTest
@@ -150,23 +150,16 @@ class EqualPairs:
 
 
 @dataclass(frozen=True, repr=False)
-class CheckpointResult(CampaignResult):
+class CheckpointResult(StoreResult[CheckpointSpec, CheckpointBaseline, CheckpointAnalysisOptions]):
     """The result of a campaign."""
 
     KIND: ClassVar[str] = "unsilent.studies.checkpoint.kind:CHECKPOINT_STUDY"
-    spec: CheckpointSpec
-    baseline: CheckpointBaseline
     floors: NoiseFloors
-    options: CheckpointAnalysisOptions
     trials: tuple[JudgedResume, ...]
     groups: tuple[ResumeGroup, ...]
     layers: tuple[LayerSpread, ...]
     differences: tuple[Difference, ...]
     pairs: EqualPairs
-    command: str
-    seconds: float
-    cpu_seconds: float
-    store: str
 
 
 def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> CheckpointResult:
@@ -186,12 +179,16 @@ def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> Check
         if by_stratum[target.name, flips]
     )
     differences = Differences(baseline.targets, spec.flips, by_stratum, options.confidence)
-    seconds, cpu_seconds = store.total_session_seconds()
+    between = (differences.between_sections(), differences.between_strategies(), differences.between_ways_to_load())
     return CheckpointResult(
-        spec, baseline, floors, options, trials, groups, tuple(_layer_spreads(baseline, trials)),
-        (*differences.between_sections(), *differences.between_strategies(), *differences.between_ways_to_load()),
-        differences.equal_pairs(), store.largest_budget()[1], seconds, cpu_seconds, str(store.path),
-    )  # fmt: skip
+        **facts_of_stores([store], options),
+        floors=floors,
+        trials=trials,
+        groups=groups,
+        layers=tuple(_layer_spreads(baseline, trials)),
+        differences=tuple(itertools.chain.from_iterable(between)),
+        pairs=differences.equal_pairs(),
+    )
 
 
 class ResumeJudge:
@@ -201,7 +198,7 @@ class ResumeJudge:
         self._baseline, self._gap = baseline, options.gap
         self._thresholds = Thresholds(gap=options.gap, test_gap=options.gap)
         self._implementation, self._seeds = (
-            NoiseFloorTest(one, options.gap) for one in (floors.implementation, floors.seeds)
+            NoiseFloorTest(floor, options.gap) for floor in (floors.implementation, floors.seeds)
         )
 
     def judge(self, row: CheckpointRow) -> JudgedResume:
@@ -259,14 +256,14 @@ def _group(target: CheckpointTarget, flips: int, trials: Sequence[JudgedResume],
 def _layer_spreads(baseline: CheckpointBaseline, trials: Sequence[JudgedResume]) -> Iterator[LayerSpread]:
     """The spread to every layer, of every target, over all numbers of flips."""
     for target in baseline.targets:
-        own = [t for t in trials if t.target == target and t.nonfinite.size]
-        if not own:
+        reached = [t for t in trials if t.target == target and t.nonfinite.size]
+        if not reached:
             continue
-        shares = mean_over_trials([t.changed for t in own])
+        shares = mean_over_trials([t.changed for t in reached])
         for number, layer in enumerate(baseline.layers):
             yield LayerSpread(
-                target, layer, _mean_known(shares[..., number]), sum(bool(t.nonfinite[number]) for t in own),
-                sum(bool(t.extreme[number]) for t in own),
+                target, layer, _mean_known(shares[..., number]), sum(bool(t.nonfinite[number]) for t in reached),
+                sum(bool(t.extreme[number]) for t in reached),
             )  # fmt: skip
 
 
@@ -322,54 +319,52 @@ class Differences:
 
     def _between_sections(self, choices: Sequence[tuple[int, ...]]) -> Iterator[Difference]:
         pairs = [
-            (one, other, flips, self._as_many(one, other, flips), self._as_many(other, one, flips))
-            for one, other in itertools.product(self._targets, repeat=2)
+            (model, optimizer, flips, self._as_many(model, optimizer, flips), self._as_many(optimizer, model, flips))
+            for model, optimizer in itertools.product(self._targets, repeat=2)
             for flips in choices
-            if one.section in MODEL and other.section in OPTIMIZER
-            and (one.strategy, one.loaded_by) == (other.strategy, other.loaded_by)
+            if model.section in MODEL and optimizer.section in OPTIMIZER
+            and (model.strategy, model.loaded_by) == (optimizer.strategy, optimizer.loaded_by)
         ]  # fmt: skip
         pairs = [pair for pair in pairs if pair[-1]]
         counts = [(harmful_count(first), harmful_count(second)) for *_, first, second in pairs]
         gaps = joint_differences(counts, self._confidence)
         alone = 1 - (1 - self._confidence) / max(len(counts), 1)
-        for (one, other, flips, first, second), gap in zip(pairs, gaps, strict=True):
-            where = one.strategy if one.loaded_by == "all" else f"{one.strategy} ({one.loaded_by})"
+        for (model, optimizer, flips, first, second), gap in zip(pairs, gaps, strict=True):
+            where = model.strategy if model.loaded_by == "all" else f"{model.strategy} ({model.loaded_by})"
             what = count_text(flips[0], "flip") if len(flips) == 1 else ALL_FLIPS
-            name = f"{where}, {one.section} against {other.section}, {what}"
+            name = f"{where}, {model.section} against {optimizer.section}, {what}"
             detectable = smallest_detectable(harmful_count(first), harmful_count(second), alone)
             yield self._difference(name, first, second, gap, detectable, is_paired=False)
 
-    def _as_many(self, target: CheckpointTarget, other: CheckpointTarget, flips: Sequence[int]) -> list[JudgedResume]:
+    def _as_many(self, target: CheckpointTarget, rival: CheckpointTarget, flips: Sequence[int]) -> list[JudgedResume]:
         """Trials of a target, of each number of flips as many as the other has at least, so that both mix them alike."""
         return [
             trial
             for number in flips
-            for trial in self._by_stratum[target.name, number][: len(self._by_stratum[other.name, number])]
+            for trial in self._by_stratum[target.name, number][: len(self._by_stratum[rival.name, number])]
         ]
 
     def between_strategies(self) -> Iterator[Difference]:
         """Each strategy against each later one, on trials with the same faults that all ranks load; limits hold together."""
         names = dict.fromkeys(target.strategy for target in self._targets)
         yield from self._paired(
-            (f"{one} against {other}", self._pairs(one, "all", other, "all"))
-            for one, other in itertools.combinations(names, 2)
+            (f"{first} against {later}", self._pairs(first, "all", later, "all"))
+            for first, later in itertools.combinations(names, 2)
         )
 
     def between_ways_to_load(self) -> Iterator[Difference]:
         """Each way to load the file against each later one, by strategy, on trials with the same faults; as above."""
         ways = dict.fromkeys((target.strategy, target.loaded_by) for target in self._targets)
         yield from self._paired(
-            (f"{strategy}, loaded by {one} against {other}", self._pairs(strategy, one, strategy, other))
-            for (strategy, one), (same, other) in itertools.combinations(ways, 2)
+            (f"{strategy}, loaded by {way} against {later}", self._pairs(strategy, way, strategy, later))
+            for (strategy, way), (same, later) in itertools.combinations(ways, 2)
             if strategy == same
         )
 
     def equal_pairs(self) -> EqualPairs:
         """Pairs of trials of two strategies with the same faults."""
         names = dict.fromkeys(target.strategy for target in self._targets)
-        pairs = [
-            pair for one, other in itertools.combinations(names, 2) for pair in self._pairs(one, "all", other, "all")
-        ]
+        pairs = [pair for a, b in itertools.combinations(names, 2) for pair in self._pairs(a, "all", b, "all")]
         return EqualPairs(
             sum(a.outcome == b.outcome for a, b in pairs),
             sum(bool(a.final_hash) and a.final_hash == b.final_hash for a, b in pairs),
@@ -377,13 +372,13 @@ class Differences:
         )
 
     def _pairs(
-        self, strategy: str, loaded_by: str, other: str, other_loaded_by: str
+        self, strategy: str, loaded_by: str, other_strategy: str, other_loaded_by: str
     ) -> list[tuple[JudgedResume, JudgedResume]]:
         """Trials with the same faults."""
         first, second = (
             {(t.target.section, t.flips, t.k): t for target in self._targets for flips in self._flips
              if (target.strategy, target.loaded_by) == chosen for t in self._by_stratum[target.name, flips]}
-            for chosen in ((strategy, loaded_by), (other, other_loaded_by))
+            for chosen in ((strategy, loaded_by), (other_strategy, other_loaded_by))
         )  # fmt: skip
         return [(first[key], second[key]) for key in first if key in second]
 
@@ -410,8 +405,8 @@ class Differences:
         *,
         is_paired: bool,
     ) -> Difference:
-        one, other = (_share(side, lambda t: t.harmful, self._confidence) for side in (first, second))
-        return Difference(name, one, other, gap, detectable, is_paired)
+        share, other_share = (_share(side, lambda t: t.harmful, self._confidence) for side in (first, second))
+        return Difference(name, share, other_share, gap, detectable, is_paired)
 
 
 def harmful_count(trials: Sequence[JudgedResume]) -> tuple[int, int]:
@@ -419,12 +414,12 @@ def harmful_count(trials: Sequence[JudgedResume]) -> tuple[int, int]:
     return sum(t.harmful for t in trials), len(trials)
 
 
-def smallest_detectable(one: tuple[int, int], other: tuple[int, int], confidence: float) -> float:
+def smallest_detectable(first: tuple[int, int], second: tuple[int, int], confidence: float) -> float:
     """The smallest difference of two independent shares that a two-sided test finds with a power of 80 %, about.
 
     Normal approximation with the pooled share (Fleiss, Levin and Paik 2003, section 4.2), of which at least one event is assumed.
     """
-    (events, n), (others, m) = one, other
+    (events, n), (others, m) = first, second
     pooled = min(max((events + others) / (n + m), 1 / (n + m)), 1 - 1 / (n + m))
     return min(1.0, _quantiles(confidence) * math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m)))
 

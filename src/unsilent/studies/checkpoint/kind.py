@@ -41,22 +41,22 @@ def check_baseline(baseline: CheckpointBaseline) -> None:
     steps = baseline.steps - baseline.step
     if not 1 <= baseline.step < baseline.steps <= MOST_STEPS or not baseline.resumes or not baseline.targets:
         raise DamagedRecordError("its description has impossible numbers of steps, or no target")
-    strategies = {one.strategy for one in baseline.resumes}
+    strategies = {run.strategy for run in baseline.resumes}
     if len(strategies) < len(baseline.resumes) or {target.strategy for target in baseline.targets} - strategies:
         raise DamagedRecordError("its description names strategies that were not run")
     if any(target.section not in SECTIONS or target.loaded_by not in LOADED_BY for target in baseline.targets):
         raise DamagedRecordError("its description has a target of no known section, or loaded in no known way")
-    for one in baseline.resumes:
-        evaluations = {len(one.evaluated_at), len(one.accuracy), len(one.held_out_loss)}
-        counts = {len(one.elements)} == {one.ranks} and {len(each) for each in one.elements} == {len(baseline.layers)}
-        curves = {len(one.losses), len(one.metric)} == {steps} and len(evaluations) == 1 and bool(one.evaluated_at)
-        fits = curves and counts and len(one.final_hashes) == one.ranks
-        numbers = (*one.losses, *one.metric, *one.accuracy, *one.held_out_loss)
+    for run in baseline.resumes:
+        evaluations = {len(run.evaluated_at), len(run.accuracy), len(run.held_out_loss)}
+        counts = {len(run.elements)} == {run.ranks} and {len(each) for each in run.elements} == {len(baseline.layers)}
+        curves = {len(run.losses), len(run.metric)} == {steps} and len(evaluations) == 1 and bool(run.evaluated_at)
+        fits = curves and counts and len(run.final_hashes) == run.ranks
+        numbers = (*run.losses, *run.metric, *run.accuracy, *run.held_out_loss)
         if (
             not fits
-            or not 1 <= one.ranks <= MOST_RANKS
+            or not 1 <= run.ranks <= MOST_RANKS
             or not are_numbers(numbers)
-            or any(min(each) < 0 for each in one.elements)
+            or any(min(each) < 0 for each in run.elements)
         ):
             raise DamagedRecordError("its description has an impossible fault-free resume")
 
@@ -64,8 +64,8 @@ def check_baseline(baseline: CheckpointBaseline) -> None:
 def array_shapes(baseline: CheckpointBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
     """Curves are as long as the run was followed; raises ``DamagedRecordError``."""
     end, steps, evaluations = values["end"], values["steps_run"], values["evaluations"]
-    strategy = next((one.strategy for one in baseline.targets if one.name == values["trial"].target), "")
-    ranks = next((one.ranks for one in baseline.resumes if one.strategy == strategy), 0)
+    strategy = next((target.strategy for target in baseline.targets if target.name == values["trial"].target), "")
+    ranks = next((run.ranks for run in baseline.resumes if run.strategy == strategy), 0)
     followed = end in FOLLOWED
     most = baseline.steps - baseline.step
     if end not in ENDS or not ranks or not (1 <= steps <= most if followed else steps == 0):
@@ -84,7 +84,7 @@ def check_row(row: CheckpointRow, baseline: CheckpointBaseline) -> None:
     if not row.evaluations:
         return
     elements = baseline.resume(baseline.target(row.trial.target).strategy).elements
-    too_many = any((counts > own).any() for counts, own in zip(row.changed, elements, strict=True))
+    too_many = any((counts > counted).any() for counts, counted in zip(row.changed, elements, strict=True))
     if (row.nonfinite < 0).any() or (row.extreme < 0).any() or (row.changed < -1).any() or too_many:
         raise DamagedRecordError("has impossible counts")
 
@@ -106,7 +106,6 @@ CHECKPOINT_STUDY = Kind(
     report=LazyFunction("unsilent.studies.checkpoint.report:report"),
     compare=LazyFunction("unsilent.studies.checkpoint.report:compare_stores"),
     builtin_values={"workload": TRAININGS},
-    subject=lambda store: str(store.baseline.name),
     command="checkpoint study",
     command_help=ABOUT,
     analysis_options=CheckpointAnalysisOptions,
@@ -114,7 +113,7 @@ CHECKPOINT_STUDY = Kind(
     resolve_spec=make_checkpoint_spec,
     run=LazyFunction("unsilent.studies.checkpoint.study:run_checkpoint_study"),
     dry_run=DryRun(
-        fault_free_seconds=lambda baseline: max(one.seconds for one in baseline.resumes),
+        fault_free_seconds=lambda baseline: max(run.seconds for run in baseline.resumes),
         notes=LazyFunction("unsilent.studies.checkpoint.study:dry_run_notes"),
     ),
     example_arguments="train-resnet --trials 20",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,7 +145,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
             layers=self._layers,
             resumes=tuple(self._resumes.values()),
             # Ranks that were lost start again within a trial, which must not count as a hang.
-            golden_seconds=max(one.seconds for one in self._resumes.values()) + self._start_seconds,
+            golden_seconds=max(run.seconds for run in self._resumes.values()) + self._start_seconds,
             info=dict(self.workload.info),
             versions=versions(),
         )
@@ -234,16 +235,12 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         self._collectives[strategy], self._layers = record.collectives, record.layers
         with Checkpoint(file) as checkpoint:
             self._targets += self._targets_of(strategy, checkpoint)
-            content = {name: one.xxh3_128 for name, one in hash_tensors(checkpoint).items()}
-        held_out = record.held_out
+            content = {name: digests.xxh3_128 for name, digests in hash_tensors(checkpoint).items()}
         return CleanResume(
             strategy=strategy,
             ranks=gang.world_size,
-            losses=tuple(_mean(record.losses).tolist()),
-            metric=tuple(_metric(record).tolist()),
+            **{name: tuple(curve.tolist()) for name, curve in _curves(record).items()},
             evaluated_at=tuple(record.evaluated_at.tolist()),
-            accuracy=tuple(_accuracy(record).tolist()),
-            held_out_loss=tuple(held_out["loss"].tolist()),
             checkpoint_hash=xxhash.xxh3_128_hexdigest(sorted_json_text(content).encode()),
             final_hashes=_final_hashes(record),
             elements=tuple(map(tuple, record.by_layer(record.parameter_elements()).tolist())),
@@ -291,7 +288,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         return record
 
     def _fingerprint(self) -> dict[str, str]:
-        resumes = sorted_json_text([(one.strategy, one.losses, one.final_hashes) for one in self._resumes.values()])
+        resumes = sorted_json_text([(run.strategy, run.losses, run.final_hashes) for run in self._resumes.values()])
         return {
             "golden": xxhash.xxh3_128_hexdigest(resumes.encode()),
             "code": code_fingerprint(self.spec.workload, self.workload, None),
@@ -314,10 +311,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
             bit_identical=_final_hashes(record) == self._resumes[strategy].final_hashes,
             final_hash=record.hashes[0]["all"],
             error="",
-            losses=_mean(record.losses),
-            metric=_metric(record),
-            accuracy=_accuracy(record),
-            held_out_loss=record.held_out["loss"],
+            **_curves(record),
             nonfinite=record.by_layer(record.nonfinite.sum(0)),
             extreme=record.by_layer(record.extreme.sum(0)),
             changed=record.changed_parameters(),
@@ -327,11 +321,8 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
 
 def _ended_row(trial: TrialId, faults: Sequence[Fault], end: str, error: str, seconds: float) -> CheckpointRow:
     """The row of a trial of which nothing but its end is known."""
-    none, counts = np.empty(0), np.empty(0, np.int64)
     text = escape_unprintable(error)[:500]
-    return CheckpointRow(
-        trial, faults_text(faults), end, 0, 0, False, "", text, none, none, none, none, counts, counts, counts, seconds
-    )
+    return CheckpointRow.without_result(trial, faults=faults_text(faults), end=end, error=text, seconds=seconds)
 
 
 def _final_hashes(record: ResumeRecord) -> tuple[str, ...]:
@@ -345,13 +336,15 @@ def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return result
 
 
-def _metric(record: ResumeRecord) -> NDArray[np.float64]:
-    return _mean(record.metrics[METRIC]) if METRIC in record.metrics else -_mean(record.losses)
-
-
-def _accuracy(record: ResumeRecord) -> NDArray[np.float64]:
-    """Held-out accuracy at each evaluation; NaN where the training's evaluation has none."""
-    return record.held_out.get(METRIC, np.full(len(record.evaluated_at), np.nan))
+def _curves(record: ResumeRecord) -> dict[str, Any]:
+    """Loss and metric of each step, and loss and accuracy on held-out samples at each evaluation; NaN where there is none."""
+    losses, evaluations = _mean(record.losses), len(record.evaluated_at)
+    return {
+        "losses": losses,
+        "metric": _mean(record.metrics[METRIC]) if METRIC in record.metrics else -losses,
+        "accuracy": record.held_out.get(METRIC, np.full(evaluations, np.nan)),
+        "held_out_loss": record.held_out["loss"],
+    }
 
 
 def _write(file: Path, patches: Sequence[Patch]) -> None:

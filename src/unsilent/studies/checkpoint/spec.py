@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.lazy_numpy import np, npt
@@ -21,10 +20,10 @@ from unsilent.basics.options import (
     Asked,
     Option,
 )
-from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, Seconds, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions
 from unsilent.campaigns.spec import Spec, StoredBaseline, TrialId
-from unsilent.workloads.distributed.strategy_names import STRATEGY_NAMES
+from unsilent.workloads.distributed.strategy_names import STRATEGIES
 
 if TYPE_CHECKING:
     from unsilent.workloads.distributed.orders import Restart
@@ -55,8 +54,8 @@ FOLLOWED = ENDS[:2]
 def read_names(known: Collection[str], noun: str) -> Any:
     """A parser of names joined by commas; raises ``UsageError`` for unknown ones."""
 
-    def read(given: Any) -> tuple[str, ...]:
-        names = tuple(part.strip() for part in (given.split(",") if isinstance(given, str) else given))
+    def read(value: Any) -> tuple[str, ...]:
+        names = tuple(part.strip() for part in (value.split(",") if isinstance(value, str) else value))
         for name in names:
             if name not in known:
                 raise unknown_name_error(noun, str(name), known)
@@ -86,7 +85,7 @@ class CheckpointSpec(Spec):
     data: Annotated[str | None, DATA] = None
     strategies: Annotated[tuple[str, ...], Option(
         "How the training is distributed: single, ddp, fsdp2, horovod, zero1; several joined by commas.", WORKLOAD_PANEL,
-        "strategy", parser=read_names(STRATEGY_NAMES, "strategy"), formatter=joined)] = ("single", "ddp")  # fmt: skip
+        "strategy", parser=read_names(STRATEGIES, "strategy"), formatter=joined)] = ("single", "ddp")  # fmt: skip
     ranks: Annotated[int, Option("Processes of every strategy but single.", WORKLOAD_PANEL)] = 2
     step: Annotated[int | None, Option(
         "Steps before the checkpoint is saved.", WORKLOAD_PANEL, default_text="half of them")] = None  # fmt: skip
@@ -110,12 +109,12 @@ class CheckpointSpec(Spec):
     study: Annotated[str, NOT_AN_OPTION] = "checkpoint-study"
 
 
-def make_checkpoint_spec(asked: Asked) -> CheckpointSpec:
+def make_checkpoint_spec(request: Asked) -> CheckpointSpec:
     """A checked spec; raises ``UsageError``."""
     from unsilent.faults.models import fault_model
     from unsilent.faults.population import check_law
 
-    spec = asked[CheckpointSpec]
+    spec = request[CheckpointSpec]
     if fault_model(spec.fault).has_explicit_count:
         raise UsageError(f"--fault {spec.fault} sets how many are corrupted, as --flips does; give one of them")
     check_law(spec.law)
@@ -210,11 +209,11 @@ class CheckpointBaseline(StoredBaseline):
 
     def resume(self, strategy: str) -> CleanResume:
         """The clean resume of a strategy."""
-        return next(one for one in self.resumes if one.strategy == strategy)
+        return next(resume for resume in self.resumes if resume.strategy == strategy)
 
     def target(self, name: str) -> CheckpointTarget:
         """A target by its name."""
-        return next(one for one in self.targets if one.name == name)
+        return next(target for target in self.targets if target.name == name)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -251,5 +250,5 @@ class CheckpointRow(StoredRow):
     nonfinite: npt.NDArray[np.int64]
     extreme: npt.NDArray[np.int64]
     changed: npt.NDArray[np.int64]
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    seconds: Seconds = 0.0
     worker: Annotated[int, RUN_SPECIFIC] = 0

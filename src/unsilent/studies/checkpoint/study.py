@@ -14,8 +14,8 @@ from unsilent.studies.checkpoint.spec import CheckpointSpec, FloorOptions
 
 def run_checkpoint_study(run: CampaignRun) -> CheckpointResult:
     """Measure the noise floors of the training in one process, run (or resume) a campaign, and judge its trials by the floors."""
-    asked = run.asked[FloorOptions]
-    floors = measure_noise_floors(run, replica_spec(run.spec), "impl", asked.replicas, asked.floor)
+    options = run.asked[FloorOptions]
+    floors = measure_noise_floors(run, replica_spec(run.spec), "impl", options.replicas, options.floor)
     with run.open_executor() as (executor, observer):
         run.run_planned_trials(executor, observer)
     store_noise_floors(run.store, floors)

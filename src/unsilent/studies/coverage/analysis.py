@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
-from unsilent.campaigns.campaign_result import CampaignResult
+from unsilent.campaigns.campaign_result import StoreResult, facts_of_stores
 from unsilent.detectors.rule import ALARM, WARNING, Rule
 from unsilent.detectors.series import Bools, Floats, Recording, Series
 from unsilent.statistics.intervals import clopper_pearson
@@ -134,7 +134,7 @@ class RocPoint:
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class CoverageResult(CampaignResult):
+class CoverageResult(StoreResult[CoverageSpec, CoverageBaseline, CoverageAnalysisOptions]):
     """Everything that was found.
 
     Attributes:
@@ -145,10 +145,6 @@ class CoverageResult(CampaignResult):
     """
 
     KIND: ClassVar[str] = "unsilent.studies.coverage.kind:COVERAGE"
-    spec: CoverageSpec
-    baseline: CoverageBaseline
-    options: CoverageAnalysisOptions
-    command: str
     faults: int
     severities: Mapping[str, Floats]
     tried: Mapping[str, tuple[int, int]]
@@ -161,9 +157,6 @@ class CoverageResult(CampaignResult):
     false_alarms: tuple[FalseAlarms, ...]
     roc: Mapping[str, tuple[RocPoint, ...]]
     seconds_per_step: Mapping[str, float]
-    seconds: float
-    cpu_seconds: float
-    store: str
 
 
 def analyse(
@@ -180,25 +173,15 @@ def analyse_together(
     rules = named_rules() if rules is None else rules
     clean, parts = CleanRuns(), [_score(store, options, rules) for store in stores]
     for part in parts:
-        clean.add(
-            part.rows,
-            (*options.intervals, current_digest(rules)),
-            tuple(part.scored),
-        )
+        clean.add(part.rows, (*options.intervals, current_digest(rules)), tuple(part.scored))
     common = [detector for detector in parts[0].scored if all(detector in part.scored for part in parts)]
     scored = {detector: join_scores([part.scored[detector] for part in parts]) for detector in common}
     rows, faults = [row for part in parts for row in part.rows], [row for part in parts for row in part.faults]
     names = list(dict.fromkeys(target.name for store in stores for target in store.baseline.targets))
     targets = {name: np.array([row.trial.target == name for row in faults], np.bool_) for name in names}
     changes = [change for change in CHANGES if clean.runs[change]]
-    seconds, cpu_seconds = np.sum([store.total_session_seconds() for store in stores], axis=0).tolist()
-    name = ", ".join(store.baseline.name for store in stores)
     return CoverageResult(
-        spec=stores[0].spec,
-        baseline=replace(stores[0].baseline, name=name),
-        options=options,
-        command=stores[0].largest_budget()[1] if len(stores) == 1 else "",
-        store=str(stores[0].path) if len(stores) == 1 else "",
+        **facts_of_stores(stores, options),
         faults=len(faults),
         severities={name: np.array([row.severity for row in faults])[mask] for name, mask in targets.items()},
         tried={name: _tried(rows, name) for name in targets},
@@ -209,12 +192,9 @@ def analyse_together(
         detections=tuple(_detections(scored, clean, targets, options)),
         tests=tuple(_tests(scored, clean, targets, options)),
         false_alarms=tuple(_false_alarms(scored, clean, changes, options)),
-        roc={detector.rule: _roc(one, clean.scores(detector), _any(targets, LARGE_FINITE)) for detector, one in scored.items()
-             if not detector.on and clean.steps},
+        roc=_rocs(scored, clean, _any(targets, LARGE_FINITE)),
         seconds_per_step={name: float(np.mean([part.cost[name] for part in parts])) for name in rules},
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
-    )  # fmt: skip
+    )
 
 
 class ScoredCampaign(NamedTuple):
@@ -240,7 +220,7 @@ def _score(store: CoverageStore, options: CoverageAnalysisOptions, rules: Mappin
             f"{store.path} has no recording of the fault-free run{why}; run the command that made it again, with another --store "
             "if the recording failed"
         )
-    series = tuple(Series(*one) for one in store.baseline.series)
+    series = tuple(Series(*entry) for entry in store.baseline.series)
     sampling = Sampling(*options.intervals)
 
     def seen(row: CoverageRow) -> Bools:
@@ -253,9 +233,9 @@ def _score(store: CoverageStore, options: CoverageAnalysisOptions, rules: Mappin
     golden = Recording(series, golden_row.signals, seen(golden_row), np.arange(float(golden_row.steps)))
     scored, cost = dict[Detector, DetectorScores](), dict[str, float]()
     for application in applications(rules, series):
-        own, seconds = score_faults(application, golden, recordings, store.spec.follow)
-        scored |= own
-        cost |= {detector.rule: seconds for detector in own if not detector.on}
+        by_detector, seconds = score_faults(application, golden, recordings, store.spec.follow)
+        scored |= by_detector
+        cost |= {detector.rule: seconds for detector in by_detector if not detector.on}
     return ScoredCampaign(rows, faults, scored, cost)
 
 
@@ -299,8 +279,8 @@ class CleanRuns:
 
 
 def _tried(rows: Sequence[CoverageRow], target: str) -> tuple[int, int]:
-    own = [row for row in rows if row.trial.target == target]
-    return sum(row.tried for row in own), sum(row.end == FOLLOWED for row in own)
+    drawn = [row for row in rows if row.trial.target == target]
+    return sum(row.tried for row in drawn), sum(row.end == FOLLOWED for row in drawn)
 
 
 def _any(targets: Mapping[str, Bools], names: Sequence[str]) -> Bools:
@@ -313,26 +293,26 @@ def _any(targets: Mapping[str, Bools], names: Sequence[str]) -> Bools:
 Scored = Mapping[Detector, DetectorScores]
 
 
-def _levels(one: DetectorScores) -> Iterator[tuple[str, int]]:
+def _levels(scores: DetectorScores) -> Iterator[tuple[str, int]]:
     """Levels that a detector has: warnings only where it ever gave one."""
     yield ALARMS, ALARM
-    if WARNING in one.levels or WARNING in one.golden_levels:
+    if WARNING in scores.levels or WARNING in scores.golden_levels:
         yield WARNINGS, WARNING
 
 
 def _detections(
     scored: Scored, clean: CleanRuns, targets: Mapping[str, Bools], options: CoverageAnalysisOptions
 ) -> Iterator[Detection]:
-    for detector, one in scored.items():
-        after = {level: one.detected_after(number) for level, number in _levels(one)}
+    for detector, scores in scored.items():
+        after = {level: scores.detected_after(number) for level, number in _levels(scores)}
         detected = {level: steps >= 0 for level, steps in after.items()}
         if clean.steps:
-            detected[MATCHED] = one.detected_at(clean.threshold(detector, options.rate))
+            detected[MATCHED] = scores.detected_at(clean.threshold(detector, options.rate))
         for level, flags in detected.items():
-            for target, own in targets.items():
-                count, n = int(flags[own].sum()), int(own.sum())
-                steps = after[level][own] if level in after else np.zeros(0, np.int64)
-                late = np.bincount(steps[steps >= 0], minlength=one.levels.shape[1]) if len(steps) else ()
+            for target, mask in targets.items():
+                count, n = int(flags[mask].sum()), int(mask.sum())
+                steps = after[level][mask] if level in after else np.zeros(0, np.int64)
+                late = np.bincount(steps[steps >= 0], minlength=scores.levels.shape[1]) if len(steps) else ()
                 share = clopper_pearson(count, n, options.confidence)
                 yield Detection(detector.rule, detector.on, level, target, share, count, tuple(map(int, late)))
 
@@ -341,35 +321,35 @@ def _tests(
     scored: Scored, clean: CleanRuns, targets: Mapping[str, Bools], options: CoverageAnalysisOptions
 ) -> list[PairedTest]:
     """The reference against all other rules on what they read by default."""
-    own = {detector: one for detector, one in scored.items() if not detector.on}
-    reference = next((detector for detector in own if detector.rule == REFERENCE), None)
+    by_default = {detector: scores for detector, scores in scored.items() if not detector.on}
+    reference = next((detector for detector in by_default if detector.rule == REFERENCE), None)
     if reference is None:
         return []
 
     def matched(detector: Detector) -> Bools:
-        return own[detector].detected_at(clean.threshold(detector, options.rate))
+        return by_default[detector].detected_at(clean.threshold(detector, options.rate))
 
     groups = {ALL_FINITE: _any(targets, LARGE_FINITE)}
     groups |= {name: targets[name] for name in (*LARGE_FINITE, f"{OPERATION}:{NONFINITE}") if name in targets}
-    usual = own[reference].detected_after(ALARM) >= 0
+    usual = by_default[reference].detected_after(ALARM) >= 0
     pairs = [
-        (detector.rule, level, usual, own[detector].detected_after(number) >= 0)
-        for detector in own
+        (detector.rule, level, usual, by_default[detector].detected_after(number) >= 0)
+        for detector in by_default
         if detector != reference
-        for level, number in _levels(own[detector])
+        for level, number in _levels(by_default[detector])
     ]
     if clean.steps:
-        pairs += [(d.rule, MATCHED, matched(reference), matched(d)) for d in own if d != reference]
+        pairs += [(d.rule, MATCHED, matched(reference), matched(d)) for d in by_default if d != reference]
     tests = [
         (rule, level, group, first[mask].astype(int) - second[mask])
         for rule, level, first, second in pairs
         for group, mask in groups.items()
         if mask.any()
     ]
-    found = paired_differences([gaps for *_, gaps in tests], options.confidence)
+    differences = paired_differences([gaps for *_, gaps in tests], options.confidence)
     return [
-        PairedTest(rule, level, group, one.difference, one.only_one, one.only_other, one.p_value)
-        for (rule, level, group, _), one in zip(tests, found, strict=True)
+        PairedTest(rule, level, group, result.difference, result.only_one, result.only_other, result.p_value)
+        for (rule, level, group, _), result in zip(tests, differences, strict=True)
     ]
 
 
@@ -378,10 +358,10 @@ def _false_alarms(
 ) -> Iterator[FalseAlarms]:
     """Upper limits are one-sided at the confidence that was asked for."""
     confidence = max(2 * options.confidence - 1, 0.01)
-    for detector, one in scored.items() if clean.steps else ():
+    for detector, scores in scored.items() if clean.steps else ():
         threshold = clean.threshold(detector, options.rate)
         events = {kind: clean.events(kind, detector) for kind in (CLEAN, *changes)}
-        for column, (level, _) in enumerate(_levels(one)):
+        for column, (level, _) in enumerate(_levels(scores)):
             by_run = events[CLEAN][:, [column, column + 2]].sum(1)
             count, runs = int(by_run.sum()), int((by_run > 0).sum())
             yield FalseAlarms(
@@ -396,10 +376,16 @@ def _false_alarms(
             )
 
 
-def _roc(one: DetectorScores, clean: Ints, faults: Bools) -> tuple[RocPoint, ...]:
+def _rocs(scored: Scored, clean: CleanRuns, faults: Bools) -> dict[str, tuple[RocPoint, ...]]:
+    """Points of all rules on what they read by default, by name."""
+    plain = {detector: scores for detector, scores in scored.items() if not detector.on and clean.steps}
+    return {detector.rule: _roc(scores, clean.scores(detector), faults) for detector, scores in plain.items()}
+
+
+def _roc(scores: DetectorScores, clean: Ints, faults: Bools) -> tuple[RocPoint, ...]:
     """Points from the lowest threshold to the highest, where either share changes."""
     points = [
-        RocPoint(float(clean[2 + number :].sum() / clean.sum()), float(one.detected_at(edge)[faults].mean()))
+        RocPoint(float(clean[2 + number :].sum() / clean.sum()), float(scores.detected_at(edge)[faults].mean()))
         for number, edge in enumerate(SCORE_EDGES)
     ]
     return tuple(dict.fromkeys(points)) if faults.any() else ()

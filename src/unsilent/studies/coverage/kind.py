@@ -105,7 +105,6 @@ COVERAGE = Kind(
     analyse=LazyFunction("unsilent.studies.coverage.analysis:analyse", CoverageAnalysisOptions),
     report=LazyFunction("unsilent.studies.coverage.report:report"),
     builtin_values={"workload": TRAININGS},
-    subject=lambda store: str(store.baseline.name),
     command_help=ABOUT,
     budget=CoverageBudget,
     analysis_options=CoverageAnalysisOptions,

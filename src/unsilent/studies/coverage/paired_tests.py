@@ -32,18 +32,18 @@ class PairedDifference:
 
 def paired_differences(gaps: Sequence[NDArray[Any]], confidence: float) -> list[PairedDifference]:
     """Differences by comparison, from what one detector detects of each fault minus what the other does, each from -1 to 1."""
-    counts = [(int((one > 0).sum()), int((one < 0).sum())) for one in gaps]
+    counts = [(int((gap > 0).sum()), int((gap < 0).sum())) for gap in gaps]
     adjusted = holm([mcnemar_p_value(*pair) for pair in counts])
     return [
-        PairedDifference(paired(np.asarray(one), confidence), *pair, p)
-        for one, pair, p in zip(gaps, counts, adjusted, strict=True)
+        PairedDifference(paired(np.asarray(gap), confidence), *pair, p)
+        for gap, pair, p in zip(gaps, counts, adjusted, strict=True)
     ]
 
 
-def mcnemar_p_value(one: int, other: int) -> float:
+def mcnemar_p_value(first: int, second: int) -> float:
     """Two-sided, exact: how likely two counts that are equal on average differ that much.
 
     >>> mcnemar_p_value(5, 0)
     0.0625
     """
-    return min(1.0, 2 * float(bdtr(min(one, other), one + other, 0.5)))
+    return min(1.0, 2 * float(bdtr(min(first, second), first + second, 0.5)))

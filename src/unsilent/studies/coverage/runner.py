@@ -7,28 +7,23 @@ is estimated of a class is conditional on it.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from unsilent.basics.errors import InjectionError, InternalError, UsageError, UserCodeError, first_line
-from unsilent.basics.printable import escape_unprintable
-from unsilent.basics.user_code import user_code
+from unsilent.basics.errors import InjectionError, UsageError, UserCodeError
 from unsilent.campaigns.codec import faults_text
-from unsilent.campaigns.runner import Runner
 from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, trial_seed
 from unsilent.detectors.series import Bools, Floats
 from unsilent.faults.receipts import AppliedFault
-from unsilent.outcomes.base import Outcome
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.training.step import StepInjection
 from unsilent.studies.coverage.planted_changes import possible_changes, workload_and_change
 from unsilent.studies.coverage.recording import StepRecorder, relative_difference
 from unsilent.studies.coverage.scoring import (
-    BINS,
     FalseAlarmCounter,
     Sampling,
     applications,
@@ -51,18 +46,18 @@ from unsilent.studies.coverage.spec import (
     parse_clean_target,
     severity_class,
 )
+from unsilent.studies.coverage.trial_runner import TrialRunner
 from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 from unsilent.studies.training.runner import TrainingRunner
-from unsilent.studies.training.spec import RANDOM, InjectionPoint
+from unsilent.studies.training.spec import RANDOM
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.trainings.base import Seeds, StepRecord, TrainingState, TrainingWorkload
 
-NO_INJECTION = InjectionPoint(0, "", "", "", "")
 TRIES_IN_A_STEP = 30
 """Faults that are tried in a step before another step is drawn."""
 
 
-class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
+class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
     """One training with its golden run.
 
     Args:
@@ -73,6 +68,9 @@ class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
     Raises:
         UsageError: anything in the spec that does not fit the training; a training that is not repeatable.
     """
+
+    row_type = CoverageRow
+    empty_values: ClassVar[Mapping[str, str]] = {"rules": "[]"}
 
     def __init__(
         self, spec: CoverageSpec, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
@@ -122,24 +120,12 @@ class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
             notes=known.notes,
         )
 
-    def run_trial(self, trial: TrialId, rng: np.random.Generator) -> CoverageRow:
-        """One trial; what user code raises in it is its outcome."""
-        begun = time.perf_counter()
-        try:
-            with user_code(self.spec.workload):
-                if trial == GOLDEN:
-                    row = self._golden_row()
-                elif (clean := parse_clean_target(trial.target)) is not None:
-                    row = self._clean_row(trial, clean)
-                else:
-                    row = self._fault_row(trial, rng)
-        except (UserCodeError, InternalError) as error:
-            row = replace(self._row(trial, "raised"), error=escape_unprintable(first_line(error))[:500])
-        return replace(row, seconds=time.perf_counter() - begun)
-
-    def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> CoverageRow:
-        """The row of a trial that took its worker with it."""
-        return replace(self._row(trial, ended.name.lower()), seconds=seconds, error=escape_unprintable(reason)[:500])
+    def try_trial(self, trial: TrialId, rng: np.random.Generator) -> CoverageRow:
+        """The row of a faulty, fault-free or golden run."""
+        if trial == GOLDEN:
+            return self._golden_row()
+        clean = parse_clean_target(trial.target)
+        return self._fault_row(trial, rng) if clean is None else self._clean_row(trial, clean)
 
     def verify_restored_state(self) -> None:
         """The last step of golden comes to the same bits."""
@@ -160,13 +146,13 @@ class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
                     if severity_class(fault.severity) == wanted:
                         further = [recorder.record(self.workload.step) for _ in range(1, self.spec.follow)]
                         return replace(
-                            self._row(trial, FOLLOWED, [fault.signals, *further]),
+                            self._recorded_row(trial, FOLLOWED, [fault.signals, *further]),
                             injection=fault.drawn.injection._replace(step=step),
                             faults=faults_text([hit.fault for hit in fault.applied_faults]),
                             tried=number,
                             severity=fault.severity,
                         )
-        return replace(self._row(trial, NOT_FOUND), tried=self.spec.tries)
+        return self._row(trial, NOT_FOUND, tried=self.spec.tries)
 
     def _faults_in_step(
         self, recorder: StepRecorder, state: TrainingState, place: str, wanted: str, rng: np.random.Generator
@@ -176,13 +162,13 @@ class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
         before = [p.detach().clone() for p in recorder.parameters]
         recorder.record(self.workload.step)
         golden, gradients = [p.detach().clone() for p in recorder.parameters], recorder.gradients
-        update = [after - one for after, one in zip(golden, before, strict=True)]
+        update = [after - start for after, start in zip(golden, before, strict=True)]
         while True:
             self.workload.restore_into(state, snapshot)
             drawn = self._draw(place, wanted in LARGE_CLASSES, rng)
-            faulty = FaultyStep(self.workload.step, drawn)
+            applied_faults: list[AppliedFault] = []
             try:
-                signals = recorder.record(faulty)
+                signals = recorder.record(partial(self._faulty_step, drawn, applied_faults))
             except (UserCodeError, InjectionError, UsageError):  # it raised, or the operation does not run in this step
                 yield FaultInStep(drawn, (), float("nan"), (np.zeros(0), np.zeros(0, np.bool_)))
                 continue
@@ -190,7 +176,14 @@ class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
                 severity = relative_difference(recorder.gradients, gradients, gradients)
             else:
                 severity = relative_difference([p.detach() for p in recorder.parameters], golden, update)
-            yield FaultInStep(drawn, faulty.applied_faults, severity, signals)
+            yield FaultInStep(drawn, tuple(applied_faults), severity, signals)
+
+    def _faulty_step(self, drawn: SampledFault, applied_faults: list[AppliedFault], state: TrainingState) -> StepRecord:
+        """A step with faults; those that landed are added to ``applied_faults``."""
+        with StepInjection(state.model, drawn.faults, state.optimizers) as injection:
+            record = self.workload.step(state)
+        applied_faults += injection.applied_faults
+        return record
 
     def _draw(self, place: str, large: bool, rng: np.random.Generator) -> SampledFault:
         """A fault from the generator of its trial; the step in it means nothing."""
@@ -208,7 +201,7 @@ class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
             raise UsageError(
                 f"{self.workload.name} ends with other bits when its signals are read; they must not depend on hooks"
             )
-        return self._row(GOLDEN, RECORDED, recorded)
+        return self._recorded_row(GOLDEN, RECORDED, recorded)
 
     def _clean_row(self, trial: TrialId, target: CleanTarget) -> CoverageRow:
         rules, steps = named_rules(), target.steps
@@ -220,7 +213,7 @@ class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
         state = workload.start(Seeds.same_for_all(trial_seed(self._campaign, self.spec.seed, trial) % 2**31))
         events = []
         with StepRecorder(state) as recorder:
-            counters = [FalseAlarmCounter(one) for one in applications(rules, recorder.series)]
+            counters = [FalseAlarmCounter(application) for application in applications(rules, recorder.series)]
             sampling = Sampling(target.sampling, target.value_sampling, target.update_sampling)
             for step in range(steps):
                 if step == steps // 2:
@@ -232,26 +225,17 @@ class CoverageRunner(Runner[CoverageSpec, CoverageBaseline, CoverageRow]):
                     counter.count_step(values, seen, step)
         counts = [np.hstack([first, c.events - first]) for first, c in zip(events, counters, strict=True)]
         names = [str(detector) for counter in counters for detector in counter.application.detectors]
-        row = self._row(trial, JUDGED)
-        return replace(
-            row, rules=json.dumps(names), events=np.vstack(counts), scores=np.vstack([c.scores for c in counters])
-        )
+        scores = np.vstack([counter.scores for counter in counters])
+        return self._row(trial, JUDGED, rules=json.dumps(names), events=np.vstack(counts), scores=scores)
 
-    def _row(self, trial: TrialId, end: str, recorded: Sequence[tuple[Floats, Bools]] = ()) -> CoverageRow:
+    def _recorded_row(self, trial: TrialId, end: str, recorded: Sequence[tuple[Floats, Bools]]) -> CoverageRow:
         columns = len(self._series)
-        return CoverageRow(
-            trial=trial,
-            injection=NO_INJECTION,
-            faults="[]",
-            end=end,
-            tried=0,
-            severity=float("nan"),
+        return self._row(
+            trial,
+            end,
             steps=len(recorded),
-            rules="[]",
             signals=np.array([values for values, _ in recorded]).reshape(-1, columns),
             seen=np.array([seen for _, seen in recorded], np.uint8).reshape(-1, columns),
-            events=np.zeros((0, 4), np.int64),
-            scores=np.zeros((0, BINS), np.int64),
         )
 
 
@@ -262,18 +246,3 @@ class FaultInStep(NamedTuple):
     applied_faults: tuple[AppliedFault, ...]
     severity: float
     signals: tuple[Floats, Bools]
-
-
-class FaultyStep:
-    """Makes a step with faults; ``applied_faults``: what landed."""
-
-    def __init__(self, step: Callable[[TrainingState], StepRecord], drawn: SampledFault) -> None:
-        self._step, self._drawn = step, drawn
-        self.applied_faults: tuple[AppliedFault, ...] = ()
-
-    def __call__(self, state: TrainingState) -> StepRecord:
-        """One step."""
-        with StepInjection(state.model, self._drawn.faults, state.optimizers) as injection:
-            record = self._step(state)
-        self.applied_faults = tuple(injection.applied_faults)
-        return record

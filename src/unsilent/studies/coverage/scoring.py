@@ -13,7 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from unsilent.campaigns.code import code_hash
-from unsilent.detectors.rule import ALARM, WARNING, Judgement, Rule, RuleStream
+from unsilent.detectors.rule import ALARM, WARNING, Rule
 from unsilent.detectors.rules import RULES, make_rule
 from unsilent.detectors.series import (
     GRADIENT,
@@ -50,13 +50,13 @@ class Sampling(NamedTuple):
     def is_read(self, series: Sequence[Series], steps: Ints) -> Bools:
         """Which series are read in which steps, bool[steps, n]."""
         turns = dict[str, dict[str, int]]()
-        for one in series:
-            own = turns.setdefault(one.feature, {})
-            own.setdefault(one.tensor, len(own))
-        turn = np.array([turns[one.feature][one.tensor] for one in series], np.int64)
+        for entry in series:
+            tensors = turns.setdefault(entry.feature, {})
+            tensors.setdefault(entry.tensor, len(tensors))
+        turn = np.array([turns[entry.feature][entry.tensor] for entry in series], np.int64)
         intervals = {LOSS: 1, GRADIENT: self.gradients, UPDATE: self.updates}
         interval = np.array(
-            [intervals.get(one.feature, self.values) for one in series],
+            [intervals.get(entry.feature, self.values) for entry in series],
             np.int64,
         )
         return np.asarray((turn + steps[:, None]) % interval == 0, np.bool_)
@@ -77,74 +77,58 @@ class Detector(NamedTuple):
         return f"{self.rule} on {self.on}" if self.on else self.rule
 
 
-@dataclass(frozen=True)
-class OnAllFeatures:
-    """A rule that reads all of `ON_FEATURES` in place of its own choice."""
-
-    rule: Rule
-
-    @property
-    def name(self) -> str:
-        """The name of the rule."""
-        return self.rule.name
-
-    def reads(self, series: Series) -> bool:
-        """Whether it is one of them."""
-        return (series.feature, series.statistic) in ON_FEATURES
-
-    def initial_state(self, series: Sequence[Series]) -> Any:
-        """The rule's."""
-        return self.rule.initial_state(series)
-
-    def judge(self, state: Any, values: Floats, seen: Bools, seconds: float) -> tuple[Any, Judgement]:
-        """The rule's."""
-        return self.rule.judge(state, values, seen, seconds)
-
-
 class Application:
     """A rule that runs over series step by step, for one or several detectors: rules judge each series by itself.
 
     Attributes:
         detectors: What the rule is scored as.
         state: Of the rule; may be kept and put back.
+
+    Args:
+        reads: Which series the rule reads; None: its own choice.
     """
 
-    def __init__(self, rule: Any, series: Sequence[Series], parts: Mapping[Detector, Callable[[Series], bool]]) -> None:
-        self._stream = RuleStream(rule, series)
-        own = [series[column] for column in self._stream.columns]
+    def __init__(
+        self,
+        rule: Rule,
+        series: Sequence[Series],
+        parts: Mapping[Detector, Callable[[Series], bool]],
+        reads: Callable[[Series], bool] | None = None,
+    ) -> None:
+        self._rule, reads = rule, reads or rule.reads
+        self._columns = np.flatnonzero([reads(entry) for entry in series])
+        read_series = [series[column] for column in self._columns.tolist()]
+        self.state: Any = rule.initial_state(read_series)
         self.detectors = tuple(parts)
-        self._parts = [np.flatnonzero([is_part(one) for one in own]) for is_part in parts.values()]
-
-    @property
-    def state(self) -> Any:
-        """The state of the rule."""
-        return self._stream.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self._stream.state = state
+        self._parts = [np.flatnonzero([is_part(entry) for entry in read_series]) for is_part in parts.values()]
 
     def judge(self, values: Floats, seen: Bools, step: int) -> Floats:
         """The next step, as if each took a second: of each detector the highest level and largest score, float64[n, 2].
 
         The score is NaN where nothing was judged.
         """
-        levels, scores, _ = self._stream.judge(values, seen, float(step))
-        scores = np.where(np.isnan(scores), -np.inf, scores)
-        result = [(levels[own].max(initial=0), scores[own].max(initial=-np.inf)) for own in self._parts]
+        columns = self._columns
+        self.state, judgement = self._rule.judge(self.state, values[columns], seen[columns], float(step))
+        levels, scores = judgement.levels, np.where(np.isnan(judgement.scores), -np.inf, judgement.scores)
+        result = [(levels[part].max(initial=0), scores[part].max(initial=-np.inf)) for part in self._parts]
         largest = np.array(result, np.float64).reshape(-1, 2)
         return np.where(largest == -np.inf, np.nan, largest)
 
 
 def applications(rules: Mapping[str, Rule], series: Sequence[Series]) -> list[Application]:
     """All rules on what they read by default, and on each feature that these series have."""
-    features = [one for one in ON_FEATURES if any((s.feature, s.statistic) == one for s in series)]
-    return [Application(rule, series, {Detector(name, ""): lambda one: True}) for name, rule in rules.items()] + [
-        Application(
-            OnAllFeatures(rule), series, {Detector(name, _feature_text(*one)): _is_feature(one) for one in features}
-        )
-        for name, rule in rules.items()
-    ]
+    features = [feature for feature in ON_FEATURES if any(_is_feature(feature)(entry) for entry in series)]
+    parts = {_feature_text(*feature): _is_feature(feature) for feature in features}
+    result = [Application(rule, series, {Detector(name, ""): lambda entry: True}) for name, rule in rules.items()]
+    for name, rule in rules.items():
+        detectors = {Detector(name, text): is_part for text, is_part in parts.items()}
+        result.append(Application(rule, series, detectors, reads=_is_of_features))
+    return result
+
+
+def _is_of_features(series: Series) -> bool:
+    """Whether it is a feature and statistic that rules are tried on alone."""
+    return (series.feature, series.statistic) in ON_FEATURES
 
 
 def _feature_text(feature: str, statistic: str) -> str:
@@ -152,7 +136,7 @@ def _feature_text(feature: str, statistic: str) -> str:
 
 
 def _is_feature(wanted: tuple[str, str]) -> Callable[[Series], bool]:
-    return lambda one: (one.feature, one.statistic) == wanted
+    return lambda series: (series.feature, series.statistic) == wanted
 
 
 def rules_digest(rules: Mapping[str, Rule], code: str) -> str:
@@ -232,7 +216,7 @@ class DetectorScores:
 def join_scores(parts: Sequence[DetectorScores]) -> DetectorScores:
     """Scores of the faults of several campaigns, one after the other; those that were followed longer are cut."""
     steps = min(part.levels.shape[1] for part in parts)
-    names = [one.name for one in fields(DetectorScores)]
+    names = [entry.name for entry in fields(DetectorScores)]
     return DetectorScores(*(np.concatenate([getattr(part, name)[:, :steps] for part in parts]) for name in names))
 
 
@@ -252,9 +236,9 @@ def score_faults(
         application.state = states[fault.step]
         for after, (values, seen) in enumerate(zip(fault.values[:follow], fault.seen[:follow], strict=True)):
             result[number, after] = application.judge(values, seen, fault.step + after)
-    own = np.array([usual[fault.step : fault.step + follow] for fault in faults]).reshape(result.shape)
+    gold = np.array([usual[fault.step : fault.step + follow] for fault in faults]).reshape(result.shape)
     return {
-        detector: DetectorScores(result[:, :, n, 0], result[:, :, n, 1], own[:, :, n, 0], own[:, :, n, 1])
+        detector: DetectorScores(result[:, :, n, 0], result[:, :, n, 1], gold[:, :, n, 0], gold[:, :, n, 1])
         for n, detector in enumerate(application.detectors)
     }, seconds
 

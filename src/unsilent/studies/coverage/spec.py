@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar, NamedTuple
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.lazy_numpy import np, npt
@@ -22,7 +22,7 @@ from unsilent.basics.options import (
     Option,
     check_count,
 )
-from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, Seconds, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions, Budget
 from unsilent.campaigns.spec import SpecOfTraining, StoredBaseline, TrialId
 from unsilent.replicas.spec import MOST_STEPS
@@ -227,7 +227,7 @@ class CoverageRow(StoredRow):
     events: npt.NDArray[np.int64]
     scores: npt.NDArray[np.int64]
     error: str = ""
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    seconds: Seconds = 0.0
     worker: Annotated[int, RUN_SPECIFIC] = 0
 
 
@@ -284,9 +284,9 @@ class CoverageAnalysisOptions(AnalysisOptions):
         return gradients, values, updates
 
 
-def make_coverage_spec(asked: Asked) -> CoverageSpec:
+def make_coverage_spec(request: Asked) -> CoverageSpec:
     """The spec of a request, checked as far as that is possible without the training; raises ``UsageError``."""
-    spec = asked[CoverageSpec]
+    spec = request[CoverageSpec]
     check_count("--follow", spec.follow, 1, MOST_FOLLOWED)
     check_count("--tries", spec.tries, 1, MOST_TRIES)
     for name in ("seed", "init"):

@@ -34,32 +34,32 @@ def stored_diverging_operation(
     look = earliest_divergence(rows, twin)
     if look is None:
         return None
-    seen, other = store.find_step_trace(look._replace(replica=twin.replica)), store.find_step_trace(look)
+    seen, trace = store.find_step_trace(look._replace(replica=twin.replica)), store.find_step_trace(look)
     return (
-        None if seen is None or other is None else find_diverging_operation(seen, other, str(look.replica), look.step)
+        None if seen is None or trace is None else find_diverging_operation(seen, trace, str(look.replica), look.step)
     )
 
 
-def find_diverging_operation(twin: StepTrace, other: StepTrace, replica: str, step: int) -> DivergingOperation | None:
-    """Where the weights of ``other`` part from those of ``twin`` in this step; None where it cannot be found."""
-    if not (twin.operations and other.operations):
+def find_diverging_operation(twin: StepTrace, trace: StepTrace, replica: str, step: int) -> DivergingOperation | None:
+    """Where the weights of ``trace`` part from those of ``twin`` in this step; None where it cannot be found."""
+    if not (twin.operations and trace.operations):
         return None
-    if list(twin.before) != list(other.before):
+    if list(twin.before) != list(trace.before):
         return DivergingOperation(replica, step, START)
-    pairs = _aligned(twin.operations, other.operations)
-    weights = {b for a, b in zip(twin.after, other.after, strict=False) if a != b}
+    pairs = _aligned(twin.operations, trace.operations)
+    weights = {b for a, b in zip(twin.after, trace.after, strict=False) if a != b}
     source = _source(pairs, weights) or _source(pairs, None)
     return None if source is None else DivergingOperation(replica, step, *source)
 
 
-def _aligned(twin: Sequence[Operation], other: Sequence[Operation]) -> list[tuple[Operation | None, Operation]]:
-    """Each operation of ``other`` with the one of ``twin`` that it stands for; None for one that only ``other`` has."""
-    keys = [[_named(one) for one in run] for run in (twin, other)]
+def _aligned(twin: Sequence[Operation], replica: Sequence[Operation]) -> list[tuple[Operation | None, Operation]]:
+    """Each operation of ``replica`` with the one of ``twin`` that it stands for; None for one that only ``replica`` has."""
+    keys = [[_named(op) for op in run] for run in (twin, replica)]
     matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
     mapping: dict[int, Operation] = {}
     for a, b, size in matcher.get_matching_blocks():
         mapping.update((b + i, twin[a + i]) for i in range(size))
-    return [(mapping.get(i), one) for i, one in enumerate(other)]
+    return [(mapping.get(i), op) for i, op in enumerate(replica)]
 
 
 def _source(
@@ -69,21 +69,21 @@ def _source(
 
     ``needed``: None where every value counts.
     """
-    known = {value for one, _ in pairs if one is not None for value in (*one.input_hashes, *one.output_hashes)}
-    made, drawn = {value for _, one in pairs for value in one.output_hashes}, _drawn([one for _, one in pairs])
+    known = {value for op, _ in pairs if op is not None for value in (*op.input_hashes, *op.output_hashes)}
+    computed, drawn = {value for _, op in pairs for value in op.output_hashes}, _drawn([op for _, op in pairs])
     result = None
-    for twin, one in reversed(pairs):
+    for twin, op in reversed(pairs):
         new, read = (
-            _other(getattr(twin, what), getattr(one, what)) if twin else {*getattr(one, what)} - known
+            _other(getattr(twin, what), getattr(op, what)) if twin else {*getattr(op, what)} - known
             for what in ("output_hashes", "input_hashes")
         )
         if not (new if needed is None else new & needed):
             continue
         if needed is not None:
             needed = needed | read
-        if twin is None or not read or read - made:
-            dealt = bool(drawn.intersection(one.input_hashes))
-            result = (_kind(twin, one, bool(read), dealt), *_named(one))
+        if twin is None or not read or read - computed:
+            dealt = bool(drawn.intersection(op.input_hashes))
+            result = (_kind(twin, op, bool(read), dealt), *_named(op))
     return result
 
 
@@ -94,18 +94,18 @@ def _other(twin: Sequence[int], mine: Sequence[int]) -> set[int]:
 def _drawn(operations: Sequence[Operation]) -> set[int]:
     """Values that are random numbers, or were made of nothing else: the mask of a dropout."""
     members: set[int] = set()
-    for one in operations:
-        if one.is_random or (one.input_hashes and members.issuperset(one.input_hashes)):
-            members.update(one.output_hashes)
+    for op in operations:
+        if op.is_random or (op.input_hashes and members.issuperset(op.input_hashes)):
+            members.update(op.output_hashes)
     return members
 
 
-def _kind(twin: Operation | None, one: Operation, read: bool, dealt: bool) -> str:
+def _kind(twin: Operation | None, op: Operation, read: bool, dealt: bool) -> str:
     if twin is None:
         return PATH
     if read:
         return DATA
-    return RANDOM if one.is_random else MOVED if one.only_moves_data else DEALT if dealt else KERNEL
+    return RANDOM if op.is_random else MOVED if op.only_moves_data else DEALT if dealt else KERNEL
 
 
 def _named(operation: Operation) -> tuple[str, str, str]:

@@ -75,9 +75,9 @@ class RunOptions(ExecutionOptions):
         "Seconds that one run may take.", EXECUTION_PANEL, default_text="no limit")] = None  # fmt: skip
 
 
-def make_noise_spec(asked: Asked) -> ReplicaSpec:
+def make_noise_spec(request: Asked) -> ReplicaSpec:
     """A checked spec; raises ``UsageError``."""
-    spec = asked[ReplicaSpec]
+    spec = request[ReplicaSpec]
     spec.check()
     return spec
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.basics.interval import Interval
 from unsilent.replicas import Replica, ReplicaRow, ReplicaStore, Switches
 from unsilent.statistics.distances import Distances, distance, weight_distances
 from unsilent.statistics.groups import GroupSpread, group_spread
@@ -60,7 +60,7 @@ def measure(
         raw_weight_distance=None if distances is None else distances.mean_raw(confidence),
         unit_sphere_distance=None if distances is None else distances.mean_unit(confidence),
         groups=tuple(_groups(wrong, trained.group_masks, confidence)),
-        median_divergence_step=_median(steps, confidence),
+        median_divergence_step=median_first_differing_step(steps, confidence),
         divergence_steps=tuple(steps),
         accuracies=tuple(map(float, accuracies)),
         losses=tuple(losses),
@@ -77,10 +77,6 @@ def _parting(twin: ReplicaRow, row: ReplicaRow, every: int, steps: int) -> int |
     return None if index is None else min((index + 1) * every, steps) - 1
 
 
-def _median(steps: Sequence[int | None], confidence: float) -> Interval:
-    return median_first_differing_step(steps, confidence)
-
-
 def _distances(
     rows: Sequence[ReplicaRow], store: ReplicaStore
 ) -> tuple[Distances | None, tuple[float, ...], list[str]]:
@@ -88,18 +84,13 @@ def _distances(
     twin = store.row_with_weights(Replica(Switches(), 0)).flat_weights
     if twin is None:
         return None, (), ["final weights are too large to store, so distances are not reported"]
-    held: dict[int, NDArray[Any]] = {}
-    keep = twin.nbytes * len(rows) <= HELD
 
-    def load(index: int) -> NDArray[Any]:
-        result = held.get(index)
-        if result is None:
-            result = store.row_with_weights(rows[index].replica).flat_weights
-            assert result is not None
-            if keep:
-                held[index] = result
-        return result
+    def read_weights(index: int) -> NDArray[Any]:
+        weights = store.row_with_weights(rows[index].replica).flat_weights
+        assert weights is not None
+        return weights
 
+    load = cache(read_weights) if twin.nbytes * len(rows) <= HELD else read_weights
     distances = weight_distances(load, len(rows))
     twins = tuple(distance(twin, load(index))[1] for index in range(len(rows)))
     if not np.isfinite(distances.raw).all():

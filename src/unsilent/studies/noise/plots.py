@@ -40,13 +40,13 @@ def is_significant_spread(group: GroupSpread) -> bool:
 def distribution_figure(variants: Sequence[VariantNoise], what: str) -> Figure:
     """One dot a replica, one row a variant, a bar at the mean; ``what`` is accuracy or loss."""
     traces = []
-    for number, one in enumerate(variants):
-        values = [100 * v for v in one.accuracies] if what == "accuracy" else list(one.losses)
-        hover = [f"{label(one.name)}, replica {r}: {v:.4g}" for r, v in enumerate(values)]
+    for number, variant in enumerate(variants):
+        values = [100 * v for v in variant.accuracies] if what == "accuracy" else list(variant.losses)
+        hover = [f"{label(variant.name)}, replica {r}: {v:.4g}" for r, v in enumerate(values)]
         marker = {"color": series_colour(number), "symbol": series_marker(number), "size": 8, "opacity": 0.7}
         traces.append(marker_series("", values, _spread_out(number, len(values)), hover, marker))
     unit = "accuracy on held-out samples, %" if what == "accuracy" else "loss on held-out samples"
-    rows = rows_axis([one.name for one in variants])
+    rows = rows_axis([variant.name for variant in variants])
     return figure(traces, 110 + 60 * len(variants), xaxis={"title": {"text": unit}}, yaxis=rows)
 
 
@@ -79,11 +79,11 @@ def loss_spread_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Fi
     Steps count from 0, which no logarithmic axis has: they lie one further and are labelled as they are.
     """
     traces = []
-    for one in curves:
-        points = [(s + 1, v) for s, v in zip(one.steps, one.sd, strict=True) if v > 0 and math.isfinite(v)]
-        hover = [f"{label(one.variant)}, step {x - 1}: {y:.3g}" for x, y in points]
-        traces.append(line_series(one.variant, points, line_style(list(order).index(one.variant)), hover))
-    last = max((one.steps[-1] for one in curves), default=0)
+    for curve in curves:
+        points = [(s + 1, v) for s, v in zip(curve.steps, curve.sd, strict=True) if v > 0 and math.isfinite(v)]
+        hover = [f"{label(curve.variant)}, step {x - 1}: {y:.3g}" for x, y in points]
+        traces.append(line_series(curve.variant, points, line_style(list(order).index(curve.variant)), hover))
+    last = max((curve.steps[-1] for curve in curves), default=0)
     steps = [0, *(k * 10**power for power in range(len(str(last))) for k in (1, 2, 5) if k * 10**power <= last)]
     ticks = {"tickvals": [step + 1 for step in steps], "ticktext": [f"{step:,}" for step in steps]}
     return figure(
@@ -97,20 +97,21 @@ def loss_spread_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Fi
 def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
     """The sd of each group's error against that of a random group of its size; filled where it varies more."""
     traces = []
-    top = max((g.sd.high for one in variants for g in one.groups if not has_identical_replicas(one)), default=0.01)
-    for number, one in enumerate(variants):
-        if not one.groups or has_identical_replicas(one):
+    top = max((g.sd.high for v in variants for g in v.groups if not has_identical_replicas(v)), default=0.01)
+    for number, variant in enumerate(variants):
+        groups = variant.groups
+        if not groups or has_identical_replicas(variant):
             continue
         symbol = series_marker(number)
-        symbols = [symbol if is_significant_spread(group) else f"{symbol}-open" for group in one.groups]
+        symbols = [symbol if is_significant_spread(group) else f"{symbol}-open" for group in groups]
         marker = {"color": series_colour(number), "symbol": symbols, "size": 9}
         bars: Figure = {"type": "data", "symmetric": False, "color": series_colour(number), "thickness": 1, "width": 0}
-        bars["array"] = [100 * (g.sd.high - (g.sd.estimate or 0)) for g in one.groups]
-        bars["arrayminus"] = [100 * ((g.sd.estimate or 0) - g.sd.low) for g in one.groups]
-        x, y = [100 * g.sd_by_size for g in one.groups], [100 * (g.sd.estimate or 0) for g in one.groups]
-        hover = [f"{label(one.name)}, {label(g.name)}, {count_text(g.n, 'sample')}" for g in one.groups]
-        traces.append(marker_series(label(one.name), x, y, hover, marker, error_y=bars))
-    widest = max((g.sd_by_size for one in variants for g in one.groups), default=0.01)
+        bars["array"] = [100 * (g.sd.high - (g.sd.estimate or 0)) for g in groups]
+        bars["arrayminus"] = [100 * ((g.sd.estimate or 0) - g.sd.low) for g in groups]
+        x, y = [100 * g.sd_by_size for g in groups], [100 * (g.sd.estimate or 0) for g in groups]
+        hover = [f"{label(variant.name)}, {label(g.name)}, {count_text(g.n, 'sample')}" for g in groups]
+        traces.append(marker_series(label(variant.name), x, y, hover, marker, error_y=bars))
+    widest = max((g.sd_by_size for v in variants for g in v.groups), default=0.01)
     end = 100 * 1.05 * min(widest, top)
     line = {"type": "line", "x0": 0, "y0": 0, "x1": end, "y1": end, "line": {"color": SOFT, "dash": "dot", "width": 1}}
     titles = "sd for a random group of the same size, points", "sd of the error of the group, percentage points"
@@ -121,13 +122,13 @@ def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
 def plots_by_place(result: NoiseResult) -> dict[str, Figure]:
     """The figures that have something to show, by the id of their place in the page."""
     output = {"accuracy": distribution_figure(result.variants, "accuracy")} if result.variants else {}
-    if result.variants and all(one.loss is not None for one in result.variants):
+    if result.variants and all(variant.loss is not None for variant in result.variants):
         output["loss"] = distribution_figure(result.variants, "loss")
     if len(result.churn_matrix.churn) > 1:
         output["churn"] = churn_figure(result.churn_matrix)
     if result.curves:
-        output["parting"] = loss_spread_figure(result.curves, [one.name for one in result.variants])
-    if any(one.groups and not has_identical_replicas(one) for one in result.variants):
+        output["parting"] = loss_spread_figure(result.curves, [variant.name for variant in result.variants])
+    if any(variant.groups and not has_identical_replicas(variant) for variant in result.variants):
         output["groups"] = groups_figure(result.variants)
     return output
 

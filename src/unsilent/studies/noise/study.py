@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,6 @@ class NoiseQuestion:
 
     def __post_init__(self) -> None:
         check_replica_count(self.replicas)
-        if not 0 < self.confidence < 1:
-            raise UsageError(f"confidence is {self.confidence}; expected a number between 0 and 1")
         if self.level is None:
             return
         if not 0 < self.level < 1:
@@ -107,10 +106,10 @@ ALWAYS = ("init", "order", "augment", "dropout", "within")
 """Switches that can be set in every training, even where they have no effect."""
 
 
-def check_any_runnable(asked: NoiseQuestion, trained: ReplicaBaseline) -> None:
+def check_any_runnable(question: NoiseQuestion, trained: ReplicaBaseline) -> None:
     """Raise ``UsageError`` where no variant can be run."""
-    if not asked.runnable_variants(trained):
-        whys = "; ".join(f"{variant_name(switches)}: {_left_out(switches, trained)}" for switches in asked.variants)
+    if not question.runnable_variants(trained):
+        whys = "; ".join(f"{variant_name(switches)}: {_left_out(switches, trained)}" for switches in question.variants)
         raise UsageError(f"no variant can be run here ({whys}); choose another --switch")
 
 
@@ -138,23 +137,15 @@ def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) 
 
     ``run_options``: jobs, executor and so on, see `run_replicas`.
     """
-
-    def check() -> None:
-        check_control(
-            list(store.runs_with_switches(Switches())), question.spec.workload
-        )  # what follows would be worth nothing
-
-    def looks() -> Iterator[StepTraceId]:
-        return steps_to_trace(question, store)
-
     request = ReplicaRequest(tuple(map(str, question.variants)), question.replicas)
     run_replicas(
         question.spec,
         question.planned_runs,
         store,
         replica_request=request,
-        after_control_runs=check,
-        step_traces=looks,
+        # If they differ, what follows would be worth nothing.
+        after_control_runs=lambda: check_control(list(store.runs_with_switches(Switches())), question.spec.workload),
+        step_traces=partial(steps_to_trace, question, store),
         **run_options,
     )
     return read_noise(question, store)
@@ -162,6 +153,7 @@ def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) 
 
 def read_noise(question: NoiseQuestion, store: ReplicaStore) -> NoiseResult:
     """The result from what is stored alone."""
+    # Long because the result has many fields, a line each.
     trained = store.baseline
     missing = set(question.planned_runs(trained)) - store.replicas()
     if missing:
@@ -225,12 +217,12 @@ def planned_replica_count(store: ReplicaStore) -> int:
     return len(set(stored_question(store).planned_runs(store.baseline)))
 
 
-def steps_to_trace(asked: NoiseQuestion, store: ReplicaStore) -> Iterator[StepTraceId]:
+def steps_to_trace(question: NoiseQuestion, store: ReplicaStore) -> Iterator[StepTraceId]:
     """The steps at which runs part: of each variant, and of each switch alone, the replica that parts first, and the twin."""
     twin = store.clean_twin()
-    for switches in dict.fromkeys([*asked.runnable_variants(store.baseline), *asked.single_switches()]):
-        rows = list(store.runs_with_switches(switches, asked.replica_count(switches)))
-        if asked.spec.every == 1 and (look := earliest_divergence(rows, twin)) is not None:
+    for switches in dict.fromkeys([*question.runnable_variants(store.baseline), *question.single_switches()]):
+        rows = list(store.runs_with_switches(switches, question.replica_count(switches)))
+        if question.spec.every == 1 and (look := earliest_divergence(rows, twin)) is not None:
             yield look
             yield look._replace(replica=twin.replica)
 
@@ -291,8 +283,8 @@ def _compared(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> 
         return SwitchEffect(*parts, True, f"makes runs with the same seeds differ ({RACES} runs)")
     if part.threads > 1:
         alike = same_replica_bits(rows[0], next(store.runs_with_switches(_threads(part), 1)))
-        other = "bit-identical to" if alike else "differs from"
-        return SwitchEffect(*parts, changed, f"{other} {_threads(part)}; no race was observed in {RACES} runs")
+        comparison = "bit-identical to" if alike else "differs from"
+        return SwitchEffect(*parts, changed, f"{comparison} {_threads(part)}; no race was observed in {RACES} runs")
     return SwitchEffect(*parts, changed, f"runs with the same seeds were bit-identical ({RACES} runs)")
 
 
@@ -306,7 +298,7 @@ def _threads(part: Switches) -> Switches:
 
 def variant_name(switches: Switches) -> str:
     """A variant's name in capitals where it has one, else its switches."""
-    return next((name.upper() for name, own in VARIANTS.items() if own == switches), str(switches))
+    return next((name.upper() for name, named in VARIANTS.items() if named == switches), str(switches))
 
 
 def check_control(rows: Sequence[ReplicaRow], workload: str) -> None:
@@ -327,23 +319,23 @@ def check_control(rows: Sequence[ReplicaRow], workload: str) -> None:
         )
 
 
-def _where(one: ReplicaRow, other: ReplicaRow) -> str:
+def _where(first: ReplicaRow, second: ReplicaRow) -> str:
     """How two runs differ, as far as it is known: first step of loss and weights, first tensor at the end."""
     result = []
-    losses = first_differing_index(one.losses.tolist(), other.losses.tolist())
-    weights = first_differing_index(one.hashes.tolist(), other.hashes.tolist())
+    losses = first_differing_index(first.losses.tolist(), second.losses.tolist())
+    weights = first_differing_index(first.hashes.tolist(), second.hashes.tolist())
     if losses is not None:
         result.append(f"in the loss from step {losses} on")
     if weights is not None:
-        result.append(f"in the weights from hash {weights} of {len(one.hashes)} on")
-    pairs = zip(json.loads(one.final_hashes), json.loads(other.final_hashes), strict=False)
+        result.append(f"in the weights from hash {weights} of {len(first.hashes)} on")
+    pairs = zip(json.loads(first.final_hashes), json.loads(second.final_hashes), strict=False)
     tensor = next((mine[0] for mine, theirs in pairs if mine != theirs), None)
     if tensor is not None:
         result.append(f"in the final state, first in {tensor}")
     held_out = {
-        "loss": np.float64(one.loss).tobytes() != np.float64(other.loss).tobytes(),
-        "metrics": one.metrics != other.metrics,
-        "predictions": one.predictions.tobytes() != other.predictions.tobytes(),
+        "loss": np.float64(first.loss).tobytes() != np.float64(second.loss).tobytes(),
+        "metrics": first.metrics != second.metrics,
+        "predictions": first.predictions.tobytes() != second.predictions.tobytes(),
     }
     names = " and ".join(name for name, differs in held_out.items() if differs)
     return "; ".join(result) or (
@@ -351,33 +343,37 @@ def _where(one: ReplicaRow, other: ReplicaRow) -> str:
     )
 
 
-def _notes(asked: NoiseQuestion, trained: ReplicaBaseline, rows: Sequence[ReplicaRow]) -> Iterator[str]:
-    for switches in asked.variants:
+def _notes(question: NoiseQuestion, trained: ReplicaBaseline, rows: Sequence[ReplicaRow]) -> Iterator[str]:
+    for switches in question.variants:
         if why := _left_out(switches, trained):
             yield f"{variant_name(switches)} was not run: {why}"
     yield from sorted({note for row in rows for note in row.notes_list()})
-    if any("within" in switches for switches in asked.variants) and trained.draws_per_batch:
+    if any("within" in switches for switches in question.variants) and trained.draws_per_batch:
         yield (
             "forward passes of this training draw random numbers by position in the batch, so in-batch permutations (IMPL) also "
             "change dropout masks and cause more variation than rounding"
         )
-    if asked.spec.every > 1:
+    if question.spec.every > 1:
         yield "the operation at which runs diverge is reported only with --every 1"
-    if asked.spec.steps is not None:
+    if question.spec.steps is not None:
         yield f"runs end after {trained.steps} steps; the workload's own schedule may be longer (--with steps=N sets it)"
 
 
-def make_noise_question(asked: Asked) -> NoiseQuestion:
+def make_noise_question(wanted: Asked) -> NoiseQuestion:
     """The question of a request: which runs, and how they are read; raises ``UsageError``."""
-    budget = asked[NoiseBudget]
+    budget = wanted[NoiseBudget]
     return NoiseQuestion(
-        make_noise_spec(asked), budget.chosen_variants, budget.replicas, asked[AnalysisOptions].confidence, budget.level
+        make_noise_spec(wanted),
+        budget.chosen_variants,
+        budget.replicas,
+        wanted[AnalysisOptions].confidence,
+        budget.level,
     )
 
 
-def check_options(asked: Asked, spec: ReplicaSpec) -> None:
+def check_options(request: Asked, spec: ReplicaSpec) -> None:
     """Raise ``UsageError`` for a question that cannot be asked."""
-    make_noise_question(asked)
+    make_noise_question(request)
 
 
 def analyse(store: ReplicaStore, confidence: float = 0.95) -> NoiseResult:

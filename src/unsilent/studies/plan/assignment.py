@@ -148,15 +148,15 @@ def _solve(rates: Floats, sizes: Ints, memory: Memory) -> tuple[Ints | None, boo
         if rows:
             constraints.append(LinearConstraint(np.array(rows), -np.inf, np.array(limits) * (1 - shrinkage)))
         with _without_native_output():
-            found = milp(
+            solution = milp(
                 cost.reshape(-1), integrality=np.ones(items * blocks), bounds=Bounds(0, 1), constraints=constraints,
                 options={"time_limit": TIME_LIMIT, "mip_rel_gap": GAP},
             )  # fmt: skip
-        if found.x is None:
+        if solution.x is None:
             return None, False
-        choice = np.asarray(found.x.reshape(items, blocks).argmax(1), dtype=np.int64)
+        choice = np.asarray(solution.x.reshape(items, blocks).argmax(1), dtype=np.int64)
         if memory.fits(choice, sizes):
-            return choice, found.status == 0 and not shrinkage
+            return choice, solution.status == 0 and not shrinkage
     return None, False
 
 
@@ -165,13 +165,13 @@ def _without_native_output() -> Iterator[None]:
     """Discard what HiGHS prints on stdout whatever its options say, since stdout may be a JSON object."""
     sys.stdout.flush()
     with open(os.devnull, "wb") as nowhere:
-        kept = os.dup(1)
+        stdout = os.dup(1)
         try:
             os.dup2(nowhere.fileno(), 1)
             yield
         finally:
-            os.dup2(kept, 1)
-            os.close(kept)
+            os.dup2(stdout, 1)
+            os.close(stdout)
 
 
 def _rows(sizes: Ints, memory: Memory) -> tuple[list[Floats], list[float]]:
@@ -184,7 +184,7 @@ def _rows(sizes: Ints, memory: Memory) -> tuple[list[Floats], list[float]]:
 
     for number, block in enumerate(memory.blocks):
         if block.capacity is not None:
-            add([float(number == other) for other in range(len(memory.blocks))], block.capacity)
+            add([float(number == column) for column in range(len(memory.blocks))], block.capacity)
     if memory.max_latency is not None:
         add([b.latency for b in memory.blocks], memory.max_latency * float(sizes.sum()))
     if memory.max_energy is not None:

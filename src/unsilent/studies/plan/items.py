@@ -103,12 +103,12 @@ class ItemTrials:
         if not parts:
             return Interval(0.0, 0.0, 0.0, confidence, 0, "nothing unprotected")
         level = confidence if self.look is None else confidence_at(self.look, confidence)
-        found = stratified(parts, level)
-        low, high = offset + scale * found.low, offset + scale * found.high
+        mean = stratified(parts, level)
+        low, high = offset + scale * mean.low, offset + scale * mean.high
         estimate = (
-            None if found.estimate is None else min(max(float(weights @ self.item_rates(weights.size)), low), high)
+            None if mean.estimate is None else min(max(float(weights @ self.item_rates(weights.size)), low), high)
         )
-        return replace(found, estimate=estimate, low=low, high=high, confidence=confidence)
+        return replace(mean, estimate=estimate, low=low, high=high, confidence=confidence)
 
     def trials_factor(self, weights: Floats, confidence: float, relative: float) -> float | None:
         """The factor of trials that would estimate `rate` to within this part of it; None where that cannot be foreseen."""
@@ -175,11 +175,11 @@ class ParameterItems:
         halves = zip(self.selection.strata, self.prediction.strata, strict=True)
         pooled = [
             replace(
-                one,
-                hit_items=np.concatenate([one.hit_items, two.hit_items]),
-                outcomes=np.concatenate([one.outcomes, two.outcomes]),
+                selecting,
+                hit_items=np.concatenate([selecting.hit_items, predicting.hit_items]),
+                outcomes=np.concatenate([selecting.outcomes, predicting.outcomes]),
             )
-            for one, two in halves
+            for selecting, predicting in halves
         ]
         return replace(self.prediction, strata=tuple(pooled))
 

@@ -106,9 +106,9 @@ def _parameter_addresses(name: str, memory: DescribedMemory) -> list[Address]:
 def _place_now(memories: Mapping[str, DescribedMemory], blocks: Sequence[Block], items: Sequence[Item]) -> CurrentPlace:
     """Each item in the first memory that holds it; in the one that leaves most of the faults where none does."""
     worst = max(range(len(blocks)), key=lambda n: (blocks[n].residual, blocks[n].capacity or 0))
-    globs = [[address.glob for address in _parameter_addresses(*one)] for one in memories.items()]
+    globs = [[address.glob for address in _parameter_addresses(*entry)] for entry in memories.items()]
     names = [parse_site(item.tensor[0]).name for item in items]
-    held = [next((n for n, own in enumerate(globs) if any(fnmatchcase(name, g) for g in own)), None) for name in names]
+    held = [next((n for n, row in enumerate(globs) if any(fnmatchcase(name, g) for g in row)), None) for name in names]
     used = " and ".join(blocks[n].name for n in sorted({n for n in held if n is not None}))
     if not used:
         words = f"with all of them in {blocks[worst].name}"
@@ -146,11 +146,11 @@ def pareto_memories(memory: Memory, rates: Floats, sizes: Ints) -> dict[str, Mem
         name: (float(rates @ memory.residuals(choice)), memory.latency(choice, sizes), memory.energy(choice, sizes))
         for name, (_, choice) in plans.items()
     }
-    kept = {
+    unbeaten = {
         cost: name for name, cost in reversed(costs.items())
-        if not any(other != cost and all(np.less_equal(other, cost)) for other in costs.values())
+        if not any(rival != cost and all(np.less_equal(rival, cost)) for rival in costs.values())
     }  # fmt: skip
-    return {name: plans[name][0] for _, name in sorted(kept.items())}
+    return {name: plans[name][0] for _, name in sorted(unbeaten.items())}
 
 
 def _limited(memory: Memory, free: Ints, sizes: Ints) -> Iterator[tuple[str, Memory]]:

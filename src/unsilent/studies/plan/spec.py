@@ -93,10 +93,10 @@ class PlanOptions:
             "--validation-seed": self.validation_seed,
             "--workload": self.workload, "--with": self.options or None, "--data": self.data, "--weights": self.weights,
         }  # fmt: skip
-        given = [name for name, value in ignored.items() if value is not None]
-        if given and not self.validate:
+        given_names = [name for name, value in ignored.items() if value is not None]
+        if given_names and not self.validate:
             raise UsageError(
-                f"{given[0]} is only used with --validate; add --validate, or leave out {', '.join(given)}"
+                f"{given_names[0]} is only used with --validate; add --validate, or leave out {', '.join(given_names)}"
             )
 
 

@@ -72,8 +72,8 @@ def make_items(description: PvfBaseline, law: str, granularity: str) -> tuple[It
     for target in description.targets_at(1):
         tensors = _tensors_of(target, description)
         mass = [_mass(tensor, target, law) for tensor in tensors]
-        for tensor, own in zip(tensors, mass, strict=True):
-            shares[tensor.site, tensor.dtype] += target.share * own / math.fsum(mass)
+        for tensor, part in zip(tensors, mass, strict=True):
+            shares[tensor.site, tensor.dtype] += target.share * part / math.fsum(mass)
     return tuple(
         item
         for tensor in description.tensors
@@ -95,8 +95,8 @@ def _tensors_of(target: TargetInfo, description: PvfBaseline) -> list[TensorInfo
         level = {"component": tensor.component, "tensor": parse_site(tensor.site).label}
         return level.get(target.level, tensor.layer)
 
-    own = {"component": target.component, "tensor": target.group}.get(target.level, target.layer)
-    return [t for t in description.tensors if owner(t) == own and target.dtype in ("", t.dtype)]
+    name = {"component": target.component, "tensor": target.group}.get(target.level, target.layer)
+    return [t for t in description.tensors if owner(t) == name and target.dtype in ("", t.dtype)]
 
 
 def _divided(tensor: TensorInfo, share: float, granularity: str) -> list[Item]:
@@ -166,8 +166,8 @@ def _stratum(
             )
             for hit in hits
         ]
-        found = {place: _item_at(place, items, reachable) for place in set(places)}
-        hit_items = np.array([found[place] for place in places], np.int64)
+        item_of = {place: _item_at(place, items, reachable) for place in set(places)}
+        hit_items = np.array([item_of[place] for place in places], np.int64)
     judged = tally.units_per_trial > 0
     outcomes = tally.incorrect_share_per_trial
     return StratumTrials(target.share, np.array(reachable, np.int64), hit_items[judged], outcomes, expected_mean)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,8 +56,8 @@ def _plan(arguments: Mapping[str, Any]) -> PlanResult:
     workload = arguments["workload"]
     live = None if workload is None or isinstance(workload, str) else workload
     named = {**arguments, "workload": workload if live is None else getattr(workload, "name", None)}
-    asked = Asked.from_call((PlanOptions,), named)
-    return make_plan(asked[PlanOptions], asked.command_line("plan", PlanOptions), arguments["observer"], live)
+    request = Asked.from_call((PlanOptions,), named)
+    return make_plan(request[PlanOptions], request.command_line("plan", PlanOptions), arguments["observer"], live)
 
 
 plan = option_function(
@@ -92,27 +92,13 @@ def make_plan(
         unplanned = np.ones(sizes.size) if now is None else next(iter(memories.values())).residuals(now.blocks)
         true_rates = items.pooled_rates() if options.truth is None else _true_rates(options, items)
         second = run_validation(store, items.items, options, live, observer) if options.validate else None
-        joint = 1 - (1 - options.confidence) / len(
-            memories
-        )  # with which limits of all budgets hold together (Bonferroni)
+        joint = 1 - (1 - options.confidence) / len(memories)
         choices = {name: optimal_assignment(rates, sizes, memory) for name, memory in memories.items()}
-        budgets = [
-            _planned(
-                name,
-                memory,
-                choices[name],
-                items,
-                true_rates,
-                unplanned,
-                None if second is None else second.trials,
-                options,
-                joint,
-            )
-            for name, memory in memories.items()
-        ]
+        planning = Planning(options, items, true_rates, unplanned, second.trials if second else None, joint)
+        budgets = [planning.planned_budget(name, memory, choices[name]) for name, memory in memories.items()]
         if second:
             remaining = [memory.residuals(choices[name].choice) for name, memory in memories.items()]
-            budgets = _with_differences(budgets, remaining, items, second.trials, options, joint)
+            budgets = planning.with_differences(budgets, remaining, second.trials)
         used = {name: [m.blocks[b].name for b in choices[name].choice.tolist()] for name, m in memories.items()}
         return PlanResult(
             workload=store.spec.workload, store=str(options.store), fault=store.spec.fault, law=store.spec.law,
@@ -129,18 +115,18 @@ def make_plan(
 
 def _fit_per_bit(options: PlanOptions, store: PvfStore, described: float | None) -> float | None:
     """The fault rate of a bit: described, asked for, or that of the campaign's command; None where none applies."""
-    asked, spec = options.fit_per_bit, store.spec
+    fit, spec = options.fit_per_bit, store.spec
     if described is not None:
         rate: float | None = described
     else:
-        rate = stored_options(store, PvfReportOptions).fit_per_bit if asked is None else check_rate(asked)
+        rate = stored_options(store, PvfReportOptions).fit_per_bit if fit is None else check_rate(fit)
     bits = Counter[int]()
     for tensor in store.baseline.tensors:
         bits[tensor.width] += tensor.elements * tensor.width
     one_width = max(bits.values()) >= ONE_WIDTH * sum(bits.values())
     if spec.fault == "bitflip" and spec.law == "per-element" and one_width:
         return rate
-    if asked is not None:
+    if fit is not None:
         raise UsageError(
             f"--fit-per-bit cannot be used with {store.path}: {FIT_REQUIREMENT}, and elements of one width; omit --fit-per-bit"
         )
@@ -156,8 +142,8 @@ def _memories(
     """
     total = int(items.sizes.sum())
     if options.accelerator is not None:
-        given = {"--budget": options.budget != DEFAULT_BUDGETS, "--fit-per-bit": options.fit_per_bit is not None}
-        for name in (name for name, is_given in given.items() if is_given):
+        clash = {"--budget": options.budget != DEFAULT_BUDGETS, "--fit-per-bit": options.fit_per_bit is not None}
+        for name in (name for name, is_given in clash.items() if is_given):
             raise UsageError(f"{name} and --accelerator both describe the memory; leave out {name}")
         memory, most, now = accelerator_memory(options.accelerator, items.items)
         return pareto_memories(memory, rates, items.sizes), most, now
@@ -190,41 +176,69 @@ def _true_rates(options: PlanOptions, items: ParameterItems) -> Floats:
     return np.array([rates[item.name, item.size] for item in items.items])
 
 
-def _planned(
-    name: str,
-    memory: Memory,
-    assignment: Assignment,
-    items: ParameterItems,
-    true_rates: Floats,
-    unplanned: Floats,
-    second: ItemTrials | None,
-    options: PlanOptions,
-    joint: float,
-) -> PlannedBudget:
-    """The plan of one budget, as far as it is known without comparing it with the second campaign."""
-    sizes, remaining = items.sizes, memory.residuals(assignment.choice)
-    orders = {name: weights for name, weights in _baselines(memory, sizes).items() if weights is not None}
-    oracle = memory.residuals(optimal_assignment(true_rates, sizes, memory).choice)
-    used = np.bincount(assignment.choice, sizes, len(memory.blocks)) / 8
-    is_budget, confidence = options.accelerator is None, joint
-    plan_by_truth = float(true_rates @ remaining)
-    trials = second or items.prediction
-    return PlannedBudget(
-        name=name,
-        capacity=(memory.blocks[0].capacity or 0) / 8 if is_budget else None,
-        used={block.name: float(n) for block, n in zip(memory.blocks, used, strict=True)},
-        optimal=assignment.optimal,
-        predicted=items.prediction.rate(remaining, confidence),
-        baselines={name: items.prediction.rate(weights, confidence) for name, weights in orders.items()},
-        change=trials.rate(remaining - unplanned, confidence),
-        gains={name: trials.rate(remaining - HALF * weights, confidence) for name, weights in orders.items()},
-        oracle=min(float(true_rates @ oracle), plan_by_truth),
-        plan_by_truth=plan_by_truth,
-        trials_factor=items.prediction.trials_factor(remaining, confidence, ASKED_PRECISION),
-        latency=None if is_budget else memory.latency(assignment.choice, sizes),
-        energy=None if is_budget else memory.energy(assignment.choice, sizes),
-        second_campaign=None if second is None else second.rate(remaining, confidence),
-    )
+@dataclass(frozen=True)
+class Planning:
+    """Trials, options and confidence by which the plans of all budgets are predicted and judged.
+
+    Attributes:
+        true_rates: Failure rate of each item by what is taken for the truth, float64[items].
+        unplanned: Share of the faults in each item that remain without a plan, float64[items].
+        second: Trials of the second campaign; None without one.
+        joint: The confidence with which limits of all budgets hold together (Bonferroni).
+    """
+
+    options: PlanOptions
+    items: ParameterItems
+    true_rates: Floats
+    unplanned: Floats
+    second: ItemTrials | None
+    joint: float
+
+    def planned_budget(self, name: str, memory: Memory, assignment: Assignment) -> PlannedBudget:
+        """The plan of one budget, as far as it is known without comparing it with the second campaign."""
+        sizes, remaining = self.items.sizes, memory.residuals(assignment.choice)
+        orders = {name: weights for name, weights in _baselines(memory, sizes).items() if weights is not None}
+        oracle = memory.residuals(optimal_assignment(self.true_rates, sizes, memory).choice)
+        used = np.bincount(assignment.choice, sizes, len(memory.blocks)) / 8
+        is_budget, confidence = self.options.accelerator is None, self.joint
+        plan_by_truth = float(self.true_rates @ remaining)
+        prediction = self.items.prediction
+        trials = self.second or prediction
+        return PlannedBudget(
+            name=name,
+            capacity=(memory.blocks[0].capacity or 0) / 8 if is_budget else None,
+            used={block.name: float(n) for block, n in zip(memory.blocks, used, strict=True)},
+            optimal=assignment.optimal,
+            predicted=prediction.rate(remaining, confidence),
+            baselines={name: prediction.rate(weights, confidence) for name, weights in orders.items()},
+            change=trials.rate(remaining - self.unplanned, confidence),
+            gains={name: trials.rate(remaining - HALF * weights, confidence) for name, weights in orders.items()},
+            oracle=min(float(self.true_rates @ oracle), plan_by_truth),
+            plan_by_truth=plan_by_truth,
+            trials_factor=prediction.trials_factor(remaining, confidence, ASKED_PRECISION),
+            latency=None if is_budget else memory.latency(assignment.choice, sizes),
+            energy=None if is_budget else memory.energy(assignment.choice, sizes),
+            second_campaign=None if self.second is None else self.second.rate(remaining, confidence),
+        )
+
+    def with_differences(
+        self, budgets: Sequence[PlannedBudget], remaining: Sequence[Floats], second: ItemTrials
+    ) -> list[PlannedBudget]:
+        """The budgets with prediction minus second campaign, and whether a difference is shown."""
+
+        def gap(weights: Floats, confidence: float) -> Interval:
+            return difference(self.items.prediction.rate(weights, confidence), second.rate(weights, confidence))
+
+        gaps = [gap(weights, self.joint) for weights in remaining]
+        tested, differing = dict(enumerate(gaps)), set[int]()
+        while fresh := {n for n, g in tested.items() if g.low > 0 or g.high < 0}:  # Holm's steps
+            differing |= fresh
+            alone = 1 - (1 - self.options.confidence) / max(1, len(gaps) - len(differing))
+            tested = {n: gap(remaining[n], alone) for n in tested if n not in differing}
+        return [
+            replace(budget, difference=budget_gap, differs=n in differing)
+            for n, (budget, budget_gap) in enumerate(zip(budgets, gaps, strict=True))
+        ]
 
 
 def _baselines(memory: Memory, sizes: Ints) -> dict[str, Floats | None]:
@@ -236,31 +250,6 @@ def _baselines(memory: Memory, sizes: Ints) -> dict[str, Floats | None]:
     ordered = [assign_in_order(order.tolist(), sizes, memory) for order in (ascending, ascending[::-1])]
     by_size = [None if choice is None else memory.residuals(choice) for choice in ordered]
     return dict(zip(BASELINES, [np.mean(fitting, axis=0) if fitting else None, *by_size], strict=True))
-
-
-def _with_differences(
-    budgets: Sequence[PlannedBudget],
-    remaining: Sequence[Floats],
-    items: ParameterItems,
-    second: ItemTrials,
-    options: PlanOptions,
-    joint: float,
-) -> list[PlannedBudget]:
-    """The budgets with prediction minus second campaign, and whether a difference is shown."""
-
-    def gap(weights: Floats, confidence: float) -> Interval:
-        return difference(items.prediction.rate(weights, confidence), second.rate(weights, confidence))
-
-    gaps = [gap(weights, joint) for weights in remaining]
-    tested, differing = dict(enumerate(gaps)), set[int]()
-    while fresh := {n for n, g in tested.items() if g.low > 0 or g.high < 0}:  # Holm's steps
-        differing |= fresh
-        alone = 1 - (1 - options.confidence) / max(1, len(gaps) - len(differing))
-        tested = {n: gap(remaining[n], alone) for n in tested if n not in differing}
-    return [
-        replace(budget, difference=own, differs=n in differing)
-        for n, (budget, own) in enumerate(zip(budgets, gaps, strict=True))
-    ]
 
 
 def _planned_items(items: ParameterItems, used: Mapping[str, Sequence[str]]) -> tuple[PlannedItem, ...]:

@@ -83,8 +83,8 @@ def run_validation(
 
 
 def _check_same_workload(store: PvfStore, second: PvfStore) -> None:
-    one, other = store.baseline.fingerprint, second.baseline.fingerprint
-    changed = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    planned, repeated = store.baseline.fingerprint, second.baseline.fingerprint
+    changed = sorted(name for name in {*planned, *repeated} if planned.get(name) != repeated.get(name))
     if changed:
         raise StoreError(
             f"the workload differs from that of {store.path} in {', '.join(changed)}; run that campaign again, and plan with it"

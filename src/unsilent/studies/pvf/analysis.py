@@ -58,6 +58,7 @@ def analyse(store: PvfStore, question: PvfEstimator) -> PvfResult:
         ) from error
 
 
+# Long because the result has so many fields, each of which is said once, here.
 def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
     spec, description = store.spec, store.baseline
     question = question.with_default_unit(spec.is_transient)
@@ -70,14 +71,13 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
     groups, *lost = ([*_groups(view, single)] for view in views)
     scores = description.scores
     rows = make_rows(groups, lost[0] if lost else (), scores.loss_limits if scores else (0.0, 1.0), question)
-    asked = without_options(store.largest_budget()[1], PvfAnalysisOptions, PvfReportOptions)
+    command = without_options(store.largest_budget()[1], PvfAnalysisOptions, PvfReportOptions)
     planned = PVF.count_planned_trials(store)
     if stored.trial_count >= planned:  # all parts are there, whichever of them this store was asked for last
-        asked = command_without_shard(asked)
-    if asked.startswith("unsilent "):
-        asked = " ".join(
-            [asked, *non_default_question_options(question, PvfEstimator().with_default_unit(spec.is_transient))]
-        )
+        command = command_without_shard(command)
+    if command.startswith("unsilent "):
+        usual = PvfEstimator().with_default_unit(spec.is_transient)
+        command = " ".join([command, *non_default_question_options(question, usual)])
     seconds, cpu = store.total_session_seconds()
     return PvfResult(
         **{name: getattr(spec, name) for name in ("workload", "per", "law", "seed", "threads")},
@@ -88,7 +88,7 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
         unit=unit,
         confidence=question.confidence,
         spec=spec.to_json(),
-        command=asked,
+        command=command,
         store=str(store.path),
         samples=sum(description.samples),
         batches=len(description.samples),
@@ -151,12 +151,8 @@ def non_default_question_options(question: PvfEstimator, usual: PvfEstimator) ->
 
 def _notes(rows: Sequence[PvfRow], transient: bool) -> list[str]:
     notes = []
-    if (
-        not transient
-        and rows
-        and all(r.masked == r.units for r in rows)
-        and sum(r.n for r in rows if r.level == "model") >= 50
-    ):
+    all_are_masked = bool(rows) and all(r.masked == r.units for r in rows)
+    if not transient and all_are_masked and sum(r.n for r in rows if r.level == "model") >= 50:
         notes.append("No fault changed a single bit of any output: check that run() uses the model passed to it.")
     return notes
 
@@ -253,6 +249,7 @@ def lookup_rows(
         return ()
     shares = {t.name: t.share for t in description.targets_at(1)}
     total = sum(t.elements for t, _ in tables.values())
+    counts = {site: np.asarray(description.lookups[site.removeprefix("param:")]) for site in tables}
     out = []
     for heat in ("hot", "warm", "cold"):
         groups: dict[str, list[float]] = {name: [] for name in shares}
@@ -270,10 +267,7 @@ def lookup_rows(
             LookupRow(
                 lookup_class=heat,
                 rows=rows,
-                lookups=sum(
-                    int(np.asarray(description.lookups[s.removeprefix("param:")])[c == heat].sum())
-                    for s, (_, c) in tables.items()
-                ),
+                lookups=sum(int(counts[site][c == heat].sum()) for site, (_, c) in tables.items()),
                 share_of_elements=sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables.values()) / total,
                 estimate=whole.estimate,
                 low=whole.low,
@@ -287,13 +281,13 @@ def lookup_rows(
 def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], description: PvfBaseline) -> float:
     """Which part of a target's elements are embedding rows of this class."""
     info = next(t for t in description.targets if t.name == target)
-    own = {"component": info.component, "tensor": info.group}.get(info.level, info.layer)
+    target_owner = {"component": info.component, "tensor": info.group}.get(info.level, info.layer)
 
     def owner(tensor: TensorInfo) -> str:
         names = {"component": tensor.component, "tensor": tensor.site.removeprefix("param:")}
         return names.get(info.level, tensor.layer)
 
-    corrupted = sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables if owner(t) == own)
+    corrupted = sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables if owner(t) == target_owner)
     return corrupted / info.elements
 
 
@@ -381,6 +375,5 @@ def fit_versus_pvf_text(rows: Sequence[FitRow]) -> str:
         return ""
     return (
         f"{escape_unprintable(most.row.target)} has more FIT than {escape_unprintable(worst.row.target)} "
-        f"although its PVF is lower: "
-        f"it holds {most.row.bits / max(worst.row.bits, 1):,.0f} times as many bits."
+        f"although its PVF is lower: it holds {most.row.bits / max(worst.row.bits, 1):,.0f} times as many bits."
     )

@@ -48,9 +48,9 @@ from unsilent.report.text import (
 from unsilent.studies.pvf.analysis import analyse, non_default_question_options
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.memory_records import Rate
-from unsilent.studies.pvf.precision import Precision
 from unsilent.studies.pvf.records import EVENTS_COMING_THROUGH
 from unsilent.studies.pvf.spec import PvfSpec
+from unsilent.studies.pvf.wanted_precision import Precision
 from unsilent.studies.pvf.words import accuracy_text, info_text
 
 SCHEMA = "unsilent-pvf-card"
@@ -191,8 +191,8 @@ def _check_plan(store: PvfStore, command: str, question: PvfEstimator) -> None:
     planned = list(dict.fromkeys(plan.target_precision for plans in rounds for plan in plans))
     if not planned or not command.startswith("unsilent "):
         return
-    given = dict(pairwise(shlex.split(command)))
-    precision = str(Precision.parse(given.get("--ci"), given.get("--rel")))
+    option_values = dict(pairwise(shlex.split(command)))
+    precision = str(Precision.parse(option_values.get("--ci"), option_values.get("--rel")))
     if planned == [f"{precision} at {question.confidence:g} per {question.unit}"]:
         return
     last = re.fullmatch(r"(.+) at (0\.[0-9]+) per (sample|batch)", planned[-1])
@@ -334,6 +334,7 @@ FIT_LEAD = (
     "Detectable: the memory reports an error, or the call ends with an error or a number that is not finite. Incorrect: silent "
     "calls and those that end with an error, without what memories report. Rates of the description are taken as exact."
 )
+ESTIMATE_COLUMNS = ("level", "target", "parent", "flips", "", "silent")
 POINT = "Hover over a row for its size and method."
 METHOD = (
     "With the same files, versions and kind of device, the {} of this card reproduces the campaign. Then unsilent report STORE "
@@ -348,11 +349,8 @@ def report(card: PvfCard) -> Report:
     most = max((row.high for row in rows), default=0.0) or 1.0
     said = {(row.target, row.flips, row.estimate, row.n) for row in rows if row.level == "component"}
     # A component that is one layer has no row for that layer.
-    layers = [
-        r
-        for r in rows
-        if r.level == "layer" and (r.target != r.parent or (r.target, r.flips, r.estimate, r.n) not in said)
-    ]
+    layers = [row for row in rows if row.level == "layer"]
+    layers = [r for r in layers if r.target != r.parent or (r.target, r.flips, r.estimate, r.n) not in said]
     cause = "an event in the target that comes through the protection" if card.memory_fit else "a fault in the target"
     lead = f"How often an output is wrong, given {cause} ({limits_text(rows, card.confidence)}). n counts faults. "
     lead += f"Bars go from the lower to the upper limit, on a scale from 0 to {100 * most:.3g} %. {POINT}"
@@ -369,9 +367,7 @@ def report(card: PvfCard) -> Report:
         report_type="A measurement to share",
         title=f"PVF card of {spec.workload}",
         headline=f"{what} of {spec.workload}: {spec.fault} at {' '.join(spec.at)}, per {spec.per}; {trials}",
-        estimates=machine_table(
-            _estimates(rows, card.confidence), ("level", "target", "parent", "flips", "", "silent")
-        ),
+        estimates=machine_table(_estimates(rows, card.confidence), ESTIMATE_COLUMNS),
         numbers=tuple(key_numbers(card)),
         findings=card.notes,
         sections=(
@@ -456,8 +452,8 @@ def facts(card: PvfCard) -> Iterator[tuple[str, str]]:
     yield "read as", f"unit {card.unit}, judge {card.judge}, law {spec.law}, seed {spec.seed}"
     yield "campaign", card.campaign
     options = ", ".join(f"{key}={value}" for key, value in spec.options)
-    asked = {"options": options, "data": spec.data, "weights": spec.weights, "faults": spec.faults}
-    yield from ((name, value) for name, value in asked.items() if value)
+    named_inputs = {"options": options, "data": spec.data, "weights": spec.weights, "faults": spec.faults}
+    yield from ((name, value) for name, value in named_inputs.items() if value)
     yield from ((f"fingerprint of {key}", card.fingerprint[key]) for key in HASHES if key in card.fingerprint)
     yield from ((f"SHA-256 of {name}", digest) for name, digest in card.files.items())
     yield "device", f"{card.device}, {card.dtype}, {count_text(card.threads, 'thread')}"

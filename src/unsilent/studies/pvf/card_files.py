@@ -33,21 +33,21 @@ def find_contents(folder: Path, wanted: str, known: Path, is_folder: bool = Fals
     return next((path for path in by_name if content_hash(path) == wanted), None)
 
 
-def card_options(card: PvfCard, name: str, folder: Path | None, given: Collection[str]) -> dict[str, Any]:
+def card_options(card: PvfCard, name: str, folder: Path | None, known_fields: Collection[str]) -> dict[str, Any]:
     """Texts of the options of a card's command by field, with its files found in the folder; raises ``UsageError``.
 
     Args:
         card: What is run again.
         name: Of the card, for errors.
         folder: Where files are looked for; None: nowhere.
-        given: Fields that are known already, so that their files are not needed.
+        known_fields: Fields that are known already, so that their files are not needed.
     """
     known = named_files(card.spec)
-    files = {option: path for option, path in known.items() if option not in given}
+    files = {option: path for option, path in known.items() if option not in known_fields}
     options = {option: text for option, text in _command_options(card, name).items() if option not in PvfSpec.FILES}
     if "fault" in options:  # the file of a function is found by its content, wherever the command says that it is
         options["fault"] = card.spec.fault
-    if card.spec.workload not in ZOO and "workload" not in {*known, *given}:
+    if card.spec.workload not in ZOO and "workload" not in {*known, *known_fields}:
         raise UsageError(
             f"{name} names the workload {card.spec.workload}, which is neither built in nor a file; name it on the command line"
         )
@@ -56,22 +56,22 @@ def card_options(card: PvfCard, name: str, folder: Path | None, given: Collectio
     options["workload"] = card.spec.workload
     for option, path in files.items():
         if folder is not None:
-            found = _found(card, name, folder, option, path)
-            options[option] = _option_text(card.spec, option, found)
+            present_path = _found(card, name, folder, option, path)
+            options[option] = _option_text(card.spec, option, present_path)
     return options
 
 
-def _option_text(spec: PvfSpec, option: str, found: Path) -> str:
+def _option_text(spec: PvfSpec, option: str, present_path: Path) -> str:
     """The value of an option of a card, with the file or folder that was found in the place of that in its name."""
     if option == "fault":
-        return with_function_file(spec.fault, str(found))
+        return with_function_file(spec.fault, str(present_path))
     if option != "workload":
-        return str(found)
+        return str(present_path)
     named = spec.workload
     place, _, function = named.rpartition(":")
     if named.startswith("hf:"):
-        return f"hf:{found}"
-    return f"{found}:{function}" if place.endswith(".py") else str(found)
+        return f"hf:{present_path}"
+    return f"{present_path}:{function}" if place.endswith(".py") else str(present_path)
 
 
 def comparison_text(card: PvfCard, name: str, spec: PvfSpec, baseline: PvfBaseline) -> str:
@@ -99,11 +99,11 @@ def _found(card: PvfCard, name: str, folder: Path, option: str, path: Path) -> P
     if option not in card.files:
         raise UsageError(f"{name} has no hash of {path.name}, so it cannot be found; name the file on the command line")
     is_folder = option == "workload" and card.spec.workload.startswith("hf:")
-    found = find_contents(folder, card.files[option], path, is_folder)
-    if found is None:
+    present_path = find_contents(folder, card.files[option], path, is_folder)
+    if present_path is None:
         flag = options_of(PvfSpec)[option].flag
         raise UsageError(
             f"no file in {folder} has the content of {path.name} (SHA-256 {card.files[option][:16]}…) as in {name}; "
             f"give {flag} to use another one"
         )
-    return found
+    return present_path

@@ -118,29 +118,28 @@ class Comparison:
         return self.a.confidence
 
 
-def compare_campaigns(one: PvfStore, other: PvfStore, question: PvfEstimator) -> Comparison:
+def compare_campaigns(store_a: PvfStore, store_b: PvfStore, question: PvfEstimator) -> Comparison:
     """Compare two stores; raises ``UsageError`` where their numbers mean different things."""
-    a, b = analyse(one, question), analyse(other, question)
+    a, b = analyse(store_a, question), analyse(store_b, question)
     _check(a, b)
     question = replace(question, unit=a.unit)
-    sides_a, sides_b = _sides(one, question), _sides(other, question)
+    sides_a, sides_b = _sides(store_a, question), _sides(store_b, question)
     known_a, known_b = {row_key(r): r for r in a.rows}, {row_key(r): r for r in b.rows}
     shared = [key for key in known_a if key in known_b]
     rows = compared_rows([(known_a[k], known_b[k], sides_a[k], sides_b[k]) for k in shared], question)
     same = a.trials_done == b.trials_done and len(shared) == len(known_a) == len(known_b)
-    same = same and a.trials_done > 0 and one.baseline.memory_parts == other.baseline.memory_parts
+    same = same and a.trials_done > 0 and store_a.baseline.memory_parts == store_b.baseline.memory_parts
     identical = same and all(_same_outcomes(sides_a[k], sides_b[k]) for k in shared)
-    words = ["unsilent", "diff", a.store, b.store]
+    command = shlex.join(["unsilent", "diff", a.store, b.store])
+    options = non_default_question_options(question, PvfEstimator().with_default_unit(a.transient))
     return Comparison(
         a=a,
         b=b,
         rows=tuple(rows),
-        changes=tuple(_changes(one, other)),
+        changes=tuple(_changes(store_a, store_b)),
         only_a=tuple(r for k, r in known_a.items() if k not in known_b),
         only_b=tuple(r for k, r in known_b.items() if k not in known_a),
-        command=" ".join(
-            [shlex.join(words), *non_default_question_options(question, PvfEstimator().with_default_unit(a.transient))]
-        ),
+        command=" ".join([command, *options]),
         identical=identical,
         notes=tuple(_notes(a, b, identical)),
         fits=compared_fits(a.memory_fit, b.memory_fit),
@@ -170,77 +169,85 @@ def row_key(row: PvfRow) -> RowKey:
 # -- one row ---------------------------------------------------------------------------------------------------------
 
 
-def _compared(a: PvfRow, b: PvfRow, one: RowTrials, other: RowTrials, question: PvfEstimator) -> ComparedRow:
-    interval_at = difference_by_confidence(one, other, question)
+def _compared(a: PvfRow, b: PvfRow, trials_a: RowTrials, trials_b: RowTrials, question: PvfEstimator) -> ComparedRow:
+    interval_at = difference_by_confidence(trials_a, trials_b, question)
     apart = interval_at(question.confidence)
     p = None if apart.estimate is None else p_value(interval_at)
-    exact = one.sample.exhaustive_of if other.sample.exhaustive_of else ""  # both tried every fault there is
+    exact = trials_a.sample.exhaustive_of if trials_b.sample.exhaustive_of else ""  # both tried every fault there is
     return ComparedRow(
         a=a,
         b=b,
         difference=apart,
-        ratio=_combined(ratio, one, other, question),
+        ratio=_combined(ratio, trials_a, trials_b, question),
         p=p,
         adjusted_p=p,
         differs=False,
-        is_paired=same_faults(one, other),
+        is_paired=same_faults(trials_a, trials_b),
         method=exact or apart.method,
     )
 
 
-def difference_by_confidence(one: RowTrials, other: RowTrials, question: PvfEstimator) -> Callable[[float], Interval]:
+def difference_by_confidence(
+    trials_a: RowTrials, trials_b: RowTrials, question: PvfEstimator
+) -> Callable[[float], Interval]:
     """The interval of the difference by its confidence; paired where a sample of faults was shared."""
-    drawn = not any(side.sample.exhaustive_of or side.sample.not_run_counts for side in (one, other))
-    if drawn and same_faults(one, other):
-        return _paired(one.sample, other.sample)
+    samples = trials_a.sample, trials_b.sample
+    drawn = not any(sample.exhaustive_of or sample.not_run_counts for sample in samples)
+    if drawn and same_faults(trials_a, trials_b):
+        return _paired(*samples)
 
     def interval_at(confidence: float) -> Interval:
-        return _combined(difference, one, other, replace(question, confidence=max(confidence, LEAST_CONFIDENCE)))
+        return _combined(
+            difference, trials_a, trials_b, replace(question, confidence=max(confidence, LEAST_CONFIDENCE))
+        )
 
     return interval_at
 
 
 def _combined(
-    combine: Callable[[Interval, Interval], Interval], one: RowTrials, other: RowTrials, question: PvfEstimator
+    combine: Callable[[Interval, Interval], Interval], trials_a: RowTrials, trials_b: RowTrials, question: PvfEstimator
 ) -> Interval:
     """Difference or ratio, B against A; limits of a list that was run in part are no matter of chance, both may be at an end."""
-    b, a = question.estimate(other.sample), question.estimate(one.sample)
+    b, a = question.estimate(trials_b.sample), question.estimate(trials_a.sample)
     result = combine(b, a)
-    if not (one.sample.not_run_counts or other.sample.not_run_counts):
+    if not (trials_a.sample.not_run_counts or trials_b.sample.not_run_counts):
         return result
     bounds = combine(replace(b, estimate=None), replace(a, estimate=None))
     return replace(bounds, estimate=result.estimate, method=f"{result.method}, {PART_OF_LIST}")
 
 
-def _paired(one: StratifiedTrials, other: StratifiedTrials) -> Callable[[float], Interval]:
-    whole = sum(s.share for s in one.strata)
-    pairs = zip(one.strata, other.strata, strict=True)
+def _paired(sample_a: StratifiedTrials, sample_b: StratifiedTrials) -> Callable[[float], Interval]:
+    whole = sum(s.share for s in sample_a.strata)
+    pairs = zip(sample_a.strata, sample_b.strata, strict=True)
     strata = [
         (u.share / whole, v.tally.incorrect_share_per_trial - u.tally.incorrect_share_per_trial) for u, v in pairs
     ]
-    looks = [sample.look_number for sample in (one, other) if sample.look_number is not None]
+    looks = [sample.look_number for sample in (sample_a, sample_b) if sample.look_number is not None]
 
     def interval_at(confidence: float) -> Interval:
-        asked = max(confidence, LEAST_CONFIDENCE)
-        return paired_strata(strata, confidence_at(max(looks), asked) if looks else asked)
+        level = max(confidence, LEAST_CONFIDENCE)
+        return paired_strata(strata, confidence_at(max(looks), level) if looks else level)
 
     return interval_at
 
 
-def same_faults(one: RowTrials, other: RowTrials) -> bool:
+def same_faults(trials_a: RowTrials, trials_b: RowTrials) -> bool:
     """Whether both rest on the very same faults in the same trials, with the same weights: drawn, listed or all there are."""
-    if one.trials != other.trials or not all(one.trials) or len(one.sample.strata) != len(other.sample.strata):
+    if (
+        len(trials_a.sample.strata) != len(trials_b.sample.strata)
+        or trials_a.sample.not_run_counts != trials_b.sample.not_run_counts
+        or trials_a.trials != trials_b.trials
+        or not all(trials_a.trials)
+    ):
         return False
-    if one.sample.not_run_counts != other.sample.not_run_counts:
-        return False
-    mine, theirs = ([s.share for s in side.sample.strata] for side in (one, other))
+    mine, theirs = ([s.share for s in side.sample.strata] for side in (trials_a, trials_b))
     return bool(np.allclose(np.divide(mine, sum(mine)), np.divide(theirs, sum(theirs)), rtol=1e-12))
 
 
-def _same_outcomes(one: RowTrials, other: RowTrials) -> bool:
+def _same_outcomes(trials_a: RowTrials, trials_b: RowTrials) -> bool:
     """Whether all trials are the same ones and ended the same."""
-    pairs = zip(one.sample.strata, other.sample.strata, strict=False)
-    return one.trials == other.trials and all(
+    pairs = zip(trials_a.sample.strata, trials_b.sample.strata, strict=False)
+    return trials_a.trials == trials_b.trials and all(
         np.array_equal(u.tally.outcome_counts, v.tally.outcome_counts) for u, v in pairs
     )
 
@@ -314,18 +321,18 @@ FILES = {"weights": "file of weights", "data": "file of data"}
 REFUSED = ("judge", "law", "per", "fault", "flips")
 
 
-def _changes(one: PvfStore, other: PvfStore) -> list[CampaignDifference]:
+def _changes(store_a: PvfStore, store_b: PvfStore) -> list[CampaignDifference]:
     """Other differences of two campaigns: of the requests, then of what was established (hashes, versions)."""
-    there, here = one.baseline, other.baseline
+    there, here = store_a.baseline, store_b.baseline
     by_name: dict[str, CampaignDifference] = {}
-    for key, values in changed((one.spec, there), (other.spec, here)):
+    for key, values in changed((store_a.spec, there), (store_b.spec, here)):
         name = FILES.get(key, key) if values else key
-        if not values:
-            both = _text(there.fingerprint.get(key)), _text(here.fingerprint.get(key))
-        elif key == "dtype":
-            both = _dtypes(one, other)
-        else:
+        if values:
             both = spec_value_text(PvfSpec, key, values[0]), spec_value_text(PvfSpec, key, values[1])
+            if key == "dtype":
+                both = _dtypes(store_a, store_b)
+        else:
+            both = _text(there.fingerprint.get(key)), _text(here.fingerprint.get(key))
         if key not in REFUSED:
             by_name.setdefault(name, CampaignDifference(name, *both))
     for key in {**there.versions, **here.versions}:
@@ -335,13 +342,16 @@ def _changes(one: PvfStore, other: PvfStore) -> list[CampaignDifference]:
     return list(by_name.values())
 
 
-def _dtypes(one: PvfStore, other: PvfStore) -> tuple[str, str]:
+def _dtypes(store_a: PvfStore, store_b: PvfStore) -> tuple[str, str]:
     """The dtypes that were requested, else those established; as requested where that alone differs."""
-    asked = spec_value_text(PvfSpec, "dtype", one.spec.dtype), spec_value_text(PvfSpec, "dtype", other.spec.dtype)
-    if one.spec.is_transient or other.spec.is_transient:  # the values that are corrupted say nothing of the model
-        return asked
-    result = dtype_of(one.spec, one.baseline), dtype_of(other.spec, other.baseline)
-    return result if result[0] != result[1] else asked
+    requested = (
+        spec_value_text(PvfSpec, "dtype", store_a.spec.dtype),
+        spec_value_text(PvfSpec, "dtype", store_b.spec.dtype),
+    )
+    if store_a.spec.is_transient or store_b.spec.is_transient:  # the values that are corrupted say nothing of the model
+        return requested
+    result = dtype_of(store_a.spec, store_a.baseline), dtype_of(store_b.spec, store_b.baseline)
+    return result if result[0] != result[1] else requested
 
 
 def _text(value: object) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unsilent.basics.interval import Interval
-from unsilent.report.model import Column, Getter, Section, Table
+from unsilent.report.model import Column, Section, Table
 from unsilent.report.text import EstimateText, escape_unprintable, listed, ratio_text
 from unsilent.studies.pvf.analysis import MIXED_WIDTHS_REASON, ONE_WIDTH, make_fit_row
 from unsilent.studies.pvf.comparison import ComparedRow, Comparison
-from unsilent.studies.pvf.records import PvfResult, at_level, main_level, row_label
+from unsilent.studies.pvf.records import PvfResult, PvfRow, at_level, main_level, row_label
 
 NOT_ESTABLISHED = "which of them fails more often is not established"
 
@@ -71,7 +71,7 @@ def _has_one_width(row: ComparedRow) -> bool:
 
 def are_bits_alike(rates: tuple[FailureRates, ...]) -> bool:
     """Whether every target has as many bits in both campaigns, so that PVF says all."""
-    return all(one.row.a.bits == one.row.b.bits for one in rates)
+    return all(r.row.a.bits == r.row.b.bits for r in rates)
 
 
 def _model(rates: tuple[FailureRates, ...]) -> FailureRates | None:
@@ -108,25 +108,23 @@ def fit_headline(rates: tuple[FailureRates, ...], fit_per_bit: float) -> str:
 def failure_rates_section(rates: tuple[FailureRates, ...], fit_per_bit: float | None) -> Section:
     """Ratios of failure rates, and with a raw rate FIT of both."""
     columns = [
-        Column.text("target", lambda rate: escape_unprintable(row_label(rate.row, frozenset()))),
+        Column.text("target", lambda target: escape_unprintable(row_label(target.row, frozenset()))),
         Column.count("bits A", "row.a.bits"),
         Column.count("bits B", "row.b.bits"),
         Column.text("fails B / A", "text.estimate"),
         Column.text("its interval", "text.limits"),
     ]
     if fit_per_bit is not None:
-        columns += [Column.text(f"FIT {side.upper()}", _fit_of(side, fit_per_bit)) for side in ("a", "b")]
-    rows = sorted(rates, key=lambda rate: rate.row.level == "model")
+        columns += [
+            Column.text("FIT A", lambda target: _fit_text(target.row.a, fit_per_bit)),
+            Column.text("FIT B", lambda target: _fit_text(target.row.b, fit_per_bit)),
+        ]
     rate = "" if fit_per_bit is None else f" FIT is at {fit_per_bit:.3g} failures per 10⁹ hours and bit."
     lead = f"PVF × bits: how often B fails against A where every bit is hit equally often, whatever the rate.{rate}"
-    return Section("Failure rates", lead, (Table.of(rows, columns),))
+    rows = sorted(rates, key=lambda target: target.row.level == "model")
+    return Section("Failure rates", lead, (Table.of(rows, tuple(columns)),))
 
 
-def _fit_of(side: str, fit_per_bit: float) -> Getter:
-    """FIT of one campaign, and its limits."""
-
-    def cell(rate: FailureRates) -> str:
-        text = make_fit_row(getattr(rate.row, side), fit_per_bit).text
-        return f"{text.estimate} {text.limits}"
-
-    return cell
+def _fit_text(row: PvfRow, fit_per_bit: float) -> str:
+    text = make_fit_row(row, fit_per_bit).text
+    return f"{text.estimate} {text.limits}"

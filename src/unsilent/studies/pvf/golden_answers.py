@@ -9,8 +9,7 @@ import numpy as np
 from unsilent.basics.errors import UsageError
 from unsilent.basics.printable import escape_unprintable
 from unsilent.engine.plain import PlainEngine
-from unsilent.outcomes.decision_judges import Threshold
-from unsilent.outcomes.right_answers import right_answers
+from unsilent.outcomes.decision_judges import Threshold, right_answers
 from unsilent.report.text import count_text
 from unsilent.studies.pvf.spec import GoldenScores
 from unsilent.workloads.base import InferenceWorkload, labels_of
@@ -22,15 +21,9 @@ def golden_scores(engine: PlainEngine) -> GoldenScores | None:
     if score is None:
         return None
     values = np.concatenate(engine.golden_scores)
-    mean = math.fsum(values) / len(values)
-    return GoldenScores(
-        escape_unprintable(score.name),
-        score.lowest,
-        score.highest,
-        min(max(mean, float(values.min())), float(values.max())),
-        float(values.min()),
-        float(values.max()),
-    )
+    least, most = float(values.min()), float(values.max())
+    mean = min(max(math.fsum(values) / len(values), least), most)
+    return GoldenScores(escape_unprintable(score.name), score.lowest, score.highest, mean, least, most)
 
 
 def right_answers_text(engine: PlainEngine, workload: InferenceWorkload, notes: list[str]) -> str:
@@ -45,10 +38,8 @@ def right_answers_text(engine: PlainEngine, workload: InferenceWorkload, notes: 
         )
         return ""
     try:
-        parts = [
-            right_answers(engine.judge, output, truth, samples)
-            for output, truth, samples in zip(engine.golden, labels, engine.samples, strict=True)
-        ]
+        batches = zip(engine.golden, labels, engine.samples, strict=True)
+        parts = [right_answers(engine.judge, output, truth, samples) for output, truth, samples in batches]
     except UsageError as error:
         notes.append(f"No accuracy lost, because {error}.")
         return ""

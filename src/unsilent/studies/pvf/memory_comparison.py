@@ -49,24 +49,24 @@ def compared_fits(a: Sequence[MemoryFitRow], b: Sequence[MemoryFitRow]) -> tuple
     known = {(row.level, row.name): row for row in b}
     pairs = [(row, known[row.level, row.name]) for row in a if row.level in LEVELS and (row.level, row.name) in known]
     result = []
-    for one, other in pairs:
+    for row_a, row_b in pairs:
         for kind in KINDS:
-            mine, theirs = getattr(one, kind), getattr(other, kind)
-            result.append(ComparedFit(one.level, one.name, kind, mine, theirs, difference(theirs, mine)))
+            mine, theirs = getattr(row_a, kind), getattr(row_b, kind)
+            result.append(ComparedFit(row_a.level, row_a.name, kind, mine, theirs, difference(theirs, mine)))
     return tuple(result)
 
 
 def fit_difference_headline(fits: Sequence[ComparedFit]) -> str:
     """Silent and detectable FIT of the model in A and B, and the direction where one is shown."""
-    return " ".join(_sentence(one) for one in fits if one.level == "model" and one.kind != "incorrect")
+    return " ".join(_sentence(fit) for fit in fits if fit.level == "model" and fit.kind != "incorrect")
 
 
-def _sentence(one: ComparedFit) -> str:
-    a, b = (rate_text(rate).in_sentence for rate in (one.a, one.b))
-    what = f"{one.kind} FIT of the model"
-    apart = f"difference {signed(one.difference, 1.0).in_sentence}"
-    if one.direction:
-        return f"{what[:1].upper()}{what[1:]} {one.direction} from {a} to {b}, {apart}."
+def _sentence(fit: ComparedFit) -> str:
+    a, b = (rate_text(rate).in_sentence for rate in (fit.a, fit.b))
+    what = f"{fit.kind} FIT of the model"
+    apart = f"difference {signed(fit.difference, 1.0).in_sentence}"
+    if fit.direction:
+        return f"{what[:1].upper()}{what[1:]} {fit.direction} from {a} to {b}, {apart}."
     return f"No difference is shown in {what}: A {a}, B {b}, {apart}."
 
 
@@ -80,14 +80,14 @@ def missing_fit_text(a: Sequence[MemoryFitRow], b: Sequence[MemoryFitRow]) -> It
 
 def fit_difference_numbers(fits: Sequence[ComparedFit]) -> Iterator[tuple[str, str, str]]:
     """FIT of the model for the head of the page: term, text, and what is set smaller."""
-    for one in fits:
-        if one.level == "model" and one.kind != "incorrect":
+    for fit in fits:
+        if fit.level == "model" and fit.kind != "incorrect":
             for name, text in (
-                ("A", rate_text(one.a)),
-                ("B", rate_text(one.b)),
-                ("B − A", signed(one.difference, 1.0)),
+                ("A", rate_text(fit.a)),
+                ("B", rate_text(fit.b)),
+                ("B − A", signed(fit.difference, 1.0)),
             ):
-                yield f"{one.kind} FIT, {name}", text.estimate, text.limits
+                yield f"{fit.kind} FIT, {name}", text.estimate, text.limits
 
 
 def fit_difference_section(fits: Sequence[ComparedFit]) -> Section:
@@ -97,17 +97,17 @@ def fit_difference_section(fits: Sequence[ComparedFit]) -> Section:
     )
     tables = []
     for kind in KINDS:
-        rows = tuple(_row(one) for one in fits if one.kind == kind)
+        rows = tuple(_row(fit) for fit in fits if fit.kind == kind)
         tables.append(Table(heads, rows, f"{kind[:1].upper()}{kind[1:]} FIT", terminal_rows=len(rows), sortable=True))
     return Section("Difference of failure rates of memories (FIT)", LEAD, tuple(tables))
 
 
-def _row(one: ComparedFit) -> TableRow:
-    cells = [escape_unprintable(one.level), escape_unprintable(one.name)]
-    texts = (rate_text(one.a), one.a), (rate_text(one.b), one.b), (signed(one.difference, 1.0), one.difference)
+def _row(fit: ComparedFit) -> TableRow:
+    cells = [escape_unprintable(fit.level), escape_unprintable(fit.name)]
+    texts = (rate_text(fit.a), fit.a), (rate_text(fit.b), fit.b), (signed(fit.difference, 1.0), fit.difference)
     numbers = [cell for text, interval in texts for cell in _cells(text, interval)]
-    hint = f"A {one.a.n:,} faults, B {one.b.n:,} faults"
-    return TableRow((*cells, *numbers), one.level == "model", hint)
+    hint = f"A {fit.a.n:,} faults, B {fit.b.n:,} faults"
+    return TableRow((*cells, *numbers), fit.level == "model", hint)
 
 
 def _cells(text: EstimateText, interval: Interval) -> tuple[TextCell, TextCell]:
@@ -116,10 +116,10 @@ def _cells(text: EstimateText, interval: Interval) -> tuple[TextCell, TextCell]:
 
 def fit_difference_estimates(fits: Sequence[ComparedFit]) -> Iterator[Estimate]:
     """The differences, for machines, with both FIT."""
-    for one in fits:
-        keys = {"level": one.level, "target": one.name, "measure": f"{one.kind} FIT"}
+    for fit in fits:
+        keys = {"level": fit.level, "target": fit.name, "measure": f"{fit.kind} FIT"}
         further = {
-            "a": one.a.estimate, "a_low": one.a.low, "a_high": one.a.high,
-            "b": one.b.estimate, "b_low": one.b.low, "b_high": one.b.high,
+            "a": fit.a.estimate, "a_low": fit.a.low, "a_high": fit.a.high,
+            "b": fit.b.estimate, "b_low": fit.b.low, "b_high": fit.b.high,
         }  # fmt: skip
-        yield Estimate(keys, one.difference, further=further)
+        yield Estimate(keys, fit.difference, further=further)

@@ -135,15 +135,15 @@ class MemoryFaults:
 
     def _regions_at(self, addresses: Sequence[str]) -> tuple[tuple[Region, ...], list[str]]:
         """The regions that these addresses select, each once, and the addresses at which this workload has nothing."""
-        found: dict[tuple[str, int | None, int | None], Region] = {}
+        regions: dict[tuple[str, int | None, int | None], Region] = {}
         unmatched = []
         for address in addresses:
             try:
                 for region in self._engine.select_regions((address,)):
-                    found.setdefault((region.site, region.step, region.occurrence), region)
+                    regions.setdefault((region.site, region.step, region.occurrence), region)
             except UsageError:
                 unmatched.append(address)
-        return tuple(found.values()), unmatched
+        return tuple(regions.values()), unmatched
 
     def _observe(self, held: Mapping[str, Sequence[Region]]) -> None:
         """Watch each batch once: what is live when, if an operation takes the time to move its data."""
@@ -165,7 +165,7 @@ class MemoryFaults:
     def _live(self, name: str, regions: Sequence[Region]) -> Iterator[HeldRegion]:
         """The parts of regions that a fault can reach, by the times in which it reaches the same readers."""
         memory, total = self._memories[name], self.call_seconds * len(self._ends)
-        caches = any(kind_of(address) == "kv" for other in self._memories.values() for address in other.holds)
+        caches = any(kind_of(address) == "kv" for each in self._memories.values() for address in each.holds)
         for region in regions:
             site = parse_site(region.site)
             bits = region.eligible_bit_count
@@ -198,7 +198,7 @@ class MemoryFaults:
         memory = self._memories[name]
         calls = 1.0 if memory.reload is None else max(1.0, memory.reload / 2 / max(self.call_seconds, 1e-300))
         facts = [f"{fact} {memory.evidence_grade(fact)}" for fact in memory.facts if getattr(memory, fact) is not None]
-        facts += [f"share of {pattern} {one.evidence_grade('share')}" for pattern, one in memory.patterns.items()]
+        facts += [f"share of {name} {pattern.evidence_grade('share')}" for name, pattern in memory.patterns.items()]
         return MemoryFacts(
             name, memory.size_bytes, self._most_bytes(regions), calls, ", ".join(facts),
             tuple(map(escape_unprintable, unmatched)),
@@ -225,14 +225,14 @@ class MemoryFaults:
     ) -> Iterator[tuple[MemoryPart, Target]]:
         """One for each reported target, dtype and pattern; shares are filled in later."""
         by_group: dict[tuple[str, str, str, str], list[HeldRegion]] = {}
-        for one in live:
-            component = component_of(one.site, components)
-            layer = one.site.layer if per != "component" else ""
-            group = {"component": component, "layer": layer, "tensor": one.site.label}[per]
-            by_group.setdefault((group, component, layer, one.region.dtype), []).append(one)
+        for held_region in live:
+            component = component_of(held_region.site, components)
+            layer = held_region.site.layer if per != "component" else ""
+            group = {"component": component, "layer": layer, "tensor": held_region.site.label}[per]
+            by_group.setdefault((group, component, layer, held_region.region.dtype), []).append(held_region)
         checked = set[tuple[str, str]]()
         for (group, component, layer, dtype), held in by_group.items():
-            bits = math.fsum(one.live_bits for one in held)
+            bits = math.fsum(h.live_bits for h in held)
             for pattern, described in memory.patterns.items():
                 if (pattern, dtype) not in checked:
                     _check_fits(name, pattern, described.model, held[0].region)
@@ -245,8 +245,8 @@ class MemoryFaults:
                 yield (
                     MemoryPart(stratum, name, pattern, group, component, layer, bits, raw,
                                split.get("corrected", 0.0), split.get("detected", 0.0), altered, seen.draws),
-                    Target(stratum, per, component, layer, tuple(one.region for one in held), 0.0, None, group,
-                           tuple(one.live_bits for one in held)),
+                    Target(stratum, per, component, layer, tuple(h.region for h in held), 0.0, None, group,
+                           tuple(h.live_bits for h in held)),
                 )  # fmt: skip
                 self._pattern_of[stratum] = memory, described.model
 
@@ -266,7 +266,7 @@ class MemoryFaults:
 
 def _outcome_shares(model: str, held: Sequence[HeldRegion], code: Code | None) -> EventShares:
     """Shares of the events in these regions by outcome."""
-    return outcome_shares(fault_model(model), [one.region for one in held], code, [one.live_bits for one in held])
+    return outcome_shares(fault_model(model), [h.region for h in held], code, [h.live_bits for h in held])
 
 
 def _check_fits(memory: str, pattern: str, text: str, region: Region) -> None:

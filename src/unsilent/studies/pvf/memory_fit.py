@@ -27,7 +27,7 @@ def memory_fit_rows(
     parts: Sequence[MemoryPart], facts: Sequence[MemoryFacts], stored: StoredTrials, question: PvfEstimator
 ) -> tuple[MemoryFitRow, ...]:
     """FIT at each level; empty where no accelerator is described."""
-    calls = {one.name: one.calls_per_fault for one in facts}
+    calls = {memory.name: memory.calls_per_fault for memory in facts}
     result = []
     for level, name_of in LEVELS:
         for name in dict.fromkeys(filter(None, map(name_of, parts))):
@@ -36,9 +36,8 @@ def memory_fit_rows(
                 math.fsum(getattr(part, kind) for part in mine) for kind in ("raw", "corrected", "detected")
             )
             patterns = {part.memory: part.pattern for part in mine}
-            bits = math.fsum(
-                part.live_bits for part in mine if part.pattern == patterns[part.memory]
-            )  # the same for each
+            # The same for each.
+            bits = math.fsum(part.live_bits for part in mine if part.pattern == patterns[part.memory])
             silent, detectable, incorrect = _rates(mine, stored, question)
             wrong = silent.scaled(calls[name]) if level == "memory" else None
             result.append(
@@ -62,10 +61,10 @@ def _rates(
     each = 1 - (1 - question.confidence) / (4 * counted) if counted else question.confidence
     through = _through(parts, {target.name for target in targets}, each)
 
-    def rate(one: StratifiedTrials) -> Interval:
+    def rate(trials: StratifiedTrials) -> Interval:
         if not targets:
             return Interval(0.0, 0.0, through.untried, question.confidence, 0, NOTHING_TRIED)
-        share = strict.estimate(one)
+        share = strict.estimate(trials)
         estimate = None if share.estimate is None else through.rate * share.estimate
         low, high = through.limits(share.low, share.high)
         return replace(share, estimate=estimate, low=low, high=high, confidence=question.confidence)
@@ -96,10 +95,9 @@ class _Through(NamedTuple):
 
     def limits(self, low: float, high: float) -> tuple[float, float]:
         """Limits of the rate of incorrect calls, from those of their share: a share is at most 1 in each part."""
-        return (
-            max(self.rate * low * self.least, self.rate * low - self.less, 0.0),
-            min(self.rate * high * self.most, self.rate * high + self.more) + self.untried,
-        )
+        lower = max(self.rate * low * self.least, self.rate * low - self.less, 0.0)
+        upper = min(self.rate * high * self.most, self.rate * high + self.more)
+        return lower, upper + self.untried
 
 
 def _through(parts: Sequence[MemoryPart], tried: Container[str], confidence: float) -> _Through:

@@ -54,17 +54,12 @@ def class_of(stratum: str) -> str:
 def first_pilot(targets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, int]]:
     """Trials of each stratum of each target (target -> strata)."""
     members = _by_class(name for names in targets.values() for name in names)
-    return {
-        group: {
-            name: max(
-                PILOT,
-                math.ceil(PILOT_OF_TARGET / len(names)),
-                math.ceil(PILOT_OF_CLASS / len(members[class_of(name)])),
-            )
-            for name in names
-        }
-        for group, names in targets.items()
-    }
+    result: dict[str, dict[str, int]] = {}
+    for group, names in targets.items():
+        least = max(PILOT, math.ceil(PILOT_OF_TARGET / len(names)))
+        of_class = {name: math.ceil(PILOT_OF_CLASS / len(members[class_of(name)])) for name in names}
+        result[group] = {name: max(least, of_class[name]) for name in names}
+    return result
 
 
 def first_wide_pilot(strata: Iterable[str]) -> dict[str, int]:
@@ -104,17 +99,17 @@ class Forecast:
         return Stratum(weight, np.array([0.0, top]), _MANY * np.array([1 - share, share]), self.mean)
 
 
-def variance_left(asked: int, samples: Sequence[int]) -> float:
+def variance_left(sample_count: int, samples: Sequence[int]) -> float:
     """Part of the variance within a fault that is left in the mean of so many samples of one batch; 0 asks for all.
 
     ``samples``: of each batch. How batches differ is unknown, so of several batches a whole one leaves what as many samples of
     anywhere leave.
     """
     whole = sum(samples)
-    if not asked or whole == 1:
+    if not sample_count or whole == 1:
         return 0.0
-    asked = min(asked, max(samples))
-    return (1 - asked / whole) / asked * whole / (whole - 1) if len(samples) == 1 else 1 / asked
+    sample_count = min(sample_count, max(samples))
+    return (1 - sample_count / whole) / sample_count * whole / (whole - 1) if len(samples) == 1 else 1 / sample_count
 
 
 def forecasts(pilots: Mapping[Cell, Tally], left: Callable[[int], float] | None) -> dict[Cell, Forecast]:
@@ -147,18 +142,18 @@ def forecasts(pilots: Mapping[Cell, Tally], left: Callable[[int], float] | None)
 
 def _within(mean: float, pilots: Sequence[Tally], left: Callable[[int], float] | None) -> tuple[float, float]:
     """Variance within faults and in all, summed over the trials that show it."""
-    own = total = 0.0
+    within_faults = total = 0.0
     for tally in pilots:
         shares, units = tally.incorrect_share_per_trial, tally.units_per_trial
         units = units[units > 0]
         if left is None:
             total += len(shares) * mean * (1 - mean)
-            own += len(shares) * mean * (1 - mean) - float(((shares - mean) ** 2).sum())
+            within_faults += len(shares) * mean * (1 - mean) - float(((shares - mean) ** 2).sum())
             continue
         for share, n in zip(shares[units > 1], units[units > 1], strict=True):
-            own += float(share * (1 - share)) / (1 - left(int(n)))
+            within_faults += float(share * (1 - share)) / (1 - left(int(n)))
             total += mean * (1 - mean)
-    return own, total
+    return within_faults, total
 
 
 def _ratio(part: float, whole: float, prior: float) -> float:
@@ -172,10 +167,10 @@ class TrialCost:
     per_trial: float
     per_sample: float
 
-    def seconds(self, asked: int, samples: Sequence[int]) -> float:
+    def seconds(self, sample_count: int, samples: Sequence[int]) -> float:
         """Seconds of a trial of so many samples of one batch, or (0) of all of all batches."""
-        if asked:
-            return self.per_trial + self.per_sample * min(asked, max(samples))
+        if sample_count:
+            return self.per_trial + self.per_sample * min(sample_count, max(samples))
         return len(samples) * self.per_trial + sum(samples) * self.per_sample
 
 
@@ -191,28 +186,29 @@ class PilotView:
     def __init__(self, stored: StoredTrials, plans: Sequence[CellPlan], with_all: bool = False) -> None:
         self.stored = stored
         self._samples = stored.description.samples
-        self._pilots = {
-            (name, plan.flips): stored.pilot(
-                name, plan.flips, tuple(plan.trial_numbers(name).items()) if with_all else plan.pilot_of(name)
-            )
-            for plan in plans
-            for name in plan.pilot_trials
-        }
+        self._pilots: dict[Cell, Tally] = {}
+        for plan in plans:
+            for name in plan.pilot_trials:
+                which = tuple(plan.trial_numbers(name).items()) if with_all else plan.pilot_of(name)
+                self._pilots[name, plan.flips] = stored.pilot(name, plan.flips, which)
         self._is_open = stored.spec.samples is None
         self.forecasts = forecasts(self._pilots, self.variance_left if self._is_open else None)
         self.cost: TrialCost | None = None
         if self._is_open and max(self._samples) > 1:
             self.cost = TrialCost(stored.description.trial_seconds, stored.description.sample_seconds)
 
-    def variance_left(self, asked: int) -> float:
+    def variance_left(self, sample_count: int) -> float:
         """Part of the variance within a fault that so many samples leave; 0 where all trials evaluate as many."""
-        return variance_left(asked, self._samples) if self._is_open else 0.0
+        return variance_left(sample_count, self._samples) if self._is_open else 0.0
 
-    def strata(self, targets: Sequence[TargetInfo], flips: int | None, asked: Mapping[str, int]) -> list[Stratum]:
-        """The strata as expected where trials evaluate so many samples (``asked``, by stratum), with weights that sum to 1."""
+    def strata(
+        self, targets: Sequence[TargetInfo], flips: int | None, sample_counts: Mapping[str, int]
+    ) -> list[Stratum]:
+        """The strata as expected where trials evaluate so many samples (by stratum), with weights that sum to 1."""
         total = sum(t.share for t in targets)
         return [
-            self.forecasts[t.name, flips].stratum(t.share / total, self.variance_left(asked[t.name])) for t in targets
+            self.forecasts[t.name, flips].stratum(t.share / total, self.variance_left(sample_counts[t.name]))
+            for t in targets
         ]
 
     def seen(self, targets: Sequence[TargetInfo], flips: int | None) -> list[Stratum]:
@@ -234,10 +230,10 @@ def choose_samples(trials: Callable[[int], int], cost: TrialCost, samples: Seque
     before = math.inf
     largest = max(samples)
     candidates = [*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest]
-    for asked in [*candidates, 0] if len(samples) > 1 else candidates:
-        seconds = trials(asked) * cost.seconds(asked, samples)
+    for sample_count in [*candidates, 0] if len(samples) > 1 else candidates:
+        seconds = trials(sample_count) * cost.seconds(sample_count, samples)
         if seconds < (1 - SAVING) * least:
-            best, least = asked, seconds
+            best, least = sample_count, seconds
         if seconds > before:
             break
         before = seconds

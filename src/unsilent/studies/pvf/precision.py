@@ -18,14 +18,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.sizes import parse_share
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.expected_end import ExpectedEnd
 from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans, trial_ids_of_plans
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.text import listed
-from unsilent.statistics import Interval, Stratum, stratified
+from unsilent.statistics import Stratum, stratified
 from unsilent.statistics.interim import GROWTH, confidence_at
 from unsilent.statistics.planning import allocate, expected_half_width, expected_interval
 from unsilent.studies.pvf.expected_end import expected_end
@@ -41,6 +40,7 @@ from unsilent.studies.pvf.pilots import (
 from unsilent.studies.pvf.records import flips_suffix, samples_text
 from unsilent.studies.pvf.row_scopes import RowScope, StoredTrials, target_groups
 from unsilent.studies.pvf.spec import TargetInfo
+from unsilent.studies.pvf.wanted_precision import Precision
 
 PILOT_PART = 0.05
 """Part of its plan that a pilot is at least: it goes on, sorted as the plan is, until it is. A plan made from less is wrong so
@@ -51,57 +51,9 @@ PLANNING_MARGIN = 0.9
 """A plan aims a little below what is asked, since the pilot's variances are estimates."""
 HOPELESS = 20
 """A plan of so many times the trials that there may be is refused without a longer pilot."""
-LEAST_HALF_WIDTH = 0.0002
-"""Half-width that is enough where a relative one is asked: a share of zero has none."""
 REPLAN_FACTOR = 3.0
 """A tighter precision that needs so many times more trials is planned anew, with all that is known as its pilot."""
 _FARTHEST = 40
-
-
-@dataclass(frozen=True)
-class Precision:
-    """The half-width asked of reported rows: ``max(relative * estimate, absolute)``.
-
-    ``rows``: globs of the names of rows that it is asked of; none: all rows.
-    """
-
-    absolute: float
-    relative: float = 0.0
-    rows: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, ci: str | None, rel: str | None) -> Precision | None:
-        """The precision of the texts of ``--ci`` and ``--rel`` (``0.1%``, ``0.001``, ``model=0.1%``); None for neither."""
-        if ci is None and rel is None:
-            return None
-        parts = {"--ci": (ci or "").rpartition("="), "--rel": (rel or "").rpartition("=")}
-        if ci is not None and rel is not None and parts["--ci"][0] != parts["--rel"][0]:
-            raise UsageError(f"--ci {ci} and --rel {rel} are for different rows; name the same rows in both")
-        names, _, width = parts["--ci"]
-        absolute = LEAST_HALF_WIDTH if ci is None else parse_share("--ci", width, "0.1%, 0.001 or model=0.1%")
-        if rel is None:
-            return cls(absolute, rows=_globs(names))
-        names, _, width = parts["--rel"]
-        return cls(absolute, parse_share("--rel", width, "20%, 0.2 or model=20%"), _globs(names))
-
-    def target_half_width(self, estimate: float) -> float:
-        """The half-width that is enough for this estimate."""
-        return max(self.absolute, self.relative * estimate)
-
-    def is_reached_by(self, interval: Interval) -> bool:
-        """Whether an interval is narrow enough."""
-        return interval.estimate is not None and interval.half_width <= self.target_half_width(interval.estimate)
-
-    def __str__(self) -> str:
-        floor = f"±{100 * self.absolute:.4g} points"
-        width = (
-            f"±{100 * self.relative:.4g} % of the estimate or {floor}, whichever is wider" if self.relative else floor
-        )
-        return f"{width}, for {', '.join(self.rows)}" if self.rows else width
-
-
-def _globs(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
 @dataclass
@@ -190,14 +142,14 @@ class PrecisionPlanner:
     def round_after(self, stored: StoredTrials) -> list[CellPlan]:
         """The next round after these trials."""
         question = self.question.with_default_unit(stored.spec.is_transient)
-        asked = f"{self.precision} at {question.confidence:g} per {question.unit}"
+        precision_text = f"{self.precision} at {question.confidence:g} per {question.unit}"
         groups = self._chosen([g for flips in stored.spec.flips for g in target_groups(stored, flips)])
         if not stored.description.targets:  # nothing comes through the protection of memories
             return []
         if not stored.plans:
-            return self._pilots(stored, asked)
+            return self._pilots(stored, precision_text)
         if any(not plan.first_look_trials for plan in stored.plans.values()):
-            return self._planned(stored, groups, asked)
+            return self._planned(stored, groups, precision_text)
         wide = [g for g in groups if not self.precision.is_reached_by(question.estimate(g.sample))]
         self.imprecise_rows = ()
         if not wide:
@@ -208,9 +160,9 @@ class PrecisionPlanner:
             for target in group.targets:
                 cell = target.group, group.flips
                 growing[cell] = max(growing[cell], looks)
-        renewed = any(plan.target_precision != asked for plan in stored.plans.values())
+        renewed = any(plan.target_precision != precision_text for plan in stored.plans.values())
         if renewed and GROWTH ** max(growing.values()) > REPLAN_FACTOR:
-            return self._planned(stored, groups, asked)
+            return self._planned(stored, groups, precision_text)
         return self._grown(stored, wide, growing)
 
     def _chosen(self, groups: Sequence[RowScope]) -> list[RowScope]:
@@ -221,7 +173,7 @@ class PrecisionPlanner:
                 raise UsageError(f"--ci or --rel is for {glob!r}, which is no row; the rows are {listed(names, 8)}")
         return [g for g in groups if not globs or any(fnmatch.fnmatchcase(g.name, glob) for glob in globs)]
 
-    def _pilots(self, stored: StoredTrials, asked: str) -> list[CellPlan]:
+    def _pilots(self, stored: StoredTrials, precision_text: str) -> list[CellPlan]:
         samples = wide = 0
         if stored.spec.samples is None:
             samples, wide = 1, min(WIDE_SAMPLES, max(stored.description.samples))
@@ -231,32 +183,23 @@ class PrecisionPlanner:
             for target in stored.description.targets_at(flips):
                 strata.setdefault(target.group, []).append(target.name)
             some = first_wide_pilot(name for names in strata.values() for name in names) if wide > 1 else {}
-            plans += [
-                CellPlan(
-                    group,
-                    flips,
-                    asked,
-                    pilot,
-                    {},
-                    {},
-                    pilot_samples=samples,
-                    wide_pilot_trials={name: some[name] for name in pilot if some.get(name)},
-                    wide_samples=wide if wide > 1 else 0,
-                )
-                for group, pilot in first_pilot(strata).items()
-            ]
+            for group, pilot in first_pilot(strata).items():
+                plan = CellPlan(group, flips, precision_text, pilot, {}, {}, pilot_samples=samples)
+                if wide > 1:
+                    wide_pilot = {name: some[name] for name in pilot if some.get(name)}
+                    plan = replace(plan, wide_pilot_trials=wide_pilot, wide_samples=wide)
+                plans.append(plan)
         longest = max(plans, key=lambda plan: plan.pilot_size)
         if longest.pilot_size > self.most_trials:
             raise UsageError(
                 f"--trials allows {self.most_trials:,} trials per target, but --ci and --rel need a pilot of "
-                f"{longest.pilot_size} trials in {longest.group!r} "
-                "to plan the rest; raise --trials, or omit --ci and --rel"
+                f"{longest.pilot_size} trials in {longest.group!r} to plan the rest; raise --trials, or omit --ci and --rel"
             )
         return plans
 
-    def _planned(self, stored: StoredTrials, groups: Sequence[RowScope], asked: str) -> list[CellPlan]:
+    def _planned(self, stored: StoredTrials, groups: Sequence[RowScope], precision_text: str) -> list[CellPlan]:
         """Look 0 of every cell, from all trials so far; or pilots that go on."""
-        plans = [_with_all_as_pilot(plan, asked) for plan in stored.plans.values()]
+        plans = [_with_all_as_pilot(plan, precision_text) for plan in stored.plans.values()]
         view = PilotView(stored, plans)
         plans = [replace(plan, samples=self._samples(plan, view)) for plan in plans]
         sizes = self._sizes(view, plans, groups, True)
@@ -316,14 +259,9 @@ class PrecisionPlanner:
             return None
         pilot = {n: max(k, math.ceil(part * plan.first_look_trials[n])) for n, k in plan.pilot_trials.items()}
         wide = {n: max(plan.wide_pilot_trials.get(n, 0), k // PILOT_PER_WIDE) for n, k in pilot.items()}
-        return replace(
-            plan,
-            pilot_trials=pilot,
-            wide_pilot_trials={n: k for n, k in wide.items() if k and plan.wide_samples},
-            first_look_trials={},
-            pilot_means={},
-            samples=0,
-        )
+        wide = {n: k for n, k in wide.items() if k and plan.wide_samples}
+        begun = replace(plan, first_look_trials={}, pilot_means={}, samples=0)
+        return replace(begun, pilot_trials=pilot, wide_pilot_trials=wide)
 
     def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float, is_rough: bool) -> list[int]:
         """The given sizes where they reach the aim already, else at least those of the best allocation."""
@@ -351,9 +289,8 @@ class PrecisionPlanner:
         at = flips_suffix(plan.flips) if len(stored.spec.flips) > 1 else ""
         raise UsageError(
             f"{self.precision} of {plan.group!r}{at} needs about {_round(needed):,} trials, but --trials allows "
-            f"{self.most_trials:,}, "
-            f"which reach about ±{100 * min(widths):.2g} points; set --trials {_round(1.5 * needed)} (1.5 times the forecast) "
-            "or a coarser --ci or --rel"
+            f"{self.most_trials:,}, which reach about ±{100 * min(widths):.2g} points; set --trials {_round(1.5 * needed)} "
+            "(1.5 times the forecast) or a coarser --ci or --rel"
         )
 
     def _may_do(self, strata: Sequence[Stratum], sizes: Sequence[int], level: float) -> bool:
@@ -402,18 +339,16 @@ def _round(trials: float) -> int:
 
 
 def _with_look(plan: CellPlan, view: PilotView, sizes: Mapping[Cell, int]) -> CellPlan:
-    return replace(
-        plan,
-        first_look_trials={name: sizes[name, plan.flips] for name in plan.pilot_trials},
-        pilot_means={name: view.forecasts[name, plan.flips].mean for name in plan.pilot_trials},
-    )
+    trials = {name: sizes[name, plan.flips] for name in plan.pilot_trials}
+    means = {name: view.forecasts[name, plan.flips].mean for name in plan.pilot_trials}
+    return replace(plan, first_look_trials=trials, pilot_means=means)
 
 
-def _with_all_as_pilot(plan: CellPlan, asked: str) -> CellPlan:
+def _with_all_as_pilot(plan: CellPlan, precision_text: str) -> CellPlan:
     """The plan before its look 0: all trials so far are its pilot."""
     if plan.first_look_trials:
         numbers = {name: plan.counting_trials(name)[1].stop for name in plan.pilot_trials}
         same = plan.samples == plan.pilot_samples
         changed = {"pilot_trials": numbers} if same else {"wide_pilot_trials": numbers, "wide_samples": plan.samples}
         plan = replace(plan, **changed)
-    return replace(plan, target_precision=asked, first_look_trials={}, pilot_means={}, look=0)
+    return replace(plan, target_precision=precision_text, first_look_trials={}, pilot_means={}, look=0)

@@ -247,9 +247,9 @@ def main_level(result: PvfResult) -> str:
 
 def at_level(rows: Sequence[R], *levels: str) -> list[R]:
     """The rows of these levels: targets in the order of the result, each with its numbers of flips ascending."""
-    kept = [row for level in levels for row in rows if row.level == level]
-    place = {key: i for i, key in enumerate(dict.fromkeys((row.level, row.target) for row in kept))}
-    return sorted(kept, key=lambda row: (place[row.level, row.target], row.flips is None, row.flips or 0))
+    level_rows = [row for level in levels for row in rows if row.level == level]
+    place = {key: i for i, key in enumerate(dict.fromkeys((row.level, row.target) for row in level_rows))}
+    return sorted(level_rows, key=lambda row: (place[row.level, row.target], row.flips is None, row.flips or 0))
 
 
 def headline_flips(rows: Sequence[ResultRow]) -> int | None:
@@ -289,8 +289,8 @@ def row_label(row: ResultRow, components_with_own_layer: frozenset[str]) -> str:
 
     ``components_with_own_layer`` is what `components_with_own_layer` found.
     """
-    is_itself = row.level == "layer" and row.target == row.parent in components_with_own_layer
-    return f"{row.target} (itself)" if is_itself else row.target
+    is_component = row.level == "layer" and row.target == row.parent in components_with_own_layer
+    return f"{row.target} (itself)" if is_component else row.target
 
 
 _GATE = re.compile(r"\s*(?P<target>[^@<>=]+?)(?:@(?P<flips>\d{1,9}))?\s*<=\s*(?P<limit>[0-9.eE+-]+)(?P<percent>%?)\s*$")

@@ -54,8 +54,8 @@ def replay_pvf_trial(
     # A trace needs no shortcuts, which take time to prepare.
     settings = WorkerSettings(engine="plain") if trace else None
     with (
-        _drawable(spec, stored) as (asked, number, ignored),
-        replay_executor(store, asked, ignored_differences=ignored, worker_settings=settings) as executor,
+        _drawable(spec, stored) as (drawable_spec, number, ignored),
+        replay_executor(store, drawable_spec, ignored_differences=ignored, worker_settings=settings) as executor,
     ):
         again = replace(run_one_trial(executor, number), trial=trial)
         if trace or log:
@@ -79,32 +79,32 @@ def _spread(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) ->
     from unsilent.studies.propagation_report import report
 
     spec, baseline = store.spec, store.baseline
-    sizes = f"{count_text(len(baseline.samples), 'batch')}, {count_text(baseline.samples[batch], 'sample')}"
+    place = f"{batch} (counted from 0) of {count_text(len(baseline.samples), 'batch')}"
     facts = (
         ("workload", spec.workload),
         ("store", str(store.path)),
         ("trial", str(row.trial)),
-        ("batch", f"{batch} (counted from 0) of {sizes}"),
+        ("batch", f"{place}, {count_text(baseline.samples[batch], 'sample')}"),
         ("ended", _counted(row)),
         ("versions", ", ".join(f"{name} {version}" for name, version in baseline.versions.items())),
     )
     return report(trace, f"how the fault of {row.trial} spreads: batch {batch} of {spec.workload}", facts)
 
 
-def _batch(row: PvfTrialRow, samples: Sequence[int], asked: int | None) -> int:
+def _batch(row: PvfTrialRow, samples: Sequence[int], chosen_batch: int | None) -> int:
     """The batch to trace; raises ``UsageError`` for one that is not there or that no fault acted in."""
     _check_alive(row, row.trial)
     ends = np.cumsum(samples)
     codes = np.split(np.frombuffer(row.outcome_codes, np.uint8), ends[:-1])
     acted = [i for i, part in enumerate(codes) if (part != Outcome.SPARED).any()]
-    if asked is not None and not 0 <= asked < len(samples):
-        raise UsageError(f"--batch is {asked}; the workload has batches 0 to {len(samples) - 1}")
-    if asked is not None and asked not in acted:
+    if chosen_batch is not None and not 0 <= chosen_batch < len(samples):
+        raise UsageError(f"--batch is {chosen_batch}; the workload has batches 0 to {len(samples) - 1}")
+    if chosen_batch is not None and chosen_batch not in acted:
         raise UsageError(
-            f"no fault of {row.trial} acts in batch {asked}; expected one of: {', '.join(map(str, acted[:8]))}"
+            f"no fault of {row.trial} acts in batch {chosen_batch}; expected one of: {', '.join(map(str, acted[:8]))}"
         )
-    if asked is not None:
-        return asked
+    if chosen_batch is not None:
+        return chosen_batch
     return next((i for i in acted if (codes[i] != Outcome.MASKED).any()), acted[0] if acted else 0)
 
 
@@ -130,8 +130,8 @@ def _drawable(spec: PvfSpec, stored: PvfTrialRow) -> Iterator[tuple[PvfSpec, Tri
     with tempfile.TemporaryDirectory(prefix="unsilent-") as folder:
         path = Path(folder) / "stored.jsonl"
         path.write_text(stored.faults + "\n", encoding="utf-8")
-        one = replace(spec, faults=str(path), faults_as="unsilent")
-        yield one, stored.trial._replace(k=0), ("faults", "faults_as")
+        list_of_one = replace(spec, faults=str(path), faults_as="unsilent")
+        yield list_of_one, stored.trial._replace(k=0), ("faults", "faults_as")
 
 
 def _counted(row: PvfTrialRow) -> str:

@@ -83,11 +83,9 @@ class StoredTrials:
     def last_common_look(self, groups: Iterable[str], flips: int | None) -> int | None:
         """The last look that all these reported targets have come to; None where they have no plan, or a pilot alone."""
         plans = [self.plans.get((group, flips)) for group in groups]
-        return (
-            min((-1 if p is None or not p.first_look_trials else p.look for p in plans), default=-1)
-            if any(plans)
-            else None
-        )
+        if not any(plans):
+            return None
+        return min(-1 if p is None or not p.first_look_trials else p.look for p in plans)
 
     def sample(self, targets: Sequence[TargetInfo], flips: int | None) -> StratifiedTrials:
         """The trials that count for a row over these strata: of each as many as the least advanced one has looks."""
@@ -262,20 +260,22 @@ def layer_groups(hits: Sequence[SingleElementTrial], stored: StoredTrials) -> li
     for tensor in description.tensors:
         tensors[tensor.component, tensor.layer].append(tensor)
     groups, fell = [], rows_by_layer(hits)
-    for (component, layer), own in tensors.items():
+    for (component, layer), layer_tensors in tensors.items():
         rows = fell[component, layer]
         members = [t for t in description.targets_at(1) if t.component == component]
-        shares = {t.name: _share(t, own, stored.spec.law) for t in members}
+        shares = {t.name: _share(t, layer_tensors, stored.spec.law) for t in members}
         targets = tuple(t for t in members if shares[t.name])
         strata = tuple(stored.stratum(shares[t.name], rows[t.name]) for t in targets)
         bits = Counter[int]()
-        for tensor in own:
+        for tensor in layer_tensors:
             bits[tensor.width] += tensor.elements * tensor.width
         strata = strata or (StratumTally(1.0, NOTHING),)  # the fault model corrupts nothing there
         look = stored.last_common_look([component], 1)
         whole = stored.sample(members, 1)
         sample = StratifiedTrials(strata, None if look == -1 else look, whole.exhaustive_of)
-        groups.append(RowScope(layer, "layer", component, 1, targets, sample, sum(t.elements for t in own), bits))
+        groups.append(
+            RowScope(layer, "layer", component, 1, targets, sample, sum(t.elements for t in layer_tensors), bits)
+        )
     return groups
 
 
@@ -346,11 +346,8 @@ def make_rows(
     """
     family = Counter((g.level, g.flips) for g in groups)
     losses: list[LostScore | None] = [LostScore.of(question.estimate(group.sample), *limits) for group in lost]
-    losses = losses or [None] * len(groups)
-    return [
-        _row(group, loss, question, family[group.level, group.flips])
-        for group, loss in zip(groups, losses, strict=True)
-    ]
+    pairs = zip(groups, losses or [None] * len(groups), strict=True)
+    return [_row(group, loss, question, family[group.level, group.flips]) for group, loss in pairs]
 
 
 def _row(group: RowScope, lost: LostScore | None, question: PvfEstimator, family: int) -> PvfRow:

@@ -94,6 +94,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         UsageError: anything in the spec that does not fit the workload, before the first trial.
     """
 
+    # Long because every step needs those before it, and what does not fit has to be refused before the first trial.
     def __init__(
         self,
         spec: PvfSpec,
@@ -127,16 +128,16 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         }
         check_components(self.engine.parameters, named)
         self.components = with_index_buffers(self.engine.parameters, named or default_components(self.engine.model))
-        self.given = None
+        self.listed = None
         if spec.faults is not None:
-            self.given = ListedFaults(
+            self.listed = ListedFaults(
                 spec.faults, spec.faults_as, spec.per, self.engine, self.components, MOST_ELEMENTS
             )
         self.memories = None
         if spec.accelerator is not None:
             self._accelerator = load_accelerator(spec.accelerator)
             self.memories = MemoryFaults(self._accelerator, self.engine, self.components, spec.per)
-        drawn = self.given or self.memories
+        drawn = self.listed or self.memories
         self.regions = self._selected_regions() if drawn is None else drawn.regions
         self._work = WorkCounter()
         self._lookups = {} if spec.is_transient else self._count_lookups()
@@ -150,17 +151,17 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
 
+    # Long because of the notes, which come in the order in which they are read, and the fields of the record.
     def make_baseline(self) -> PvfBaseline:
         """The baseline, from which the driver plans and a report explains."""
         engine = self.engine
         notes = [*engine.notes, *take_notes(self.workload.name)]
-        notes += [self.given.note] if self.given and self.given.note else []
+        notes += [self.listed.note] if self.listed and self.listed.note else []
         notes += self.memories.notes() if self.memories else []
         if engine.seeded:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
-        if self.spec.is_transient and (
-            fused := [r.site for r in self.regions if "_transformer_encoder_layer_fwd" in r.site]
-        ):
+        fused = [r.site for r in self.regions if "_transformer_encoder_layer_fwd" in r.site]
+        if self.spec.is_transient and fused:
             notes.append(
                 f"{fused[0]} is a whole layer in one operation, so that no values inside of it are corrupted; before the model "
                 "is built, torch.backends.mha.set_fastpath_enabled(False) makes torch run its parts."
@@ -174,11 +175,8 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         spared = list(dict.fromkeys(r.site for r in self.regions if r.site not in corrupted))
         if spared:
             notes.append(f"The fault model cannot corrupt {', '.join(spared[:4])}{' …' if len(spared) > 4 else ''}.")
-        if (
-            not self.spec.is_transient
-            and self.given is None
-            and (indices := engine.parameters.passed_over(*self.spec.at))
-        ):
+        selects_weights = not self.spec.is_transient and self.listed is None
+        if selects_weights and (indices := engine.parameters.passed_over(*self.spec.at)):
             shown = f"{', '.join(indices[:4])}{' …' if len(indices) > 4 else ''}"
             notes.append(
                 f"Indices and counters are not weights and were left out: {shown}; name them in --at to include them."
@@ -188,10 +186,8 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
                 "No faults in these tensors, which are empty or of an unsupported dtype: "
                 f"{', '.join(sorted(engine.parameters.skipped))}."
             )
-        device, right = (
-            resolve_device(self.spec.device).partition(":")[0],
-            right_answers_text(engine, self.workload, notes),
-        )
+        device = resolve_device(self.spec.device).partition(":")[0]
+        right = right_answers_text(engine, self.workload, notes)
         return PvfBaseline(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
@@ -248,12 +244,12 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         if target is None:
             raise unknown_name_error("target", trial.target, self.targets)
         if self.spec.is_enumerated and not 0 <= trial.k < (slots := self._slots(target)):
-            kind = "single" if self.given is None else "listed"
+            kind = "single" if self.listed is None else "listed"
             raise UsageError(
                 f"trial {trial} does not exist; {target.name!r} has {slots} {kind} faults, numbered from 0"
             )
-        if self.given is not None:
-            return DrawnTrial(*self.given.faults_of_trial(trial.target, trial.k))
+        if self.listed is not None:
+            return DrawnTrial(*self.listed.faults_of_trial(trial.target, trial.k))
         if self.spec.exhaustive:
             step, faults = self._nth(target, trial)
             return DrawnTrial(step, self._lasting(faults, self._model(target.bits, trial.flips).lasts))
@@ -293,8 +289,8 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
 
     def _slots(self, target: Target) -> int:
         """All faults there are in a target: those of the list, else single ones over all its batches."""
-        if self.given is not None:
-            return self.given.count(target.name)
+        if self.listed is not None:
+            return self.listed.count(target.name)
         model = self._model(target.bits, 1)
         return sum(model.capacity(population) for population in self._evaluations[target.name].populations)
 
@@ -312,17 +308,14 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
             release_cached_memory()
         start = time.perf_counter()
         drawn = [self._draw(trial) for trial in trials]
-        acting = [one for one in drawn if one.faults]
-        samples = [one.samples for one in acting] if any(one.samples is not None for one in acting) else None
-        # A trial that may have stopped a device does nothing but a run of its own.
-        outcomes = (
-            (self.engine.trial(one.faults, one.samples) for one in acting)
-            if alone
-            else self.engine.trials([one.faults for one in acting], samples)
-        )
-        for trial, one in zip(trials, drawn, strict=True):
+        acting = [d for d in drawn if d.faults]
+        samples = [d.samples for d in acting] if any(d.samples is not None for d in acting) else None
+        outcomes = self.engine.trials([d.faults for d in acting], samples)
+        if alone:  # a trial that may have stopped a device does nothing but a run of its own
+            outcomes = (self.engine.trial(d.faults, d.samples) for d in acting)
+        for trial, drawn_trial in zip(trials, drawn, strict=True):
             with unusable_if_raised():
-                outcome = next(outcomes) if one.faults else self._all(Outcome.MASKED, one)
+                outcome = next(outcomes) if drawn_trial.faults else self._all(Outcome.MASKED, drawn_trial)
             self.unverified_row_count += 1
             if outcome.error or self._proof_due():
                 self.verify_restored_state(after=outcome)
@@ -330,7 +323,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
             if outcome.out_of_memory and not alone:
                 yield DeferredTrial(trial, outcome.error)
             else:
-                yield make_row(self.engine, trial, one.faults, outcome, now - start)
+                yield make_row(self.engine, trial, drawn_trial.faults, outcome, now - start)
             start = now
 
     def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> PvfTrialRow:
@@ -340,19 +333,15 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
 
     def _all(self, ended: Outcome, drawn: DrawnTrial) -> TrialOutcome:
         """All samples that the trial evaluates ended the same way."""
-        return TrialOutcome(
-            tuple(
-                same_outcome_for_all(ended if drawn.acts_in(i) else Outcome.SPARED, n)
-                for i, n in enumerate(self.engine.samples)
-            )
-        ).of_samples(drawn.samples)
+        ends = [ended if drawn.acts_in(i) else Outcome.SPARED for i in range(len(self.engine.samples))]
+        return TrialOutcome(tuple(map(same_outcome_for_all, ends, self.engine.samples))).of_samples(drawn.samples)
 
     def _check_samples(self) -> None:
         """Raise ``UsageError`` for more samples than a batch has."""
-        asked, most, total = self.spec.samples or 0, max(self.engine.samples), sum(self.engine.samples)
-        if asked > most:
+        sample_count, most, total = self.spec.samples or 0, max(self.engine.samples), sum(self.engine.samples)
+        if sample_count > most:
             raise UsageError(
-                f"--samples is {asked}, but a trial evaluates samples of one batch and the largest batch has {most}; "
+                f"--samples is {sample_count}, but a trial evaluates samples of one batch and the largest batch has {most}; "
                 f"give at most {most}, or all ({total} samples in {count_text(len(self.engine.samples), 'batch')})"
             )
 
@@ -410,7 +399,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         return inside
 
     def _make_targets(self) -> tuple[Target, ...]:
-        if (drawn := self.given or self.memories) is not None:
+        if (drawn := self.listed or self.memories) is not None:
             return drawn.targets
         spec, plain = self.spec, asked_fault_model(self.spec.fault)
         if not spec.is_transient and any(part.lasts != 1 for part in plain.parts):
@@ -455,8 +444,8 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
     @cached_property
     def _mixture(self) -> Mixture | None:
         """The fault models of the campaign, where they are several."""
-        given = self.given is not None or self.memories is not None
-        model = None if given else asked_fault_model(self.spec.fault)
+        are_given = self.listed is not None or self.memories is not None
+        model = None if are_given else asked_fault_model(self.spec.fault)
         return model if isinstance(model, Mixture) else None
 
     @lru_cache(maxsize=4096)  # noqa: B019 - a runner lives as long as its worker
@@ -471,7 +460,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         return model if flips is None else model.with_count(flips)
 
     def _check_capacity(self) -> None:
-        if self.given is not None or self.memories is not None:
+        if self.listed is not None or self.memories is not None:
             return
         for flips in self.spec.flips:
             targets = [t for t in self.targets.values() if not t.flips or flips in t.flips]
@@ -506,8 +495,8 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         if self.scores is not None:
             each = [values.tobytes() for values in self.engine.golden_scores]
             result["score"] = xxhash.xxh3_64_hexdigest(b"".join([repr(self.scores).encode(), *each]))
-        if self.given is not None:
-            result["faults"] = self.given.digest
+        if self.listed is not None:
+            result["faults"] = self.listed.digest
         if self.memories is not None:  # a file, whose content may change
             described = self._accelerator.description.model_dump_json(include={"memories"})
             result["accelerator"] = xxhash.xxh3_128_hexdigest(described.encode())

@@ -35,11 +35,11 @@ from unsilent.faults.naming import is_transient, parse_site
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryPart
+from unsilent.studies.pvf.wanted_precision import Precision
 
 if TYPE_CHECKING:
     from unsilent.faults.mixtures import Mixture
     from unsilent.faults.models import FaultModel
-    from unsilent.studies.pvf.precision import Precision
 
 STRATA = ("none", "bits", "dtype")
 FROM_LIST = "list"
@@ -61,13 +61,13 @@ ALL = 0
 def _number_or_all(option: str, noun: str, most: int) -> Callable[[int | str], int]:
     """Reads the value of an option: a number, or `ALL`; raises ``UsageError``."""
 
-    def read(given: int | str) -> int:
-        if given == "all":
+    def read(value: int | str) -> int:
+        if value == "all":
             return ALL
-        count = parse_whole_number(given) if isinstance(given, str) else given
+        count = parse_whole_number(value) if isinstance(value, str) else value
         if isinstance(count, int) and not isinstance(count, bool):
             return check_count(option, count, 1, most)
-        raise UsageError(f"{option} is {given!r}; expected a number of {noun} of 1 or more, or all")
+        raise UsageError(f"{option} is {value!r}; expected a number of {noun} of 1 or more, or all")
 
     return read
 
@@ -77,9 +77,9 @@ def _text_or_all(number: int) -> list[str]:
     return ["all" if number == ALL else str(number)]
 
 
-def read_width(given: float | str) -> str:
+def read_width(width: float | str) -> str:
     """The value of ``--ci`` or ``--rel``, as text."""
-    return str(given)
+    return str(width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +296,6 @@ class PvfBudget:
     @property
     def precision(self) -> Precision | None:
         """The precision that is wanted of every row; raises ``UsageError``."""
-        from unsilent.studies.pvf.precision import Precision
-
         return Precision.parse(self.ci, self.rel)
 
     def resolve(self) -> Budget:
@@ -306,7 +304,7 @@ class PvfBudget:
         return Budget(self.trials or most, self.shard)
 
 
-def make_pvf_spec(asked: Asked) -> PvfSpec:
+def make_pvf_spec(options: Asked) -> PvfSpec:
     """A checked spec: fault model and flips are read together, texts are made canonical.
 
     Raises ``UsageError`` for what would be ignored, and where flips are given both here and in the fault model, are repeated or
@@ -314,25 +312,25 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
     """
     from unsilent.faults.mixtures import asked_fault_model
 
-    adaptive = asked[PvfBudget].precision is not None
-    spec = replace(asked[PvfSpec], exhaustive=asked[PvfBudget].trials == ALL)
+    adaptive = options[PvfBudget].precision is not None
+    spec = replace(options[PvfSpec], exhaustive=options[PvfBudget].trials == ALL)
     if spec.faults is not None:
-        asked.refuse_given(DRAWN_FAULT_OPTIONS, "--faults lists the faults to try")
+        options.refuse_given(DRAWN_FAULT_OPTIONS, "--faults lists the faults to try")
     elif spec.faults_as is not None:
         raise UsageError(
             f"--faults-as {spec.faults_as} is the format of a list of faults; give --faults FILE, or omit --faults-as"
         )
     if spec.accelerator is not None:
-        asked.refuse_given(DESCRIBED_FAULT_OPTIONS, "--accelerator describes the faults and what they corrupt")
+        options.refuse_given(DESCRIBED_FAULT_OPTIONS, "--accelerator describes the faults and what they corrupt")
     if spec.exhaustive:
-        asked.refuse_given(("ci", "rel"), "--trials all runs every possible fault")
+        options.refuse_given(("ci", "rel"), "--trials all runs every possible fault")
     if adaptive:
-        asked.refuse_given(("shard",), "--ci and --rel need all trials in one store to decide when to stop")
+        options.refuse_given(("shard",), "--ci and --rel need all trials in one store to decide when to stop")
     check_count("--threads", spec.threads, 1, MOST_THREADS)
     device = known_device(spec.device)
     if device != "cpu":
-        asked.given_values["device"] = device  # a command for another machine has to name it
-    spec = replace(spec, samples=_samples(spec, asked[PvfAnalysisOptions].unit or "sample", adaptive))
+        options.given_values["device"] = device  # a command for another machine has to name it
+    spec = replace(spec, samples=_samples(spec, options[PvfAnalysisOptions].unit or "sample", adaptive))
     if spec.faults is not None:
         from unsilent.faults.lists import kind_of_list
 
@@ -346,8 +344,8 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
             spec, device=device, fault=FROM_ACCELERATOR, law=FROM_ACCELERATOR, flips=(None,), at=held, samples=0
         )
     model = asked_fault_model(spec.fault)
-    flips = _flips_of_model(spec, model, asked.given_values.get("flips"))
-    strata = asked.given_values.get("strata")
+    flips = _flips_of_model(spec, model, options.given_values.get("flips"))
+    strata = options.given_values.get("strata")
     if strata is None:
         single = model.text == "bitflip" and 1 in flips and spec.per != "bit"
         strata = "dtype" if spec.exhaustive else "bits" if adaptive and single else "none"
@@ -357,16 +355,16 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
 
 
 def _flips_of_model(
-    spec: PvfSpec, model: FaultModel | Mixture, asked: tuple[int, ...] | None
+    spec: PvfSpec, model: FaultModel | Mixture, flips: tuple[int, ...] | None
 ) -> tuple[int | None, ...]:
     """Faults per trial, see `_flips`; a mixture says it in its parts."""
     from unsilent.faults.mixtures import Mixture
 
     if not isinstance(model, Mixture):
-        return _flips(asked, model.has_explicit_count, model.pattern.text)
+        return _flips(flips, model.has_explicit_count, model.pattern.text)
     if spec.per == "bit":
         raise UsageError("--per bit splits flips by bit, but --fault is a mixture; use --per tensor")
-    return _flips(asked, True, "mixture")
+    return _flips(flips, True, "mixture")
 
 
 def _held_sites(accelerator: str) -> tuple[str, ...]:
@@ -389,11 +387,9 @@ def _samples(spec: PvfSpec, unit: str, adaptive: bool) -> int | None:
         )
     if spec.is_enumerated or spec.is_transient:
         if spec.samples:
-            what = (
-                "--trials all evaluates all samples"
-                if spec.exhaustive
-                else "a fault in a value of a run acts in all samples of one batch"
-            )
+            what = "a fault in a value of a run acts in all samples of one batch"
+            if spec.exhaustive:
+                what = "--trials all evaluates all samples"
             raise UsageError(
                 f"--samples {spec.samples} is the number of samples of each trial, but {what}; omit --samples"
             )
@@ -401,14 +397,14 @@ def _samples(spec: PvfSpec, unit: str, adaptive: bool) -> int | None:
     return None if spec.samples is None and adaptive and unit == "sample" else spec.samples or 0
 
 
-def _flips(asked: tuple[int, ...] | None, counted: bool, pattern: str) -> tuple[int | None, ...]:
+def _flips(flips: tuple[int, ...] | None, counted: bool, pattern: str) -> tuple[int | None, ...]:
     """Faults per trial, where the fault model says how many (``counted``, by its pattern) or does not."""
-    if asked is None:
+    if flips is None:
         return (None,) if counted else (1,)
     if counted:
         raise UsageError(f"--flips and the {pattern} of --fault both set the number of flips; give only one")
-    if any(count < 1 for count in asked):
-        raise UsageError(f"--flips contains {min(asked)}; expected 1 or more")
-    if len(set(asked)) != len(asked) or not asked:
-        raise UsageError(f"--flips is {','.join(map(str, asked))!r}; expected each number once, like 1,8,128")
-    return asked
+    if any(count < 1 for count in flips):
+        raise UsageError(f"--flips contains {min(flips)}; expected 1 or more")
+    if len(set(flips)) != len(flips) or not flips:
+        raise UsageError(f"--flips is {','.join(map(str, flips))!r}; expected each number once, like 1,8,128")
+    return flips

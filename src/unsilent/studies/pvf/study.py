@@ -23,9 +23,10 @@ from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, planned_t
 from unsilent.campaigns.driver import MOST_PLANNED, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.expected_end import ExpectedEnd
-from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.python_function import campaign_function
+from unsilent.campaigns.runner import WorkerJob
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.text import count_text
 from unsilent.studies.pvf.analysis import analyse, samples_of_trials
@@ -60,19 +61,14 @@ def run_pvf(run: CampaignRun) -> PvfResult:
         if precision is not None:
             planner = PrecisionPlanner(precision, question, budget.trials, executor.wall_seconds)
         if run.spec.is_enumerated:
-            estimate_duration(run.spec, budget, executor, run.store, observer or Silent())
+            estimate_duration(run.spec, budget, executor, run.store, observer or Observer())
         run.run_planned_trials(executor, observer, planner)
         result = analyse(run.store, question)
     if planner is None or not planner.imprecise_rows:
         return result
     rows = ", ".join(planner.imprecise_rows)
-    return replace(
-        result,
-        imprecise_rows=(
-            f"--trials {budget.trials} is not enough for {precision}: the intervals of these rows are wider: {rows}; "
-            "raise --trials",
-        ),
-    )
+    text = f"--trials {budget.trials} is not enough for {precision}: the intervals of these rows are wider: {rows}"
+    return replace(result, imprecise_rows=(f"{text}; raise --trials",))
 
 
 def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: PvfStore, watcher: Observer) -> None:
@@ -82,9 +78,8 @@ def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: 
     if total > MOST_PLANNED:
         plain = total * baseline.golden_seconds
         raise UsageError(
-            f"--trials all would run {total:,} trials (at most about {rough_duration_text(plain)} of CPU time), "
-            f"but at most {MOST_PLANNED:,} are allowed; "
-            "narrow it with --at or --fault bitflip:bits=30, or sample with --rel 20%"
+            f"--trials all would run {total:,} trials (at most about {rough_duration_text(plain)} of CPU time), but at most "
+            f"{MOST_PLANNED:,} are allowed; narrow it with --at or --fault bitflip:bits=30, or sample with --rel 20%"
         )
     store.bind_campaign(spec, baseline)
     begun = time.perf_counter()
@@ -112,9 +107,9 @@ def trial_numbers(run: CampaignRun, baseline: PvfBaseline) -> TrialNumbers:
     return {(t.group or t.name, flips): most for flips in run.spec.flips for t in baseline.targets_at(flips)}
 
 
-def has_open_number(asked: Asked) -> bool:
+def has_open_number(options: Asked) -> bool:
     """Whether the campaign decides how many trials it runs."""
-    return asked[PvfBudget].precision is not None
+    return options[PvfBudget].precision is not None
 
 
 def expected_end_of_store(run: CampaignRun, path: Path, executor: Executor) -> ExpectedEnd | None:
@@ -169,7 +164,8 @@ def live_executor(
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.studies.pvf.runner import TrialRunner
 
-    return InlineExecutor(partial(TrialRunner, workload=workload), spec, observer, worker_settings)
+    job = WorkerJob(partial(TrialRunner, workload=workload), spec, None, worker_settings or WorkerSettings())
+    return InlineExecutor(job, observer)
 
 
 pvf = campaign_function(

@@ -26,29 +26,29 @@ SAME_CAMPAIGN = (
 ALL_EQUAL = "A and B are stores of the same campaign and have the same outcomes, so every difference is 0"
 
 
-def compare_stores(one: TrainingStore, other: TrainingStore, **choices: Any) -> Report:
+def compare_stores(a: TrainingStore, b: TrainingStore, **choices: Any) -> Report:
     """The report that compares two stores; ``choices``: those of `TrainingAnalysisOptions`."""
-    results = [store.analyse(**choices) for store in (one, other)]
+    results = [store.analyse(**choices) for store in (a, b)]
     return comparison_report(compare_training_results(*results), *results)
 
 
-def compare_training_results(one: TrainingResult, other: TrainingResult) -> tuple[Contrast, ...]:
+def compare_training_results(a: TrainingResult, b: TrainingResult) -> tuple[Contrast, ...]:
     """The second against the first: what is different, harm, latent harm, and each class that occurs.
 
     Limits of the differences hold for all rows together. Raises ``UsageError`` where their faults are of other laws.
     """
-    unequal = [name for name in SETTINGS_THAT_MUST_MATCH if one.spec[name] != other.spec[name]]
+    unequal = [name for name in SETTINGS_THAT_MUST_MATCH if a.spec[name] != b.spec[name]]
     if unequal:
         raise UsageError(
-            f"{one.store} and {other.store} draw different faults ({', '.join(unequal)} differ); "
+            f"{a.store} and {b.store} draw different faults ({', '.join(unequal)} differ); "
             "compare campaigns that draw the same faults"
         )
-    rows = {kind: (getattr(one.all_trials, kind), getattr(other.all_trials, kind)) for kind in SHARES}
-    for mine, theirs in zip(one.classes, other.classes, strict=True):
+    rows = {kind: (getattr(a.all_trials, kind), getattr(b.all_trials, kind)) for kind in SHARES}
+    for mine, theirs in zip(a.classes, b.classes, strict=True):
         if mine.n or theirs.n:
             rows[mine.name] = mine.share, theirs.share
-    gaps = joint_differences([(_counts(second), _counts(first)) for first, second in rows.values()], one.confidence)
-    first, second, pairs = campaign_label(one), campaign_label(other), zip(rows.items(), gaps, strict=True)
+    gaps = joint_differences([(_counts(second), _counts(first)) for first, second in rows.values()], a.confidence)
+    first, second, pairs = campaign_label(a), campaign_label(b), zip(rows.items(), gaps, strict=True)
     return tuple(Contrast(name, first, second, *shares, gap) for (name, shares), gap in pairs)
 
 
@@ -66,31 +66,31 @@ def campaign_label(result: TrainingResult) -> str:
 # -- its report -----------------------------------------------------------------------------------------------------------
 
 
-def comparison_report(output: Sequence[Contrast], one: TrainingResult, other: TrainingResult) -> Report:
+def comparison_report(output: Sequence[Contrast], a: TrainingResult, b: TrainingResult) -> Report:
     """The report that compares two results, with a row for each contrast."""
     joint = 100 * output[0].difference.confidence
-    found = [
+    estimates = [
         Estimate({"outcome": c.name, "of": of}, value)
         for c in output
         for of, value in (("A", c.one), ("B", c.other), ("B - A", c.difference))
     ]
     different = {c.name for c in output if c.difference.low > 0 or c.difference.high < 0}
     columns = (Column.text("outcome"), Column.share("A"), Column.share("B"), Column.points("B - A"))
-    rows = Table.of(rows_across(found, "of"), columns, is_emphasised=lambda row: row["outcome"] in different)
-    plot = Plot("shares", "Shares of outcomes in A and B", _figure(found))
+    rows = Table.of(rows_across(estimates, "of"), columns, is_emphasised=lambda row: row["outcome"] in different)
+    plot = Plot("shares", "Shares of outcomes in A and B", _figure(estimates))
     return Report(
         schema="unsilent/training-comparison/2",
         report_type="Two campaigns compared",
-        title=f"{one.workload} and {other.workload}",
-        headline=ALL_EQUAL if one.campaign == other.campaign and _all_equal(output) else _headline(output),
-        estimates=machine_table(found, ("outcome", "of", "")),
+        title=f"{a.workload} and {b.workload}",
+        headline=ALL_EQUAL if a.campaign == b.campaign and _all_equal(output) else _headline(output),
+        estimates=machine_table(estimates, ("outcome", "of", "")),
         findings=(f"A: {output[0].first}", f"B: {output[0].second}"),
         sections=(Section("Outcomes", "Shares of trials with confidence limits.", (plot, rows)),),
         facts=tuple(
-            (f"{name}, {term}", text) for name, result in (("A", one), ("B", other)) for term, text in _facts(result)
+            (f"{name}, {term}", text) for name, result in (("A", a), ("B", b)) for term, text in _facts(result)
         ),
         notes=(
-            *((SAME_CAMPAIGN,) if one.campaign == other.campaign else ()),
+            *((SAME_CAMPAIGN,) if a.campaign == b.campaign else ()),
             f"limits of A and of B hold for each row separately; limits of B - A hold for all {len(output)} rows together "
             f"({joint:.4g} %, Bonferroni)",
         ),
@@ -112,14 +112,16 @@ def _headline(result: Sequence[Contrast]) -> str:
     return f"B has {' and '.join(parts)} than A"
 
 
-def _figure(found: Sequence[Estimate]) -> Figure:
+def _figure(estimates: Sequence[Estimate]) -> Figure:
     series = []
     for number, (name, symbol) in enumerate((("A", "circle"), ("B", "square"))):
-        own = [one for one in found if one.keys["of"] == name]
-        hover = [hover_text(one.interval, *one.names) for one in own]
-        rows = [(i + 0.3 * (number - 0.5), one.interval, hover[i]) for i, one in enumerate(own)]
+        shown = [dot for dot in estimates if dot.keys["of"] == name]
+        rows = [
+            (i + 0.3 * (number - 0.5), dot.interval, hover_text(dot.interval, *dot.names))
+            for i, dot in enumerate(shown)
+        ]
         series.append(Dots(name, SERIES_COLOURS[number], symbol, rows))
-    return shares_figure(series, [str(one.keys["outcome"]) for one in own], "share of trials")
+    return shares_figure(series, [str(dot.keys["outcome"]) for dot in shown], "share of trials")
 
 
 def _facts(result: TrainingResult) -> Iterator[tuple[str, str]]:

@@ -82,7 +82,7 @@ def read_example(name: str) -> StoredExample:
     if name not in examples:
         raise UsageError(
             f"no fault that ends in {name} is stored: a search of candidates came upon none; "
-            f"choose {', '.join(one for one in CLASSES if one in examples)}"
+            f"choose {', '.join(stored_class for stored_class in CLASSES if stored_class in examples)}"
         )
     spec = TrainingSpec(record["workload"], tuple(record["options"].items()))
     floors = NoiseFloors(*(parse_noise_floor(json.dumps(floor), None, None) for floor in record["floors"]))

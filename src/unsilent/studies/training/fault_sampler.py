@@ -288,11 +288,11 @@ def weighted_fault_models(spec: TrainingSpec) -> list[WeightedFaultModel]:
     if spec.accelerator is not None:
         entries = load_accelerator(spec.accelerator).weighted_presets
         return [WeightedFaultModel(f"{e.group}/{e.preset.name}", e.weight, e, spec.value) for e in entries]
-    given = spec.faults or tuple((name, 1.0) for name in PRESETS)
-    whole = sum(weight for _, weight in given)
+    weighted_names = spec.faults or tuple((name, 1.0) for name in PRESETS)
+    whole = sum(weight for _, weight in weighted_names)
     return [
         WeightedFaultModel(name, weight / whole, _source(name, spec.value), spec.value, split_from(name)[1])
-        for name, weight in given
+        for name, weight in weighted_names
     ]
 
 

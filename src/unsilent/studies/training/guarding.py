@@ -152,6 +152,6 @@ def _summary(kinds: list[str], values: Floats) -> Floats:
     """The largest magnitude of each kind of history, float64[3]: inf for what is no number, NaN where there is none."""
     array = np.full(len(HISTORY), np.nan)
     for number, kind in enumerate(HISTORY):
-        if own := [v for v, k in zip(values.tolist(), kinds, strict=True) if k == kind]:
-            array[number] = max(np.inf if np.isnan(v) else abs(v) for v in own)
+        if of_kind := [v for v, k in zip(values.tolist(), kinds, strict=True) if k == kind]:
+            array[number] = max(np.inf if np.isnan(v) else abs(v) for v in of_kind)
     return array

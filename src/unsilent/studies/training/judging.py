@@ -54,9 +54,9 @@ EXAMPLES = 3
 """Curves that are shown of each class."""
 QUARTERS = 4
 SHARES: Mapping[str, Callable[[JudgedTrial], bool]] = {
-    "different": lambda one: one.is_different,
-    "harmful": lambda one: one.is_harmful,
-    "latent": lambda one: one.outcome.latent,
+    "different": lambda trial: trial.is_different,
+    "harmful": lambda trial: trial.is_harmful,
+    "latent": lambda trial: trial.outcome.latent,
 }
 """The shares that are reported of every group of trials, in the order of `Group`."""
 
@@ -133,15 +133,15 @@ def group_trials_by(
 ) -> tuple[TrialGroup, ...]:
     """Trials by what ``key`` says, the largest group first."""
     by_name: dict[str, list[JudgedTrial]] = defaultdict(list)
-    for one in trials:
-        by_name[key(one)].append(one)
+    for trial in trials:
+        by_name[key(trial)].append(trial)
     names = sorted(by_name, key=lambda name: (-len(by_name[name]), name))
     return tuple(make_trial_group(name, by_name[name], confidence) for name in names)
 
 
 def make_trial_group(name: str, trials: Sequence[JudgedTrial], confidence: float) -> TrialGroup:
     """Counts and shares of some trials."""
-    counts = Counter(str(one.outcome) for one in trials)
+    counts = Counter(str(trial.outcome) for trial in trials)
     shares = (clopper_pearson(sum(map(is_so, trials)), len(trials), confidence) for is_so in SHARES.values())
     return TrialGroup(name, len(trials), dict(counts), *shares)
 
@@ -152,11 +152,11 @@ def groups_by_attribute(
     """Groups of trials by each attribute: phase, layer, fault model, epoch, part of the run."""
     optimizers = " and ".join(dict.fromkeys(baseline.optimizers)) or "none"
     keys: dict[str, Callable[[JudgedTrial], str]] = {
-        "phase": lambda one: one.row.injection.phase,
-        "layer": lambda one: one.row.injection.layer,
-        "fault model": lambda one: one.row.injection.model,
-        "part of the run": lambda one: _part(one.row.injection.step, baseline.steps),
-        "optimizer": lambda one: optimizers,
+        "phase": lambda trial: trial.row.injection.phase,
+        "layer": lambda trial: trial.row.injection.layer,
+        "fault model": lambda trial: trial.row.injection.model,
+        "part of the run": lambda trial: _part(trial.row.injection.step, baseline.steps),
+        "optimizer": lambda trial: optimizers,
     }
     return {name: group_trials_by(trials, key, confidence) for name, key in keys.items()}
 
@@ -167,7 +167,7 @@ def flip_flop_rates(
     """Failure rates of the accelerator's groups of flip-flops with trials: their raw rate times measured shares."""
     return tuple(
         FlipFlopFit(group.name, group.n, raw, *(_times(raw, share) for share in (group.different, group.harmful)))
-        for group in group_trials_by(trials, lambda one: one.row.injection.model.partition("/")[0], confidence)
+        for group in group_trials_by(trials, lambda trial: trial.row.injection.model.partition("/")[0], confidence)
         if (raw := baseline.raw_fit.get(group.name)) is not None
     )
 
@@ -189,21 +189,19 @@ def backward_against_forward(trials: Sequence[JudgedTrial], confidence: float) -
     Fault models are drawn before the phase, so in both phases they have the same law. Limits of the differences hold
     for all three rows together.
     """
-    models = [
-        {one.row.injection.model for one in trials if one.row.injection.phase in side} for side in (BACKWARD, FORWARD)
-    ]
+    models = [{t.row.injection.model for t in trials if t.row.injection.phase in side} for side in (BACKWARD, FORWARD)]
     both = models[0] & models[1]
     sides = [
-        [one for one in trials if one.row.injection.phase in side and one.row.injection.model in both]
+        [t for t in trials if t.row.injection.phase in side and t.row.injection.model in both]
         for side in (BACKWARD, FORWARD)
     ]
     if not all(sides):
         return
     counts = [tuple((sum(map(is_so, side)), len(side)) for side in sides) for is_so in SHARES.values()]
-    gaps = joint_differences([(one, other) for one, other in counts], confidence)
+    gaps = joint_differences([(first, second) for first, second in counts], confidence)
     for name, pair, gap in zip(SHARES, counts, gaps, strict=True):
-        one, other = (clopper_pearson(*side, confidence) for side in pair)
-        yield Contrast(name, "backward", "forward", one, other, gap)
+        backward, forward = (clopper_pearson(*side, confidence) for side in pair)
+        yield Contrast(name, "backward", "forward", backward, forward, gap)
 
 
 def _rounded(curve: Floats) -> tuple[float, ...]:

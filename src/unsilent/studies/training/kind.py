@@ -119,7 +119,6 @@ TRAINING = Kind(
     compare=LazyFunction("unsilent.studies.training.comparison:compare_stores"),
     builtin_values={"workload": TRAININGS, "accelerator": SHIPPED},
     replay=LazyFunction("unsilent.studies.training.study:replay_training_trial"),
-    subject=lambda store: str(store.baseline.name),
     command_help=ABOUT,
     budget=TrainingBudget,
     analysis_options=TrainingAnalysisOptions,

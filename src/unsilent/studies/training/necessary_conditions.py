@@ -39,11 +39,11 @@ def condition_points(trials: Sequence[JudgedTrial], baseline: TrainingBaseline) 
     """Largest values within two steps, as multiples of golden's largest of any step; inf for what is no number."""
     golden = np.array([[np.nan if x is None else x for x in row] for row in baseline.history_magnitudes])
     usual = [np.nan if np.isnan(column).all() else float(np.nanmax(column)) for column in golden.T]
-    return tuple(ConditionPoint(str(one.row.trial), str(one.outcome), _ratios(one, usual)) for one in trials)
+    return tuple(ConditionPoint(str(trial.row.trial), str(trial.outcome), _ratios(trial, usual)) for trial in trials)
 
 
-def _ratios(one: JudgedTrial, usual: Sequence[float]) -> tuple[float | None, ...]:
-    seen = one.row.history_magnitudes
+def _ratios(trial: JudgedTrial, usual: Sequence[float]) -> tuple[float | None, ...]:
+    seen = trial.row.history_magnitudes
     if not len(seen):
         return (None,) * len(HISTORY_KINDS)
     return tuple(
@@ -56,8 +56,9 @@ def necessary_condition_tables(
     trials: Sequence[JudgedTrial], result: Sequence[ConditionPoint], confidence: float
 ) -> tuple[NecessaryCondition, ...]:
     """A contingency table for each kind and factor; trials that died are left out."""
-    every = zip(trials, result, strict=True)
-    pairs = [(one, point) for one, point in every if any(ratio is not None for ratio in point.ratios)]
+    pairs = [
+        (trial, point) for trial, point in zip(trials, result, strict=True) if any(r is not None for r in point.ratios)
+    ]
     kinds = [kind for i, kind in enumerate(HISTORY_KINDS) if any(point.ratios[i] is not None for _, point in pairs)]
     return tuple(_condition(kind, factor, pairs, confidence) for kind in (*kinds, ANY) for factor in FACTORS)
 
@@ -67,11 +68,11 @@ def _condition(
 ) -> NecessaryCondition:
     table = {(kind, large): 0 for kind in ("latent", "harmless", "loud") for large in (True, False)}
     different = {True: 0, False: 0}
-    for one, point in pairs:
+    for trial, point in pairs:
         ratios = point.ratios if kind == ANY else (point.ratios[HISTORY_KINDS.index(kind)],)
         large = any(r is not None and r > factor for r in ratios)
-        table["latent" if one.outcome.latent else "loud" if one.outcome.harmful else "harmless", large] += 1
-        different[large] += one.by_implementation.latent
+        table["latent" if trial.outcome.latent else "loud" if trial.outcome.harmful else "harmless", large] += 1
+        different[large] += trial.by_implementation.latent
     hit, missed, false, clear = (table[what, large] for what in ("latent", "harmless") for large in (True, False))
     sensitivity, specificity, of_different = (
         clopper_pearson(events, whole, confidence)
@@ -94,15 +95,15 @@ def conditions_figure(points: Sequence[ConditionPoint]) -> Figure | None:
 
     None where neither is. What is no number lies beyond the upper edge, what is zero or missing at the lower one.
     """
-    kept = points_to_plot(points)
-    sides = [side for side in (HISTORY, MOVING) if any(ratio(point, side) is not None for point in kept)]
+    drawn = points_to_plot(points)
+    sides = [side for side in (HISTORY, MOVING) if any(ratio(point, side) is not None for point in drawn)]
     if not sides:
         return None
-    names = [str(o) for o in TrainingOutcome if any(point.outcome == o for point in kept)]
-    scales = [_Scale([ratio(point, side) for point in kept]) for side in sides]
+    names = [str(o) for o in TrainingOutcome if any(point.outcome == o for point in drawn)]
+    scales = [_Scale([ratio(point, side) for point in drawn]) for side in sides]
     traces = []
     for name in names:  # harmless ones come first, so the others lie above them
-        mine = [(i, point) for i, point in enumerate(kept) if point.outcome == name]
+        mine = [(i, point) for i, point in enumerate(drawn) if point.outcome == name]
         xs = [scales[0].place(ratio(point, sides[0]), _spread(i, 0)) for i, point in mine]
         if len(sides) == 2:
             ys = [scales[1].place(ratio(point, sides[1]), _spread(i, 1)) for i, point in mine]
@@ -176,11 +177,11 @@ class _Scale:
 
     def lines(self, along: str) -> list[Figure]:
         """Lines of the figure at the factor that counts as large, and at the edges."""
-        other = "y" if along == "x" else "x"
+        across = "y" if along == "x" else "x"
         places = [(math.log10(FACTOR), {"color": INK, "width": 1.3, "dash": "dash"})]
         soft = {"color": SOFT, "width": 0.6, "dash": "dot"}
         places += [(float(edge), soft) for edge, there in ((self.low, self.below), (self.high, self.above)) if there]
-        ends = {f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper", "layer": "below"}
+        ends = {f"{across}0": 0, f"{across}1": 1, f"{across}ref": "paper", "layer": "below"}
         return [{"type": "line", f"{along}0": at, f"{along}1": at, "line": line, **ends} for at, line in places]
 
 
@@ -206,10 +207,11 @@ def guard_result(
     trials: Sequence[JudgedTrial], guarded: Mapping[TrialId, TrainingRow], confidence: float
 ) -> GuardResult | None:
     """The result of the different trials that were run again under the guard; None where none was."""
-    different = [(one, guarded[one.row.trial]) for one in trials if one.is_different and one.row.trial in guarded]
+    # Long because faults are counted in four ways, whose pairs of trials it has at hand.
+    different = [(t, guarded[t.row.trial]) for t in trials if t.is_different and t.row.trial in guarded]
     if not different:
         return None
-    pairs = [(one, again) for one, again in different if one.is_harmful]
+    pairs = [(trial, again) for trial, again in different if trial.is_harmful]
     edges = (0.0, *SIZES, math.inf)
     names = [f"up to {SIZES[0]:g}", *(f"{a:g} to {b:g}" for a, b in itertools.pairwise(SIZES))]
     names.append(f"above {SIZES[-1]:g}")
@@ -219,9 +221,9 @@ def guard_result(
         for name, low, high in zip(names, edges, edges[1:], strict=False)
     )
     groups: dict[str, list[TrainingRow]] = {}
-    for one, again in pairs:
-        target = one.row.trial.target
-        groups.setdefault(one.row.injection.phase if target == RANDOM else target, []).append(again)
+    for trial, again in pairs:
+        target = trial.row.trial.target
+        groups.setdefault(trial.row.injection.phase if target == RANDOM else target, []).append(again)
     alarms = [again for _, again in pairs if again.detected_after is not None]
     kinds = Counter(again.error.partition(":")[2].strip().partition(" of ")[0] for again in alarms)
     return GuardResult(

@@ -51,10 +51,10 @@ def outcome_style(outcome: str) -> tuple[str, str]:
 def classes_figure(result: TrainingResult) -> Figure:
     """The share of each class, with limits."""
     classes = result.classes
-    looks = [outcome_style(one.name) for one in classes]
-    rows = [(float(i), one.share, hover_text(one.share, one.name)) for i, one in enumerate(classes)]
+    looks = [outcome_style(share.name) for share in classes]
+    rows = [(float(i), share.share, hover_text(share.share, share.name)) for i, share in enumerate(classes)]
     dots = Dots("", [colour for colour, _ in looks], [symbol for _, symbol in looks], rows)
-    return shares_figure([dots], [one.name for one in classes], "share of trials")
+    return shares_figure([dots], [share.name for share in classes], "share of trials")
 
 
 def group_figures(result: TrainingResult) -> dict[str, Figure]:
@@ -102,12 +102,12 @@ def training_pvf_figure(parts: Sequence[TrainingPvfRow]) -> Figure:
 
 def guard_figure(sizes: Sequence[GuardDetection]) -> Figure:
     """Share of harmful faults that were caught, by their size."""
-    kept = [one for one in sizes if one.n]
-    rows = [(float(i), one.share, hover_text(one.share, one.name)) for i, one in enumerate(kept)]
+    with_trials = [size for size in sizes if size.n]
+    rows = [(float(i), size.share, hover_text(size.share, size.name)) for i, size in enumerate(with_trials)]
     traces = dot_traces(Dots("", HARM, "circle", rows))
     axis = {"range": [-0.02, 1.02], **quarter_ticks(), "title": {"text": "caught within two steps"}}
-    names = rows_axis([f"{one.name} ({one.n})" for one in kept])
-    return figure(traces, 120 + 34 * len(kept), xaxis=axis, yaxis=names)
+    names = rows_axis([f"{size.name} ({size.n})" for size in with_trials])
+    return figure(traces, 120 + 34 * len(with_trials), xaxis=axis, yaxis=names)
 
 
 GOLDEN = "#B4BFCB"
@@ -200,8 +200,8 @@ def thinned(xs: Sequence[int], ys: Sequence[float]) -> tuple[list[int], list[flo
     ([0, 1, 2], [5.0, 6.0, 7.0])
     """
     every = -(-len(xs) // THIN) or 1
-    kept = sorted(set(range(len(xs) - 1, -1, -every)))
-    return [xs[i] for i in kept], [ys[i] for i in kept]
+    indices = sorted(set(range(len(xs) - 1, -1, -every)))
+    return [xs[i] for i in indices], [ys[i] for i in indices]
 
 
 def peaks(start: int, losses: Sequence[float | None]) -> tuple[list[int], list[float | None]]:

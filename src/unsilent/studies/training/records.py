@@ -223,7 +223,6 @@ class TrainingResult(CampaignResult):
     parameters: int
     optimizers: tuple[str, ...]
     golden_test: float
-    golden_seconds: float
     confidence: float
     thresholds: Thresholds
     floors: NoiseFloors

@@ -33,7 +33,6 @@ from unsilent.replicas.runner import apply_switches
 from unsilent.replicas.switches import Switches
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.targets import default_components
-from unsilent.sites.training.step import Moment
 from unsilent.sites.training.step_survey import StepSurvey
 from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 from unsilent.studies.training.guarding import GoldenHistory, GuardedRunResult, run_guarded_trial
@@ -53,7 +52,6 @@ from unsilent.workloads.trainings.restore_check import check_restorable
 
 GOLDEN_EVALUATIONS = 2
 """Golden evaluations in one horizon."""
-NOTHING = np.empty(0)
 
 
 class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
@@ -185,17 +183,14 @@ class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
         plain = trial._replace(target=trial.target.removeprefix(GUARDED_PREFIX))
         return self.sampler.draw(self._design, plain)
 
-    def _run(self, trial: TrialId) -> tuple[Forked, SampledFault]:
-        drawn = self.draw(trial)
-        return self._forks.run(drawn.injection.step, drawn.faults, self._moment, drawn.lasts), drawn
+    def fork(self, injected: SampledFault) -> Forked:
+        """The run with these faults, from their step on."""
+        step, moment = injected.injection.step, MOMENTS[self.spec.moment]
+        return self._forks.run(step, injected.faults, moment, injected.lasts)
 
     def run_faults(self, trial: TrialId, injected: SampledFault) -> TrainingRow:
         """The row of a run with these faults."""
-        return self._row(trial, injected, self._forks.run(injected.injection.step, injected.faults, self._moment))
-
-    @property
-    def _moment(self) -> Moment:
-        return MOMENTS[self.spec.moment]
+        return self._row(trial, injected, self.fork(injected))
 
     def _check_repeatable(self) -> None:
         try:
@@ -278,24 +273,8 @@ def guarded_row(trial: TrialId, drawn: SampledFault, result: GuardedRunResult) -
 
 def end_only_row(trial: TrialId, drawn: SampledFault, reason: str, error: str) -> TrainingRow:
     """The row of a trial of which nothing but its end is known."""
-    nan = float("nan")
-    empty = np.empty((0, 3))
-    return TrainingRow(
-        trial,
-        drawn.injection,
-        "[]",
-        nan,
-        nan,
-        reason,
-        0,
-        NOTHING,
-        NOTHING,
-        empty,
-        nan,
-        nan,
-        nan,
-        None,
-        escape_unprintable(error),
+    return TrainingRow.without_result(
+        trial, injection=drawn.injection, end_reason=reason, error=escape_unprintable(error)
     )
 
 

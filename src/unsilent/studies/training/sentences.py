@@ -178,9 +178,9 @@ def contrast_text(result: Contrast) -> str:
     """One group against another, and whether they are shown to differ."""
     gap = result.difference
     word = "higher" if gap.low > 0 else "lower" if gap.high < 0 else ""
-    one, other = (f"{share_with_limits_text(share)} of {share.n:,}" for share in (result.one, result.other))
+    first, second = (f"{share_with_limits_text(share)} of {share.n:,}" for share in (result.one, result.other))
     return (
-        f"{result.name}, {result.first} against {result.second} with the same fault models: {one} against {other}, "
+        f"{result.name}, {result.first} against {result.second} with the same fault models: {first} against {second}, "
         f"{difference_text(gap, ' points')}: {f'the share is {word} for {result.first}' if word else 'no difference is shown'}"
     )
 

@@ -8,13 +8,10 @@ How a run is judged is no part of it: a row keeps the curves, and classes follow
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
-
-from annotated_types import Ge, Lt
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.lazy_numpy import np, npt
@@ -32,7 +29,7 @@ from unsilent.basics.options import (
     check_count,
 )
 from unsilent.campaigns import codec
-from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.codec import RUN_SPECIFIC, Seconds, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, Budget
 from unsilent.campaigns.spec import SpecOfTraining, StoredBaseline, TrialId
 from unsilent.outcomes.training import Thresholds
@@ -83,9 +80,9 @@ class EarlyEndRule:
     test: float
 
 
-def parse_weighted_models(given: Any) -> tuple[tuple[str, float], ...]:
+def parse_weighted_models(text_or_list: Any) -> tuple[tuple[str, float], ...]:
     """Fault models and their weights, like ``RD`` and ``2*RD``; raises ``UsageError``. Models are read where they are used."""
-    return tuple(_weighted(item) for item in ([given] if isinstance(given, str) else given))
+    return tuple(_weighted(item) for item in ([text_or_list] if isinstance(text_or_list, str) else text_or_list))
 
 
 def weighted_models_text(faults: Any) -> list[str]:
@@ -108,9 +105,9 @@ def _weighted(text: str) -> tuple[str, float]:
     return lasting_fault_model(name).text, weight
 
 
-def read_phases(given: Any) -> tuple[str, ...]:
+def read_phases(text_or_list: Any) -> tuple[str, ...]:
     """Phases, each once; raises ``UsageError``."""
-    names = tuple(dict.fromkeys([given] if isinstance(given, str) else given))
+    names = tuple(dict.fromkeys([text_or_list] if isinstance(text_or_list, str) else text_or_list))
     for name in names:
         if name not in PHASES:
             raise unknown_name_error("phase", name, PHASES)
@@ -297,7 +294,7 @@ class TrainingRow(StoredRow):
     churn: float
     detected_after: int | None = None
     error: str = ""
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    seconds: Seconds = 0.0
     worker: Annotated[int, RUN_SPECIFIC] = 0
     bit_identical: bool = field(default=False)
 
@@ -314,12 +311,12 @@ def row_without_curves(row: TrainingRow) -> TrainingRow:
 # -- what is asked besides it, and how a spec is made of that -------------------------------------------------------------
 
 
-def parse_thresholds(given: Mapping[str, float] | Sequence[str]) -> Thresholds:
+def parse_thresholds(pairs: Mapping[str, float] | Sequence[str]) -> Thresholds:
     """``gap=0.05`` and the like, or a mapping, in place of defaults; raises ``UsageError``."""
     usual = Thresholds()
-    texts = [given] if isinstance(given, str) else given
+    texts = [pairs] if isinstance(pairs, str) else pairs
     result = {}
-    for name, number in given.items() if isinstance(given, Mapping) else (text.partition("=")[::2] for text in texts):
+    for name, number in pairs.items() if isinstance(pairs, Mapping) else (text.partition("=")[::2] for text in texts):
         kinds = {part.name: type(getattr(usual, part.name)) for part in fields(Thresholds)}
         if name not in kinds:
             raise unknown_name_error("threshold", name, kinds)
@@ -391,25 +388,25 @@ class ReferenceRunOptions:
         EXECUTION_PANEL)] = False  # fmt: skip
 
 
-def make_training_spec(asked: Asked) -> TrainingSpec:
+def make_training_spec(request: Asked) -> TrainingSpec:
     """The spec of a request, checked as far as that is possible without the training; raises ``UsageError``."""
     from unsilent.faults.fault_texts import split_from, split_lasts
     from unsilent.faults.hardware.presets import PRESETS
 
-    spec = asked[TrainingSpec]
+    spec = request[TrainingSpec]
     if spec.per is not None:
-        asked.refuse_given(OPERATION_FAULT_OPTIONS, "--per corrupts parameters and optimizer state, not operations")
+        request.refuse_given(OPERATION_FAULT_OPTIONS, "--per corrupts parameters and optimizer state, not operations")
         for name, _ in spec.faults:
             if split_from(name)[0] in PRESETS:
                 raise UsageError(
                     f"--fault {name} corrupts operations, but --per corrupts memory; choose a fault model like bitflip or zero"
                 )
     else:
-        asked.refuse_given(("margin",), "--margin applies to convergence failures, which only --per counts")
-        asked.refuse_given(("moment",), "--moment applies to faults in memory, which only --per injects")
+        request.refuse_given(("margin",), "--margin applies to convergence failures, which only --per counts")
+        request.refuse_given(("moment",), "--moment applies to faults in memory, which only --per injects")
     if spec.moment not in MOMENTS:
         raise unknown_name_error("moment", spec.moment, MOMENTS)
-    references = asked[ReferenceRunOptions]
+    references = request[ReferenceRunOptions]
     if spec.accelerator is not None:
         from unsilent.faults.hardware.description_file import load_accelerator
 

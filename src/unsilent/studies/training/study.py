@@ -80,7 +80,7 @@ def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
         run.run_planned_trials(executor, observer)
         if run.asked[ReferenceRunOptions].guard:
             judge = TrainingJudge(baseline, floors, reading.thresholds)
-            different = [one.row.trial for one in map(judge.judge, sampled_rows(store)) if one.is_different]
+            different = [judged.row.trial for judged in map(judge.judge, sampled_rows(store)) if judged.is_different]
             run_trials([t._replace(target=GUARDED_PREFIX + t.target) for t in different], executor, store, observer)
     return read_training(store, reading)
 
@@ -96,8 +96,8 @@ def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
 
 def sampled_rows(store: TrainingStore) -> Iterator[TrainingRow]:
     """The trials of the campaign itself: not those under the guard, and those alone that were corrupted."""
-    own = (row for row in store.rows() if not row.trial.target.startswith(GUARDED_PREFIX))
-    return (row for row in own if row.end_reason != NOT_INJECTED)
+    sampled = (row for row in store.rows() if not row.trial.target.startswith(GUARDED_PREFIX))
+    return (row for row in sampled if row.end_reason != NOT_INJECTED)
 
 
 def required_noise_floors(store: TrainingStore) -> NoiseFloors:
@@ -113,6 +113,7 @@ def required_noise_floors(store: TrainingStore) -> NoiseFloors:
 
 def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> TrainingResult:
     """Everything from the store alone; raises ``UsageError`` where it has no trial or lacks a floor."""
+    # Long because the result has many fields, a line each.
     baseline, spec, floors = store.baseline, store.spec, required_noise_floors(store)
     judge = TrainingJudge(baseline, floors, reading.thresholds)
     trials: list[JudgedTrial] = []
@@ -123,11 +124,11 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
             spared.append(row)
         if row.trial.target.startswith(GUARDED_PREFIX) or row.end_reason == NOT_INJECTED:
             continue
-        one = judge.judge(row)
-        name = str(one.outcome)
-        trials.append(one)
+        judged = judge.judge(row)
+        name = str(judged.outcome)
+        trials.append(judged)
         if len(curves.setdefault(name, [])) < EXAMPLES and row.steps_run:
-            curves[name].append(judge.example_curve(row, one))
+            curves[name].append(judge.example_curve(row, judged))
     if not trials:
         raise UsageError(f"{store.path} has no trial yet; run the command that made it again")
     guarded = {
@@ -138,7 +139,7 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
     confidence = reading.confidence
     where = condition_points(trials, baseline)
     seconds, cpu_seconds = store.total_session_seconds()
-    shown = [c for own in curves.values() for c in own]
+    shown = [c for some in curves.values() for c in some]
     return TrainingResult(
         workload=_named(baseline.name, spec.workload),
         command=store.largest_budget()[1],
@@ -150,7 +151,6 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
         parameters=baseline.parameters,
         optimizers=baseline.optimizers,
         golden_test=baseline.test_accuracy,
-        golden_seconds=baseline.golden_seconds,
         confidence=confidence,
         thresholds=reading.thresholds,
         floors=floors,
@@ -195,8 +195,8 @@ def _notes(spared: Sequence[TrainingRow], judge: TrainingJudge) -> Iterator[str]
 
 def _classes(trials: Sequence[JudgedTrial], confidence: float) -> tuple[ClassShare, ...]:
     """One for each class that there is, those that did not occur with their upper limits."""
-    counts = Counter(one.outcome for one in trials)
-    different = Counter(one.outcome for one in trials if one.is_different)
+    counts = Counter(trial.outcome for trial in trials)
+    different = Counter(trial.outcome for trial in trials if trial.is_different)
     return tuple(
         ClassShare(
             str(outcome), counts[outcome], different[outcome], clopper_pearson(counts[outcome], len(trials), confidence)
@@ -213,26 +213,26 @@ def _parts(
     limits = convergence_limits(baseline.test_accuracy, floors, reading.margin)
     targets = {target.name: target for target in baseline.targets}
     parts = []
-    for own in group_trials_by(trials, lambda one: one.row.trial.target, confidence):
-        target = targets[own.name]
-        mine = [one for one in trials if one.row.trial.target == own.name]
-        failures = [sum(has_not_converged(one, least) for one in mine) for least in limits]
-        shares = (clopper_pearson(count, own.n, confidence) for count in failures)
+    for group in group_trials_by(trials, lambda trial: trial.row.trial.target, confidence):
+        target = targets[group.name]
+        mine = [trial for trial in trials if trial.row.trial.target == group.name]
+        failures = [sum(has_not_converged(trial, least) for trial in mine) for least in limits]
+        shares = (clopper_pearson(count, group.n, confidence) for count in failures)
         parts.append(
-            TrainingPvfRow(own.name, target.memory_kind, target.part, target.elements, own.n, failures[0], *shares)
+            TrainingPvfRow(group.name, target.memory_kind, target.part, target.elements, group.n, failures[0], *shares)
         )
     order = list(targets)
     return tuple(sorted(parts, key=lambda part: order.index(part.target)))
 
 
-def has_not_converged(one: JudgedTrial, least: float) -> bool:
+def has_not_converged(trial: JudgedTrial, least: float) -> bool:
     """A convergence failure: the run died, lost its loss, or ended below ``least`` on held-out samples."""
-    return not one.row.test_accuracy >= least
+    return not trial.row.test_accuracy >= least
 
 
 def cost(trials: Sequence[JudgedTrial], baseline: TrainingBaseline) -> TrialCost:
     """The cost of trials, as shares of a full run."""
-    rows = [one.row for one in trials]
+    rows = [trial.row for trial in trials]
     seconds = float(np.mean([row.seconds for row in rows]))
     return TrialCost(
         steps=float(np.mean([row.steps_run for row in rows])) / baseline.steps,
@@ -244,10 +244,10 @@ def cost(trials: Sequence[JudgedTrial], baseline: TrainingBaseline) -> TrialCost
 
 
 def replay_training_trial(
-    store: TrainingStore, trial: TrialId, given: Mapping[str, str | None], options: Collection[tuple[str, str]] = ()
+    store: TrainingStore, trial: TrialId, confirmed: Mapping[str, str | None], options: Collection[tuple[str, str]] = ()
 ) -> TrialReplay[TrainingRow]:
     """Run a stored trial again; see `unsilent.campaigns.replay.replay_trial`. What ran under the guard has no class."""
-    result, floors = replay_trial(store, trial, given, options), stored_floors(store)
+    result, floors = replay_trial(store, trial, confirmed, options), stored_floors(store)
     if floors is None or trial.target.startswith(GUARDED_PREFIX):
         return result
     return replay_with_outcome(result, TrainingJudge(store.baseline, floors, Thresholds()))

@@ -18,8 +18,5 @@ __all__ = ["Gang", "GangLost", "ResumeRecord"]
 
 
 _PACKAGE = "unsilent.workloads.distributed"
-__getattr__ = lazy_names(
-    _PACKAGE,
-    {"Gang": f"{_PACKAGE}.gang", "GangLost": f"{_PACKAGE}.rank_processes", "ResumeRecord": f"{_PACKAGE}.records"},
-    __all__,
-)
+_LAZY = {"Gang": f"{_PACKAGE}.gang", "GangLost": f"{_PACKAGE}.rank_processes", "ResumeRecord": f"{_PACKAGE}.records"}
+__getattr__ = lazy_names(_PACKAGE, _LAZY, __all__)

@@ -146,11 +146,10 @@ def _groups_of(state: TrainingState) -> list[_Group]:
     zero: Any = state.wrapped_model
     zero = zero.optimizer
     names = {id(parameter): name for name, parameter in named_parameters(state.model)}
+    groups = zip(zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, zero.partition_size, strict=True)
     return [
         _Group({names[id(p)]: (start, p.shape) for p, start in zip(parameters, starts, strict=True)}, size)
-        for parameters, starts, size in zip(
-            zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, zero.partition_size, strict=True
-        )
+        for parameters, starts, size in groups
     ]
 
 

@@ -48,21 +48,14 @@ class Fsdp2(Strategy):
                 return distribute_tensor(value, self._mesh, parameter.placements, src_data_rank=None)
             return value
 
-        optimizers = [
-            {
-                **optimizer,
-                "state": {
-                    name: {key: part(name, value) for key, value in entries.items()}
-                    for name, entries in optimizer["state"].items()
-                },
-            }
-            for optimizer in snapshot["optimizers"]
-        ]
-        return {
-            **snapshot,
-            "model": {name: part(name, tensor) for name, tensor in snapshot["model"].items()},
-            "optimizers": optimizers,
-        }
+        model = {name: part(name, tensor) for name, tensor in snapshot["model"].items()}
+        optimizers = []
+        for optimizer in snapshot["optimizers"]:
+            state_by_name = {}
+            for name, entries in optimizer["state"].items():
+                state_by_name[name] = {key: part(name, value) for key, value in entries.items()}
+            optimizers.append({**optimizer, "state": state_by_name})
+        return {**snapshot, "model": model, "optimizers": optimizers}
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -24,14 +24,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults import Fault
 from unsilent.faults.naming import parse_site
 from unsilent.faults.unresolved_fault import UnresolvedFault
-from unsilent.workloads.distributed.orders import (
-    RESTARTS,
-    GangSettings,
-    RankEnd,
-    Restart,
-    ResumeOrder,
-    TrainOrder,
-)
+from unsilent.workloads.distributed.orders import RESTARTS, GangSettings, RankEnd, Restart, ResumeOrder, TrainOrder
 from unsilent.workloads.distributed.rank_processes import GangLost, RankProcesses
 from unsilent.workloads.distributed.records import End, ResumeRecord, ResumeRecordBuilder
 from unsilent.workloads.distributed.strategy_names import check_strategy
@@ -128,16 +121,10 @@ class Gang(Closing):
         """
         paths = (files,) if isinstance(files, Path) else tuple(files)
         self._check(paths, restart, evaluate_every, comm_faults)
-        order = ResumeOrder(
-            tuple(path.resolve() for path in paths),
-            restart,
-            broadcast_optimizer,
-            until_step,
-            evaluate_every,
-            remember_clean,
-            tuple(comm_faults),
-            None if save_to is None else _writable(save_to),
-        )
+        paths = tuple(path.resolve() for path in paths)
+        destination = None if save_to is None else _writable(save_to)
+        settings = broadcast_optimizer, until_step, evaluate_every, remember_clean
+        order = ResumeOrder(paths, restart, *settings, tuple(comm_faults), destination)
         ranks = self._running()
         builder, begin = ResumeRecordBuilder(self.world_size), time.monotonic()
         end: End = "finished"
@@ -185,11 +172,10 @@ class Gang(Closing):
             self._starts += 1
             workload, options, data, seeds = self._training
             meeting_place = self._folder / f"meet-{self._starts}"
-            self._ranks = RankProcesses(
-                GangSettings(
-                    workload, options, data, self.strategy, self.world_size, seeds, meeting_place, self._folder
-                )
+            settings = GangSettings(
+                workload, options, data, self.strategy, self.world_size, seeds, meeting_place, self._folder
             )
+            self._ranks = RankProcesses(settings)
         return self._ranks
 
 

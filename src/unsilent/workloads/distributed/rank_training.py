@@ -12,14 +12,16 @@ import torch
 from torch import distributed, nn
 
 from unsilent.basics.errors import UsageError
-from unsilent.faults.fault_timing import faults_in_step
+from unsilent.basics.lazy_module import load_named
 from unsilent.faults.receipts import AppliedFault
+from unsilent.faults.unresolved_fault import faults_in_step
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.training.step import StepInjection
 from unsilent.sites.training.step_survey import StepSurvey
 from unsilent.workloads.distributed.measuring import CleanModels, count_changed, count_values, own_tensors, state_hashes
 from unsilent.workloads.distributed.orders import GangSettings, Payload, RankPart, ResumeOrder, ResumeStart
-from unsilent.workloads.distributed.strategies import Ddp, Strategy
+from unsilent.workloads.distributed.strategies import Strategy
+from unsilent.workloads.distributed.strategy_names import STRATEGIES
 from unsilent.workloads.registry import load_training
 from unsilent.workloads.trainings import StepRecord, Training, TrainingState
 from unsilent.workloads.trainings.snapshots import model_tensors, put_into_model, snapshot_misfit
@@ -169,15 +171,9 @@ class RankTraining:
         if order.remember_clean:
             self._clean.add(state.step, tensors)
         nonfinite, extreme = count_values(tensors)
-        return RankPart(
-            state.step,
-            tuple(record.loss for record in records),
-            tuple(record.metrics for record in records),
-            nonfinite,
-            extreme,
-            count_changed(tensors, self._clean.at(state.step)),
-            self._held_out(state),
-        )
+        losses, metrics = tuple(record.loss for record in records), tuple(record.metrics for record in records)
+        changed = count_changed(tensors, self._clean.at(state.step))
+        return RankPart(state.step, losses, metrics, nonfinite, extreme, changed, self._held_out(state))
 
     def finish(self, state: TrainingState, order: ResumeOrder) -> dict[str, str]:
         """Save what was asked for; hashes of the full state, with which the training is over."""
@@ -243,16 +239,5 @@ def load_shared_training(settings: GangSettings, number: int) -> Training:
 
 def make_strategy(name: str, ranks: int) -> Strategy:
     """A strategy that `check_strategy` has let pass; the process group is ready."""
-    if name == "fsdp2":
-        from unsilent.workloads.distributed.fully_sharded import Fsdp2
-
-        return Fsdp2(ranks)
-    if name == "horovod":
-        from unsilent.workloads.distributed.horovod_strategy import Horovod
-
-        return Horovod(ranks)
-    if name == "zero1":
-        from unsilent.workloads.distributed.deepspeed_strategy import Zero1
-
-        return Zero1(ranks)
-    return Ddp(ranks) if name == "ddp" else Strategy(ranks)
+    strategy: Strategy = load_named(STRATEGIES[name])(ranks)
+    return strategy

@@ -6,7 +6,15 @@ import importlib.util
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 
-STRATEGY_NAMES = ("single", "ddp", "fsdp2", "horovod", "zero1")
+_HERE = "unsilent.workloads.distributed."
+STRATEGIES = {
+    "single": _HERE + "strategies:Strategy",
+    "ddp": _HERE + "strategies:Ddp",
+    "fsdp2": _HERE + "fully_sharded:Fsdp2",
+    "horovod": _HERE + "horovod_strategy:Horovod",
+    "zero1": _HERE + "deepspeed_strategy:Zero1",
+}
+"""Strategies by name, ``module:class``; some need packages that may be missing."""
 PACKAGES = {"horovod": "horovod", "zero1": "deepspeed"}
 """Packages that a strategy needs besides torch."""
 STRATEGIES_PAGE = "docs/concepts/checkpoints.md#distributed-strategies"
@@ -14,8 +22,8 @@ STRATEGIES_PAGE = "docs/concepts/checkpoints.md#distributed-strategies"
 
 def check_strategy(name: str, ranks: int) -> None:
     """Raise ``UsageError`` for an unknown strategy, one that cannot run here, or a number of ranks that it cannot have."""
-    if name not in STRATEGY_NAMES:
-        raise unknown_name_error("strategy", name, STRATEGY_NAMES)
+    if name not in STRATEGIES:
+        raise unknown_name_error("strategy", name, STRATEGIES)
     package = PACKAGES.get(name)
     if package is not None and importlib.util.find_spec(package) is None:
         raise UsageError(

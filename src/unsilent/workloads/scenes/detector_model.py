@@ -122,12 +122,9 @@ def detect(cells: Tensor) -> Detections:
     best, which = scores.topk(min(CANDIDATES, scores.shape[1]), 1)  # NaN counts as the highest score
     labels = labels.gather(1, which)
     boxes = boxes_of(cells[:, CLASSES:]).flatten(2).gather(2, which[:, None].expand(-1, 4, -1)).transpose(1, 2)
-    kept_boxes = not_overlapped(boxes)
-    return Detections(
-        boxes.masked_fill(~kept_boxes[..., None], 0),
-        best.masked_fill(~kept_boxes, 0),
-        labels.masked_fill(~kept_boxes, 0),
-    )
+    dropped = ~not_overlapped(boxes)
+    boxes = boxes.masked_fill(dropped[..., None], 0)
+    return Detections(boxes, best.masked_fill(dropped, 0), labels.masked_fill(dropped, 0))
 
 
 def not_overlapped(boxes: Tensor) -> Tensor:

@@ -42,35 +42,31 @@ class SceneModel(FittedModel):
     judge: str
 
 
-def scenes_workload(name: str, one: SceneModel, evaluations: int, seed: int, progress: Progress) -> ScenesWorkload:
+def scenes_workload(name: str, spec: SceneModel, evaluations: int, seed: int, progress: Progress) -> ScenesWorkload:
     """The trained model on so many scenes of held-out digits [n, 1, 32, 32]."""
     check_option_range(name, "eval", evaluations, EVALUATION_SCENES, "scenes")
     held_out = evaluation_scenes()
 
     def train(model: nn.Module) -> float:
-        scenes = training_scenes(one.scenes)
-        targets = one.targets(scenes)
-        fit(
-            model,
-            lambda rows: (scenes.images[rows], targets[rows]),
-            one.scenes,
-            one.loss,
-            one.schedule,
-            seed=seed,
-            description=f"training {name}",
-            progress=progress,
-        )
-        with torch.no_grad():
-            return one.score(model, held_out)
+        scenes = training_scenes(spec.scenes)
+        targets = spec.targets(scenes)
 
-    recipe = TrainedWeightsRecipe(name, one.version, {"seed": seed}, digits().hash)
-    model, score = load_or_train(recipe, one.build, train, one.goal, seed=seed)
+        def sample(rows: Tensor) -> tuple[Tensor, Tensor]:
+            return scenes.images[rows], targets[rows]
+
+        description = f"training {name}"
+        fit(model, sample, spec.scenes, spec.loss, spec.schedule, seed=seed, description=description, progress=progress)
+        with torch.no_grad():
+            return spec.score(model, held_out)
+
+    recipe = TrainedWeightsRecipe(name, spec.version, {"seed": seed}, digits().hash)
+    model, score = load_or_train(recipe, spec.build, train, spec.goal, seed=seed)
     return ScenesWorkload(
         model,
         [held_out.images[:evaluations].clone()],
-        judge=one.judge,
+        judge=spec.judge,
         name=name,
-        components=one.components,
-        run=one.run,
-        info=model_info(one, DESCRIPTION, score, model, evaluations, CITATION),
+        components=spec.components,
+        run=spec.run,
+        info=model_info(spec, DESCRIPTION, score, model, evaluations, CITATION),
     )

@@ -7,7 +7,6 @@ scores have half the resolution and are enlarged to the size of the image, as it
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 from typing import Any
 
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
-from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import call_model
-from unsilent.workloads.model_fitting import Goal, Progress, Schedule, no_progress
+from unsilent.workloads.model_fitting import Goal, Progress, Schedule, import_transformers, no_progress
 from unsilent.workloads.scenes.composing import CANVAS, PIXEL_LABELS, Scenes, ScenesWorkload
 from unsilent.workloads.scenes.models import SceneModel, scenes_workload
 
@@ -63,12 +61,7 @@ def segformer() -> nn.Module:
     Raises:
         UsageError: transformers is not installed.
     """
-    try:
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError:
-        raise UsageError(
-            "workload 'scenes-segformer' needs transformers; pip install 'unsilent[transformers]'"
-        ) from None
+    transformers = import_transformers("scenes-segformer")
     config = transformers.SegformerConfig(
         num_channels=1, num_labels=PIXEL_LABELS, num_encoder_blocks=3, depths=[1, 1, 1], hidden_sizes=[24, 48, 96],
         num_attention_heads=[1, 2, 4], sr_ratios=[4, 2, 1], patch_sizes=[5, 3, 3], strides=[2, 2, 2], mlp_ratios=[2, 2, 2],
@@ -136,9 +129,8 @@ SEGMENTERS = {
             "patches": ("segformer.*.patch_embeddings.*",),
             "attention": ("segformer.*.attention.*",),
             "mlp": ("segformer.*.mlp.*",),
-            "norm": (
-                "segformer.*[0-9r].layer*norm*",
-            ),  # of blocks and stages; transformers 4 and 5 name them differently
+            # Of blocks and stages; transformers 4 and 5 name them differently.
+            "norm": ("segformer.*[0-9r].layer*norm*",),
             "decoder": ("decode_head.*",),
         },
     ),

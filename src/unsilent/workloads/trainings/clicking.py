@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from unsilent.workloads.base import call_model
 from unsilent.workloads.clicks import Clicks, synthetic_clicks
-from unsilent.workloads.dlrm_model import Dlrm
+from unsilent.workloads.dlrm import Dlrm
 from unsilent.workloads.model_fitting import auc, check_option_range
 from unsilent.workloads.trainings.base import Bools, Evaluation
 from unsilent.workloads.trainings.evaluating import make_evaluation

@@ -19,12 +19,12 @@ from torch.nn.functional import cross_entropy
 from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import call_model
 from unsilent.workloads.cache import digest_of_parts
-from unsilent.workloads.cifar_files import read_images
 from unsilent.workloads.cifar_resnet import CITATION as RESNET_CITATION
 from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet, normalised
 from unsilent.workloads.digits import CITATION, DESCRIPTION, DigitsCnn, DigitsVit, ResidualBlock, digits
 from unsilent.workloads.layers import Bias
 from unsilent.workloads.model_fitting import check_option_range
+from unsilent.workloads.saved_files import read_images
 from unsilent.workloads.trainings.base import Bools, Evaluation
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.evaluating import make_evaluation, predictions_from_scores
@@ -33,6 +33,7 @@ from unsilent.workloads.trainings.recipes import (
     BuiltInTrainingOptions,
     add_dropout,
     add_dropout_to_blocks,
+    check_transformer_size,
     make_training,
     randomly_shifted_images,
 )
@@ -119,18 +120,12 @@ def train_resnet(
             model.add_module("linear", nn.Sequential(RowDropout(dropout), model.linear))
         return model if chosen.norm else without_norm(model)
 
-    return _classifier(
-        variant,
-        "residual network" + ("" if chosen.norm else " without batch norm"),
-        build,
-        _own_images(data) if data is not None else _digits(),
-        BuiltInTrainingOptions(
-            steps, batch, optimizer or chosen.optimizer, chosen.rate if rate is None else rate, dropout, amp, device
-        ),
-        clip,
-        shift,
-        {"width": size} if data is None else {"depth": layers},
-    )
+    optimizer, rate = optimizer or chosen.optimizer, chosen.rate if rate is None else rate
+    options = BuiltInTrainingOptions(steps, batch, optimizer, rate, dropout, amp, device)
+    description = "residual network" + ("" if chosen.norm else " without batch norm")
+    pictures = _digits() if data is None else _own_images(data)
+    settings = {"width": size} if data is None else {"depth": layers}
+    return _classifier(variant, description, build, pictures, options, clip, shift, settings)
 
 
 def train_vit(
@@ -149,26 +144,16 @@ def train_vit(
 ) -> Training:
     """A vision transformer on digits; dropout at the end of each MLP."""
     name = "train-vit"
-    check_option_range(name, "width", width, 1024, "embedding size, a multiple of 4")
-    check_option_range(name, "depth", depth, 64, "transformer blocks")
-    if width % 4:
-        raise UsageError(f"workload {name!r}: option 'width' is {width}; expected a multiple of its 4 heads")
+    check_transformer_size(name, width, depth)
 
     def build() -> nn.Module:
         model = DigitsVit(width, depth)
         add_dropout_to_blocks(model.blocks, dropout)
         return model
 
-    return _classifier(
-        name,
-        "vision transformer",
-        build,
-        _digits(),
-        BuiltInTrainingOptions(steps, batch, optimizer, rate, dropout, amp, device),
-        clip,
-        shift,
-        {"width": width, "depth": depth},
-    )
+    options = BuiltInTrainingOptions(steps, batch, optimizer, rate, dropout, amp, device)
+    settings = {"width": width, "depth": depth}
+    return _classifier(name, "vision transformer", build, _digits(), options, clip, shift, settings)
 
 
 def _classifier(

@@ -6,8 +6,8 @@ scaler), the schedule. Each part draws from its own stream; see `randomness`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -226,10 +226,8 @@ class Training:
     def _placed(self, batch: Any) -> Any:
         return map_tensors(batch, lambda _, tensor: tensor.to(self.device)) if self.device.type != "cpu" else batch
 
-    @contextmanager
-    def _autocast(self) -> Iterator[None]:
-        with torch.autocast(self.device.type, self._amp) if self._amp is not None else nullcontext():
-            yield
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._amp is None else torch.autocast(self.device.type, self._amp)
 
     def _update(self, state: TrainingState) -> None:
         """Clip, update, and move the scaler and the schedules on."""

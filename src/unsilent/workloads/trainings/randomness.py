@@ -63,17 +63,13 @@ def save_generator_states(others: Sequence[Any] = ()) -> Callable[[], None]:
     Raises:
         UsageError: a generator whose state cannot be read.
     """
-    numpys, pythons = np.random.get_state(), random.getstate()
-    states = [(generator, generator_state(generator)) for generator in (torch.default_generator, *others)]
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    everywhere = (torch.default_generator, np.random.mtrand._rand, random._inst)
+    devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    states = [(generator, generator_state(generator)) for generator in (*everywhere, *devices, *others)]
 
     def put_back() -> None:
-        np.random.set_state(numpys)
-        random.setstate(pythons)
         for generator, state in states:
             set_generator_state(generator, state)
-        if devices is not None:
-            torch.cuda.set_rng_state_all(devices)
 
     return put_back
 

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.workloads.layers import TransformerBlock
+from unsilent.workloads.model_fitting import check_option_range
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.loop import Training
 from unsilent.workloads.trainings.sources import RowBatches
@@ -115,6 +116,14 @@ def randomly_shifted_images(images: Tensor, generator: torch.Generator, fill: fl
     bordered = pad(images, (1, 1, 1, 1), value=fill)
     moved = bordered[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return moved.permute(0, 3, 1, 2).contiguous()
+
+
+def check_transformer_size(name: str, width: int, depth: int, heads: int = 4) -> None:
+    """Raise ``UsageError`` for a model that cannot be."""
+    check_option_range(name, "width", width, 1024, "embedding size, a multiple of 4")
+    check_option_range(name, "depth", depth, 64, "transformer blocks")
+    if width % heads:
+        raise UsageError(f"workload {name!r}: option 'width' is {width}; expected a multiple of its {heads} heads")
 
 
 def checked_clip_norm(name: str, clip: float) -> float | None:

@@ -82,20 +82,13 @@ def check_restorable(
         _compare(workload, way, steps, [restored, *wanted], [workload.snapshot(back), *_trail(workload, back, steps)])
     origin = origin_of(workload)
     if origin is None or not new_process:
-        text = (
-            "not asked for"
-            if origin
-            else "load the workload by its name or file.py:name to check restoring in a new process, too"
-        )
+        text = "not asked for"
+        if not origin:
+            text = "load the workload by its name or file.py:name to check restoring in a new process, too"
         return RestoreCheckResult(tuple(ways), text)
-    _compare(
-        workload,
-        "restored in a new process",
-        steps,
-        [restored, *wanted],
-        _trail_in_new_process(workload, origin, restored, steps),
-    )
-    return RestoreCheckResult((*ways, "restored in a new process"))
+    way, trail = "restored in a new process", _trail_in_new_process(workload, origin, restored, steps)
+    _compare(workload, way, steps, [restored, *wanted], trail)
+    return RestoreCheckResult((*ways, way))
 
 
 def _run(workload: TrainingWorkload, state: TrainingState, steps: int) -> None:

@@ -13,16 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import unknown_name_error
 from unsilent.workloads.base import call_model
-from unsilent.workloads.chargpt import CharGpt
+from unsilent.workloads.character_models import HEADS, CharGpt, character_llama
 from unsilent.workloads.help_texts import ALPHABET, CITATION, CONTEXT, DESCRIPTION, load_help_texts, loss
-from unsilent.workloads.llama_chars import HEADS, character_llama
 from unsilent.workloads.model_fitting import check_option_range
 from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
 from unsilent.workloads.trainings.evaluating import make_evaluation
 from unsilent.workloads.trainings.loop import Training
-from unsilent.workloads.trainings.recipes import BuiltInTrainingOptions, add_dropout_to_blocks, make_training
+from unsilent.workloads.trainings.recipes import (
+    BuiltInTrainingOptions,
+    add_dropout_to_blocks,
+    check_transformer_size,
+    make_training,
+)
 
 EVALUATED = 32
 """Held-out contexts, spread over the text."""
@@ -43,7 +47,7 @@ def train_chargpt(
     device: str = "cpu",
 ) -> Training:
     """A decoder-only transformer; dropout at the end of each MLP."""
-    check_size("train-chargpt", width, depth)
+    check_transformer_size("train-chargpt", width, depth, HEADS)
 
     def build() -> nn.Module:
         model = CharGpt(width, depth)
@@ -74,7 +78,7 @@ def train_llama(
     ``dtype=fp32,amp=bfloat16`` is autocast on float32 parameters.
     """
     name = "train-llama"
-    check_size(name, width, depth)
+    check_transformer_size(name, width, depth, HEADS)
     if dtype not in DTYPES:
         raise unknown_name_error(f"dtype of workload {name!r}", dtype, DTYPES)
 
@@ -87,14 +91,6 @@ def train_llama(
     options = BuiltInTrainingOptions(steps, batch, optimizer, rate, 0.0, amp, device)
     settings = {"width": width, "depth": depth, "dtype": dtype}
     return text_training(name, options, build, clip, settings, f"Llama in {dtype} on Python's help texts")
-
-
-def check_size(name: str, width: int, depth: int) -> None:
-    """Raise ``UsageError`` for a model that cannot be."""
-    check_option_range(name, "width", width, 1024, "embedding size, a multiple of 4")
-    check_option_range(name, "depth", depth, 64, "transformer blocks")
-    if width % HEADS:
-        raise UsageError(f"workload {name!r}: option 'width' is {width}; expected a multiple of its {HEADS} heads")
 
 
 def text_training(

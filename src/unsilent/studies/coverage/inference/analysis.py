@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
-from unsilent.campaigns.campaign_result import CampaignResult
+from unsilent.campaigns.campaign_result import StoreResult, facts_of_stores
 from unsilent.statistics.bounded import bounded_mean, ratio_of_means
 from unsilent.statistics.conformal import exchanged_false_alarms
 from unsilent.studies.coverage.inference.scoring import (
@@ -159,7 +159,7 @@ class Tries:
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class InferenceCoverageResult(CampaignResult):
+class InferenceCoverageResult(StoreResult[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageOptions]):
     """Everything that was found.
 
     Attributes:
@@ -172,10 +172,6 @@ class InferenceCoverageResult(CampaignResult):
     """
 
     KIND: ClassVar[str] = "unsilent.studies.coverage.inference.kind:INFERENCE_COVERAGE"
-    spec: InferenceCoverageSpec
-    baseline: InferenceCoverageBaseline
-    options: InferenceCoverageOptions
-    command: str
     reference: str
     clean: Mapping[str, int]
     originals: Mapping[str, int]
@@ -189,9 +185,6 @@ class InferenceCoverageResult(CampaignResult):
     comparisons: tuple[Comparison, ...]
     costs: tuple[Cost, ...]
     roc: Mapping[str, tuple[tuple[float, float], ...]]
-    seconds: float
-    cpu_seconds: float
-    store: str
 
 
 def analyse(store: InferenceCoverageStore, options: InferenceCoverageOptions) -> InferenceCoverageResult:
@@ -212,48 +205,34 @@ def analyse_together(
     names = [name for name in parts[0].detectors if all(name in part.detectors for part in parts)]
     if not names:
         raise UsageError("the stores have no detector in common; give stores of campaigns with the same --detector")
-    found = {
-        (name, rate): _joined([part.detected(name, rate) for part in parts]) for name in names for rate in reported
-    }
+    hits = {(name, rate): _joined([part.detected(name, rate) for part in parts]) for name in names for rate in reported}
     targets = np.array([row.trial.target for part in parts for row in part.faults])
     groups = {name: targets == name for name in ERROR_MODELS if (targets == name).any()} | {ALL: targets != ""}
-    baseline, (seconds, cpu_seconds) = parts[0].store.baseline, _seconds(stores)
     return InferenceCoverageResult(
-        spec=stores[0].spec,
-        baseline=replace(baseline, name=", ".join(store.baseline.name for store in stores)),
-        options=options,
-        command=stores[0].largest_budget()[1] if len(stores) == 1 else "",
-        store=str(stores[0].path) if len(stores) == 1 else "",
+        **facts_of_stores(stores, options),
         reference=names[0],
         clean={
-            part: sum(len(next(iter(one.clean[part].values()))) for one in parts) for part in (CALIBRATION, TEST, SHIFTED)
+            part: sum(len(next(iter(scored.clean[part].values()))) for scored in parts) for part in (CALIBRATION, TEST, SHIFTED)
         },
-        has_equal_originals=all(_has_equal_groups(one.originals[CALIBRATION]) for one in parts),
+        has_equal_originals=all(_has_equal_groups(scored.originals[CALIBRATION]) for scored in parts),
         originals={
-            part: sum(len(np.unique(one.originals[part])) for one in parts) for part in (CALIBRATION, TEST, SHIFTED)
+            part: sum(len(np.unique(scored.originals[part])) for scored in parts) for part in (CALIBRATION, TEST, SHIFTED)
         },
         rates=reported,
         unreported={rate: clean_samples_needed(rate) for rate in rates if rate not in reported},
         tries=tuple(_tries(parts)),
-        detections=tuple(_detections(found, groups, most_answers(parts), options.confidence)),
+        detections=tuple(_detections(hits, groups, most_answers(parts), options.confidence)),
         false_alarms=tuple(_false_alarms(parts, names, reported, options.confidence)),
-        restored=tuple(_restored(parts, found[names[0], options.rate], groups, options.confidence)),
-        comparisons=tuple(_comparisons(found, names, groups, options)),
+        restored=tuple(_restored(parts, hits[names[0], options.rate], groups, options.confidence)),
+        comparisons=tuple(_comparisons(hits, names, groups, options)),
         costs=tuple(_costs(parts, names)),
         roc={name: _roc(parts, name) for name in names} if len(targets) else {},
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
     )  # fmt: skip
 
 
 def most_answers(parts: Sequence[ScoredStore]) -> int:
     """The largest number of answers that a fault can change."""
     return max(max(part.store.baseline.samples) for part in parts)
-
-
-def _seconds(stores: Sequence[InferenceCoverageStore]) -> tuple[float, float]:
-    wall, cpu = np.sum([store.total_session_seconds() for store in stores], axis=0).tolist()
-    return wall, cpu
 
 
 def _joined(parts: Sequence[Detected]) -> Detected:
@@ -263,19 +242,19 @@ def _joined(parts: Sequence[Detected]) -> Detected:
 
 def _tries(parts: Sequence[ScoredStore]) -> Iterator[Tries]:
     for name in ERROR_MODELS:
-        own, alone, different = [], Counter[tuple[int, int, int]](), set[tuple[int, int, int]]()
+        trials, alone, different = [], Counter[tuple[int, int, int]](), set[tuple[int, int, int]]()
         for number, part in enumerate(parts):
             rows = [row for row in part.rows if row.trial.target == name]
-            own += rows
+            trials += rows
             alone.update((number, row.batch, int(row.flags.argmax())) for row in rows if row.changed == 1)
             different.update((number, row.batch, place) for row in rows for place in np.flatnonzero(row.flags).tolist())
-        if own:
+        if trials:
             drawn, masked, benign, due, answers = (
-                sum(getattr(row, key) for row in own) for key in ("tried", "masked", "benign", "due", "changed")
+                sum(getattr(row, key) for row in trials) for key in ("tried", "masked", "benign", "due", "changed")
             )
-            found = sum(row.end == FOUND for row in own)
+            with_fault = sum(row.end == FOUND for row in trials)
             same = max(alone.values(), default=0)
-            yield Tries(name, drawn, masked, benign, due, found, len(own), answers, len(different), same)
+            yield Tries(name, drawn, masked, benign, due, with_fault, len(trials), answers, len(different), same)
 
 
 def _share(values: Floats, confidence: float) -> Interval:
@@ -284,13 +263,13 @@ def _share(values: Floats, confidence: float) -> Interval:
 
 
 def _detections(
-    found: Mapping[tuple[str, float], Detected], groups: Mapping[str, NDArray[np.bool_]], most: int, confidence: float
+    hits: Mapping[tuple[str, float], Detected], groups: Mapping[str, NDArray[np.bool_]], most: int, confidence: float
 ) -> Iterator[Detection]:
     """``most``: answers that a fault can change."""
-    for (name, rate), one in found.items():
-        for errors, own in groups.items():
-            answers = _share_of_answers(one.share[own], one.changed[own], most, confidence)
-            shares = [_share(values[own], confidence) for values in (one.share, one.layers, one.flops)]
+    for (name, rate), faults in hits.items():
+        for errors, mask in groups.items():
+            answers = _share_of_answers(faults.share[mask], faults.changed[mask], most, confidence)
+            shares = [_share(values[mask], confidence) for values in (faults.share, faults.layers, faults.flops)]
             yield Detection(name, errors, rate, answers, *shares)
 
 
@@ -315,34 +294,34 @@ def _false_alarms(
                 both = [parts[0].by_original(key, parts[0].clean[key][name]) for key in (CALIBRATION, TEST)]
                 expected = exchanged_false_alarms(both[0], both[1], rate, confidence)
             shares = [_share_of_samples(groups, confidence) for groups in alarms.values()]
-            yield FalseAlarms(name, rate, shares[0], sum(int(one.sum()) for one in alarms[TEST]), expected, shares[1])
+            yield FalseAlarms(name, rate, shares[0], sum(int(bits.sum()) for bits in alarms[TEST]), expected, shares[1])
 
 
 def _share_of_samples(groups: Sequence[NDArray[np.bool_]], confidence: float) -> Interval:
     """The share of the samples of independent originals, bool[samples] each."""
-    wholes = tuple(len(one) for one in groups)
-    return _ratio(tuple(int(one.sum()) for one in groups), wholes, max(wholes), confidence)
+    wholes = tuple(len(samples) for samples in groups)
+    return _ratio(tuple(int(samples.sum()) for samples in groups), wholes, max(wholes), confidence)
 
 
 def _restored(
-    parts: Sequence[ScoredStore], found: Detected, groups: Mapping[str, NDArray[np.bool_]], confidence: float
+    parts: Sequence[ScoredStore], hits: Detected, groups: Mapping[str, NDArray[np.bool_]], confidence: float
 ) -> Iterator[Restored]:
     rows = [row for part in parts for row in part.faults]
     if not rows:
         return
-    some = np.where(found.share > 0, found.share, np.nan)
+    some = np.where(hits.share > 0, hits.share, np.nan)
     alone = np.array([row.restored.mean(1) for row in rows])
     seconds = np.array([row.rung_seconds for row in rows])
-    back = {rung: (alone[:, number], found.by_rung[:, number]) for number, rung in enumerate(RUNGS)}
-    back |= {LAYER: (found.by_layer, found.by_layer / some), LADDER: (found.by_ladder, found.by_ladder / some)}
+    back = {rung: (alone[:, number], hits.by_rung[:, number]) for number, rung in enumerate(RUNGS)}
+    back |= {LAYER: (hits.by_layer, hits.by_layer / some), LADDER: (hits.by_ladder, hits.by_ladder / some)}
     most = most_answers(parts)
-    for errors, own in groups.items():
+    for errors, mask in groups.items():
         for rung, (of_changed, of_detected) in back.items():
-            wholes, found_wholes = found.changed[own], (found.changed * some)[own]
-            answers = _share_of_answers(of_changed[own], wholes, most, confidence)
-            detected_answers = _share_of_answers(of_detected[own], found_wholes, most, confidence)
-            shares = [_share(one[own], confidence) for one in (of_changed, of_detected)]
-            spent = float(np.median(seconds[own, RUNGS.index(rung)])) if rung in RUNGS else None
+            wholes, found_wholes = hits.changed[mask], (hits.changed * some)[mask]
+            answers = _share_of_answers(of_changed[mask], wholes, most, confidence)
+            detected_answers = _share_of_answers(of_detected[mask], found_wholes, most, confidence)
+            shares = [_share(part[mask], confidence) for part in (of_changed, of_detected)]
+            spent = float(np.median(seconds[mask, RUNGS.index(rung)])) if rung in RUNGS else None
             yield Restored(rung, errors, answers, shares[0], detected_answers, shares[1], spent)
 
 
@@ -359,17 +338,17 @@ def _ratio(parts: tuple[float, ...], wholes: tuple[float, ...], most: int, confi
 
 
 def _comparisons(
-    found: Mapping[tuple[str, float], Detected],
+    hits: Mapping[tuple[str, float], Detected],
     names: Sequence[str],
     groups: Mapping[str, NDArray[np.bool_]],
     options: InferenceCoverageOptions,
 ) -> Iterator[Comparison]:
     """The first detector against all others, at the rate that was asked."""
-    first = found[names[0], options.rate].share
-    pairs = [(name, errors, own) for name in names[1:] for errors, own in groups.items() if own.any()]
-    gaps = [(first - found[name, options.rate].share)[own] for name, _, own in pairs]
-    for (name, errors, _), one in zip(pairs, paired_differences(gaps, options.confidence), strict=True):
-        yield Comparison(name, errors, one)
+    first = hits[names[0], options.rate].share
+    pairs = [(name, errors, mask) for name in names[1:] for errors, mask in groups.items() if mask.any()]
+    gaps = [(first - hits[name, options.rate].share)[mask] for name, _, mask in pairs]
+    for (name, errors, _), result in zip(pairs, paired_differences(gaps, options.confidence), strict=True):
+        yield Comparison(name, errors, result)
 
 
 def _costs(parts: Sequence[ScoredStore], names: Sequence[str]) -> Iterator[Cost]:
@@ -387,7 +366,7 @@ def _costs(parts: Sequence[ScoredStore], names: Sequence[str]) -> Iterator[Cost]
 
 def _roc(parts: Sequence[ScoredStore], name: str) -> tuple[tuple[float, float], ...]:
     """False alarms, and the share of all changed answers that are detected then."""
-    reached = [one for part in parts for one in part.false_alarm_shares(name)]
+    reached = [shares for part in parts for shares in part.false_alarm_shares(name)]
     samples = min(len(part.clean[TEST][name]) for part in parts)
     values = np.concatenate(reached)
     places = [0.0, *np.geomspace(1 / samples, 1, ROC_POINTS).tolist()]

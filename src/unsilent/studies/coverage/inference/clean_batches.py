@@ -36,7 +36,7 @@ class CleanBatches:
 
     def count_with(self, samples: int) -> int:
         """How many batches from the first on have so many samples; all of them where they have fewer."""
-        ends = np.cumsum([len(one) for one in self.originals])
+        ends = np.cumsum([len(batch) for batch in self.originals])
         return min(int(np.searchsorted(ends, samples)) + 1, len(self.batches))
 
     def evenly_chosen(self, most: int) -> list[Any]:
@@ -76,12 +76,12 @@ def _read_part(workload: CalibratedWorkload, part: str, samples: int, device: st
     batches = [place(batch, device, None) for batch in workload.clean_batches(part, samples)]
     name_originals = getattr(workload, "clean_originals", None)
     names = list(own_originals(batches) if name_originals is None else name_originals(part, samples))
-    if [len(one) for one in names] != [count_samples(batch) for batch in batches]:
+    if [len(batch) for batch in names] != [count_samples(batch) for batch in batches]:
         raise UsageError(
             f"{workload.name}: clean_originals({part!r}, {samples}) does not name one original for each sample of each batch of "
             "clean_batches; return one list of numbers for each batch"
         )
-    if sum(len(set(one)) for one in names) != len({name for one in names for name in one}):
+    if sum(len(set(batch)) for batch in names) != len({name for batch in names for name in batch}):
         raise UsageError(
             f"{workload.name}: an original has clean samples of part {part!r} in two batches; put all of them into one"
         )

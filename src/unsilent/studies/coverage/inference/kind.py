@@ -48,10 +48,10 @@ def check_spec(spec: InferenceCoverageSpec) -> None:
 def check_baseline(baseline: InferenceCoverageBaseline) -> None:
     """Raise ``DamagedRecordError`` for impossible numbers."""
     detectors = baseline.detectors
-    layers = [len(one.layers) for one in detectors]
+    layers = [len(detector.layers) for detector in detectors]
     if not 1 <= len(detectors) <= MOST_DETECTORS or min(layers) < 1 or sum(layers) > MOST_LAYERS:
         raise DamagedRecordError("its description has impossible numbers of detectors or layers")
-    if any(len(one.flops) != len(one.layers) or one.nbytes < 0 for one in detectors):
+    if any(len(detector.flops) != len(detector.layers) or detector.nbytes < 0 for detector in detectors):
         raise DamagedRecordError("its description has a detector of impossible numbers")
     if not baseline.samples or min(baseline.samples) < 1 or sum(baseline.samples) > MOST_SAMPLES:
         raise DamagedRecordError("its description has an impossible number of samples")
@@ -72,7 +72,7 @@ def array_shapes(baseline: InferenceCoverageBaseline, values: Mapping[str, Any])
         raise DamagedRecordError("has an impossible end, batch or number of samples")
     if end == FOUND and (samples != baseline.samples[values["batch"]] or not changed):
         raise DamagedRecordError("has an impossible number of samples")
-    detectors, layers = len(baseline.detectors), sum(len(one.layers) for one in baseline.detectors)
+    detectors, layers = len(baseline.detectors), sum(len(detector.layers) for detector in baseline.detectors)
     margins: Shape = (layers, changed) if end == FOUND else (detectors, samples) if end == JUDGED else 0
     return {
         "flags": samples if end == FOUND else 0,
@@ -92,11 +92,11 @@ def check_row(row: InferenceCoverageRow, baseline: InferenceCoverageBaseline) ->
         raise DamagedRecordError("has a margin that is NaN, or a negative time")
 
 
-def check_options(asked: Asked, spec: InferenceCoverageSpec) -> None:
+def check_options(request: Asked, spec: InferenceCoverageSpec) -> None:
     """Raise ``UsageError`` for too few clean samples for the rate of false alarms."""
     from unsilent.studies.coverage.inference.scoring import check_clean_samples
 
-    check_clean_samples(spec.clean_samples, asked[InferenceCoverageOptions].rate)
+    check_clean_samples(spec.clean_samples, request[InferenceCoverageOptions].rate)
 
 
 INFERENCE_COVERAGE = Kind(
@@ -118,7 +118,6 @@ INFERENCE_COVERAGE = Kind(
     analyse=LazyFunction("unsilent.studies.coverage.inference.analysis:analyse", InferenceCoverageOptions),
     report=LazyFunction("unsilent.studies.coverage.inference.report:report"),
     builtin_values={"workload": ZOO},
-    subject=lambda store: str(store.baseline.name),
     command_help=ABOUT,
     budget=InferenceCoverageBudget,
     analysis_options=InferenceCoverageOptions,

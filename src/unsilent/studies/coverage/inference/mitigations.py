@@ -78,7 +78,7 @@ class Mitigations:
                     run(engine.model, batch)
 
     def _note(self, layer: LayerRun) -> None:
-        low, high = (float(one) for one in layer.output.aminmax())
+        low, high = (float(bound) for bound in layer.output.aminmax())
         known = self._ranges.get(layer.name, (low, high))
         self._ranges[layer.name] = min(low, known[0]), max(high, known[1])
 
@@ -96,8 +96,8 @@ class Mitigations:
             else:
                 with self._engine.inject_parameter_faults(faults):
                     tried[rung] = self._try(rung, batch, faults if rung in IN_RUN else stays, changed)
-        result = np.array([(one.codes < Outcome.SDC)[changed] for one in tried.values()], np.uint8)
-        return result, np.array([one.seconds for one in tried.values()])
+        result = np.array([(attempt.codes < Outcome.SDC)[changed] for attempt in tried.values()], np.uint8)
+        return result, np.array([attempt.seconds for attempt in tried.values()])
 
     def _limited_golden(self, rung: str, batch: int) -> Tried:
         """A fault-free run with limits, once for each batch."""

@@ -19,14 +19,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from unsilent.basics.errors import InjectionError, InternalError, UnsilentError, UsageError, UserCodeError, first_line
+from unsilent.basics.errors import InjectionError, UnsilentError, UsageError
 from unsilent.basics.nested import tensors_in
-from unsilent.basics.printable import escape_unprintable
-from unsilent.basics.user_code import user_code
 from unsilent.campaigns.code import code_fingerprint, code_hash, versions
 from unsilent.campaigns.codec import faults_text
-from unsilent.campaigns.runner import Runner
-from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, trial_seed
+from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash, trial_seed
 from unsilent.detectors.activations.rule import Floats
 from unsilent.engine import PlainEngine, make_engine
 from unsilent.engine.device_placement import resolve_device
@@ -60,7 +57,8 @@ from unsilent.studies.coverage.inference.spec import (
     InferenceCoverageSpec,
 )
 from unsilent.studies.coverage.inference.timing import flops_by_layer, seconds_of_detectors
-from unsilent.workloads.base import CalibratedWorkload, InferenceWorkload
+from unsilent.studies.coverage.trial_runner import TrialRunner
+from unsilent.workloads.base import CalibratedWorkload
 from unsilent.workloads.batch_samples import count_samples
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.process_side_effects import contain_user_process
@@ -72,12 +70,11 @@ PROOF_EVERY, PROOF_GOLDENS = 100, 300
 """Trials, or time in golden runs, before a proof that trials are independent."""
 
 
-class InferenceCoverageRunner(Runner[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageRow]):
+class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageRow]):
     """One workload with its golden run and calibrated detectors.
 
     Args:
         spec: The campaign.
-        workload: A live workload instead of the one ``spec`` names.
         progress: Called with how far training is.
         worker_settings: What it may cost.
 
@@ -85,18 +82,19 @@ class InferenceCoverageRunner(Runner[InferenceCoverageSpec, InferenceCoverageBas
         UsageError: anything in the spec that does not fit the workload; a workload without clean samples.
     """
 
+    row_type = InferenceCoverageRow
+
     def __init__(
         self,
         spec: InferenceCoverageSpec,
-        workload: InferenceWorkload | None = None,
         progress: Progress | None = None,
         worker_settings: WorkerSettings | None = None,
     ) -> None:
+        # Long because each part is made of those before it: batches, engine, detectors, what follows from them.
         settings = worker_settings or WorkerSettings()
         super().__init__(spec)
         self.detectors = [make_detector(text) for text in spec.detectors]
-        if workload is None:
-            workload = load(spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress)
+        workload = load(spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress)
         if not isinstance(workload, CalibratedWorkload):
             raise UsageError(
                 f"{workload.name} has no clean samples besides its batches; give it a method clean_batches(part, samples) (see "
@@ -196,35 +194,20 @@ class InferenceCoverageRunner(Runner[InferenceCoverageSpec, InferenceCoverageBas
 
     # -- trials ------------------------------------------------------------------------------------------------------
 
-    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[InferenceCoverageRow]:
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[InferenceCoverageRow | DeferredTrial]:
         """Trials in order."""
-        for trial in trials:
-            row = self._run_once(trial)
+        for row in super().run_all(trials, alone):
             self.unverified_row_count += 1
             since = time.monotonic() - self._proven_at
             if self.unverified_row_count >= PROOF_EVERY or since > max(2.0, PROOF_GOLDENS * self.engine.golden_seconds):
                 self.verify_restored_state()
             yield row
 
-    def _run_once(self, trial: TrialId) -> InferenceCoverageRow:
-        """One trial; what user code raises in it is its outcome."""
-        begun = time.perf_counter()
-        try:
-            with user_code(self.spec.workload):
-                if trial == TIMING:
-                    row = self._timing_row()
-                elif trial.target in CLEAN_TARGETS:
-                    row = self._clean_row(trial)
-                else:
-                    row = self._fault_row(trial)
-        except (UserCodeError, InternalError) as error:
-            row = replace(empty_row(trial, "raised"), error=escape_unprintable(first_line(error))[:500])
-        return replace(row, seconds=time.perf_counter() - begun)
-
-    def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> InferenceCoverageRow:
-        """The row of a trial that took its worker with it."""
-        row = empty_row(trial, ended.name.lower())
-        return replace(row, seconds=seconds, error=escape_unprintable(reason)[:500])
+    def try_trial(self, trial: TrialId, rng: object) -> InferenceCoverageRow:
+        """The row of a fault, which has generators of its own, of clean samples, or of times."""
+        if trial == TIMING:
+            return self._timing_row()
+        return self._clean_row(trial) if trial.target in CLEAN_TARGETS else self._fault_row(trial)
 
     def verify_restored_state(self) -> None:
         """Weights, inputs and golden outputs are as at the start, and the engine's shortcuts give the bits of a plain run."""
@@ -236,30 +219,31 @@ class InferenceCoverageRunner(Runner[InferenceCoverageSpec, InferenceCoverageBas
         self.unverified_row_count, self._proven_at = 0, time.monotonic()
 
     def _fault_row(self, trial: TrialId) -> InferenceCoverageRow:
-        found = self._search.find(trial.target, trial_seed(self._campaign, self.spec.seed, trial))
-        tries = found.tries
-        row = replace(
-            empty_row(trial, NOT_FOUND),
-            batch=found.batch,
+        search = self._search.find(trial.target, trial_seed(self._campaign, self.spec.seed, trial))
+        tries = search.tries
+        row = self._row(
+            trial,
+            NOT_FOUND,
+            batch=search.batch,
             tried=tries.total(),
             masked=tries[MASKED],
             benign=tries[BENIGN],
             due=tries[DUE],
         )
-        if not found.faults:
+        if not search.faults:
             return row
-        recorded, margins = self._faulty_pass(found.batch, found.faults)
-        engine, batch = self.engine, found.batch
+        recorded, margins = self._faulty_pass(search.batch, search.faults)
+        engine, batch = self.engine, search.batch
         codes = classify(
             engine.judge, engine.golden[batch], recorded.output, engine.batches[batch], engine.samples[batch]
         ).codes
         changed = np.asarray(codes == Outcome.SDC)
-        restored, seconds = self._mitigations.try_all(batch, found.faults, changed)
-        layer = fault_of_operation(found.faults)
+        restored, seconds = self._mitigations.try_all(batch, search.faults, changed)
+        layer = fault_of_operation(search.faults)
         return replace(
-            row, end=FOUND, faults=faults_text(found.faults), layer=layer if layer in self._layers else "",
+            row, end=FOUND, faults=faults_text(search.faults), layer=layer if layer in self._layers else "",
             samples=len(codes), changed=int(changed.sum()), flags=changed.astype(np.uint8),
-            margins=np.vstack([one[:, changed] for one in margins]).astype(np.float32), restored=restored,
+            margins=np.vstack([rows[:, changed] for rows in margins]).astype(np.float32), restored=restored,
             rung_seconds=seconds,
         )  # fmt: skip
 
@@ -292,8 +276,8 @@ class InferenceCoverageRunner(Runner[InferenceCoverageSpec, InferenceCoverageBas
         clean, numbers = self._clean[trial.target], chunks[trial.k]
         largest = np.hstack([self._largest_margins(clean.batches[number]) for number in numbers])
         originals = np.concatenate([np.asarray(clean.originals[number], np.int64) for number in numbers])
-        return replace(
-            empty_row(trial, JUDGED), samples=largest.shape[1], margins=largest.astype(np.float32), originals=originals
+        return self._row(
+            trial, JUDGED, samples=largest.shape[1], margins=largest.astype(np.float32), originals=originals
         )
 
     def _largest_margins(self, batch: Any) -> Floats:
@@ -304,12 +288,12 @@ class InferenceCoverageRunner(Runner[InferenceCoverageSpec, InferenceCoverageBas
     def _timing_row(self) -> InferenceCoverageRow:
         engine = self.engine
         times = seconds_of_detectors(engine.model, self._run, engine.batches[0], self.detectors)
-        return replace(empty_row(TIMING, TIMED), times=times)
+        return self._row(TIMING, TIMED, times=times)
 
 
 def _further_modules(detectors: Iterable[InferenceDetector]) -> list[str]:
     """Modules with detectors of other packages."""
-    parts = (part for one in detectors for part in (one.parts if isinstance(one, Combination) else (one,)))
+    parts = (part for each in detectors for part in (each.parts if isinstance(each, Combination) else (each,)))
     return sorted({name for part in parts if not (name := type(part).__module__).startswith("unsilent.")})
 
 
@@ -321,13 +305,3 @@ def fixed_rows(margins: Floats, rows: int) -> Floats:
     result = np.vstack([margins[:rows], missing])
     result[-1] = margins.max(0)
     return result
-
-
-def empty_row(trial: TrialId, end: str) -> InferenceCoverageRow:
-    """A row without any result."""
-    nothing = np.zeros(0)
-    return InferenceCoverageRow(
-        trial=trial, end=end, batch=0, faults="[]", layer="", tried=0, masked=0, benign=0, due=0, samples=0, changed=0,
-        flags=nothing.astype(np.uint8), margins=nothing.astype(np.float32), originals=nothing.astype(np.int64),
-        restored=nothing.astype(np.uint8), rung_seconds=nothing, times=nothing,
-    )  # fmt: skip

@@ -47,25 +47,25 @@ def clean_samples_needed(rate: float) -> int:
     return math.ceil(CLEAN_PER_ALARM / rate - 1e-9)
 
 
-def check_clean_samples(asked: int, rate: float, available: int | None = None) -> None:
+def check_clean_samples(wanted: int, rate: float, available: int | None = None) -> None:
     """Raise ``UsageError`` for too few clean samples for a rate of false alarms.
 
     Args:
-        asked: ``--clean-samples``.
+        wanted: ``--clean-samples``.
         rate: Of false alarms.
         available: What the workload gives for thresholds or for false alarms, whichever is fewer; None: not known yet.
     """
     needed = clean_samples_needed(rate)
-    if (asked if available is None else available) >= needed:
+    if (wanted if available is None else available) >= needed:
         return
-    if available is not None and available < asked:
+    if available is not None and available < wanted:
         raise UsageError(
-            f"--clean-samples is {asked:,}, but the workload has {available:,} clean samples for thresholds or for false alarms, "
-            f"besides those that detectors learn from; a rate of false alarms of {rate:g} needs {needed:,}: choose a higher "
-            "--rate, or give the workload more clean samples"
+            f"--clean-samples is {wanted:,}, but the workload has {available:,} clean samples for thresholds or for false "
+            f"alarms, besides those that detectors learn from; a rate of false alarms of {rate:g} needs {needed:,}: choose "
+            "a higher --rate, or give the workload more clean samples"
         )
     raise UsageError(
-        f"--clean-samples is {asked:,}; a rate of false alarms of {rate:g} needs {needed:,} or more: choose a higher --rate, or "
+        f"--clean-samples is {wanted:,}; a rate of false alarms of {rate:g} needs {needed:,} or more: choose a higher --rate, or "
         "run a campaign with more --clean-samples"
     )
 
@@ -113,7 +113,7 @@ class ScoredStore:
     @property
     def detectors(self) -> list[str]:
         """Names."""
-        return [one.name for one in self.store.baseline.detectors]
+        return [info.name for info in self.store.baseline.detectors]
 
     @property
     def least_clean(self) -> int:
@@ -133,7 +133,7 @@ class ScoredStore:
     def margins(self, detector: str) -> list[Floats]:
         """Margins of each fault, float64[layers, changed]."""
         infos = self.store.baseline.detectors
-        ends = np.cumsum([len(one.layers) for one in infos])
+        ends = np.cumsum([len(info.layers) for info in infos])
         number = self.detectors.index(detector)
         first = int(ends[number]) - len(infos[number].layers)
         return [row.margins[first : ends[number]].astype(np.float64) for row in self.faults]
@@ -147,16 +147,16 @@ class ScoredStore:
         values = []
         for row, margins in zip(self.faults, self.margins(detector), strict=True):
             crossed = margins > threshold
-            found = crossed.any(0)
+            is_found = crossed.any(0)
             first = in_order[crossed[in_order].argmax(0)]
             repeated = f"{row.layer}#2" in names
-            again = found & (names[first] == row.layer) & (row.layer != "") & (not repeated)
+            again = is_found & (names[first] == row.layer) & (row.layer != "") & (not repeated)
             back = row.restored.astype(bool)
-            ladder = found & (again | back[[RUNGS.index(rung) for rung in (RERUN, REPAIR, CLAMP)]].any(0))
+            ladder = is_found & (again | back[[RUNGS.index(rung) for rung in (RERUN, REPAIR, CLAMP)]].any(0))
             values.append(
                 [
-                    row.changed, found.mean(), _mean(layers[first][found]), _mean(flops[first][found]),
-                    again.mean(), ladder.mean(), *(_mean(one[found]) for one in back),
+                    row.changed, is_found.mean(), _mean(layers[first][is_found]), _mean(flops[first][is_found]),
+                    again.mean(), ladder.mean(), *(_mean(restored[is_found]) for restored in back),
                 ]
             )  # fmt: skip
         table = np.array(values, np.float64).reshape(-1, 6 + len(RUNGS))
@@ -167,7 +167,7 @@ class ScoredStore:
         """For each changed answer of each fault, the share of clean test samples whose margin is as large."""
         clean = np.sort(self.clean[TEST][detector])
         largest = [margins.max(0) for margins in self.margins(detector)]
-        return [1 - np.searchsorted(clean, one, side="left") / len(clean) for one in largest]
+        return [1 - np.searchsorted(clean, answers, side="left") / len(clean) for answers in largest]
 
 
 def _mean(values: NDArray[np.generic]) -> float:
@@ -179,19 +179,19 @@ def score_store(
 ) -> ScoredStore:
     """Read a store; raises ``UsageError`` where it lacks clean samples."""
     rows = list(store.rows())
-    names = [one.name for one in store.baseline.detectors]
+    names = [info.name for info in store.baseline.detectors]
     clean, originals = {}, {}
     for part in (CALIBRATION, TEST, SHIFTED):
-        own = [row for row in rows if row.trial.target == part and row.end == JUDGED]
-        if len(own) < store.baseline.clean_trials[part]:
+        part_rows = [row for row in rows if row.trial.target == part and row.end == JUDGED]
+        if len(part_rows) < store.baseline.clean_trials[part]:
             why = next((row.error or row.end for row in rows if row.trial.target == part and row.end != JUDGED), "")
             raise UsageError(
-                f"{store.path} has {len(own)} of {store.baseline.clean_trials[part]} trials of clean samples ({part})"
+                f"{store.path} has {len(part_rows)} of {store.baseline.clean_trials[part]} trials of clean samples ({part})"
                 f"{f': {why}' if why else ''}; run the command that made it again"
             )
-        own.sort(key=lambda row: row.trial.k)
-        values = np.hstack([row.margins for row in own]).astype(np.float64)
-        originals[part] = np.unique(np.concatenate([row.originals for row in own]), return_inverse=True)[1]
+        part_rows.sort(key=lambda row: row.trial.k)
+        values = np.hstack([row.margins for row in part_rows]).astype(np.float64)
+        originals[part] = np.unique(np.concatenate([row.originals for row in part_rows]), return_inverse=True)[1]
         clean[part] = dict(zip(names, values, strict=True))
     times = next((row.times for row in rows if row.end == TIMED), np.zeros((0, 2)))
     return ScoredStore(store, rows, [row for row in rows if row.end == FOUND], clean, originals, times)

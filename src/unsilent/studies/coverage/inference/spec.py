@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.lazy_numpy import np, npt
@@ -22,9 +21,9 @@ from unsilent.basics.options import (
     Option,
     check_count,
 )
-from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, Seconds, StoredRow
 from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, AnalysisOptions, Budget, known_device
-from unsilent.campaigns.spec import Spec, StoredBaseline, TrialId
+from unsilent.campaigns.spec import Spec, StoredBaseline, Target, TrialId
 
 WEIGHT_FLIP, WEIGHT_RATE, OUTPUT_FLIP, OUTPUT_BURST = ERROR_MODELS = (
     "weight-flip",
@@ -97,22 +96,9 @@ class InferenceCoverageSpec(Spec):
     study: Annotated[str, NOT_AN_OPTION] = "inference-coverage"
 
     @property
-    def targets(self) -> tuple[ErrorModel, ...]:
+    def targets(self) -> tuple[Target, ...]:
         """The targets that trials are drawn for."""
-        return tuple(ErrorModel(name) for name in ERROR_MODELS if any(fnmatchcase(name, glob) for glob in self.only))
-
-    @property
-    def flips(self) -> tuple[None]:
-        """The error model says how many elements."""
-        return (None,)
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorModel:
-    """A target that trials are drawn for."""
-
-    name: str
-    slots: int = 0
+        return tuple(Target(name) for name in ERROR_MODELS if any(fnmatchcase(name, glob) for glob in self.only))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +131,7 @@ class InferenceCoverageBaseline(StoredBaseline):
     """
 
     name: str
-    targets: tuple[ErrorModel, ...]
+    targets: tuple[Target, ...]
     detectors: tuple[DetectorInfo, ...]
     samples: tuple[int, ...]
     clean_trials: Mapping[str, int]
@@ -197,7 +183,7 @@ class InferenceCoverageRow(StoredRow):
     rung_seconds: Annotated[npt.NDArray[np.float64], RUN_SPECIFIC]
     times: Annotated[npt.NDArray[np.float64], RUN_SPECIFIC]
     error: str = ""
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    seconds: Seconds = 0.0
     worker: Annotated[int, RUN_SPECIFIC] = 0
 
 
@@ -222,12 +208,12 @@ class InferenceCoverageOptions(AnalysisOptions):
             raise UsageError(f"rate is {self.rate}; expected a share of samples between 0 and 1, like 0.01")
 
 
-def make_inference_spec(asked: Asked) -> InferenceCoverageSpec:
+def make_inference_spec(request: Asked) -> InferenceCoverageSpec:
     """The spec of a request, checked as far as that is possible without the workload; raises ``UsageError``."""
     from unsilent.faults import fault_model
     from unsilent.protection.detector import make_detector
 
-    spec = asked[InferenceCoverageSpec]
+    spec = request[InferenceCoverageSpec]
     check_count("--tries", spec.tries, 1, MOST_TRIES)
     check_count("--seed", spec.seed, 0, LARGEST)
     check_count("--profile-samples", spec.profile_samples, 10, MOST_CLEAN)
@@ -253,5 +239,5 @@ def make_inference_spec(asked: Asked) -> InferenceCoverageSpec:
         raise UsageError("--burst is empty; expected at least one fault model, like random")
     device = known_device(spec.device)
     if device != "cpu":
-        asked.given_values["device"] = device  # a command for another machine has to name it
+        request.given_values["device"] = device  # a command for another machine has to name it
     return replace(spec, device=device)

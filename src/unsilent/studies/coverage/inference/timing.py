@@ -41,7 +41,7 @@ def seconds_of_detectors(
     NaN where a protected model cannot be run like the model, or takes no other batch.
     """
     fingerprint, dtypes = model_fingerprint(model), dtypes_of(model)
-    profiles = [Profile(one, (), 0.5, 0, 0, fingerprint, dtypes, math.inf) for one in detectors]
+    profiles = [Profile(detector, (), 0.5, 0, 0, fingerprint, dtypes, math.inf) for detector in detectors]
     columns = [_medians(model, run, batch, samples, profiles) for samples in TIMED_BATCHES]
     return np.array(columns).T
 
@@ -58,7 +58,7 @@ def _medians(model: nn.Module, run: Run, batch: Any, samples: int, profiles: Seq
                     seconds += _seconds(partial(run, guarded, some))
     except Exception:  # of a model of the user's, which may take no other batch
         return np.full(1 + len(profiles), np.nan)
-    return np.array([statistics.median(one) for one in taken])
+    return np.array([statistics.median(passes) for passes in taken])
 
 
 def _seconds(call: Callable[[], Any]) -> list[float]:
