@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,12 +53,16 @@ class ConfigOptions:
         "A TOML file with any of these options. The command line takes precedence.", OUTPUT_PANEL)] = None  # fmt: skip
 
 
+def output_option(help_text: str, default_text: str = "", metavar: str = "") -> Option:
+    """``--output``, where a command writes to."""
+    return Option(help_text, OUTPUT_PANEL, default_text=default_text, short_flag="o", metavar=metavar)
+
+
 @dataclass(frozen=True)
 class PageOptions:
     """Where the page of a report goes."""
 
-    output: Annotated[Path | None, Option(
-        "Write the report to this HTML page as well.", OUTPUT_PANEL, short_flag="o")] = None  # fmt: skip
+    output: Annotated[Path | None, output_option("Write the report to this HTML page as well.")] = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,6 @@ class Command:
     Attributes:
         name: Its words after ``unsilent``: one, or two.
         group: One of `GROUPS`.
-        help: One sentence in its first line, and further lines.
         example: A command line.
         option_classes: Dataclasses of its own options.
         run: Does it. Takes what was asked, and returns a `Result` or a report where ``has_report``, else an exit code.
@@ -75,11 +79,11 @@ class Command:
         options_by_arguments: Further dataclasses of options, which depend on a file that the words of the command line name.
         is_long: Whether ``run`` reports progress to ``asked.observer``, with the option ``--quiet``.
         split_script: Divides the words after its name into its own and the arguments of a script of the user's.
+        help_text: Its help where that is not the docstring of ``run``.
     """
 
     name: str
     group: str
-    help: str
     example: str
     option_classes: tuple[type, ...]
     run: Callable[[Asked], Any]
@@ -87,6 +91,12 @@ class Command:
     options_by_arguments: Callable[[Sequence[str]], tuple[type, ...]] | None = None
     is_long: bool = False
     split_script: Callable[[Sequence[str]], tuple[list[str], tuple[str, ...]]] | None = None
+    help_text: str = ""
+
+    @property
+    def help(self) -> str:
+        """One sentence in its first line, and further lines."""
+        return self.help_text or inspect.cleandoc(self.run.__doc__ or "")
 
     def all_option_classes(self, arguments: Sequence[str] = ()) -> tuple[type, ...]:
         """Dataclasses of all its options on the command line; ``arguments``: the words after its name."""

@@ -10,7 +10,6 @@ import pytest
 
 from conftest import in_process
 from replicas.subjects import LOOP
-from unsilent.render.report_page import template_values
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.report.text import interval_text
 from unsilent.statistics.intervals import Interval
@@ -169,7 +168,7 @@ def test_a_training_without_a_name_is_told_by_its_file(result):
     assert "loop.py:make" not in headline(result)
     nameless = replace(result, workload="custom")
     assert "Two runs of loop.py:make with" in headline(nameless)
-    assert template_values(report(nameless))["title"] == "Run-to-run variation of loop.py:make"
+    assert report(nameless).title == "Run-to-run variation of loop.py:make"
     assert "Two runs of made:up with" in headline(replace(nameless, spec={"workload": "made:up"}))
 
 

@@ -45,11 +45,10 @@ class Flips(Shown):
 
 
 def flip(asked: Asked) -> Flips:
-    """The number after each flip."""
+    """Show what a float32 number becomes when one of its bits flips."""
     options = asked[FlipOptions]
     word = np.float32(options.number).view(np.uint32)
     return Flips(options.number, {bit: float((word ^ np.uint32(1 << bit)).view(np.float32)) for bit in options.bits})
 
 
-HELP = "Show what a float32 number becomes when one of its bits flips."
-COMMAND = Command("flips", EXPLAIN, HELP, "unsilent flips 0.5 --bits 30,31", (FlipOptions,), flip, has_report=True)
+COMMAND = Command("flips", EXPLAIN, "unsilent flips 0.5 --bits 30,31", (FlipOptions,), flip, has_report=True)

@@ -175,6 +175,7 @@ def test_tf32_is_switched_and_put_back_by_either_name_of_it():
                 assert (matmul.fp32_precision, cudnn.conv.fp32_precision) == kept
             assert not older or (matmul.allow_tf32, cudnn.allow_tf32) == (True, False)
     finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = False, True  # or torch refuses to read them in what runs afterwards
         for one, precision in before:
             one.fp32_precision = precision
 

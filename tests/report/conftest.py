@@ -8,7 +8,7 @@ import pytest
 from unsilent.report.heat import HeatMap
 from unsilent.statistics import Interval, bounded_mean
 from unsilent.statistics.comparing import difference, ratio
-from unsilent.studies.pvf.comparison import CampaignDifference, ComparedRow, Comparison, DifferenceOrRatio
+from unsilent.studies.pvf.comparison import CampaignDifference, ComparedRow, Comparison
 from unsilent.studies.pvf.records import LookupRow, PvfResult, PvfRow
 
 HOSTILE = (
@@ -270,8 +270,8 @@ def make_compared(a, b, p=0.5, paired=False, alpha=0.05):
     return ComparedRow(
         a=a,
         b=b,
-        difference=DifferenceOrRatio(apart.estimate, apart.low, apart.high),
-        ratio=DifferenceOrRatio(times.estimate, times.low, times.high),
+        difference=apart,
+        ratio=times,
         p=p,
         adjusted_p=p,
         differs=p is not None and p < alpha,

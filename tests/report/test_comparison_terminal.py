@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from report.showing import render_html, text_of
 from report.test_report_html import Page
+from unsilent.basics.interval import Interval
 from unsilent.report.text import p_value_text, ratio_text, signed
 from unsilent.studies.pvf.comparison_report import difference_counts_text, paired_rows_text
 
@@ -122,8 +123,12 @@ def test_pairing_is_told(comparisons):
 
 
 def test_numbers_as_text():
-    assert signed(0.5, -0.5, 1.0).limits == "[-50, +100]"
-    assert signed(None, -1, 1).estimate == "no trial"
-    assert signed(0.02, 0.02, 0.02).limits == "exact"
-    assert (ratio_text(2.004, 1.002, 4.009).limits, ratio_text(None, 0.0, float("inf")).estimate) == ("[1.0, 4.1]", "–")
+    def interval(estimate, low, high):
+        return Interval(estimate, low, high, 0.95, 100, "")
+
+    assert signed(interval(0.5, -0.5, 1.0)).limits == "[-50, +100]"
+    assert signed(interval(None, -1, 1)).estimate == "no trial"
+    assert signed(interval(0.02, 0.02, 0.02)).limits == "exact"
+    assert ratio_text(interval(2.004, 1.002, 4.009)).limits == "[1.0, 4.1]"
+    assert ratio_text(interval(None, 0.0, float("inf"))).estimate == "–"
     assert [p_value_text(p) for p in (None, 1.0, 0.0123, 0.5, 1e-9)] == ["–", "1", "0.013", "0.50", "<0.0001"]

@@ -26,6 +26,10 @@ from unsilent.report.text import (
 )
 
 
+def interval(estimate, low, high):
+    return Interval(estimate, low, high, 0.95, 100, "")
+
+
 @pytest.mark.parametrize(
     ("estimate", "low", "high", "text"),
     [
@@ -46,19 +50,19 @@ from unsilent.report.text import (
     ],
 )
 def test_shown(estimate, low, high, text):
-    found = estimate_text(estimate, low, high)
+    found = estimate_text(interval(estimate, low, high))
     assert (found.estimate, found.low, found.high) == text
 
 
 def test_shown_scales_to_large_numbers():
-    found = estimate_text(12345.6, 9876.5, 15432.1, scale=1.0)
+    found = estimate_text(interval(12345.6, 9876.5, 15432.1), scale=1.0)
     assert (found.estimate, found.low, found.high) == ("12,300", "9,800", "15,500")
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_limits_are_rounded_outwards(a, b, c):
     low, estimate, high = sorted((a, b, c))
-    found = estimate_text(estimate, low, high)
+    found = estimate_text(interval(estimate, low, high))
     if low == high:  # exact, told to four digits
         assert float(found.low.replace(",", "")) == pytest.approx(100 * low, rel=1e-3)
         return
@@ -94,16 +98,16 @@ def test_bounds_have_two_digits():
     ],
 )
 def test_shares_have_their_limits_outwards(estimate, low, high, said):
-    assert share_with_limits_text(Interval(estimate, low, high, 0.95, 100, "")) == said
+    assert share_with_limits_text(interval(estimate, low, high)) == said
 
 
 @given(st.floats(1e-9, 1), st.floats(0, 1), st.floats(0, 1))
 def test_rounding_changes_an_estimate_by_a_fortieth_at_most(estimate, below, above):
     low, high = estimate * below, estimate + (1 - estimate) * above
     if low < high:
-        told = float(estimate_text(estimate, low, high).estimate)
+        told = float(estimate_text(interval(estimate, low, high)).estimate)
         assert told == pytest.approx(100 * estimate, rel=0.0251)
-        assert float(signed(-estimate, -high, -low).estimate) == pytest.approx(-100 * estimate, rel=0.0251)
+        assert float(signed(interval(-estimate, -high, -low)).estimate) == pytest.approx(-100 * estimate, rel=0.0251)
         assert float(share_of_estimate_text(1.0, estimate, low, high)) == pytest.approx(100 * estimate, rel=0.0251)
 
 
@@ -112,7 +116,7 @@ def test_no_digits_beyond_the_interval():
     for power in range(-4, 0):
         for lead in (1.0, 2.0, 3.6, 7.0, 9.9):
             half = lead * 10.0**power
-            text = estimate_text(0.5, 0.5 - half / 2, 0.5 + half / 2).estimate
+            text = estimate_text(interval(0.5, 0.5 - half / 2, 0.5 + half / 2)).estimate
             decimals = len(text.partition(".")[2])
             assert decimals == 0 or 10.0**-decimals >= 100 * half / 2 / 36, (half, text)
 

@@ -25,8 +25,7 @@ from unsilent.render.report_page import report_html, write_report
 from unsilent.render.report_terminal import render_report
 from unsilent.studies.propagation_report import report
 from unsilent.studies.propagation_report.plots import (
-    LOOKS,
-    PHASE_NAMES,
+    PHASE_LOOKS,
     changed_share_figure,
     faults_by_row,
     phase_segments,
@@ -207,8 +206,9 @@ def test_every_row_is_one_point():
     seen = sorted(x for t in drawn["data"] for x in t["x"] if x is not None)
     assert seen == list(range(len(found.rows)))
     for phase in ("fwd", "bwd", "update"):
-        mine = points(drawn, PHASE_NAMES[phase])
-        assert mine["marker"]["color"] == LOOKS[phase][0]
+        name, colour, _ = PHASE_LOOKS[phase]
+        mine = points(drawn, name)
+        assert mine["marker"]["color"] == colour
         assert [found.rows[x].share for x in mine["x"]] == mine["y"]
         assert all(found.rows[x].phase == phase for x in mine["x"])
     assert points(drawn, "unchanged")["x"] == list(range(10))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 COUNTED = "counted"
 """The method of a number without limits: nothing was estimated."""
@@ -26,6 +26,11 @@ class Interval:
     def half_width(self) -> float:
         """Half the distance between the limits: what a requested precision is compared with."""
         return (self.high - self.low) / 2
+
+    def scaled(self, factor: float) -> Interval:
+        """The interval of ``factor`` times the value."""
+        estimate = None if self.estimate is None else factor * self.estimate
+        return replace(self, estimate=estimate, low=factor * self.low, high=factor * self.high)
 
 
 def known_value(value: float, n: int) -> Interval:

@@ -14,7 +14,7 @@ from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.names import SECTIONS
 from unsilent.checkpoints.stored_tensors import StoredTensor
 from unsilent.faults.codecs import CODECS
-from unsilent.report.model import Column, Report, Section, Table, TableRow
+from unsilent.report.model import Column, Getter, Report, Section, Table
 from unsilent.report.text import count_text
 
 EXTREME = 1e6
@@ -96,18 +96,22 @@ def inspection_report(
     present = [s for s in SECTIONS if any(t.section == s for t in selected)]
     sections = [_section(s, [t for t in tensors if t.section == s], known) for s in present]
     if numbers:
-        rows = tuple(TableRow((t.name, str(t.value), "yes" if not t.reason_not_editable else "no")) for t in numbers)
         heads = (
-            Column("number", left_aligned=True),
-            Column("value", left_aligned=True),
-            Column("can be edited", priority=1),
+            Column.text("number", "name"),
+            Column.text("value", lambda number: str(number.value)),
+            Column("can be edited", of=lambda number: "no" if number.reason_not_editable else "yes", priority=1),
         )
-        text = "Numbers that are no tensors, such as learning rates and counters."
-        sections.append(Section("Numbers", text, (Table(heads, rows, title="Numbers"),)))
-    machine = (Column("name"), Column("section"), Column("dtype"), Column("shape"), Column("elements", "number"),
-               Column("nonfinite", "number"), Column("extreme", "number"), Column("largest", "number"), Column("value", "number"),
-               Column("obstacle"))  # fmt: skip
-    estimates = Table(machine, tuple(_machine_row(t, known) for t in selected))
+        lead = "Numbers that are no tensors, such as learning rates and counters."
+        sections.append(Section("Numbers", lead, (Table.of(numbers, heads, "Numbers"),)))
+    machine = (
+        *map(Column, ("name", "section", "dtype")),
+        Column("shape", of=lambda tensor: str(list(tensor.shape))),
+        Column.count("elements", "numel"),
+        *(Column.count(field, _value_of(known, field)) for field in ("nonfinite", "extreme", "largest")),
+        Column.count("value"),
+        Column("obstacle", of=lambda tensor: tensor.reason_not_editable or None),
+    )
+    estimates = Table.of(selected, machine)
     return Report(
         "unsilent/checkpoint-inspect/1", "checkpoint", f"{checkpoint.path.name}: {checkpoint.format}", headline, estimates,
         findings=tuple(findings), sections=tuple(s for s in sections if s is not None),
@@ -134,13 +138,9 @@ def _claim(known: dict[str, Values], unread: int) -> str:
     return f"; no value{whose} is NaN, infinite or beyond ±{EXTREME:g}"
 
 
-def _machine_row(tensor: StoredTensor, known: dict[str, Values]) -> TableRow:
-    v = known.get(tensor.name)
-    counts = (v.nonfinite, v.extreme, v.largest) if v else (None, None, None)
-    return TableRow((
-        tensor.name, tensor.section, tensor.dtype, str(list(tensor.shape)), tensor.numel, *counts, tensor.value,
-        tensor.reason_not_editable or None,
-    ))  # fmt: skip
+def _value_of(known: dict[str, Values], field: str) -> Getter:
+    """A number of the values of a tensor; None where they were not read."""
+    return lambda tensor: getattr(known.get(tensor.name), field, None)
 
 
 def _section(name: str, tensors: list[StoredTensor], known: dict[str, Values]) -> Section | None:
@@ -148,20 +148,17 @@ def _section(name: str, tensors: list[StoredTensor], known: dict[str, Values]) -
     if not tensors:
         return None
     heads = [
-        Column("tensor", left_aligned=True), Column("dtype", left_aligned=True, priority=1), Column("shape", left_aligned=True),
-        Column("not finite", "number"), Column("extreme", "number"), Column("largest", "number", digits=".3g", priority=2),
-    ]  # fmt: skip
-    note = any(t.reason_not_editable for t in tensors)
-    if note:
-        heads.append(Column("cannot be edited because", left_aligned=True, priority=3))
-    rows = []
-    for tensor in tensors:
-        v = known.get(tensor.name)
-        cells: list[object] = [tensor.name.partition("/")[2], tensor.dtype, "×".join(map(str, tensor.shape)) or "one"]
-        cells += [v.nonfinite, v.extreme, v.largest] if v else [None, None, None]
-        if note:
-            cells.append(tensor.reason_not_editable)
-        rows.append(TableRow(tuple(cells), emphasised=bool(v and (v.nonfinite or v.extreme))))  # type: ignore[arg-type]
+        Column.text("tensor", lambda tensor: tensor.name.partition("/")[2]),
+        Column.text("dtype", priority=1),
+        Column.text("shape", lambda tensor: "×".join(map(str, tensor.shape)) or "one"),
+        Column.count("not finite", _value_of(known, "nonfinite")),
+        Column.count("extreme", _value_of(known, "extreme")),
+        Column("largest", "number", digits=".3g", priority=2, of=_value_of(known, "largest")),
+    ]
+    if any(tensor.reason_not_editable for tensor in tensors):
+        heads.append(Column.text("cannot be edited because", "reason_not_editable", 3))
+    unusual = {name for name, values in known.items() if values.nonfinite or values.extreme}
     elements = sum(math.prod(t.shape) for t in tensors)
     title = f"{name.capitalize()}: {len(tensors):,} tensors, {elements:,} elements"
-    return Section(title, "", (Table(tuple(heads), tuple(rows), title=title, sortable=True),))
+    table = Table.of(tensors, heads, title, lambda tensor: tensor.name in unusual, sortable=True)
+    return Section(title, "", (table,))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 from unsilent.basics.argument_names import names_arguments
@@ -24,11 +23,11 @@ from unsilent.checkpoints.replacing import verify_with_own_manifest
 from unsilent.checkpoints.verified_saving import ENDINGS
 from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
-from unsilent.report.text import count_text, escape_unprintable, listed
+from unsilent.report.text import count_text, escape_unprintable, listed, time_text
 
-VERIFIED, AT_FAULT = "verified", "not verified: not before the fault"
-UNKNOWN_STEP = "not verified: its step is not known"
-OLDER, NO_MANIFEST = "not verified: older", "not verified: it has no manifest"
+VERIFIED, OLDER = "verified", "not verified: older"
+AT_FAULT, UNKNOWN_STEP = "not verified: not before the fault", "not verified: its step is not known"
+NO_MANIFEST = "not verified: it has no manifest"
 _MANIFEST = ".manifest.json"
 _STEPS = ("other/step", "other/global_step")
 """Names of the numbers ``step`` and ``global_step`` of a state."""
@@ -123,7 +122,7 @@ class LastGood(Shown):
         columns = (
             Column.text("checkpoint", "shown_name"), Column.count("step"),
             Column.text("step from", lambda checkpoint: checkpoint.step_from or "not known"),
-            Column.text("changed last", lambda checkpoint: _time(checkpoint.written), priority=1), Column.text("verdict"),
+            Column.text("changed last", lambda checkpoint: time_text(checkpoint.written), priority=1), Column.text("verdict"),
         )  # fmt: skip
         table, good = Table.of(self.checkpoints, columns), self.good
         rows = [
@@ -245,7 +244,3 @@ def _verdict(path: Path, progress: Progress) -> str:
     except UsageError as error:
         return f"not verified: {error}" if manifest_path(path).exists() else NO_MANIFEST
     return f"not as its manifest says: {problems[0]}" if problems else VERIFIED
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

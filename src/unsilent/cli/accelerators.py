@@ -20,12 +20,8 @@ def show_accelerator(name_or_file: str, as_json: bool, plain: bool) -> int:
     result = load_accelerator(name_or_file)
     if as_json:
         rows = [asdict(row) for row in result.table()]
-        whole = result.description.model_dump(exclude_none=True)
-        print(
-            json.dumps(
-                {"accelerator": whole, "rows": rows, "fit": result.fit_rate, "no_fit": result.why_no_fit_rate}, indent=2
-            )
-        )
+        values = {"accelerator": result.description.model_dump(exclude_none=True), "rows": rows}
+        print(json.dumps({**values, "fit": result.fit_rate, "no_fit": result.why_no_fit_rate}, indent=2))
         return 0
     about = result.description
     sources = [*(f"  source: {source}" for source in about.sources), *([f"  {about.remark}"] if about.remark else [])]
@@ -49,17 +45,10 @@ def _flip_flops(result: Accelerator, plain: bool) -> None:
         optional=("values", "dtype", "affected outputs", "operand"),
         plain=plain,
     )
-    show_lines("", plain=plain)
-    for group, split in {
-        row.group: row.weight_split_reason for row in result.table() if row.weight_split_reason
-    }.items():
-        show_lines(f"Shares of the fault models in the weight of {group}: {split}.", plain=plain)
-    show_lines(
-        f"FIT: {result.fit_rate:.2f}"
-        if result.fit_rate is not None
-        else f"FIT: not available, because {result.why_no_fit_rate}.",
-        plain=plain,
-    )
+    splits = {row.group: row.weight_split_reason for row in result.table() if row.weight_split_reason}
+    why = [f"Shares of the fault models in the weight of {group}: {split}." for group, split in splits.items()]
+    fit = f"not available, because {result.why_no_fit_rate}." if result.fit_rate is None else f"{result.fit_rate:.2f}"
+    show_lines("", *why, f"FIT: {fit}", plain=plain)
 
 
 def _memories(result: Accelerator, plain: bool) -> None:
@@ -98,28 +87,17 @@ def _memories(result: Accelerator, plain: bool) -> None:
 
 def _groups(result: Accelerator, plain: bool) -> None:
     rows = []
-    weights = {
-        name: sum(e.weight for e in result.weighted_presets if e.group == name) for name in result.description.groups
-    }
     for name, group in result.description.groups.items():
-        unmasked, fit = group.unmasked, result.fit_rate_of(name)
-        rows.append(
-            (
-                name, f"{group.share:g}", f"{group.activeness:g}", "" if unmasked is None else f"{unmasked:g}",
-                f"{weights[name]:.4f}", "" if fit is None else f"{fit:.3f}", group.evidence_summary, group.remark,
-            )
-        )  # fmt: skip
-    show_table(
-        rows,
-        ("flip-flops", "share", "active", "unmasked", "weight", "FIT", "evidence", "remark"),
-        ("remark", "evidence"),
-        plain=plain,
-    )
+        unmasked = "" if group.unmasked is None else f"{group.unmasked:g}"
+        weight = sum(preset.weight for preset in result.weighted_presets if preset.group == name)
+        fit = "" if (rate := result.fit_rate_of(name)) is None else f"{rate:.3f}"
+        numbers = (f"{group.share:g}", f"{group.activeness:g}", unmasked, f"{weight:.4f}", fit)
+        rows.append((name, *numbers, group.evidence_summary, group.remark))
+    heads = ("flip-flops", "share", "active", "unmasked", "weight", "FIT", "evidence", "remark")
+    show_table(rows, heads, ("remark", "evidence"), plain=plain)
 
 
 def _facts(table: DescriptionTable) -> str:
     """The facts of a table with their grades."""
-    fact_values = {fact: getattr(table, fact) for fact in table.facts}
-    return ", ".join(
-        f"{k} {str(v).lower()} ({table.evidence_grade(k)})" for k, v in fact_values.items() if v is not None
-    )
+    known = {fact: value for fact in table.facts if (value := getattr(table, fact)) is not None}
+    return ", ".join(f"{fact} {str(value).lower()} ({table.evidence_grade(fact)})" for fact, value in known.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from unsilent.basics.errors import wrong_value_error
 from unsilent.basics.options import (
@@ -18,15 +18,8 @@ from unsilent.basics.options import (
     check_count,
 )
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
-from unsilent.command import EXPLAIN, Command
+from unsilent.command import EXPLAIN, Command, Result
 
-if TYPE_CHECKING:
-    from unsilent.compare.attacks.attacking import AttackResult
-
-HELP = """Search for inputs that the original gets right and an adapted copy of it wrong, and compare with PGD and random noise.
-
-ADAPTER is int8, int4, prune:0.8, bf16, fp16 or compiled, or several joined by +.
-"""
 USAGE = "expected unsilent attack WORKLOAD ADAPTER, such as unsilent attack digits-cnn int4"
 
 
@@ -76,8 +69,11 @@ class AttackOptions:
         check_count("--seed", self.seed, 0)
 
 
-def attack(asked: Asked) -> AttackResult:
-    """Attack, and score the attack and its controls."""
+def attack(asked: Asked) -> Result:
+    """Search for inputs that the original gets right and an adapted copy of it wrong, and compare with PGD and random noise.
+
+    ADAPTER is int8, int4, prune:0.8, bf16, fp16 or compiled, or several joined by +.
+    """
     options = asked[AttackOptions]
     from unsilent.compare.attacks.attacking import attack_workload
     from unsilent.compare.attacks.evaluation import check_attack
@@ -108,5 +104,5 @@ def attack(asked: Asked) -> AttackResult:
 
 
 COMMAND = Command(
-    "attack", EXPLAIN, HELP, "unsilent attack digits-cnn int4 --eps 0.1", (AttackOptions,), attack, has_report=True
-)
+    "attack", EXPLAIN, "unsilent attack digits-cnn int4 --eps 0.1", (AttackOptions,), attack, has_report=True,
+)  # fmt: skip

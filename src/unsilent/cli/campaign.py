@@ -12,7 +12,7 @@ from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.campaigns.campaign_run import CampaignRun, open_executor_of_options
 from unsilent.campaigns.kinds import Kind
 from unsilent.cli.paths import default_store, report_path
-from unsilent.command import MEASURE, Command, ConfigOptions, DisplayOptions, ProgressOptions
+from unsilent.command import MEASURE, Command, ConfigOptions, DisplayOptions, ProgressOptions, output_option
 
 if TYPE_CHECKING:
     from unsilent.campaigns.executors import Executor
@@ -29,10 +29,7 @@ class CampaignOutputOptions:
             "File that stores the trials.", OUTPUT_PANEL, default_text="unsilent-VERB-….sqlite in the current folder"
         ),
     ] = None
-    output: Annotated[
-        Path | None,
-        Option("Where to write the HTML page.", OUTPUT_PANEL, default_text="next to the store", short_flag="o"),
-    ] = None
+    output: Annotated[Path | None, output_option("Where to write the HTML page.", "next to the store")] = None
     dry_run: Annotated[
         bool, Option("Show what would run and how long it would take at most. No trial runs.", OUTPUT_PANEL)
     ] = False
@@ -55,7 +52,7 @@ class CampaignVerb:
         """The row of the table of commands."""
         name = self.kind.command_words
         example = f"unsilent {name} {self.kind.example_arguments}"
-        return Command(name, MEASURE, self.kind.command_help, example, self.options, self.main)
+        return Command(name, MEASURE, example, self.options, self.main, help_text=self.kind.command_help)
 
     def main(self, asked: Asked) -> int:
         """Exit code of the command with these options."""

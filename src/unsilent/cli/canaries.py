@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
-from unsilent.command import WATCH, Command, DisplayOptions
-
-if TYPE_CHECKING:
-    from unsilent.compare.canary_report import CanaryCheck
+from unsilent.cli.tables import show_lines, show_result
+from unsilent.command import WATCH, Command, DisplayOptions, Result, output_option
 
 NO_WORKLOAD = (
     "no workload was given; expected unsilent canaries make WORKLOAD, such as digits-cnn (see unsilent workloads)"
@@ -41,10 +38,7 @@ class MakeOptions:
     weights: Annotated[str | None, WEIGHTS] = None
     seed: Annotated[int, Option("Seed of random choices.", WORKLOAD_PANEL)] = 0
     device: Annotated[str, DEVICE] = "cpu"
-    output: Annotated[
-        Path | None,
-        Option("Where to write the canaries.", OUTPUT_PANEL, default_text="WORKLOAD.canaries", short_flag="o"),
-    ] = None
+    output: Annotated[Path | None, output_option("Where to write the canaries.", "WORKLOAD.canaries")] = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class CheckOptions:
 
 
 def make(asked: Asked) -> int:
-    """Choose canaries, write them, and print what they are of."""
+    """Store a few inputs of a workload with its model's answers, for canaries check."""
     from unsilent.compare.canaries import make_canaries
     from unsilent.engine.device_placement import resolve_device
     from unsilent.workloads.base import UNNAMED
@@ -89,14 +83,8 @@ def make(asked: Asked) -> int:
     values = {"workload": canaries.workload, "canaries": canaries.count, "choice": canaries.choice,
               "environment": canaries.environment, "weights": canaries.weights, "file": str(path)}  # fmt: skip
     if asked[DisplayOptions].as_json:
-        print(
-            json.dumps(
-                {"schema": "unsilent/canaries-make/1", "command": "canaries make", "results": [values]}, indent=2
-            )
-        )
+        show_result(asked, "unsilent/canaries-make/1", "canaries make", {"results": [values]})
         return 0
-    from unsilent.cli.tables import show_lines
-
     show_lines(
         f"Canaries: {canaries.count:,} of {canaries.workload}, {canaries.choice}",
         f"Bits can be compared on: {canaries.environment}",
@@ -105,8 +93,11 @@ def make(asked: Asked) -> int:
     return 0
 
 
-def check(asked: Asked) -> CanaryCheck:
-    """Let a model answer canaries."""
+def check(asked: Asked) -> Result:
+    """Compare what a model answers to canaries with their stored answers.
+
+    Exit code: 1 where the answer to a canary changed, 0 where none did.
+    """
     from unsilent.compare.adapters.names import is_adapter
     from unsilent.compare.canaries import BITS, BITS_MAY_DIFFER, check_canaries, load_canaries, parse_comparison
     from unsilent.compare.models import load_models
@@ -116,11 +107,9 @@ def check(asked: Asked) -> CanaryCheck:
     options = asked[CheckOptions]
     comparison, device = parse_comparison(options.compare), resolve_device(options.device)
     canaries, text = load_canaries(options.file), options.model
-    is_checkpoint = is_weights_file(text)
-    adapts = is_adapter(text)
+    is_checkpoint, adapts, is_program = is_weights_file(text), is_adapter(text), text.endswith(".pt2")
     if adapts and comparison == BITS:
         raise UsageError(f"{options.file}: {text} adapts a model: {BITS_MAY_DIFFER}")
-    is_program = text.endswith(".pt2")
     needs_basis = is_checkpoint or adapts or is_program
     basis = options.workload or (_stored_workload(canaries.workload) if needs_basis else text)
     pair = load_models(
@@ -156,14 +145,10 @@ def _stored_workload(name: str) -> str:
 
 
 MAKE = Command(
-    "canaries make", WATCH, "Store a few inputs of a workload with its model's answers, for canaries check.",
-    "unsilent canaries make digits-cnn -k 16 -o digits.canaries", (MakeOptions, DisplayOptions), make,
+    "canaries make", WATCH, "unsilent canaries make digits-cnn -k 16 -o digits.canaries", (MakeOptions, DisplayOptions),
+    make,
 )  # fmt: skip
 CHECK = Command(
-    "canaries check", WATCH,
-    """Compare what a model answers to canaries with their stored answers.
-
-Exit code: 1 where the answer to a canary changed, 0 where none did.
-""",
-    "unsilent canaries check digits.canaries digits-cnn", (CheckOptions,), check, has_report=True,
+    "canaries check", WATCH, "unsilent canaries check digits.canaries digits-cnn", (CheckOptions,), check,
+    has_report=True,
 )  # fmt: skip

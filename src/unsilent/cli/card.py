@@ -23,10 +23,8 @@ def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
 
     card = output or store.with_suffix(".card.json")
     if card.suffix != ".json":
-        raise UsageError(
-            f"--output is {str(card)!r}; expected a name that ends in .json "
-            "(an HTML page gets the same name with .card.html)"
-        )
+        name = "a name that ends in .json (an HTML page gets the same name with .card.html)"
+        raise UsageError(f"--output is {str(card)!r}; expected {name}")
     page = card.with_name(f"{card.stem.removesuffix('.card')}.card.html")
     if os.path.realpath(page) == os.path.realpath(default_report_path(store)):
         raise UsageError(

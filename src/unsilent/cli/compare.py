@@ -6,20 +6,13 @@ Exit codes: 0 compared, 1 more answers may have changed than ``--assert`` allows
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from unsilent.basics.options import CONFIDENCE, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_confidence
 from unsilent.basics.sizes import parse_share
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
-from unsilent.command import EXPLAIN, Command
+from unsilent.command import EXPLAIN, Command, Result
 
-if TYPE_CHECKING:
-    from unsilent.compare.comparing import Comparison
-
-HELP = """Compare a deployed model with the original: answers that changed, were lost and gained, and where the layers differ.
-
-DEPLOYED is an adapter (int8, int4, prune:0.8, bf16, compiled …), a workload, hf:DIR, a program FILE.pt2, or a checkpoint.
-"""
 USAGE = "expected unsilent compare ORIGINAL DEPLOYED, such as unsilent compare digits-cnn int8"
 
 
@@ -50,8 +43,11 @@ class CompareOptions:
             parse_share("--assert", self.most_changed, "1%")
 
 
-def compare(asked: Asked) -> Comparison:
-    """Load both models and compare them."""
+def compare(asked: Asked) -> Result:
+    """Compare a deployed model with the original: answers that changed, were lost and gained, and where the layers differ.
+
+    DEPLOYED is an adapter (int8, int4, prune:0.8, bf16, compiled …), a workload, hf:DIR, a program FILE.pt2, or a checkpoint.
+    """
     from unsilent.compare.comparing import compare_pair
     from unsilent.compare.models import load_models
 
@@ -64,12 +60,5 @@ def compare(asked: Asked) -> Comparison:
     return compare_pair(pair, most_changed=allowed, confidence=options.confidence)
 
 
-COMMAND = Command(
-    "compare",
-    EXPLAIN,
-    HELP,
-    "unsilent compare digits-cnn int8 --assert 5%",
-    (CompareOptions,),
-    compare,
-    has_report=True,
-)
+EXAMPLE = "unsilent compare digits-cnn int8 --assert 5%"
+COMMAND = Command("compare", EXPLAIN, EXAMPLE, (CompareOptions,), compare, has_report=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.options import Asked, Option
 from unsilent.cli.file_sorts import refuse_other_files
 from unsilent.cli.paths import report_path, writable_page
-from unsilent.cli.report import check_canonical, options_for_store
-from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.cli.report import CANONICAL, check_canonical, options_for_store
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 from unsilent.report.model import Report
 
 NO_STORES = "two stores are needed; give the stores of two campaigns of the same kind"
@@ -25,18 +25,9 @@ class DiffOptions:
     first: Annotated[Path, Option("The store of a campaign (A).", "", metavar="STORE", missing_error=NO_STORES)]
     second: Annotated[Path, Option("Another store (B).", "", metavar="OTHER", missing_error=NO_STORES)]
     output: Annotated[
-        Path | None,
-        Option(
-            "Path of the page to write.",
-            OUTPUT_PANEL,
-            default_text="A-vs-B.html next to the first store",
-            short_flag="o",
-        ),
+        Path | None, output_option("Path of the page to write.", "A-vs-B.html next to the first store")
     ] = None
-    canonical: Annotated[
-        bool,
-        Option("With --json: leave out time, paths and versions, so that two reports can be compared.", OUTPUT_PANEL),
-    ] = False
+    canonical: Annotated[bool, CANONICAL] = False
 
 
 def options_of_stores(arguments: Sequence[str]) -> tuple[type, ...]:
@@ -47,15 +38,12 @@ def options_of_stores(arguments: Sequence[str]) -> tuple[type, ...]:
     return () if kind is None else (kind.analysis_options, kind.report_options)
 
 
-HELP = """Compare the results of two stored campaigns, as tables and an HTML page.
-
-Further options depend on the stores: see unsilent diff A B --help. The bytes of two checkpoints are compared by unsilent
-checkpoint diff.
-"""
-
-
 def diff(asked: Asked) -> int:
-    """Print how two stores differ, and write the page."""
+    """Compare the results of two stored campaigns, as tables and an HTML page.
+
+    Further options depend on the stores: see unsilent diff A B --help. The bytes of two checkpoints are compared by unsilent
+    checkpoint diff.
+    """
     from unsilent.cli.report_output import show_report
 
     options, display = asked[DiffOptions], asked[DisplayOptions]
@@ -100,6 +88,6 @@ def page_path(first: Path, second: Path, output: Path | None) -> Path:
 
 
 COMMAND = Command(
-    "diff", RESULTS, HELP, "unsilent diff A.sqlite B.sqlite", (DiffOptions, DisplayOptions), diff,
+    "diff", RESULTS, "unsilent diff A.sqlite B.sqlite", (DiffOptions, DisplayOptions), diff,
     options_by_arguments=options_of_stores,
 )  # fmt: skip

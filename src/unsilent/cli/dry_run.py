@@ -44,19 +44,12 @@ def dry_run(kind: Kind[Any, Any, Any], campaign: CampaignRun, path: Path) -> int
         headline = f"about {count_text(more, 'trial')} would run, {end.time_text}, with {count_text(jobs, 'job')}"
     elif is_open:
         headline = f"at most {headline}; the campaign decides how many"
-    table = Table(
-        (Column("target", left_aligned=True), Column("flips"), Column("trials", "number")),
-        tuple(TableRow((target, flips, len(trials))) for (target, flips), trials in strata.items()),
-        "Trials",
-    )
-    spelled = Table(
-        (Column(""), Column("", left_aligned=True)),
-        tuple(
-            TableRow((asking.flag, _value_text(kind.spec, name, asking, getattr(spec, name))))
-            for name, asking in options_of(kind.spec).items()
-        ),
-        "Options",
-    )
+    counts = (TableRow((target, flips, len(trials))) for (target, flips), trials in strata.items())
+    heads = (Column("target", left_aligned=True), Column("flips"), Column("trials", "number"))
+    table = Table(heads, tuple(counts), "Trials")
+    options = options_of(kind.spec).items()
+    values = ((asking.flag, _value_text(kind.spec, name, asking, getattr(spec, name))) for name, asking in options)
+    spelled = Table((Column(""), Column("", left_aligned=True)), tuple(map(TableRow, values)), "Options")
     report = Report(
         schema="unsilent/dry-run/1",
         report_type="Dry run",

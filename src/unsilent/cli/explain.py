@@ -53,7 +53,11 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def explain(asked: Asked) -> int:
-    """Print what was found about a loop and return the exit code; raises ``UsageError`` for options that exclude each other."""
+    """Find out whether runs of a training loop end with the same bits, and if not, what makes them differ.
+
+    Runs the loop several times, unchanged, and then with one source of variation after the other switched off.
+    --cost measures what determinism costs: the time of steps with each source switched off.
+    """
     from unsilent.cli.report_output import show_report
     from unsilent.explain import check_reproducibility, explain_run_differences, measure_step_costs
     from unsilent.explain.report import finding_summary_line, report
@@ -63,12 +67,10 @@ def explain(asked: Asked) -> int:
         raise UsageError(NO_LOOP)
     if options.cost and options.check_only:
         raise UsageError("--cost times steps and --check-only compares runs; give one of them")
-    page = asked[PageOptions].output
+    page, notify = asked[PageOptions].output, _silent if quiet else _notify
     check_writable(page)
     if options.cost:
-        costs = measure_step_costs(
-            options.loop, **_limits(options), arguments=asked.script, notify=_silent if quiet else _notify
-        )
+        costs = measure_step_costs(options.loop, **_limits(options), arguments=asked.script, notify=notify)
         show_report(costs.report(), page, display.as_json, display.plain)
         return 0
     search = check_reproducibility if options.check_only else explain_run_differences
@@ -76,8 +78,8 @@ def explain(asked: Asked) -> int:
         options.loop,
         **_limits(options),
         arguments=asked.script,
-        notify=_silent if quiet else _notify,
-        on_finding=lambda finding: None if quiet else _notify(finding_summary_line(finding)),
+        notify=notify,
+        on_finding=lambda finding: notify(finding_summary_line(finding)),
     )
     show_report(report(explained, asked.script), page, display.as_json, display.plain)
     return INTERRUPTED if explained.interrupted else 0 if explained.has_no_difference else 1
@@ -98,13 +100,7 @@ def _silent(text: str) -> None:
     """Nobody watches."""
 
 
-HELP = """Find out whether runs of a training loop end with the same bits, and if not, what makes them differ.
-
-Runs the loop several times, unchanged, and then with one source of variation after the other switched off.
---cost measures what determinism costs: the time of steps with each source switched off.
-"""
 COMMAND = Command(
-    "explain", EXPLAIN, HELP, "unsilent explain train.py:main", (ExplainOptions, PageOptions, DisplayOptions, ProgressOptions),
-    explain,
-    split_script=split_at_dashes,
+    "explain", EXPLAIN, "unsilent explain train.py:main",
+    (ExplainOptions, PageOptions, DisplayOptions, ProgressOptions), explain, split_script=split_at_dashes,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
-from unsilent.command import RESULTS, Command
+from unsilent.command import RESULTS, Command, output_option
 
 NO_STORE = "no store was named; give the store of a campaign, like unsilent-pvf-….sqlite"
 
@@ -18,16 +18,19 @@ class ExportOptions:
     """Options for what is exported, and where it goes."""
 
     store: Annotated[Path, Option("A campaign store.", "", missing_error=NO_STORE)]
-    output: Annotated[Path | None, Option(
-        "Output file. Its ending sets the format: .csv, .json, .jsonl or .parquet.", OUTPUT_PANEL,
-        default_text="JSON lines on stdout", short_flag="o")] = None  # fmt: skip
+    output: Annotated[
+        Path | None,
+        output_option(
+            "Output file. Its ending sets the format: .csv, .json, .jsonl or .parquet.", "JSON lines on stdout"
+        ),
+    ] = None
     canonical: Annotated[bool, Option(
         "Sort the trials and leave out time, path, host and worker, so that two exports can be compared.",
         OUTPUT_PANEL)] = False  # fmt: skip
 
 
 def export(asked: Asked) -> int:
-    """Write all trials."""
+    """Export every trial of a campaign."""
     from unsilent.campaigns.export import export_store
     from unsilent.campaigns.store import Store
     from unsilent.studies.campaign_kinds import kind_of_store
@@ -39,11 +42,4 @@ def export(asked: Asked) -> int:
     return 0
 
 
-COMMAND = Command(
-    "export",
-    RESULTS,
-    "Export every trial of a campaign.",
-    "unsilent export STORE.sqlite -o trials.csv",
-    (ExportOptions,),
-    export,
-)
+COMMAND = Command("export", RESULTS, "unsilent export STORE.sqlite -o trials.csv", (ExportOptions,), export)

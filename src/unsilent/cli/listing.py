@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any
 
 from unsilent.basics.entry_points import installed_parts, package_of
@@ -24,25 +25,16 @@ def workloads(asked: Asked) -> int:
     kinds = {"inference": ZOO, "training": TRAININGS}
     if as_json:
         entries = [
-            {
-                "name": e.name,
-                "kind": kind,
-                "description": e.description,
-                "options": dict(e.options),
-                "data": e.data,
-                "weights": e.weights,
-            }
+            {"name": e.name, "kind": kind, "description": e.description, "options": dict(e.options)}
+            | {"data": e.data, "weights": e.weights}
             for kind, known in kinds.items()
             for e in known.values()
         ]
         print(json.dumps(entries, indent=2))
         return 0
     for kind, known in kinds.items():
-        show_table(
-            [(e.name, e.description + _needs(e.data, e.weights), _options(e.options)) for e in known.values()],
-            (kind, "description", "options (--with)"),
-            plain=plain,
-        )
+        rows = [(e.name, e.description + _needs(e.data, e.weights), _options(e.options)) for e in known.values()]
+        show_table(rows, (kind, "description", "options (--with)"), plain=plain)
     show_lines(
         "",
         "To use your own workload, give file.py:name or package.module:name (a workload, or a function that returns one).",
@@ -79,11 +71,8 @@ class FaultListOptions:
 
 def faults(asked: Asked) -> int:
     """List the fault models and the presets, or those that follow from the description of an accelerator."""
-    accelerator, as_json, plain = (
-        asked[FaultListOptions].accelerator,
-        asked[DisplayOptions].as_json,
-        asked[DisplayOptions].plain,
-    )
+    accelerator, as_json = asked[FaultListOptions].accelerator, asked[DisplayOptions].as_json
+    plain = asked[DisplayOptions].plain
     if accelerator is not None:
         return accelerators.show_accelerator(accelerator, as_json, plain)
     from unsilent.faults import FAULT_MODELS
@@ -93,44 +82,32 @@ def faults(asked: Asked) -> int:
         {
             "name": name,
             "kind": "value model",
-            "description": inspect.cleandoc(factory.__doc__ or "").splitlines()[0],
+            "description": _first_line(factory),
             "parameters": {p.name: repr(p.default) for p in inspect.signature(factory).parameters.values()},
         }
         for name, factory in FAULT_MODELS.items()
     ]
     presets = [
-        {
-            "name": p.name,
-            "kind": "preset",
-            "description": p.hardware_defect,
-            "operand": p.operand,
-            "fault": p.fault_model_text,
-            "reach": p.affected_outputs_text,
-            "remark": p.remark,
-        }
+        {"name": p.name, "kind": "preset", "description": p.hardware_defect, "operand": p.operand}
+        | {"fault": p.fault_model_text, "reach": p.affected_outputs_text, "remark": p.remark}
         for p in PRESETS.values()
     ]
     if as_json:
         print(json.dumps(models + presets, indent=2))
         return 0
-    parameter_names = [[k for k in e["parameters"] if k not in _PATTERN] for e in models]
-    show_table(
-        [(e["name"], e["description"], ", ".join(k)) for e, k in zip(models, parameter_names, strict=True)],
-        ("fault model", "what a corrupted element becomes", "parameters (name:key=value,…)"),
-        plain=plain,
-    )
+    names = [", ".join(name for name in model["parameters"] if name not in _PATTERN) for model in models]
+    rows = [(model["name"], model["description"], text) for model, text in zip(models, names, strict=True)]
+    heads = ("fault model", "what a corrupted element becomes", "parameters (name:key=value,…)")
+    show_table(rows, heads, plain=plain)
     show_lines(
         "",
         f"Every fault model also takes parameters that choose the corrupted elements: {', '.join(_PATTERN)} "
         "(default: one element).",
         plain=plain,
     )
-    show_table(
-        [(p.name, p.operand, p.fault_model_text, p.affected_outputs_text, p.hardware_defect) for p in PRESETS.values()],
-        ("preset", "operand", "fault", "affected outputs", "hardware defect"),
-        optional=("affected outputs",),
-        plain=plain,
-    )
+    fields = attrgetter("name", "operand", "fault_model_text", "affected_outputs_text", "hardware_defect")
+    heads_of_presets = ("preset", "operand", "fault", "affected outputs", "hardware defect")
+    show_table(list(map(fields, PRESETS.values())), heads_of_presets, ("affected outputs",), plain=plain)
     show_lines(
         "",
         "These presets were published for one training accelerator; --accelerator shows the fault models of other accelerators.",
@@ -160,22 +137,19 @@ def detectors(asked: Asked) -> int:
     if as_json:
         print(json.dumps([*rules, *presets, *inference], indent=2))
         return 0
-    show_table(
-        [(rule["name"], rule["description"], _defaults(rule["parameters"])) for rule in rules],
-        ("training: rule", "what it compares", "thresholds with defaults (name:key=value,…)"),
-        plain=plain,
-    )
+    _show_parts(rules, "training: rule", "thresholds", plain)
+    names = [(name, ", ".join(texts)) for name, texts in PRESETS.items()]
     show_lines("", plain=plain)
-    show_table(
-        [(name, ", ".join(texts)) for name, texts in PRESETS.items()], ("training: preset", "rules"), plain=plain
-    )
+    show_table(names, ("training: preset", "rules"), plain=plain)
     show_lines("", plain=plain)
-    show_table(
-        [(detector["name"], detector["description"], _defaults(detector["parameters"])) for detector in inference],
-        ("inference: detector", "what it compares", "parameters with defaults (name:key=value,…)"),
-        plain=plain,
-    )
+    _show_parts(inference, "inference: detector", "parameters", plain)
     return 0
+
+
+def _show_parts(parts: Sequence[Mapping[str, Any]], name: str, settings: str, plain: bool) -> None:
+    """A table of rules or detectors."""
+    rows = [(part["name"], part["description"], _defaults(part["parameters"])) for part in parts]
+    show_table(rows, (name, "what it compares", f"{settings} with defaults (name:key=value,…)"), plain=plain)
 
 
 def _listed(name: str, kind: str, factory: Callable[..., Any], description: str = "") -> dict[str, Any]:
@@ -184,9 +158,14 @@ def _listed(name: str, kind: str, factory: Callable[..., Any], description: str 
     return {
         "name": name,
         "kind": kind,
-        "description": description or inspect.cleandoc(factory.__doc__ or "").partition("\n")[0].rstrip("."),
+        "description": description or _first_line(factory).rstrip("."),
         "parameters": {p.name: p.default for p in parameters if p.default not in (None, inspect.Parameter.empty)},
     }
+
+
+def _first_line(factory: Callable[..., Any]) -> str:
+    """The first line of a docstring."""
+    return inspect.cleandoc(factory.__doc__ or "").partition("\n")[0]
 
 
 def _listed_of_others(
@@ -206,13 +185,7 @@ def _defaults(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 
-WORKLOADS = Command("workloads", LISTS, str(workloads.__doc__), "unsilent workloads", (DisplayOptions,), workloads)
-FAULTS = Command(
-    "faults",
-    LISTS,
-    str(faults.__doc__),
-    "unsilent faults --accelerator nvdla",
-    (FaultListOptions, DisplayOptions),
-    faults,
-)
-DETECTORS = Command("detectors", LISTS, str(detectors.__doc__), "unsilent detectors", (DisplayOptions,), detectors)
+WORKLOADS = Command("workloads", LISTS, "unsilent workloads", (DisplayOptions,), workloads)
+FAULT_OPTIONS = (FaultListOptions, DisplayOptions)
+FAULTS = Command("faults", LISTS, "unsilent faults --accelerator nvdla", FAULT_OPTIONS, faults)
+DETECTORS = Command("detectors", LISTS, "unsilent detectors", (DisplayOptions,), detectors)

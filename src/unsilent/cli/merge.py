@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.options import Asked, Option
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.cli.tables import show_lines
-from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 
 NO_STORES = "no stores were named; give stores of one campaign, and --output for the store to create"
 
@@ -22,24 +22,21 @@ class MergeOptions:
 
     stores: Annotated[tuple[Path, ...], Option(
         "Stores of one campaign.", "", metavar="STORE", missing_error=NO_STORES, is_repeatable=True)] = ()  # fmt: skip
-    output: Annotated[Path | None, Option(
-        "The store to create, or an existing store of the same campaign to extend.", OUTPUT_PANEL,
-        short_flag="o")] = None  # fmt: skip
+    output: Annotated[
+        Path | None, output_option("The store to create, or an existing store of the same campaign to extend.")
+    ] = None
 
     def __post_init__(self) -> None:
         if self.output is None:
             raise UsageError("no --output was given; name the store to create, or an existing one to extend")
 
 
-HELP = """Join stores of one campaign into one store.
-
-A trial that several stores hold is written once; its result must be the same in all of them. Nothing is written if the stores
-hold different campaigns, or different results for a trial.
-"""
-
-
 def merge(asked: Asked) -> int:
-    """Join stores."""
+    """Join stores of one campaign into one store.
+
+    A trial that several stores hold is written once; its result must be the same in all of them. Nothing is written if the stores
+    hold different campaigns, or different results for a trial.
+    """
     from unsilent.campaigns.merging import merge_stores
     from unsilent.studies.campaign_kinds import kind_of_store
 
@@ -56,5 +53,5 @@ def merge(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "merge", RESULTS, HELP, "unsilent merge a.sqlite b.sqlite -o all.sqlite", (MergeOptions, DisplayOptions), merge
-)
+    "merge", RESULTS, "unsilent merge a.sqlite b.sqlite -o all.sqlite", (MergeOptions, DisplayOptions), merge,
+)  # fmt: skip

@@ -11,23 +11,17 @@ from unsilent.basics.options import Asked
 from unsilent.cli.paths import check_writable
 from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions
 from unsilent.placement.options import MeasureOptions, PlacementOptions
+from unsilent.report.model import Report
 
 if TYPE_CHECKING:
     from unsilent.placement.ranking import Reduction
-    from unsilent.report.model import Report
-
-HELP = """Rank where the axes of parallelism are placed on a machine, and how a reduction is composed of collectives.
-
-unsilent placement measure fits the bandwidth and latency of this job's levels.
-"""
-MEASURE_HELP = """Measure the collectives of this job on every grouping of its ranks, and fit the levels of the machine.
-
-Under torchrun it measures that job, else processes that are started here. Prints the description of the machine as TOML.
-"""
 
 
 def placement(asked: Asked) -> Report | int:
-    """Rank, or print the script of the best placement."""
+    """Rank where the axes of parallelism are placed on a machine, and how a reduction is composed of collectives.
+
+    unsilent placement measure fits the bandwidth and latency of this job's levels.
+    """
     from unsilent.placement.loading import load_system
     from unsilent.placement.ranking import rank_placements
     from unsilent.placement.report import report
@@ -67,7 +61,10 @@ def range_notes(options: PlacementOptions, reductions: Sequence[Reduction]) -> l
 
 
 def measure(asked: Asked) -> int:
-    """Measure, write the sweep, and print the fitted machine as TOML or JSON."""
+    """Measure the collectives of this job on every grouping of its ranks, and fit the levels of the machine.
+
+    Under torchrun it measures that job, else processes that are started here. Prints the description of the machine as TOML.
+    """
     from unsilent.placement.measure import fitted_system, measure_here
     from unsilent.placement.system import system_toml
 
@@ -81,18 +78,17 @@ def measure(asked: Asked) -> int:
         try:
             sweep.save(options.output)
         except OSError as error:
-            raise UsageError(
-                f"cannot write the sweep {options.output}: {error.strerror}; give another --output"
-            ) from None
+            problem = f"cannot write the sweep {options.output}: {error.strerror}"
+            raise UsageError(f"{problem}; give another --output") from None
     print(system_toml(fitted_system(sweep)), end="")
     return 0
 
 
 COMMAND = Command(
-    "placement", EXPLAIN, HELP, "unsilent placement a100:4 --axes data=16,tensor=4 --reduce data", (PlacementOptions,), placement,
-    has_report=True,
+    "placement", EXPLAIN, "unsilent placement a100:4 --axes data=16,tensor=4 --reduce data", (PlacementOptions,),
+    placement, has_report=True,
 )  # fmt: skip
 MEASURE_COMMAND = Command(
-    "placement measure", EXPLAIN, MEASURE_HELP, "unsilent placement measure --levels node=1,gpu=4 -o sweep.json",
-    (MeasureOptions,), measure,
+    "placement measure", EXPLAIN, "unsilent placement measure --levels node=1,gpu=4 -o sweep.json", (MeasureOptions,),
+    measure,
 )  # fmt: skip

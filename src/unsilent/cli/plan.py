@@ -15,17 +15,16 @@ from unsilent.cli.paths import check_writable
 from unsilent.command import MEASURE, Command, DisplayOptions
 from unsilent.studies.plan.spec import PlanOptions, PlanOutputOptions
 
-HELP = """Choose which parameters to put into protected memory, or to duplicate, and predict the failure rate that remains.
-
-Reads the store of a campaign of unsilent pvf, best with --per tensor --strata bits.
-
-With --validate, a second campaign checks the prediction.
-"""
 ENDINGS = (".json", ".toml")
 
 
 def plan(asked: Asked) -> int:
-    """Plan, print the report and write the page."""
+    """Choose which parameters to put into protected memory, or to duplicate, and predict the failure rate that remains.
+
+    Reads the store of a campaign of unsilent pvf, best with --per tensor --strata bits.
+
+    With --validate, a second campaign checks the prediction.
+    """
     from unsilent.cli.paths import report_path, writable_page
     from unsilent.cli.report_output import show_report
     from unsilent.studies.campaign_kinds import kind_of_store
@@ -82,6 +81,6 @@ def toml_text(values: Mapping[str, Any]) -> str:
 
 
 COMMAND = Command(
-    "plan", MEASURE, HELP, "unsilent plan STORE.sqlite --budget 5%", (PlanOptions, PlanOutputOptions, DisplayOptions), plan,
+    "plan", MEASURE, "unsilent plan STORE.sqlite --budget 5%", (PlanOptions, PlanOutputOptions, DisplayOptions), plan,
     is_long=True,
 )  # fmt: skip

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option
-from unsilent.command import WATCH, Command, DisplayOptions
+from unsilent.basics.options import EXECUTION_PANEL, Asked, Option
+from unsilent.cli.tables import show_lines, show_result
+from unsilent.command import WATCH, Command, DisplayOptions, output_option
 
-HELP = "Write the profile of a model's clean activations that unsilent.protect needs."
 NO_WORKLOAD = "no workload was given; expected unsilent profile WORKLOAD, such as digits-cnn (see unsilent workloads)"
 
 
@@ -43,14 +42,11 @@ class ProfileOptions:
     ] = ()  # fmt: skip
     seed: Annotated[int, Option("Seed of the choice of sites.", EXECUTION_PANEL)] = 0
     device: Annotated[str, Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)] = "auto"
-    output: Annotated[
-        Path | None,
-        Option("Where to write the profile.", OUTPUT_PANEL, default_text="WORKLOAD.profile", short_flag="o"),
-    ] = None
+    output: Annotated[Path | None, output_option("Where to write the profile.", "WORKLOAD.profile")] = None
 
 
 def profile(options: Asked) -> int:
-    """Make a profile, write it, and print what it is of."""
+    """Write the profile of a model's clean activations that unsilent.protect needs."""
     chosen = options[ProfileOptions]
     if chosen.workload is None:
         raise UsageError(NO_WORKLOAD)
@@ -65,12 +61,8 @@ def profile(options: Asked) -> int:
 
     start = time.perf_counter(), time.process_time()
     check_can_be_stored(make_detector(chosen.detector))
-    workload = load(
-        chosen.workload,
-        dict(read_pairs(chosen.workload_options)),
-        data=chosen.data,
-        weights=chosen.weights,
-    )
+    pairs = dict(read_pairs(chosen.workload_options))
+    workload = load(chosen.workload, pairs, data=chosen.data, weights=chosen.weights)
     if not isinstance(workload, CalibratedWorkload):
         raise UsageError(
             f"workload {workload.name!r} has no clean inputs; expected a method clean_batches(part, samples), or call "
@@ -97,11 +89,8 @@ def profile(options: Asked) -> int:
     }  # fmt: skip
     if options[DisplayOptions].as_json:
         seconds = {"seconds": time.perf_counter() - start[0], "cpu_seconds": time.process_time() - start[1]}
-        head = {"schema": "unsilent/profile/1", "command": "profile", "seed": chosen.seed, **seconds}
-        print(json.dumps({**head, "results": [values]}, indent=2))
+        show_result(options, "unsilent/profile/1", "profile", {"seed": chosen.seed, **seconds, "results": [values]})
         return 0
-    from unsilent.cli.tables import show_lines
-
     show_lines(
         f"Detector: {result.detector.name}, {len(result.layer_names)} layers, {result.detector.nbytes:,} bytes",
         f"Threshold: {result.threshold:.4g}, {result.rate:g} false alarms per sample and call, from {result.samples:,} samples",
@@ -110,4 +99,4 @@ def profile(options: Asked) -> int:
     return 0
 
 
-COMMAND = Command("profile", WATCH, HELP, "unsilent profile digits-cnn", (ProfileOptions, DisplayOptions), profile)
+COMMAND = Command("profile", WATCH, "unsilent profile digits-cnn", (ProfileOptions, DisplayOptions), profile)

@@ -27,6 +27,9 @@ class Display(Observer):
 
     def trial(self, row: object) -> None: ...
 
+    def worker_lost(self, trial: TrialId, why: str) -> None:
+        self.say(f"trial {trial}: its worker {why}")
+
 
 def make_observer(*, quiet: bool, plain: bool, noun: str = "trial") -> Display:
     """The display that fits: nothing, lines on stderr, or a live bar on stderr; ``noun``: what is counted."""
@@ -66,9 +69,6 @@ class LineDisplay(Display):
             left = (self._total - self._done) / rate
             done = f"{self._done:,}/{self._total:,} {self._noun}s"
             print(f"{done}, {number_text(rate)}/s, {left:.0f} s left", file=sys.stderr)
-
-    def worker_lost(self, trial: TrialId, why: str) -> None:
-        print(f"trial {trial}: its worker {why}", file=sys.stderr)
 
 
 class BarDisplay(Display):
@@ -119,6 +119,3 @@ class BarDisplay(Display):
         assert self._trials is not None
         task = self._progress.tasks[-1]
         self._progress.update(self._trials, advance=1, rate=f"{number_text(task.speed)}/s" if task.speed else "")
-
-    def worker_lost(self, trial: TrialId, why: str) -> None:
-        self._progress.console.print(f"trial {trial}: its worker {why}", markup=False)

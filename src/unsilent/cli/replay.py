@@ -12,7 +12,8 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.campaigns.options import WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines
-from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.cli.trace_output import LOG, TRACE, show_trace, trace_path
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 
 if TYPE_CHECKING:
     from unsilent.campaigns.trial_replay import TrialReplay
@@ -42,16 +43,14 @@ class ReplayOptions:
 class TraceOptions:
     """Options for what else kinds with ``replay_choices`` show of a trial."""
 
-    trace: Annotated[bool, Option(
-        "Show how the fault spreads: compare every operation with the golden run.", OUTPUT_PANEL)] = False  # fmt: skip
+    trace: Annotated[bool, TRACE] = False
     batch: Annotated[int | None, Option(
         "With --trace: the batch to trace, counted from 0.", OUTPUT_PANEL,
         default_text="the first whose output changed")] = None  # fmt: skip
-    output: Annotated[Path | None, Option(
-        "With --trace: where to write the HTML page.", OUTPUT_PANEL, default_text="next to the store",
-        short_flag="o")] = None  # fmt: skip
-    log: Annotated[Path | None, Option(
-        "Write what was injected to this file, in the log format of the published injections.", OUTPUT_PANEL)] = None  # fmt: skip
+    output: Annotated[
+        Path | None, output_option("With --trace: where to write the HTML page.", "next to the store")
+    ] = None
+    log: Annotated[Path | None, LOG] = None
 
     def __post_init__(self) -> None:
         ignored = {"--batch": self.batch, "--output": self.output}
@@ -68,19 +67,15 @@ def options_of_store(arguments: Sequence[str]) -> tuple[type, ...]:
     return (TraceOptions,) if kind is not None and kind.replay_choices else ()
 
 
-HELP = """Run one stored trial again and check that its result is the same; exit with 1 if it is not.
-
-Further options depend on the store: see unsilent replay STORE --help. A published injection is replayed by unsilent
-replay-injection.
-"""
-
-
 def replay(asked: Asked) -> int:
-    """Run a trial again, and print both."""
+    """Run one stored trial again and check that its result is the same; exit with 1 if it is not.
+
+    Further options depend on the store: see unsilent replay STORE --help. A published injection is replayed by unsilent
+    replay-injection.
+    """
     from unsilent.campaigns import Store, TrialId
     from unsilent.campaigns.replay import replay_trial
     from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
-    from unsilent.cli.trace_output import show_trace, trace_path
     from unsilent.studies.campaign_kinds import kind_of_store
 
     options, display = asked[ReplayOptions], asked[DisplayOptions]
@@ -113,11 +108,7 @@ def show_replay(result: TrialReplay[Any], as_json: bool, plain: bool = False, **
     if as_json:
         print(json.dumps({**result.to_json(), **more}, indent=2))
     else:
-        lines = str(result).splitlines()
-        if plain:
-            print("\n".join(f"# {line}" for line in lines))
-        else:
-            show_lines(*lines)
+        show_lines(*str(result).splitlines(), plain=plain)
     return 0 if result.is_identical else 1
 
 
@@ -130,6 +121,6 @@ def _write_log(path: Path, lines: tuple[str, ...]) -> None:
 
 
 COMMAND = Command(
-    "replay", RESULTS, HELP, "unsilent replay STORE.sqlite top_mlp/x8/17", (ReplayOptions, DisplayOptions), replay,
+    "replay", RESULTS, "unsilent replay STORE.sqlite top_mlp/x8/17", (ReplayOptions, DisplayOptions), replay,
     options_by_arguments=options_of_store,
 )  # fmt: skip

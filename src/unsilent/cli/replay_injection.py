@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
-from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.cli.trace_output import LOG, TRACE, show_trace, trace_path
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 
 NO_FILE = "no injection was named; give the .csv file of a published injection"
 
@@ -28,14 +29,11 @@ class InjectionOptions:
     batch_size: Annotated[int, Option("Images per step for all 8 workers together.", EXECUTION_PANEL)] = 1024
     images: Annotated[int | None, Option(
         "Number of images to use, starting with the first.", WORKLOAD_PANEL, default_text="all")] = None  # fmt: skip
-    log: Annotated[Path | None, Option(
-        "Write what was injected to this file, in the log format of the published injections.", OUTPUT_PANEL,
-        default_text="replay_NAME.txt in the current folder")] = None  # fmt: skip
-    trace: Annotated[bool, Option(
-        "Show how the fault spreads: compare every operation with the golden run.", OUTPUT_PANEL)] = False  # fmt: skip
-    output: Annotated[Path | None, Option(
-        "With --trace: where to write the HTML page.", OUTPUT_PANEL, default_text="next to the file",
-        short_flag="o")] = None  # fmt: skip
+    log: Annotated[Path | None, replace(LOG, default_text="replay_NAME.txt in the current folder")] = None
+    trace: Annotated[bool, TRACE] = False
+    output: Annotated[Path | None, output_option("With --trace: where to write the HTML page.", "next to the file")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         if self.output is not None and not self.trace:
@@ -43,9 +41,8 @@ class InjectionOptions:
 
 
 def replay_injection(asked: Asked) -> int:
-    """Replay a published injection, write its log and show the result."""
+    """Replay a published injection on the network that it was made for, and show its step with and without the fault."""
     from unsilent.cli.file_sorts import refuse_other_files
-    from unsilent.cli.trace_output import show_trace, trace_path
     from unsilent.papers.isca23.injections import read_injection
     from unsilent.papers.isca23.replay import replay_injection
     from unsilent.studies.propagation_report import report
@@ -74,8 +71,7 @@ def replay_injection(asked: Asked) -> int:
     return 0
 
 
-HELP = """Replay a published injection on the network that it was made for, and show its step with and without the fault."""
 COMMAND = Command(
-    "replay-injection", RESULTS, HELP, "unsilent replay-injection inj_0.csv --data digits",
+    "replay-injection", RESULTS, "unsilent replay-injection inj_0.csv --data digits",
     (InjectionOptions, DisplayOptions), replay_injection, is_long=True,
 )  # fmt: skip

@@ -13,9 +13,12 @@ from unsilent.basics.options import OUTPUT_PANEL, Asked, Option, options_of
 from unsilent.cli.card import card_paths, show_card, write_card
 from unsilent.cli.file_sorts import refuse_other_files, sort_of_file
 from unsilent.cli.paths import report_path, writable_page
-from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 from unsilent.report.model import Report
 
+CANONICAL = Option(
+    "With --json: leave out time, paths and versions, so that two reports can be compared.", OUTPUT_PANEL
+)
 NO_STORE = "no store was named; give the store of a campaign, a card, or events of a monitored training"
 
 
@@ -25,19 +28,16 @@ class StoredReportOptions:
 
     store: Annotated[Path, Option(
         "A campaign store, a card, or events of a monitored training.", "", missing_error=NO_STORE)]  # fmt: skip
-    output: Annotated[Path | None, Option(
-        "Path of the page, card, figure or table to write.", OUTPUT_PANEL, default_text="next to the store",
-        short_flag="o")] = None  # fmt: skip
+    output: Annotated[
+        Path | None, output_option("Path of the page, card, figure or table to write.", "next to the store")
+    ] = None
     figure: Annotated[str | None, Option(
         "Write only this figure, for a paper: -o FILE.svg, FILE.pdf or FILE.png. An unknown name lists those there are.",
         OUTPUT_PANEL, metavar="<name>")] = None  # fmt: skip
     table: Annotated[bool, Option(
         "Write only the main table, for a paper: -o FILE.tex, FILE.md, or FILE.csv with the columns for machines.",
         OUTPUT_PANEL)] = False  # fmt: skip
-    canonical: Annotated[
-        bool,
-        Option("With --json: leave out time, paths and versions, so that two reports can be compared.", OUTPUT_PANEL),
-    ] = False
+    canonical: Annotated[bool, CANONICAL] = False
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,13 @@ def options_of_store(arguments: Sequence[str]) -> tuple[type, ...]:
     return kind.analysis_options, kind.report_options, *((CardOptions,) if kind is PVF else ())
 
 
-HELP = """Show the results of a stored campaign as a table and an HTML page, without running a trial.
-
-Further options depend on the store: see unsilent report STORE --help. Options that the command of the campaign gave need not be
-repeated. Of a card: check its checksum and show it. Of events of a monitored training: show the last run. Two stores are compared
-by unsilent diff.
-"""
-
-
 def report(asked: Asked) -> int:
-    """Print a report and write its page."""
+    """Show the results of a stored campaign as a table and an HTML page, without running a trial.
+
+    Further options depend on the store: see unsilent report STORE --help. Options that the command of the campaign gave need not
+    be repeated. Of a card: check its checksum and show it. Of events of a monitored training: show the last run. Two stores are
+    compared by unsilent diff.
+    """
     from unsilent.cli.report_output import show_report
 
     options, display = asked[StoredReportOptions], asked[DisplayOptions]
@@ -165,6 +162,6 @@ def options_for_store(store: Any, asked: Asked, cls: type[Any]) -> dict[str, Any
 
 
 COMMAND = Command(
-    "report", RESULTS, HELP, "unsilent report STORE.sqlite", (StoredReportOptions, DisplayOptions), report,
+    "report", RESULTS, "unsilent report STORE.sqlite", (StoredReportOptions, DisplayOptions), report,
     options_by_arguments=options_of_store,
 )  # fmt: skip

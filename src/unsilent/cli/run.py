@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from unsilent.launch.switches import ResolvedSettings
 
 ISOLATION_PANEL = "Isolation"
-HELP = """Run a training script under the monitor, without changing it: unsilent run [OPTIONS] SCRIPT ARGUMENTS.
-
-With --isolate it starts the ranks itself. After an incident it starts them again from the last good checkpoint, without the
-device that is suspected.
-"""
 MOST_RANKS = 1024
 STOPPING = ("replay", "stop")
 """Values of ``--on-alarm`` that end a job with a verdict."""
@@ -83,26 +78,34 @@ class IsolationOptions:
 OPTION_CLASSES = (ScriptOptions, ConfigOptions, MonitorSettings, AlarmCommandOptions, IsolationOptions)
 
 
-def check_rules(resolved: ResolvedSettings) -> None:
-    """Raise ``UsageError`` for a preset or rule that does not exist, before the script has begun.
+def checked_settings(asked: Asked) -> ResolvedSettings:
+    """Settings of the monitor; raises ``UsageError`` for a preset or rule that does not exist, before the script has begun.
 
     Rules of a preset are not made: they need numpy, and a script may set variables that numpy reads when it is imported.
     """
     from unsilent.detectors.rules import PRESETS, make_rule
+    from unsilent.launch.switches import resolve_settings
 
+    monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
+    resolved = resolve_settings(monitor, None, os.environ)
     settings = resolved.settings or MonitorSettings()
     if settings.preset not in PRESETS:
         raise unknown_name_error("preset", settings.preset, PRESETS)
     for text in settings.rule:
         make_rule(text)
+    return resolved
 
 
 def run(asked: Asked) -> int:
-    """Run a script or module; ends by ``SystemExit`` with its exit code, and returns only where its ranks were started here."""
+    """Run a training script under the monitor, without changing it: unsilent run [OPTIONS] SCRIPT ARGUMENTS.
+
+    With --isolate it starts the ranks itself. After an incident it starts them again from the last good checkpoint, without the
+    device that is suspected.
+    """
+    # Ends by SystemExit with the exit code of the script, and returns only where its ranks were started here.
     from unsilent.launch.alarm_command import AlarmCommand
     from unsilent.launch.child import enter_rank
     from unsilent.launch.monitored_run import MonitoredRun
-    from unsilent.launch.switches import resolve_settings
 
     enter_rank()
     program, isolation = asked_program(asked, "run"), asked[IsolationOptions]
@@ -111,9 +114,7 @@ def run(asked: Asked) -> int:
     asked.refuse_given(
         [name for name in options_of(IsolationOptions) if name != "isolate"], "without --isolate, nothing reads them"
     )
-    monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
-    resolved = resolve_settings(monitor, None, os.environ)
-    check_rules(resolved)
+    resolved = checked_settings(asked)
     command = asked[AlarmCommandOptions].on_alarm_exec
     is_explained = resolved.settings is not None and resolved.settings.on_alarm == "replay"
     end_as_python_does()
@@ -125,13 +126,11 @@ def run_isolated(asked: Asked, program: Program, options: IsolationOptions) -> i
     from unsilent.basics.printable import escape_unprintable
     from unsilent.launch.isolation import Isolation
     from unsilent.launch.standard_error import StandardError
-    from unsilent.launch.switches import resolve_settings
 
     asked.given_values.setdefault("on_alarm", "replay")
     program.check_file()
     job = isolated_job(asked, program, options)
-    monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
-    check_rules(resolve_settings(monitor, None, os.environ))
+    checked_settings(asked)
     stderr = StandardError()
     return Isolation(job, lambda line: stderr.print_line(f"unsilent: {escape_unprintable(line)}")).run()
 
@@ -167,11 +166,6 @@ def isolated_job(asked: Asked, program: Program, options: IsolationOptions) -> I
 
 
 COMMAND = Command(
-    "run",
-    WATCH,
-    HELP,
-    "unsilent run --events events.jsonl train.py",
-    OPTION_CLASSES,
-    run,
+    "run", WATCH, "unsilent run --events events.jsonl train.py", OPTION_CLASSES, run,
     split_script=partial(split_at_script, OPTION_CLASSES),
-)
+)  # fmt: skip

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.basics.plainfiles import shown_path
-from unsilent.cli.checkpoint.arguments import print_json, print_lines
-from unsilent.command import AFTER_ALARM, Command, DisplayOptions
-
-if TYPE_CHECKING:
-    from unsilent.selftest.running import SelfTest
+from unsilent.cli.tables import show_result
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, output_option
 
 NO_TRAINING = "no training was given; give one, like train-resnet (see unsilent workloads)"
-HELP = """Execute operations with known answers on a device, and compare every element.
-
-Exit code: 17 where an answer was wrong, 0 where none was.
-"""
 
 
 @dataclass(frozen=True)
@@ -45,14 +38,14 @@ class RecordOptions:
         str, Option("A training: built in, or FILE.py:NAME.", "", metavar="TRAINING", missing_error=NO_TRAINING)
     ]
     device: Annotated[str, Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)] = "auto"
-    output: Annotated[
-        Path,
-        Option("File to write.", OUTPUT_PANEL, short_flag="o"),
-    ] = Path("step.recording")
+    output: Annotated[Path, output_option("File to write.")] = Path("step.recording")
 
 
-def selftest(asked: Asked) -> SelfTest:
-    """Execute the tests until the time is over."""
+def selftest(asked: Asked) -> Result:
+    """Execute operations with known answers on a device, and compare every element.
+
+    Exit code: 17 where an answer was wrong, 0 where none was.
+    """
     from unsilent.selftest.running import run_selftest
 
     options = asked[SelfTestOptions]
@@ -60,24 +53,22 @@ def selftest(asked: Asked) -> SelfTest:
 
 
 def record(asked: Asked) -> int:
-    """Record a step of a training."""
+    """Record a step of a training, with which selftest tests a device."""
     from unsilent.engine.device_placement import resolve_device
     from unsilent.selftest.recording import record_training
 
-    options, display = asked[RecordOptions], asked[DisplayOptions]
+    options = asked[RecordOptions]
     record_training(options.output, options.training, device=resolve_device(options.device))
-    if display.as_json:
-        print_json("unsilent/selftest-record/1", "selftest record", training=options.training, file=str(options.output))
-    else:
-        print_lines(display.plain, f"A step of {options.training}: {shown_path(options.output)}")
+    fields, line = {"training": options.training, "file": str(options.output)}, f"A step of {options.training}"
+    show_result(asked, "unsilent/selftest-record/1", "selftest record", fields, f"{line}: {shown_path(options.output)}")
     return 0
 
 
 COMMAND = Command(
-    "selftest", AFTER_ALARM, HELP, "unsilent selftest --device cpu --minutes 10 --step step.recording", (SelfTestOptions,),
+    "selftest", AFTER_ALARM, "unsilent selftest --device cpu --minutes 10 --step step.recording", (SelfTestOptions,),
     selftest, has_report=True, is_long=True,
 )  # fmt: skip
 RECORD = Command(
-    "selftest record", AFTER_ALARM, "Record a step of a training, with which selftest tests a device.",
-    "unsilent selftest record train-resnet -o step.recording", (RecordOptions, DisplayOptions), record,
+    "selftest record", AFTER_ALARM, "unsilent selftest record train-resnet -o step.recording",
+    (RecordOptions, DisplayOptions), record,
 )  # fmt: skip

@@ -63,20 +63,16 @@ class StatusOptions:
         default_text="the current folder")] = ()  # fmt: skip
 
 
-HELP = """Show what stores are, how complete their campaigns are, which command continues them, and their main result.
-
-For a folder, show all stores in it. The exit code is 1 if a store cannot be read.
-"""
-
-
 def status(asked: Asked) -> int:
-    """Print the status of each store."""
+    """Show what stores are, how complete their campaigns are, which command continues them, and their main result.
+
+    For a folder, show all stores in it. The exit code is 1 if a store cannot be read.
+    """
     paths, display = asked[StatusOptions].stores or (Path(),), asked[DisplayOptions]
     for path in paths:
         if path.suffix == ".jsonl":
-            raise UsageError(
-                f"{path} has events of a monitored job; use unsilent watch {path}, or unsilent report {path}"
-            )
+            verbs = f"use unsilent watch {path}, or unsilent report {path}"
+            raise UsageError(f"{path} has events of a monitored job; {verbs}")
     result = [status_of(path) for path in _files(paths)]
     if display.as_json:
         print(json.dumps({"schema": "unsilent/status/1", "stores": [asdict(row) for row in result]}, indent=2))
@@ -165,19 +161,11 @@ def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
             raise
         except UsageError as error:  # interrupted before there was anything to read
             reason = str(error).partition(";")[0]
-        command = store.largest_budget()[1]
-        part, parts = shard_in_command(command)
-        return Status(
-            str(path),
-            kind.name,
-            escape_unprintable(kind.subject(store)),
-            stored_trials,
-            kind.count_planned_trials(store) if parts == 1 else count_budgeted_trials(store, part, parts),
-            "" if parts == 1 else f"{part}/{parts}",
-            _with(command, path),
-            headline,
-            reason,
-        )
+        command = _with(store.largest_budget()[1], path)
+        part, parts = shard_in_command(store.largest_budget()[1])
+        planned = kind.count_planned_trials(store) if parts == 1 else count_budgeted_trials(store, part, parts)
+        subject, shard = escape_unprintable(kind.subject(store)), "" if parts == 1 else f"{part}/{parts}"
+        return Status(str(path), kind.name, subject, stored_trials, planned, shard, command, headline, reason)
 
 
 def _with(command: str, path: Path) -> str:
@@ -193,4 +181,4 @@ def _with(command: str, path: Path) -> str:
     return escape_unprintable(shlex.join([*words, "--store", str(path)]))
 
 
-COMMAND = Command("status", RESULTS, HELP, "unsilent status", (StatusOptions, DisplayOptions), status)
+COMMAND = Command("status", RESULTS, "unsilent status", (StatusOptions, DisplayOptions), status)

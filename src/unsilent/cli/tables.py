@@ -1,8 +1,25 @@
-"""Plain tables of text, for verbs that list things."""
+"""Tables, lines and JSON of verbs without a report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unsilent.basics.options import Asked
+from unsilent.command import DisplayOptions
+
+
+def show_result(asked: Asked, schema: str, command: str, fields: Mapping[str, Any], *lines: str) -> None:
+    """Print what a command did: one JSON object with these fields, or lines; plain ones are comments, as those of other verbs.
+
+    Lines are never wrapped, for they have paths and commands.
+    """
+    display = asked[DisplayOptions]
+    if display.as_json:
+        print(json.dumps({"schema": schema, "command": command, **fields}, indent=2))
+    else:
+        print("\n".join(f"# {line.strip()}" if display.plain else line for line in lines))
 
 
 def show_table(

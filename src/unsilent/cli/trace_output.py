@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from unsilent.basics.errors import UsageError
+from unsilent.basics.options import OUTPUT_PANEL, Option
+from unsilent.report.model import Report
 
-if TYPE_CHECKING:
-    from unsilent.report.model import Report
+TRACE = Option("Show how the fault spreads: compare every operation with the golden run.", OUTPUT_PANEL)
+LOG = Option("Write what was injected to this file, in the log format of the published injections.", OUTPUT_PANEL)
 
 
 def show_trace(report: Report, page: Path, as_json: bool, plain: bool) -> None:

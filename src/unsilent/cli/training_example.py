@@ -21,18 +21,17 @@ class ExampleOptions:
 
 
 def training_example(asked: Asked) -> Result:
-    """Run both runs of an example."""
+    """Show a training with and without one fault that ends in a given outcome class.
+
+    Runs a short built-in training twice, in less than a minute, and reports losses and held-out accuracy of both runs. The fault
+    is stored with this package, and so is the class that it ended in; on another CPU it can end in another class.
+    """
     from unsilent.studies.training.example import run_example
 
     return run_example(asked[ExampleOptions].outcome_class, asked.observer and asked.observer.loading)
 
 
-HELP = """Show a training with and without one fault that ends in a given outcome class.
-
-Runs a short built-in training twice, in less than a minute, and reports losses and held-out accuracy of both runs. The fault is
-stored with this package, and so is the class that it ended in; on another CPU it can end in another class.
-"""
 COMMAND = Command(
-    "training-example", MEASURE, HELP, "unsilent training-example low-test", (ExampleOptions,), training_example,
+    "training-example", MEASURE, "unsilent training-example low-test", (ExampleOptions,), training_example,
     has_report=True, is_long=True,
 )  # fmt: skip

@@ -9,36 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
-from unsilent.command import AFTER_ALARM, Command, DisplayOptions
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, output_option
 from unsilent.triage.findings import Blanks
 
 if TYPE_CHECKING:
-    from unsilent.triage.farm.farm_report import FarmResult
     from unsilent.triage.investigation import Order
-    from unsilent.triage.triage_report import QueryAnswer, Triage
 
 NO_FOLDER = "no folder was given; give that of an incident, such as incidents/90-0a1b2c3d"
 ORDERS = ("learned", "runbook")
-HELP = """Rank the debugging queries to run next on an incident, with reasons, and execute them.
-
-The order comes from a trained model, or with --order runbook from rules by hand. With --run, queries that the folder
-answers are executed until a finding is believed; after each, the others are ranked anew.
-
-Exit code: 1 where executed queries found something that is not doubted, 0 otherwise.
-"""
-QUERY_HELP = """Execute one debugging query on an incident.
-
-Exit code: 1 where something was found, 0 where nothing was, or the folder does not answer it.
-"""
-FARM_HELP = """Make a collection of incidents with known causes, on which orders of queries are measured.
-
-Small trainings are simulated, each with one cause and once without it; what the folder has already is not made again.
-"""
-COLLECT_HELP = """Write the folder of an incident from what a job left, where no alarm did, or a copy of one with more parts.
-
-Looks for traces, dumps of the flight recorder in JSON, logs, checkpoints with manifests and a configuration. The folder of the
-job is not changed.
-"""
 
 
 @dataclass(frozen=True)
@@ -99,8 +77,7 @@ class CollectOptions:
     job: Annotated[Path, Option(
         "Folder of a job, or of an incident in one.", "", metavar="JOBDIR",
         missing_error="no folder was given; give that of a job, in which its logs and traces are")]  # fmt: skip
-    output: Annotated[Path | None, Option(
-        "Folder of the incident, which is written.", OUTPUT_PANEL, short_flag="o", metavar="DIR")] = None  # fmt: skip
+    output: Annotated[Path | None, output_option("Folder of the incident, which is written.", metavar="DIR")] = None
     step: Annotated[int | None, Option(
         "The step in which something is wrong, where no alarm says it.", WORKLOAD_PANEL,
         default_text="the last one that a trace or a log names")] = None  # fmt: skip
@@ -116,8 +93,14 @@ class CollectOptions:
             check_count("--step", self.step, 0)
 
 
-def triage(asked: Asked) -> Triage | int:
-    """Rank queries, and execute them where that is asked."""
+def triage(asked: Asked) -> Result | int:
+    """Rank the debugging queries to run next on an incident, with reasons, and execute them.
+
+    The order comes from a trained model, or with --order runbook from rules by hand. With --run, queries that the folder
+    answers are executed until a finding is believed; after each, the others are ranked anew.
+
+    Exit code: 1 where executed queries found something that is not doubted, 0 otherwise.
+    """
     from unsilent.triage.investigation import investigate
     from unsilent.triage.queries.table import json_schemas
     from unsilent.triage.triage_report import Triage
@@ -140,8 +123,11 @@ def _order(options: TriageOptions) -> Order:
     return read_model(options.model or SHIPPED)
 
 
-def query(asked: Asked) -> QueryAnswer:
-    """Execute one query."""
+def query(asked: Asked) -> Result:
+    """Execute one debugging query on an incident.
+
+    Exit code: 1 where something was found, 0 where nothing was, or the folder does not answer it.
+    """
     from unsilent.triage.bundle import Bundle
     from unsilent.triage.findings import Query
     from unsilent.triage.queries.table import execute, find_template
@@ -154,8 +140,11 @@ def query(asked: Asked) -> QueryAnswer:
     return QueryAnswer(bundle, chosen, execute(bundle, chosen))
 
 
-def farm(asked: Asked) -> FarmResult:
-    """Make what is missing in the folder of a collection."""
+def farm(asked: Asked) -> Result:
+    """Make a collection of incidents with known causes, on which orders of queries are measured.
+
+    Small trainings are simulated, each with one cause and once without it; what the folder has already is not made again.
+    """
     from unsilent.triage.farm.collection import make_collection
     from unsilent.triage.farm.farm_report import FarmResult
 
@@ -167,7 +156,11 @@ def farm(asked: Asked) -> FarmResult:
 
 
 def collect(asked: Asked) -> int:
-    """Write the folder of an incident, and say what was taken."""
+    """Write the folder of an incident from what a job left, where no alarm did, or a copy of one with more parts.
+
+    Looks for traces, dumps of the flight recorder in JSON, logs, checkpoints with manifests and a configuration. The folder of
+    the job is not changed.
+    """
     from unsilent.cli.report_output import show_report
     from unsilent.triage.collect import collect as collect_incident
 
@@ -179,17 +172,17 @@ def collect(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "triage", AFTER_ALARM, HELP, "unsilent triage runs/incidents/90-0a1b2c3d --run", (TriageOptions,), triage, has_report=True,
-)  # fmt: skip
+    "triage", AFTER_ALARM, "unsilent triage runs/incidents/90-0a1b2c3d --run", (TriageOptions,), triage, has_report=True
+)
 QUERY = Command(
-    "triage query", AFTER_ALARM, QUERY_HELP, "unsilent triage query find-onset runs/incidents/90-0a1b2c3d --rank 1",
+    "triage query", AFTER_ALARM, "unsilent triage query find-onset runs/incidents/90-0a1b2c3d --rank 1",
     (QueryOptions, Blanks), query, has_report=True,
 )  # fmt: skip
 FARM = Command(
-    "triage farm", AFTER_ALARM, FARM_HELP, "unsilent triage farm incidents --incidents 600 --seed 1 --workers 2",
-    (FarmOptions,), farm, has_report=True, is_long=True,
+    "triage farm", AFTER_ALARM, "unsilent triage farm incidents --incidents 600 --seed 1 --workers 2", (FarmOptions,),
+    farm, has_report=True, is_long=True,
 )  # fmt: skip
 COLLECT = Command(
-    "triage collect", AFTER_ALARM, COLLECT_HELP, "unsilent triage collect runs -o incident --report 'slow since step 400'",
+    "triage collect", AFTER_ALARM, "unsilent triage collect runs -o incident --report 'slow since step 400'",
     (CollectOptions, DisplayOptions), collect,
 )  # fmt: skip

@@ -6,13 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
-from unsilent.command import AFTER_ALARM, Command, DisplayOptions
-
-HELP = """Learn the order of debugging queries from a collection of incidents whose queries were executed and graded.
-
-unsilent triage INCIDENT --model FILE uses the model.
-"""
+from unsilent.basics.options import WORKLOAD_PANEL, Asked, Option, check_count
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions, output_option
 
 
 @dataclass(frozen=True)
@@ -22,8 +17,7 @@ class TrainOptions:
     farms: Annotated[tuple[Path, ...], Option(
         "Folders of collections of incidents with labels.jsonl.", "", metavar="FARM", is_argument=True, is_repeatable=True,
         missing_error="no collection was given; give the folder of one, such as farm")]  # fmt: skip
-    output: Annotated[Path, Option(
-        "File that the model is written to.", OUTPUT_PANEL, short_flag="o")] = Path("model.npz")  # fmt: skip
+    output: Annotated[Path, output_option("File that the model is written to.")] = Path("model.npz")
     seed: Annotated[int, Option("Seed of the training.", WORKLOAD_PANEL)] = 0
 
     def __post_init__(self) -> None:
@@ -31,7 +25,10 @@ class TrainOptions:
 
 
 def train_model(asked: Asked) -> int:
-    """Train and write a model."""
+    """Learn the order of debugging queries from a collection of incidents whose queries were executed and graded.
+
+    unsilent triage INCIDENT --model FILE uses the model.
+    """
     from unsilent.cli.report_output import show_report
     from unsilent.triage.farm.labelled import LABELS_FILE, read_labels
     from unsilent.triage.ranking.model import train
@@ -46,5 +43,5 @@ def train_model(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "triage train", AFTER_ALARM, HELP, "unsilent triage train farm -o model.npz", (TrainOptions, DisplayOptions), train_model,
-)  # fmt: skip
+    "triage train", AFTER_ALARM, "unsilent triage train farm -o model.npz", (TrainOptions, DisplayOptions), train_model
+)

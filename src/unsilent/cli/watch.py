@@ -9,11 +9,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import unknown_name_error
 from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.basics.printable import escape_unprintable
+from unsilent.basics.strictjson import as_json_values
 from unsilent.cli.file_sorts import refuse_other_files
 from unsilent.command import WATCH, Command, DisplayOptions
 
@@ -61,15 +62,12 @@ class WatchOptions:
     curve: Annotated[str, Option("What is drawn for each rank: loss or gradient-norm.", OUTPUT_PANEL)] = "loss"
 
 
-HELP = """Show the state of a monitored job in the terminal, until the job ends or Ctrl-C is pressed.
-
-The exit code is 1 if a rank is lost. For each rank: the step, a curve of the loss, the largest score, the health of the device,
-and the share of the time that the monitor took. Below them the last alarms and verdicts. --json acts as --once.
-"""
-
-
 def watch(asked: Asked) -> int:
-    """Show a job."""
+    """Show the state of a monitored job in the terminal, until the job ends or Ctrl-C is pressed.
+
+    The exit code is 1 if a rank is lost. For each rank: the step, a curve of the loss, the largest score, the health of the
+    device, and the share of the time that the monitor took. Below them the last alarms and verdicts. --json acts as --once.
+    """
     from rich.console import Console
 
     options, display = asked[WatchOptions], asked[DisplayOptions]
@@ -84,7 +82,8 @@ def watch(asked: Asked) -> int:
     if as_json:
         files = [str(event_file.path) for event_file in job.files]
         lost = [{"rank": rank, "reason": reason} for rank, reason in job.lost.items()]
-        print(json.dumps({"schema": SCHEMA, "events": files, "lost": lost, **_finite(job.history.as_json())}, indent=2))
+        values = {"schema": SCHEMA, "events": files, "lost": lost, **job.history.as_json()}
+        print(json.dumps(as_json_values(values), indent=2))
     elif once:
         from unsilent.render.console import print_drawn
 
@@ -214,14 +213,13 @@ def view(history: RunHistory, lost: Mapping[int, str], width: int, height: int |
     from rich.table import Table
     from rich.text import Text
 
+    from unsilent.events.run_report import most_alarmed
     from unsilent.report.text import count_text
 
     ranks = history.ranks
     messages = _messages(history)
     room = len(ranks) if height is None else max(4, height - 2 * (len(messages) + min(len(lost), MOST_MESSAGES)) - 5)
-    shown_ranks = sorted(
-        sorted(ranks, key=lambda rank: (-rank.alarm_count, rank.rank))[:room], key=lambda rank: rank.rank
-    )
+    shown_ranks = most_alarmed(ranks, room)
     name = curve.replace("_", " ")
     bars = max(8, width - CURVE_ROOM - max(0, len(name) - 10))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
@@ -251,10 +249,8 @@ def print_state(history: RunHistory, lost: Mapping[int, str], console: Console) 
     heads = ("rank", "step", "loss", "gradient_norm", "score", "health", "monitor", "last_event")
     rows = []
     for rank in history.ranks:
-        step, loss, score, health, cost, last = _cells(rank, "loss")
-        rows.append(
-            (str(rank.rank), step.replace(",", ""), loss, _cells(rank, "gradient_norm")[1], score, health, cost, last)
-        )
+        step, loss, *others = _cells(rank, "loss")
+        rows.append((str(rank.rank), step.replace(",", ""), loss, _cells(rank, "gradient_norm")[1], *others))
     print_lines(console, [history.headline, *map(escape_unprintable, lost.values())], plain=True)
     print_columns(console, heads, rows)
     print_lines(console, [text for text, _ in _messages(history)], plain=True)
@@ -316,12 +312,4 @@ def _style(level: str) -> str:
     return {"ok": "green", "alarm": "red", "warning": "yellow"}.get(level, "")
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    from unsilent.basics.strictjson import as_json_values
-
-    result = as_json_values(values)
-    assert isinstance(result, dict)
-    return result
-
-
-COMMAND = Command("watch", WATCH, HELP, "unsilent watch events.jsonl", (WatchOptions, DisplayOptions), watch)
+COMMAND = Command("watch", WATCH, "unsilent watch events.jsonl", (WatchOptions, DisplayOptions), watch)

@@ -28,6 +28,11 @@ class CanaryDifference:
     largest: float
     relative: float
 
+    @property
+    def answer(self) -> str:
+        """The difference in words."""
+        return "changed" if self.changed else "other bits, not counted" if self.bits_differ else "same bits"
+
 
 @dataclass(frozen=True, repr=False)
 class CanaryCheck(Shown):
@@ -62,19 +67,12 @@ class CanaryCheck(Shown):
     def report(self) -> Report:
         """A row for each canary."""
         columns = (
-            Column.count("canary"), Column("answer"), Column("largest difference", "number", digits=".3g"),
-            Column("relative difference", "number", digits=".3g"),
-        )  # fmt: skip
-        rows = [
-            {
-                "canary": row.number,
-                "answer": "changed" if row.changed else "other bits, not counted" if row.bits_differ else "same bits",
-                "largest difference": row.largest,
-                "relative difference": row.relative,
-            }
-            for row in self.rows
-        ]
-        table = Table.of(rows, columns, is_emphasised=lambda row: row["answer"] == "changed")
+            Column.count("canary", "number"),
+            Column("answer"),
+            Column("largest difference", "number", digits=".3g", of="largest"),
+            Column("relative difference", "number", digits=".3g", of="relative"),
+        )
+        table = Table.of(self.rows, columns, is_emphasised=lambda row: row.changed)
         weights = {None: "not compared", True: "same bits as stored", False: "differ from the stored ones"}
         name, by = escape_unprintable(self.model), self._by
         return Report(
@@ -108,19 +106,15 @@ class CanaryCheck(Shown):
             )
         differing = [row for row in self.rows if row.bits_differ]
         if not self.changed and self.weights_are_the_same is False:
-            evidence = (
-                f"no answer counts as changed, compared {self._by}"
-                if differing
-                else "every answer has the bits that it had"
-            )
+            evidence = f"no answer counts as changed, compared {self._by}" if differing else SAME_BITS
             findings.append(f"The weights differ from those that the canaries were made with, but {evidence}.")
         if not self.changed and differing:
             most = max(row.relative for row in differing)
             by = f", by at most {upper_bound_text(most)} of the largest magnitude in the same tensor"
-            findings.append(
-                f"{len(differing):,} of {len(self.rows):,} answers have other bits{by if isfinite(most) else ''}"
-            )
+            count = f"{len(differing):,} of {len(self.rows):,} answers"
+            findings.append(f"{count} have other bits{by if isfinite(most) else ''}")
         return findings
 
 
+SAME_BITS = "every answer has the bits that it had"
 _BY = {"bits": "bit for bit", "labels": "by label"}

@@ -22,9 +22,9 @@ def layer_sections(result: LayerComparison) -> tuple[Section, ...]:
     """The layers; nothing where none could be read."""
     if not result.rows:
         return ()
-    named = {suspect.layer for suspect in result.suspects} | {
-        row.name for row in (result.first_difference,) if row is not None
-    }
+    named = {suspect.layer for suspect in result.suspects}
+    if result.first_difference is not None:
+        named.add(result.first_difference.name)
     table = Table.of(result.rows, _columns(result), "", lambda row: row.name in named, terminal_rows=20, sortable=True)
     return (Section("Layers", INTRODUCTION, (table,)),)
 
@@ -76,19 +76,18 @@ def _suspect_findings(result: LayerComparison) -> Iterator[str]:
 
 def _left_out(result: LayerComparison) -> Iterator[str]:
     """Sentences on layers that were not compared, and why."""
-    if result.unaligned:
-        yield f"not compared, as the deployed network does not run a layer of this path: {listed(result.unaligned)}"
-    if result.other_shapes:
-        yield f"not compared, as outputs have other shapes: {listed(result.other_shapes)}"
-    if result.problems:
-        yield f"not compared: {listed(f'{name} ({problem})' for name, problem in result.problems.items())}"
-    if result.added:
-        yield f"not compared, as only the deployed network has a layer of this path: {listed(result.added)}"
-    if result.further_calls:
-        yield f"not compared, as only the deployed network calls these layers that often: {listed(result.further_calls)}"
-    if result.floor_problems:
-        problems = listed(f"{name} ({problem})" for name, problem in result.floor_problems.items())
-        yield f"the noise floor leaves out what could not be run: {problems}"
+    problems, floor_problems = (
+        [f"{name} ({problem})" for name, problem in named.items()] for named in (result.problems, result.floor_problems)
+    )
+    layers_by_reason = {
+        "not compared, as the deployed network does not run a layer of this path": result.unaligned,
+        "not compared, as outputs have other shapes": result.other_shapes,
+        "not compared": problems,
+        "not compared, as only the deployed network has a layer of this path": result.added,
+        "not compared, as only the deployed network calls these layers that often": result.further_calls,
+        "the noise floor leaves out what could not be run": floor_problems,
+    }
+    yield from (f"{reason}: {listed(layers)}" for reason, layers in layers_by_reason.items() if layers)
 
 
 def _cosine(row: LayerRow) -> float | None:

@@ -100,21 +100,15 @@ def _class_estimates(result: Comparison) -> list[Estimate]:
     shares = [float(records.changed[classes == name].mean()) for name in names]
     rows: list[Estimate] = []
     for k in sorted(range(len(names)), key=lambda k: -shares[k]):
-        of_class = {
-            key: clopper_pearson(int(flag[classes == names[k]].sum()), int(counts[k]), result.confidence)
-            for key, flag in flags.items()
-            if flag is not None
-        }
+        events = {key: int(flag[classes == names[k]].sum()) for key, flag in flags.items() if flag is not None}
+        of_class = {key: clopper_pearson(n, int(counts[k]), result.confidence) for key, n in events.items()}
         rows += measured({"class": str(names[k])}, of_class, "input")
     return rows
 
 
 def _token_kl(text: LanguageComparison) -> list[tuple[str, float]]:
-    kl = text.kl
-    return [
-        ("mean KL of a token", float(kl.mean())),
-        (f"{100 * QUANTILE:g} % quantile of KL", float(np.quantile(kl, QUANTILE, method="higher"))),
-    ]
+    quantile = float(np.quantile(text.kl, QUANTILE, method="higher"))
+    return [("mean KL of a token", float(text.kl.mean())), (f"{100 * QUANTILE:g} % quantile of KL", quantile)]
 
 
 def _numbers(result: Comparison) -> Iterator[tuple[str, str, str]]:
@@ -126,7 +120,7 @@ def _numbers(result: Comparison) -> Iterator[tuple[str, str, str]]:
     if (text := result.language) is not None and text.sequences:
         ratio = text.perplexity_ratio(result.confidence)
         before, after = text.perplexities
-        ratio_shown = ratio_text(ratio.estimate, ratio.low, ratio.high)
+        ratio_shown = ratio_text(ratio)
         yield RATIO, f"{ratio_shown.estimate} {ratio_shown.limits}", f"{number_text(before)} and {number_text(after)}"
         for name, value in _token_kl(text):
             yield name, f"{number_text(value)} nats", f"{text.positions:,} positions"
@@ -180,12 +174,11 @@ def _sections(result: Comparison, estimates: Sequence[Estimate]) -> Iterator[Sec
         ("Next tokens", "Shares of positions; both models read the same texts.", "sequence"),
     ):
         overall = [estimate for estimate in estimates if estimate.unit == unit and not estimate.keys["class"]]
-        shares = [
-            estimate
+        rows = [
+            {**estimate.keys, "value": estimate.interval}
             for estimate in overall
             if estimate.keys["measure"] != RATIO and not math.isnan(estimate.interval.low)
         ]
-        rows = [{**estimate.keys, "value": estimate.interval} for estimate in shares]
         if rows:
             yield Section(title, about, (Table.of(rows, (Column.text("measure"), Column.share("value"))),))
     if classes := rows_across((estimate for estimate in estimates if estimate.keys["class"]), "measure"):
@@ -211,9 +204,8 @@ def _worst(result: Comparison) -> Section:
             picture["layout"]["title"] = {"text": f"input {number}: {title}", "font": {"size": 12}}
             pictures.append(Plot(f"input-{number}", f"Input {number}: {title}", picture))
     every = [*(SideBySide(tuple(pictures[i : i + 4])) for i in range(0, len(pictures), 4)), *parts]
-    return Section(
-        "Worst inputs", "Lost answers first, then changed ones, then by how far the outputs lie apart.", tuple(every)
-    )
+    lead = "Lost answers first, then changed ones, then by how far the outputs lie apart."
+    return Section("Worst inputs", lead, tuple(every))
 
 
 def _verdict(result: Comparison, number: int) -> str:
@@ -228,22 +220,17 @@ def _verdict(result: Comparison, number: int) -> str:
 
 def _picture(sample: Any) -> Figure | None:
     """An image [1, 1 or 3, h, w], its own darkest and brightest values as black and white; None for other inputs."""
-    if (
-        not isinstance(sample, Tensor)
-        or not sample.is_floating_point()
-        or sample.ndim != 4
-        or sample.shape[1] not in CHANNELS
-    ):
+    if not (isinstance(sample, Tensor) and sample.is_floating_point() and sample.ndim == 4):
+        return None
+    if sample.shape[1] not in CHANNELS:
         return None
     step = math.ceil(max(sample.shape[2:]) / MOST_PIXELS)
     values = sample[0, :, ::step, ::step].float().cpu()
     spread = (values - values.min()) / (values.max() - values.min()).clamp(min=1e-12)
     pixels = (255 * spread).round().byte().permute(1, 2, 0).expand(-1, -1, 3).tolist()
     trace = {"type": "image", "z": pixels, "hoverinfo": "skip"}
-    axis = {"visible": False}
-    return figure(
-        [trace], 220, xaxis=axis, yaxis={**axis, "scaleanchor": "x"}, margin={"l": 8, "r": 8, "t": 34, "b": 8}
-    )
+    xaxis, margin = {"visible": False}, {"l": 8, "r": 8, "t": 34, "b": 8}
+    return figure([trace], 220, xaxis=xaxis, yaxis={**xaxis, "scaleanchor": "x"}, margin=margin)
 
 
 def _text(sample: Any) -> str:

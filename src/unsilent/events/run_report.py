@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,17 @@ from unsilent.events.event_kinds import Alarm, Event, Started, StepSummary, Verd
 from unsilent.events.run_history import OK, RankHistory, RunHistory
 from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
-from unsilent.report.text import count_text, duration_text, listed
-from unsilent.report.theme import MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, marker_series, vertical_line
+from unsilent.report.text import count_text, duration_text, listed, time_text
+from unsilent.report.theme import (
+    SERIES_COLOURS,
+    SOFT,
+    Figure,
+    figure,
+    label,
+    marker_series,
+    series_marker,
+    vertical_line,
+)
 
 SCHEMA = "unsilent/run-report/1"
 ALARM_COLOUR = "#D55E00"
@@ -76,6 +84,7 @@ def report(events: Iterable[Event], name: str = "", command: str = "") -> Report
     history = RunHistory(events)
     ranks = history.ranks
     started = next((rank.started for rank in ranks if rank.started), None)
+    settings = {"settings": started.settings, "versions": started.versions} if started else {}
     return Report(
         schema=SCHEMA,
         report_type="Monitored training",
@@ -87,10 +96,7 @@ def report(events: Iterable[Event], name: str = "", command: str = "") -> Report
         sections=tuple(section for section in _sections(history) if section.parts),
         facts=tuple(_facts(started)) if started else (),
         repeat_command=command,
-        further_json={
-            **history.as_json(),
-            **({"settings": started.settings, "versions": started.versions} if started else {}),
-        },
+        further_json=history.as_json() | settings,
     )
 
 
@@ -119,9 +125,7 @@ def _findings(history: RunHistory) -> Iterator[str]:
     yield from map(str, history.explained[-MOST_EXPLAINED:])
     if history.incident:
         yield f"{history.incident}; see unsilent incident show"
-    for rank in history.ranks:
-        if rank.failed:
-            yield str(rank.failed)
+    yield from (str(rank.failed) for rank in history.ranks if rank.failed)
     if open_ranks := [f"{rank.rank} (after step {rank.last_step:,})" for rank in history.ranks if rank.ended is None]:
         yield f"the events do not end for rank {listed(open_ranks)}: its process was killed, or still runs"
     world = max((rank.started.world_size for rank in history.ranks if rank.started), default=1)
@@ -137,8 +141,7 @@ def _findings(history: RunHistory) -> Iterator[str]:
 
 def _sections(history: RunHistory) -> Iterator[Section]:
     ranks = history.ranks
-    by_alarms = sorted(ranks, key=lambda rank: (-rank.alarm_count, rank.rank))
-    drawn_ranks = sorted(by_alarms[:MOST_CURVES], key=lambda rank: rank.rank)
+    drawn_ranks = most_alarmed(ranks, MOST_CURVES)
     alarms = sorted((alarm for rank in ranks for alarm in rank.alarms), key=lambda alarm: (alarm.step, alarm.rank))
     yield _section("Verdicts", verdict_table(history.verdicts))
     yield _section("Alarms", alarm_table(alarms, sum(rank.alarm_count + rank.warning_count for rank in ranks)))
@@ -150,6 +153,12 @@ def _sections(history: RunHistory) -> Iterator[Section]:
     yield _section("Scores", _curves("score", "Largest score by step", drawn_ranks, alarms, _drawn_score, limit=1.0))
     yield _section("Ranks", _rank_table(ranks))
     yield _section("Sampling", _sampling_table(ranks))
+
+
+def most_alarmed(ranks: Sequence[RankHistory], most: int) -> list[RankHistory]:
+    """The ranks with the most alarms, in the order of their numbers."""
+    chosen = sorted(ranks, key=lambda rank: (-rank.alarm_count, rank.rank))[:most]
+    return sorted(chosen, key=lambda rank: rank.rank)
 
 
 def _section(title: str, *parts: Table | Plot | None) -> Section:
@@ -216,7 +225,7 @@ def _sampling_table(ranks: Sequence[RankHistory]) -> Table | None:
 
 
 def _facts(started: Started) -> Iterator[tuple[str, str]]:
-    yield "started", f"{datetime.fromtimestamp(started.time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    yield "started", time_text(started.time)
     yield "series", ", ".join(f"{count:,} of {feature}" for feature, count in started.series.items())
     for note in started.notes:
         yield "note", note
@@ -264,15 +273,12 @@ def _curves(
             places: list[float | None] = [_value_at(finite, x) for x, _ in gaps]
             text = [f"rank {rank.rank}, step {x:,}: {y:.4g}" for x, y in gaps]
             traces.append(marker_series(f"not finite in rank {rank.rank}", [x for x, _ in gaps], places, text, marker))
-        own_alarms = [alarm for alarm in rank.alarms if alarm.level == "alarm"][:MOST_LINES]
-        if own_alarms and finite:
-            marker = {"color": ALARM_COLOUR, "symbol": MARKERS[number % len(MARKERS)], "size": 9}
-            heights = [_drawable(alarm.score) for alarm in own_alarms]
-            if limit is None:
-                heights = [_value_at(finite, alarm.step) for alarm in own_alarms]
-            text = [label(str(alarm), 160) for alarm in own_alarms]
-            steps = [alarm.step for alarm in own_alarms]
-            traces.append(marker_series(f"alarm in rank {rank.rank}", steps, heights, text, marker))
+        of_rank = [alarm for alarm in rank.alarms if alarm.level == "alarm"][:MOST_LINES]
+        if of_rank and finite:
+            marker = {"color": ALARM_COLOUR, "symbol": series_marker(number), "size": 9}
+            heights = [_value_at(finite, alarm.step) if limit is None else _drawable(alarm.score) for alarm in of_rank]
+            text, steps_of_rank = [label(str(alarm), 160) for alarm in of_rank], [alarm.step for alarm in of_rank]
+            traces.append(marker_series(f"alarm in rank {rank.rank}", steps_of_rank, heights, text, marker))
     if not every:
         return None
     steps = sorted({alarm.step for alarm in alarms if alarm.level == "alarm"})[:MOST_LINES]
@@ -283,8 +289,8 @@ def _curves(
     wide = min(every) > 0 and max(every) > 100 * min(every)
     axis: dict[str, Any] = {"title": {"text": title.partition(" by ")[0].lower()}, "exponentformat": "power"}
     axis |= {"type": "log", "dtick": 1} if wide else {}
-    x_axis = {"title": {"text": "step, counted from 0"}}
-    drawn_figure = figure(traces, 320, xaxis=x_axis, yaxis=axis, shapes=lines)
+    xaxis = {"title": {"text": "step, counted from 0"}}
+    drawn_figure = figure(traces, 320, xaxis=xaxis, yaxis=axis, shapes=lines)
     return Plot(name, f"{title} of {count_text(len(ranks), 'rank')}", drawn_figure)
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from unsilent.basics.strictjson import fields_by_name
-from unsilent.explain.results import (
-    FoundSource,
-    NondeterminismResult,
-    ReproducibilityResult,
-    RunDivergence,
-)
+from unsilent.explain.results import FoundSource, NondeterminismResult, ReproducibilityResult, RunDivergence
 from unsilent.explain.source_search import RARE_DIFFERENCE_SHARE, probability_of_missing
 from unsilent.explain.sources import DATA, KERNEL, PATH, RANDOM, SOURCES
 from unsilent.report.model import Column, Report, Section, Table, TableRow
@@ -54,6 +49,9 @@ def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequ
     else:
         schema, lines, sections, searched = EXPLAIN_SCHEMA, [], [], result
     named = [finding.source for finding in searched.findings] if searched else []
+    would_miss = None
+    if result.has_no_difference:
+        would_miss = {"shows_in": RARE_DIFFERENCE_SHARE, "missed": probability_of_missing(result.runs)}
     if searched:
         lines += _explain_lines(searched)
         sections += _findings(searched)
@@ -77,9 +75,7 @@ def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequ
             "results": {
                 **fields_by_name(result),
                 "has_no_difference": result.has_no_difference,
-                "would_miss": {"shows_in": RARE_DIFFERENCE_SHARE, "missed": probability_of_missing(result.runs)}
-                if result.has_no_difference
-                else None,
+                "would_miss": would_miss,
                 "sources": {name: SOURCES[name] for name in named if name},
             },
         },
@@ -125,26 +121,22 @@ def _compared(result: NondeterminismResult | ReproducibilityResult, pins: str) -
 
 def _switches(result: ReproducibilityResult) -> Iterator[Section]:
     """Sections on the switches that make runs agree."""
-    claim = (
-        "With these changes runs end in the same bits"
-        if result.pins_verified
-        else "Changes that help but do not suffice"
-    )
-    rows = tuple(TableRow((SOURCES[source].advice,)) for source in result.sources_to_pin)
-    if rows:
-        yield Section(
-            "What to change", "", (Table((Column(""),), rows, f"{claim}:", plain_line_format=f"{claim}: {{0}}"),)
-        )
+    claim = "Changes that help but do not suffice"
+    if result.pins_verified:
+        claim = "With these changes runs end in the same bits"
+    if result.sources_to_pin:
+        advice = (Column("", of=lambda source: SOURCES[source].advice),)
+        table = Table.of(result.sources_to_pin, advice, f"{claim}:", plain_line_format=f"{claim}: {{0}}")
+        yield Section("What to change", "", (table,))
 
 
 def _findings(result: NondeterminismResult) -> Iterator[Section]:
     """A table for each source."""
-    titles = [f"{number}. {_title(finding)}" for number, finding in enumerate(result.findings, 1)]
     columns = (Column(""), Column("", left_aligned=True))
-    tables = [
-        Table(columns, tuple(map(TableRow, _block(finding))), title, plain_line_format=f"{title}: {{0}}: {{1}}")
-        for title, finding in zip(titles, result.findings, strict=True)
-    ]
+    tables = []
+    for number, finding in enumerate(result.findings, 1):
+        title, rows = f"{number}. {_title(finding)}", tuple(map(TableRow, _block(finding)))
+        tables.append(Table(columns, rows, title, plain_line_format=f"{title}: {{0}}: {{1}}"))
     if tables:
         yield Section("What makes runs differ", "", tuple(tables))
 
@@ -202,9 +194,8 @@ def _why(parting: RunDivergence) -> str:
 
 def finding_summary_line(result: FoundSource) -> str:
     """A finding in one line, shown while the search goes on."""
-    return escape_unprintable(
-        f"found: {_title(result)}, {divergence_location_text(result.parting)}{' (may be chance)' if result.may_be_chance else ''}"
-    )
+    chance = " (may be chance)" if result.may_be_chance else ""
+    return escape_unprintable(f"found: {_title(result)}, {divergence_location_text(result.parting)}{chance}")
 
 
 def _interrupted(result: NondeterminismResult) -> str:
@@ -231,8 +222,7 @@ def _few(runs: int) -> str:
     """How little some runs that agree can show."""
     return (
         f"{runs} runs agree; a difference that occurs in one run of ten would be missed in "
-        f"{100 * probability_of_missing(runs):.0f} of 100 "
-        "such comparisons (raise --runs to miss fewer)"
+        f"{100 * probability_of_missing(runs):.0f} of 100 such comparisons (raise --runs to miss fewer)"
     )
 
 
@@ -248,10 +238,8 @@ def _notes(result: NondeterminismResult) -> Iterator[str]:
     yield from (f"Could not be pinned: {SOURCES[source].title} ({why})" for source, why in result.pin_failures.items())
     if not result.steps:
         yield _NO_STEP
-    yield (
-        f"{count_text(result.runs_launched, 'run')} in {duration_text(result.seconds)}; steps are "
-        "optimizer updates, counted from 0"
-    )
+    runs = count_text(result.runs_launched, "run")
+    yield f"{runs} in {duration_text(result.seconds)}; steps are optimizer updates, counted from 0"
 
 
 def _effect(result: FoundSource) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
@@ -31,6 +31,7 @@ PINS = {
     "all": "all of these",
 }
 """Descriptions of the pins, by source."""
+TURNS = "In every round, each source has its turn of steps within the same run."
 ONE_THREAD = "the loop runs with one thread"
 NO_CUDA = "the loop uses no CUDA device"
 OVERRIDDEN = "the loop sets it itself during a step"
@@ -76,17 +77,16 @@ class StepCosts(Shown):
     @property
     def estimates(self) -> list[Estimate]:
         """Ratios of both measures by source."""
-        sources = [source for source in PINS if source in self.rounds[0]]
-        return [
-            estimate
-            for source in sources
-            for estimate in measured({"source": source}, {m: self.ratio(source, m) for m in (CPU, WALL)}, "round")
-        ]
+        rows: list[Estimate] = []
+        for source in (name for name in PINS if name in self.rounds[0]):
+            rows += measured({"source": source}, {m: self.ratio(source, m) for m in (CPU, WALL)}, "round")
+        return rows
 
     def report(self) -> Report:
         """Ratios by source, and what was not measured."""
         rows = [row | {"pinned by": PINS[str(row["source"])]} for row in rows_across(self.estimates, "measure")]
         columns = [Column.text("source"), Column(CPU, "estimate"), Column(WALL, "estimate"), Column.text("pinned by")]
+        left_out = [Column.text("source"), Column.text("not measured")]
         last = "all" if "all" in self.rounds[0] else rows[-1]["source"]
         every, pinned = self.ratio(str(last)), "all sources below" if last == "all" else f"{last} alone"
         missing = [{"source": name, "not measured": why} for name, why in {**self.unmeasured, **NEVER_MEASURED}.items()]
@@ -110,12 +110,8 @@ class StepCosts(Shown):
             ),
             estimates=machine_table(self.estimates, ("source", "measure", "")),
             sections=(
-                Section(
-                    "Time of a step, pinned / free",
-                    "In every round, each source has its turn of steps within the same run.",
-                    (Table.of(rows, columns),),
-                ),
-                Section("Not measured", "", (_left_out(missing),)),
+                Section("Time of a step, pinned / free", TURNS, (Table.of(rows, columns),)),
+                Section("Not measured", "", (Table.of(missing, left_out, plain_line_format="not measured: {0}: {1}"),)),
             ),
             notes=tuple(notes),
             further_json={
@@ -126,12 +122,6 @@ class StepCosts(Shown):
                 "without_deterministic_form": list(self.refused),
             },
         )  # fmt: skip
-
-
-def _left_out(missing: list[dict[str, str]]) -> Table:
-    """Sources that were not measured, and why."""
-    columns = [Column.text("source"), Column.text("not measured")]
-    return replace(Table.of(missing, columns), plain_line_format="not measured: {0}: {1}")
 
 
 def measure_step_costs(
@@ -154,11 +144,8 @@ def measure_step_costs(
     with Launcher(ref, steps, deadline, notify, arguments) as launcher:
         timed_runs = [launcher.run((), number, log_operations=False, time_rounds=ROUNDS) for number in range(runs)]
         machine = launcher.machine
-    rounds = [
-        {name: (seconds[0], seconds[1]) for name, seconds in times.items()}
-        for run in timed_runs
-        for times in run["rounds"]
-    ]
+    every = [times for run in timed_runs for times in run["rounds"]]
+    rounds = [{name: (seconds[0], seconds[1]) for name, seconds in times.items()} for times in every]
     steps_made = sum(run["steps"] for run in timed_runs)
     if len(rounds) < FEWEST:
         raise UsageError(

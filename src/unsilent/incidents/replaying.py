@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 
 NO_FOLDER = "no folder was given; give that of an incident, such as incidents/90-0a1b2c3d"
 NO_CODE = "the folder has no code; give a function that returns step, model and optimizer with --code FILE.py:NAME"
-HELP = """Execute the recorded step of an alarm again, from the state and the batch in the folder of an incident.
-
-All that the step comes to is compared, and each operation is checked: a second time, and in float64. Random numbers have seed 0.
-Exit code: 1 where executions differ, an operation differs from itself or overflows, or a result is not finite; 0 where nothing of
-this was found.
-"""
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,12 @@ def _yes_or_no(value: bool | None) -> str:
 
 
 def replay(asked: Asked) -> IncidentReplay:
-    """Execute the recorded step again."""
+    """Execute the recorded step of an alarm again, from the state and the batch in the folder of an incident.
+
+    All that the step comes to is compared, and each operation is checked: a second time, and in float64. Random numbers have seed
+    0. Exit code: 1 where executions differ, an operation differs from itself or overflows, or a result is not finite; 0 where
+    nothing of this was found.
+    """
     from unsilent.incidents.recorded_steps import replay_incident
 
     options = asked[ReplayOptions]
@@ -127,6 +126,6 @@ def replay(asked: Asked) -> IncidentReplay:
 
 
 COMMAND = Command(
-    "incident replay", AFTER_ALARM, HELP, "unsilent incident replay incidents/90-0a1b2c3d --code train.py:step",
+    "incident replay", AFTER_ALARM, "unsilent incident replay incidents/90-0a1b2c3d --code train.py:step",
     (ReplayOptions,), replay, has_report=True,
 )  # fmt: skip

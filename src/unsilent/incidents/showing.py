@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from unsilent.incidents.shown_incident import ShownIncident
 
 NO_FOLDER = "no folder was given; give that of an incident, or that of the job's events"
-HELP = """Show what was recorded of the first alarm of a run.
-
-Verdicts, alarms, the ranks and their devices, checkpoints, and the series around the alarm: those of the tensors that it names,
-or those that --series selects.
-"""
 
 
 def step_range(text: Any) -> tuple[int, int]:
@@ -56,7 +51,11 @@ class ShowOptions:
 
 
 def show(asked: Asked) -> ShownIncident:
-    """Read an incident."""
+    """Show what was recorded of the first alarm of a run.
+
+    Verdicts, alarms, the ranks and their devices, checkpoints, and the series around the alarm: those of the tensors that it
+    names, or those that --series selects.
+    """
     from unsilent.incidents.shown_incident import read_shown
 
     options = asked[ShowOptions]
@@ -64,6 +63,6 @@ def show(asked: Asked) -> ShownIncident:
 
 
 COMMAND = Command(
-    "incident show", AFTER_ALARM, HELP, "unsilent incident show runs/incidents/90-0a1b2c3d --rank 1 --steps 80..95",
+    "incident show", AFTER_ALARM, "unsilent incident show runs/incidents/90-0a1b2c3d --rank 1 --steps 80..95",
     (ShowOptions,), show, has_report=True,
 )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from unsilent.events.run_report import (
 from unsilent.report.curves import line_series, line_style
 from unsilent.report.model import Column, Heading, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
-from unsilent.report.text import listed
+from unsilent.report.text import listed, time_text
 from unsilent.report.theme import figure, vertical_line
 
 MOST_SHOWN = 8
@@ -44,6 +43,8 @@ LAST_TIME = 2.5e11
 """Seconds since 1970: in the year 9892, the last times that can be shown."""
 NEAR = 5
 """Steps before and after the alarm whose values a terminal shows where none were asked for."""
+SERIES_TEXT = "A line marks the alarm. A gap is a value that is not finite. Steps executed again have several values."
+RANKS_TEXT = "What was recorded of each rank. Of the device: what the system says; what it does not say is left out."
 SERIES_COLUMNS = (
     Column.text("series"), Column.count("rank"), Column.count("step"), Column("value", "number"),
 )  # fmt: skip
@@ -122,20 +123,14 @@ class ShownIncident(Shown):
         if self.series:
             near = [row for row in self.rows if self.steps or abs(row["step"] - self.incident.step) <= NEAR]
             table = Table.of(near, SERIES_COLUMNS, terminal_rows=60, on_page=False)
-            text = (
-                "A line marks the alarm. A gap is a value that is not finite. Steps executed again have several values."
-            )
-            yield Section("Series", text, (table, *self._plots()))
+            yield Section("Series", SERIES_TEXT, (table, *self._plots()))
         ranks = (
             Column.count("rank"), Column.text("host"), Column.text("device"), Column.text("of the device", _facts_text),
             Column.text("state", lambda part: _size_text(part, STATE_FILE), 1),
             Column.text("batch", lambda part: _size_text(part, BATCH_FILE), 1),
         )  # fmt: skip
         if self.parts:
-            text = (
-                "What was recorded of each rank. Of the device: what the system says; what it does not say is left out."
-            )
-            yield Section("Ranks", text, (Table.of(self.parts, ranks),))
+            yield Section("Ranks", RANKS_TEXT, (Table.of(self.parts, ranks),))
         columns = (
             Column.text("checkpoint", "path"), Column.count("step"), Column.text("saved", lambda saved: _time(saved.time)),
             Column.text("manifest", priority=1),
@@ -160,10 +155,8 @@ class ShownIncident(Shown):
 
     def _json(self) -> dict[str, Any]:
         incident = self.incident
-        parts = [
-            {**fields_by_name(part, "folder"), "alarms": [alarm.to_json() for alarm in part.alarms]}
-            for part in self.parts
-        ]
+        alarms = [[alarm.to_json() for alarm in part.alarms] for part in self.parts]
+        parts = [{**fields_by_name(part, "folder"), "alarms": a} for part, a in zip(self.parts, alarms, strict=True)]
         return {
             **fields_by_name(incident, "schema"), "since": incident.since, "training_step": incident.training_step,
             "ranks": parts, "problems": self.problems, "alarms": [alarm.to_json() for alarm in incident.alarms],
@@ -210,14 +203,11 @@ def _series_of(
         raise UsageError(
             f"{file} has {len(recording.seconds)} steps, and rank.json {len(part.series_steps)}; one of them is of another record"
         )
-    chosen = [
-        n for n, entry in enumerate(recording.series) if glob is not None and fnmatch.fnmatchcase(_name(entry), glob)
-    ]
+    entries, tensors = list(enumerate(recording.series)), {alarm.tensor for alarm in (*part.alarms, *incident.alarms)}
     if glob is None:
-        tensors = {alarm.tensor for alarm in (*part.alarms, *incident.alarms)}
-        chosen = [n for n, entry in enumerate(recording.series) if entry.tensor in tensors or entry.feature == LOSS][
-            :MOST_SHOWN
-        ]
+        chosen = [n for n, entry in entries if entry.tensor in tensors or entry.feature == LOSS][:MOST_SHOWN]
+    else:
+        chosen = [n for n, entry in entries if fnmatch.fnmatchcase(_name(entry), glob)]
     first, last = steps or (0, 2**62)
     for number in chosen:
         columns = recording.values[:, number].tolist(), recording.seen[:, number].tolist()
@@ -253,4 +243,4 @@ def _size_text(part: RankPart, name: str) -> str:
 def _time(seconds: float) -> str:
     if not 0 <= seconds < LAST_TIME:
         return f"{seconds:g} s"  # no monitor has written it
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return time_text(seconds)

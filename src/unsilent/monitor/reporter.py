@@ -97,14 +97,11 @@ class Reporter:
         known = len(self.alarms)
         for finding in findings:
             if finding.is_new:
-                series = finding.series
-                self.alarms.append(
-                    self._emit(
-                        Alarm, step, host=self._info.host, device=self._info.device, rule=finding.rule, feature=series.feature,
-                        tensor=series.tensor, statistic=series.statistic, level=LEVELS.get(finding.level, "warning"),
-                        value=finding.value, baseline=finding.baseline, score=finding.score, series_flagged=finding.flagged,
-                        series_judged=finding.judged, since=self._since,
-                    )
+                series, level = finding.series, LEVELS.get(finding.level, "warning")
+                self._raise_alarm(
+                    step, rule=finding.rule, feature=series.feature, tensor=series.tensor, statistic=series.statistic,
+                    level=level, value=finding.value, baseline=finding.baseline, score=finding.score,
+                    series_flagged=finding.flagged, series_judged=finding.judged,
                 )  # fmt: skip
         return len(self.alarms) > known
 
@@ -119,14 +116,16 @@ class Reporter:
         is_due = is_new or now >= self._repeat_at
         self._repeat_at = now + REPEAT_SECONDS if is_due else min(self._repeat_at, now + REPEAT_SECONDS)
         if is_due and self._info.rank in differing:
-            self.alarms.append(
-                self._emit(
-                    Alarm, step, host=self._info.host, device=self._info.device, rule=REPLICAS, feature=REPLICAS, tensor="",
-                    statistic="bits", level=LEVELS[ALARM], value=float(versions), baseline=1.0, score=float("inf"),
-                    series_flagged=len(differing), series_judged=len(self.ranks), ranks=tuple(differing),
-                    since=self._since,
-                )
+            self._raise_alarm(
+                step, rule=REPLICAS, feature=REPLICAS, tensor="", statistic="bits", level=LEVELS[ALARM],
+                value=float(versions), baseline=1.0, score=float("inf"), series_flagged=len(differing),
+                series_judged=len(self.ranks), ranks=tuple(differing),
             )  # fmt: skip
+
+    def _raise_alarm(self, step: int, **values: Any) -> None:
+        """Report an alarm of this rank's device."""
+        place = {"host": self._info.host, "device": self._info.device, "since": self._since}
+        self.alarms.append(self._emit(Alarm, step, **place, **values))
 
     def summary(
         self,

@@ -156,9 +156,8 @@ def _notes(ranking: Ranking) -> Iterator[str]:
 
 
 def _sections(ranking: Ranking, best: RankedPlacement, top: int) -> Iterator[Section]:
-    yield Section(
-        "Placements", "Every placement with the best program of each reduction.", (_placement_table(ranking, top),)
-    )
+    lead = "Every placement with the best program of each reduction."
+    yield Section("Placements", lead, (_placement_table(ranking, top),))
     for number, (reduction, programs) in enumerate(zip(ranking.reductions, best.programs, strict=True)):
         yield Section(
             f"Programs: {reduction_text(reduction)}",
@@ -251,10 +250,8 @@ def _level_table(ranking: Ranking) -> Table:
 
 def _grid_table(best: RankedPlacement) -> Table:
     grid, axes = best.placement.grid(), best.placement.axes
-    columns = (
-        Column(" ".join(axes[:-1]) or "device"),
-        *(Column.count(f"{axes[-1]} {at}") for at in range(grid.shape[-1])),
-    )
+    places = (Column.count(f"{axes[-1]} {at}") for at in range(grid.shape[-1]))
+    columns = (Column(" ".join(axes[:-1]) or "device"), *places)
     rows = (
         TableRow((" ".join(map(str, place)), *map(int, grid[place])))
         for place in product(*(range(size) for size in grid.shape[:-1]))

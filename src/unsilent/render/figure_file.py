@@ -118,9 +118,8 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise UsageError(
-            "a figure as a file needs an optional package; install it with: pip install 'unsilent[figures]'"
-        ) from None
+        install = "pip install 'unsilent[figures]'"
+        raise UsageError(f"a figure as a file needs an optional package; install it with: {install}") from None
     return matplotlib
 
 

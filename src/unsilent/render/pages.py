@@ -39,8 +39,8 @@ def render_page(values: Mapping[str, Any], figures: Mapping[str, Figure]) -> str
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_printable,
     )
-    environment.filters["clean"] = escape_unprintable
     script = environment.get_template("page.js.jinja").render()
     library = _plotly() if figures else ""
     return environment.get_template("report.html.jinja").render(
@@ -52,6 +52,11 @@ def render_page(values: Mapping[str, Any], figures: Mapping[str, Figure]) -> str
         script=Markup(script),  # noqa: S704 - ours, holds no value
         hashes=[_hash(text) for text in (library, script) if text],
     )
+
+
+def _printable(value: object) -> object:
+    """A value as it is written: texts without what cannot be printed, what is markup already as it is."""
+    return escape_unprintable(value) if type(value) is str else value
 
 
 def write_file(content: bytes, path: str | os.PathLike[str], what: str) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unsilent.report.text import EstimateWithLimits, estimate_text, share_with_limits_text
+from unsilent.report.text import EstimateWithLimits, rate_text, share_with_limits_text
 from unsilent.report.theme import SOFT, Figure, figure, label, labels, percent_ticks
 
 MOST_TICKS = 8
@@ -28,9 +28,8 @@ def hover_text(share: CountedShare, *names: str) -> str:
 
 def rate_hover_text(rate: CountedShare, *names: str) -> str:
     """Text of a figure for a rate that is pointed at, as of `hover_text`."""
-    text = estimate_text(rate.estimate, rate.low, rate.high, scale=1.0)
     trials = f"<br>n = {rate.n:,}" if rate.n else ""
-    return f"<b>{', '.join(label(name, 60) for name in names)}</b><br>{text.estimate}{text.limits_in_sentence}{trials}"
+    return f"<b>{', '.join(label(name, 60) for name in names)}</b><br>{rate_text(rate).in_sentence}{trials}"
 
 
 @dataclass(frozen=True, slots=True)

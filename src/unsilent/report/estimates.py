@@ -109,24 +109,20 @@ def limits_text(rows: Iterable[LimitsWithMethod], confidence: float) -> str:
     exact, bounded = sum(map(is_exact, rows)), sum(map(has_list_bounds, rows))
     parts = [f"{100 * confidence:g} % intervals"] if has_any_interval(rows) or not rows else []
     parts += ["for partly run fault lists, bounds that allow any outcome of the remaining faults"] if bounded else []
-    if exact:
-        every = exact == len(rows)
-        parts.append(
-            "all rows are exact, because every fault was tried"
-            if every
-            else "rows are exact where every fault was tried"
-        )
+    if exact == len(rows) > 0:
+        parts.append("all rows are exact, because every fault was tried")
+    elif exact:
+        parts.append("rows are exact where every fault was tried")
     return "; ".join(parts)
 
 
 def estimate_cells(texts: text.EstimateText, row: EstimateWithLimits) -> tuple[TextCell, TextCell]:
     """Estimate and limits as two cells; no limits where nothing was tried."""
     limits = "–" if texts.estimate == text.NO_TRIAL else texts.limits
-    return TextCell(texts.estimate, NO_ESTIMATE_KEY if row.estimate is None else row.estimate), TextCell(
-        limits, row.high
-    )
+    key = NO_ESTIMATE_KEY if row.estimate is None else row.estimate
+    return TextCell(texts.estimate, key), TextCell(limits, row.high)
 
 
 def share_cells(row: EstimateWithLimits) -> tuple[TextCell, TextCell]:
     """`cells` of a share, in percent."""
-    return estimate_cells(text.estimate_text(row.estimate, row.low, row.high), row)
+    return estimate_cells(text.estimate_text(row), row)

@@ -63,15 +63,12 @@ def heat_figure(heat: HeatMap, scale_bottom: float, measure: str) -> Figure:
     bar |= {"tickangle": 0, "ticklabeloverflow": "allow", "ypad": 28, "tickvals": [math.log10(t) for t in ticks]}
     bar |= {"ticktext": [("≤ " if i == 0 else "") + percent_label(t) for i, t in enumerate(ticks)], **corner}
     colours = [[None if v is None else math.log10(max(v, scale_bottom)) for v in row] for row in values]
-    hover = [
-        [
-            f"<b>{label(layer, 60)}</b><br>bit {bit} ({label(field)})<br>"
-            + ("no trial" if v is None else f"{measure} {100 * v:.3g} %")
-            + f", n = {n:,}"
-            for bit, field, v, n in zip(bits, fields, row, row_counts, strict=True)
-        ]
-        for layer, row, row_counts in zip(heat.layers, values, counts, strict=True)
-    ]
+    hover = []
+    for layer, row, row_counts in zip(heat.layers, values, counts, strict=True):
+        shares = ["no trial" if value is None else f"{measure} {100 * value:.3g} %" for value in row]
+        cells = zip(bits, fields, shares, row_counts, strict=True)
+        name = f"<b>{label(layer, 60)}</b>"
+        hover.append([f"{name}<br>bit {bit} ({label(field)})<br>{share}, n = {n:,}" for bit, field, share, n in cells])
     places = {"x": list(range(len(bits))), "y": list(range(len(values)))}
     gaps = {"xgap": 1, "ygap": 1 if len(values) <= 80 else 0, "hoverongaps": False}
     trace = heat_series(colours, hover, bar, zmin=math.log10(scale_bottom), zmax=0, **places, **gaps)
@@ -79,6 +76,7 @@ def heat_figure(heat: HeatMap, scale_bottom: float, measure: str) -> Figure:
     named = [i for i, bit in enumerate(bits) if len(bits) <= 16 or bit % 4 == 0 or i == 0]
     xaxis = {"tickvals": named, "ticktext": [str(bits[i]) for i in named], "range": [-0.5, len(bits) - 0.5]}
     yaxis = {"tickvals": list(range(0, len(values), step)), "ticktext": labels(heat.layers, 26)[::step]}
+    ends = zip(starts, [*starts[1:], len(bits)], strict=True)
     return figure(
         [trace],
         min(1500, 192 + max(14, min(26, 1200 // len(values))) * len(values)),
@@ -86,10 +84,7 @@ def heat_figure(heat: HeatMap, scale_bottom: float, measure: str) -> Figure:
         title={"text": label(measure), "font": {"size": 13, "color": SOFT}, **corner, "pad": {"t": 4}},
         plot_bgcolor=GREY,
         shapes=[vertical_line(start - 0.5, INK) for start in starts[1:]],
-        annotations=[
-            _field(fields[start], start, end - 1, len(bits))
-            for start, end in zip(starts, [*starts[1:], len(bits)], strict=True)
-        ],
+        annotations=[_field(fields[start], start, end - 1, len(bits)) for start, end in ends],
         xaxis={**xaxis, "title": {"text": "bit position"}, "showgrid": False},
         yaxis={**yaxis, "range": [len(values) - 0.5, -0.5], "showgrid": False, "automargin": True},
     )

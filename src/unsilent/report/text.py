@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from textwrap import wrap
 from typing import Protocol
@@ -59,17 +60,22 @@ class EstimateText:
         """The limits as they follow the number in a sentence: a blank and both, nothing where it is exact."""
         return "" if self.exact else f" {self.limits}"
 
+    @property
+    def in_sentence(self) -> str:
+        """The estimate and its limits as they stand in a sentence."""
+        return f"{self.estimate}{self.limits_in_sentence}"
 
-def estimate_text(estimate: float | None, low: float, high: float, scale: float = 100.0) -> EstimateText:
+
+def estimate_text(value: EstimateWithLimits, scale: float = 100.0) -> EstimateText:
     """Estimate and limits times ``scale`` (100: percent), each to the digits that the interval supports.
 
-    >>> estimate_text(0.0031, 0.0018, 0.0046)
+    >>> estimate_text(Interval(0.0031, 0.0018, 0.0046, 0.95, 1, ""))
     EstimateText(estimate='0.31', low='0.18', high='0.46')
-    >>> estimate_text(0.0, 0.0, 0.003827).estimate
+    >>> estimate_text(Interval(0.0, 0.0, 0.003827, 0.95, 1, "")).estimate
     '< 0.39'
     """
-    bottom, top = low * scale, high * scale
-    if estimate == low == high:  # not an estimate
+    estimate, bottom, top = value.estimate, value.low * scale, value.high * scale
+    if estimate == value.low == value.high:  # not an estimate
         exact = f"{top:.4g}"
         return EstimateText(exact, exact, exact, exact=True)
     # An upper limit alone is shown with two digits.
@@ -85,11 +91,16 @@ def estimate_text(estimate: float | None, low: float, high: float, scale: float 
     return EstimateText(_text(estimate * scale, estimate_places, ROUND_HALF_EVEN), lower, upper)
 
 
+def rate_text(rate: EstimateWithLimits) -> EstimateText:
+    """`estimate_text` of a rate, which is shown as it is."""
+    return estimate_text(rate, scale=1.0)
+
+
 def share_with_limits_text(share: EstimateWithLimits) -> str:
     """A share in percent with its limits: ``3.8 % [2.5, 5.6]``, ``0 % [0, 31]``; ``25 %`` where it is exact."""
     if share.estimate is None:
         return NO_TRIAL
-    text = estimate_text(share.estimate, share.low, share.high)
+    text = estimate_text(share)
     return f"{text.estimate if share.estimate else 0} %{text.limits_in_sentence}"
 
 
@@ -117,20 +128,21 @@ def interval_text(interval: Interval, scale: float = 1.0, most: float = math.inf
         if interval.estimate == 0:
             return "0 [0, –]"
         # Digits as if the upper limit were as far off as the lower one.
-        text = estimate_text(interval.estimate, interval.low, 2 * (interval.estimate or 0.0) - interval.low, scale)
+        text = estimate_text(replace(interval, high=2 * (interval.estimate or 0.0) - interval.low), scale)
         return f"{text.estimate} [{text.low}, –]"
-    text = estimate_text(interval.estimate, interval.low, interval.high, scale)
+    text = estimate_text(interval, scale)
     if interval.estimate == 0 and not text.exact:
         return f"0 {text.limits}"  # a spread of nothing, not a count of no events
-    return f"{text.estimate}{text.limits_in_sentence}"
+    return text.in_sentence
 
 
-def signed(estimate: float | None, low: float, high: float, scale: float = 100.0) -> EstimateText:
-    """A difference and its limits times ``scale`` (100: percentage points), as `shown` does, each with its sign.
+def signed(difference: EstimateWithLimits, scale: float = 100.0) -> EstimateText:
+    """A difference and its limits times ``scale`` (100: percentage points), as `estimate_text` does, each with its sign.
 
-    >>> signed(-0.0031, -0.0046, -0.0018)
+    >>> signed(Interval(-0.0031, -0.0046, -0.0018, 0.95, 1, ""))
     EstimateText(estimate='-0.31', low='-0.46', high='-0.18')
     """
+    estimate, low, high = difference.estimate, difference.low, difference.high
     if estimate == low == high:  # not an estimate
         exact = _sign(f"{scale * estimate:.4g}")
         return EstimateText(exact, exact, exact, exact=True)
@@ -140,18 +152,19 @@ def signed(estimate: float | None, low: float, high: float, scale: float = 100.0
     return EstimateText(value, _sign(lower), _sign(upper))
 
 
-def difference_text(gap: Interval, unit: str = "") -> str:
+def difference_text(gap: EstimateWithLimits, unit: str = "") -> str:
     """A difference of shares in percentage points with its sign and limits: ``+0.31 [-0.2, +0.9]``; ``unit`` after the number."""
-    difference = signed(gap.estimate, gap.low, gap.high)
+    difference = signed(gap)
     return f"{difference.estimate}{unit}{difference.limits_in_sentence}"
 
 
-def ratio_text(estimate: float | None, low: float, high: float) -> EstimateText:
+def ratio_text(ratio: EstimateWithLimits) -> EstimateText:
     """A ratio and its limits, two digits each; ``–`` where it has no value, ``inf`` where nothing bounds it.
 
-    >>> ratio_text(0.5, 0.2449, math.inf)
+    >>> ratio_text(Interval(0.5, 0.2449, math.inf, 0.95, 1, ""))
     EstimateText(estimate='0.50', low='0.24', high='inf')
     """
+    estimate, low, high = ratio.estimate, ratio.low, ratio.high
     if estimate is not None and math.isclose(low, high, rel_tol=1e-12):  # not an estimate
         exact = f"{estimate:.4g}"
         return EstimateText(exact, exact, exact, exact=True)
@@ -188,6 +201,11 @@ def duration_text(value: float) -> str:
         if abs(value) >= least:
             return f"{value / size:.3g} {unit}"
     return f"{value * 1e9:.3g} ns"
+
+
+def time_text(seconds: float) -> str:
+    """A time in seconds since 1970: ``2024-02-29 12:00:00 UTC``."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def number_text(value: float) -> str:

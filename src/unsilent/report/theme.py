@@ -53,9 +53,8 @@ def label(name: str, width: int = 30) -> str:
 
 def labels(names: Sequence[str], width: int = 30) -> list[str]:
     """`label` for the names of one axis, cut so that they stay apart."""
-    return [
-        html.escape(name, quote=False) for name in shorten_distinct([escape_unprintable(name) for name in names], width)
-    ]
+    distinct = shorten_distinct([escape_unprintable(name) for name in names], width)
+    return [html.escape(name, quote=False) for name in distinct]
 
 
 def quarter_ticks() -> Figure:
@@ -85,16 +84,9 @@ def marker_series(
     name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], marker: Figure, **more: Any
 ) -> Figure:
     """A series of marks; ``name`` is that in the legend (empty: it has none), ``hover`` what is shown of each."""
+    look = {"type": "scatter", "mode": "markers", "name": name, "showlegend": bool(name), "marker": marker}
     places = {"x": list(x), "y": list(y), "hoverinfo": "text", "hovertext": list(hover)}
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "showlegend": bool(name),
-        "marker": marker,
-        **places,
-        **more,
-    }
+    return {**look, **places, **more}
 
 
 def figure(data: list[Figure], height: int, **layout: Any) -> Figure:

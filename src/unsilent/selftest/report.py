@@ -55,9 +55,9 @@ def _headline(result: SelfTest) -> str:
         assert first.mismatch is not None
         return f"{wrong:,} of {executions} on {result.device} had a wrong answer. {first.mismatch.sentence()}"
     least = min((row.seen_from or 0 for row in result.counts), default=0)
-    bound = (
-        f"a device that fails in one of {least:,} executions of any row of the table would have been seen with 95 %"
-        if least
-        else "too few for a statement on how rarely it may fail; give more --minutes"
-    )
+    bound = "too few for a statement on how rarely it may fail; give more --minutes"
+    if least:
+        bound = (
+            f"a device that fails in one of {least:,} executions of any row of the table would have been seen with 95 %"
+        )
     return f"No mismatch in {executions} on {result.device}: {bound}"

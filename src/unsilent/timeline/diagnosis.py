@@ -71,6 +71,9 @@ def critical_path(job: Job, step: int) -> list[Link]:
 MOST_UNEXPLAINED, MOST_LONGER = 0.5, 1.1
 """Replays are not believed from this share of unexplained gaps on, in the time of all ranks, and where the one without gaps takes
 so many times as long as the recorded steps."""
+NOT_EXPLAINED = (
+    "The dependencies that the traces show do not explain when operations ran; replays are not to be trusted."
+)
 BEYOND = " (beyond the sizes that the cost was fitted to)"
 MOST_BARS = 4000
 """Most operations in the figure of a step; of more, the longest are drawn."""
@@ -101,21 +104,14 @@ class Timeline(Shown):
     def report(self, source: str = "") -> Report:
         """Report on the diagnosis; ``source``: the name of the traces."""
         base = self.slowdown.report(source)
+        headline = [*_lateness(self), *([base.headline] if self.is_explained and len(self.split.ranks) > 1 else [])]
+        headline += [] if self.is_explained else [NOT_EXPLAINED]
+        base_findings = base.findings if self.is_explained else ()
         return replace(
             base,
-            headline=" ".join(
-                [
-                    *_lateness(self),
-                    *([base.headline] if self.is_explained and len(self.split.ranks) > 1 else []),
-                    *_doubts(self),
-                ]
-            ),
+            headline=" ".join(headline),
             estimates=_estimates(self),
-            findings=(
-                *_split_findings(self),
-                *_answer_findings(self),
-                *(base.findings if self.is_explained else ()),
-            ),
+            findings=(*_split_findings(self), *_answer_findings(self), *base_findings),
             sections=(*_sections(self), *base.sections),
             notes=(*base.notes, *_answer_notes(self.answers), *_memory_notes(self)),
             further_json={"results": {**base.further_json["results"], **_json(self)}},
@@ -151,11 +147,6 @@ def diagnose(job: Job, questions: Sequence[str] = (), system: str | None = None)
     answers = answer(Replay(job), questions, system) if questions or system is not None else []
     split = split_steps(job)
     return Timeline(job, slowdown, split, excesses(job, split), step, critical_path(job, step), answers)
-
-
-def _doubts(result: Timeline) -> Iterator[str]:
-    if not result.is_explained:
-        yield "The dependencies that the traces show do not explain when operations ran; replays are not to be trusted."
 
 
 def _lateness(result: Timeline) -> Iterator[str]:
@@ -209,9 +200,8 @@ def _split_findings(result: Timeline) -> Iterator[str]:
     parts.append(("in gaps of the host", split.gap))
     recorded = f"the {len(split.ranks):,} ranks that were read" if unseen > 0 else "all ranks"
     whose = f"rank {split.ranks[0]}" if len(split.ranks) == 1 else recorded
-    yield f"of the time of {whose}, " + ", ".join(
-        f"{100 * np.nansum(part) / whole:.3g} % {name}" for name, part in parts
-    )
+    shares = ", ".join(f"{100 * np.nansum(part) / whole:.3g} % {name}" for name, part in parts)
+    yield f"of the time of {whose}, {shares}"
 
 
 def _doubt(result: Timeline, what_if: Answer) -> str:
@@ -328,13 +318,11 @@ def _memory_table(peaks: Sequence[MemoryPeak], from_begin: bool) -> Table:
 
 
 def _path_table(result: Timeline) -> Table:
-    operations, totals = result.job.operations, dict[tuple[int, str], list[float]]()
+    operations, totals = result.job.operations, dict[tuple[int, str], tuple[int, float, float]]()
     for link in result.path:
         key = (int(operations.rank[link.operation]), operations.names[operations.name[link.operation]])
-        total = totals.setdefault(key, [0, 0.0, 0.0])
-        total[0] += 1
-        total[1] += link.seconds
-        total[2] += link.gap
+        times, seconds, gaps = totals.get(key, (0, 0.0, 0.0))
+        totals[key] = times + 1, seconds + link.seconds, gaps + link.gap
     heads = (
         Column("rank", of=lambda row: str(row[0][0])),
         Column.text("operation", lambda row: short(escape_unprintable(row[0][1]), MOST_NAME)),
@@ -360,11 +348,10 @@ def step_figure(result: Timeline) -> Figure:
         if not len(of_kind):
             continue
         below = 0.22 if kind == COLLECTIVE else -0.22  # collectives run beside computation
-        texts = [
-            f"{label(operations.names[operations.name[one]], 60)}<br>rank {operations.rank[one]}, "
-            f"{duration_text(float(operations.duration[one]))}"
-            for one in of_kind
-        ]
+        names = [label(operations.names[name], 60) for name in operations.name[of_kind]]
+        seconds = [duration_text(float(duration)) for duration in operations.duration[of_kind]]
+        places = zip(names, operations.rank[of_kind], seconds, strict=True)
+        texts = [f"{name}<br>rank {rank}, {duration}" for name, rank, duration in places]
         frames = [1.5 if operation in critical else 0 for operation in of_kind.tolist()]
         traces.append({
             "type": "bar", "orientation": "h", "name": name, "hoverinfo": "text", "hovertext": texts, "width": 0.4,
@@ -372,38 +359,30 @@ def step_figure(result: Timeline) -> Figure:
             "y": [rows[int(rank)] + below for rank in operations.rank[of_kind]],
             "marker": {"color": SERIES_COLOURS[kind], "line": {"color": INK, "width": frames}},
         })  # fmt: skip
-    axis = {
-        "tickvals": list(rows.values()),
-        "ticktext": [f"rank {rank}" for rank in rows],
-        "range": [len(rows) - 0.4, -0.6],
-    }
-    return figure(
-        traces, 120 + 44 * len(rows), xaxis={"title": {"text": "ms since the step began"}}, yaxis=axis, barmode="overlay",
-        showlegend=True,
-    )  # fmt: skip
+    ranks = [f"rank {rank}" for rank in rows]
+    yaxis = {"tickvals": list(rows.values()), "ticktext": ranks, "range": [len(rows) - 0.4, -0.6]}
+    xaxis = {"title": {"text": "ms since the step began"}}
+    return figure(traces, 120 + 44 * len(rows), xaxis=xaxis, yaxis=yaxis, barmode="overlay", showlegend=True)
 
 
 def _json(result: Timeline) -> dict[str, Any]:
-    split, answers = result.split, result.answers
+    split = result.split
     means = {name: np.nanmean(getattr(split, name), 1).tolist() for name in ("compute", "transfer", "waiting", "gap")}
     return {
         "verdict": result.verdict,
-        "ranks": [
-            {"rank": rank} | {name: of[row] for name, of in means.items()} for row, rank in enumerate(split.ranks)
-        ],
+        "ranks": [{"rank": rank} | {name: of[n] for name, of in means.items()} for n, rank in enumerate(split.ranks)],
         "memory": [vars(peak) for peak in result.memory_peaks],
         "late": [{**vars(excess), "is_separable": excess.is_separable} for excess in result.excesses],
-        "what_if": [
-            {
-                "text": what_if.text,
-                "recorded": what_if.recorded.tolist(),
-                "predicted": what_if.predicted.tolist(),
-                "is_extrapolated": what_if.is_extrapolated,
-                "is_trusted": not _doubt(result, what_if),
-                "peak_bytes": None if what_if.peak is None else list(what_if.peak),
-                "limits": [answer_interval(what_if).low, answer_interval(what_if).high],
-                "notes": list(what_if.notes),
-            }
-            for what_if in answers
-        ],
+        "what_if": [_answer_json(result, what_if) for what_if in result.answers],
+    }
+
+
+def _answer_json(result: Timeline, what_if: Answer) -> dict[str, Any]:
+    limits = answer_interval(what_if)
+    return {
+        **{name: getattr(what_if, name) for name in ("text", "recorded", "predicted", "is_extrapolated")},
+        "is_trusted": not _doubt(result, what_if),
+        "peak_bytes": what_if.peak,
+        "limits": [limits.low, limits.high],
+        "notes": what_if.notes,
     }

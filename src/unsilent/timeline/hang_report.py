@@ -106,11 +106,8 @@ def _notes(result: Hang) -> Iterator[str]:
         yield f"the first entries were dropped from full recorders and not compared: {dropped}"
     if result.not_compared:
         yield f"not compared, for want of an entry: a group that {_ranks(result.not_compared)} used"
-    yield "messages between two ranks (send, recv) are not compared" + (
-        ": a rank that is missing from a collective may wait in one, which dumps of gloo do not hold"
-        if result.missing
-        else ""
-    )
+    waits = ": a rank that is missing from a collective may wait in one, which dumps of gloo do not hold"
+    yield f"messages between two ranks (send, recv) are not compared{waits if result.missing else ''}"
     yield "a dump has what was entered when it was written: of a job that goes on, a later one has more"
 
 

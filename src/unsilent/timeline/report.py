@@ -84,10 +84,8 @@ def _facts(result: Slowdown) -> Iterator[tuple[str, str]]:
     left = result.without_gaps.mean() / result.recorded.mean()
     yield "replay without gaps", f"{100 * left:.3g} % of the recorded step time"
     if np.isfinite(errors).all():
-        yield (
-            "steps predicted from the other steps",
-            f"off by {_percent(errors.mean())} on average, {_percent(errors.max())} at most",
-        )
+        off = f"off by {_percent(errors.mean())} on average, {_percent(errors.max())} at most"
+        yield "steps predicted from the other steps", off
 
 
 def _headline(result: Slowdown) -> str:
@@ -143,11 +141,8 @@ def _sections(result: Slowdown) -> Iterator[Section]:
         "Operations and stages", "Slowdown where only this group takes what it took, and gaps that no dependency explains.",
         tuple(Table.of(rows, heads, title, terminal_rows=TERMINAL_ROWS, sortable=True) for title, rows in parts if rows),
     )  # fmt: skip
-    yield Section(
-        "Dependencies",
-        "Gaps that no dependency explains, where one kind of dependencies is ignored.",
-        (_dependencies(result),),
-    )
+    lead = "Gaps that no dependency explains, where one kind of dependencies is ignored."
+    yield Section("Dependencies", lead, (_dependencies(result),))
     yield Section("Steps", "Each step; the prediction is made from the other steps.", (_steps(result),))
 
 
@@ -177,7 +172,6 @@ def _steps(result: Slowdown) -> Table:
 def _step_rows(result: Slowdown) -> Iterator[tuple[int, float, float, float, float | None]]:
     """Number, recorded, replayed and straggler-free seconds, and error of the prediction of each step."""
     columns = (result.recorded, result.without_gaps, result.straggler_free, result.prediction_errors)
-    for step, recorded, replayed, free, error in zip(
-        result.job.steps, *(column.tolist() for column in columns), strict=True
-    ):
+    rows = zip(result.job.steps, *(column.tolist() for column in columns), strict=True)
+    for step, recorded, replayed, free, error in rows:
         yield step, recorded, replayed, free, error if np.isfinite(error) else None

@@ -31,7 +31,8 @@ class Triage(Shown):
     def report(self) -> Report:
         """A row for each query: first those that were run, then those to run next."""
         investigation, incident = self.investigation, self.investigation.bundle.incident
-        rows = [*map(self._executed_row, investigation.executed), *map(self._next_row, investigation.left[: self.top])]
+        rows = list(map(self._executed_row, investigation.executed))
+        rows += [_query_fields(investigation.bundle, query) for query in investigation.left[: self.top]]
         headline = self._headline()
         columns = (
             Column.text("query"), Column.text("outcome"), Column.text("place"),
@@ -68,10 +69,9 @@ class Triage(Shown):
         return f"Nothing that is likely a fault was found, in {queries}: {count_text(len(findings), 'finding')}, all doubted"
 
     def _findings(self) -> list[str]:
-        missing = dict.fromkeys(text for executed in self.investigation.executed for text in executed.finding.missing)
-        texts = dict.fromkeys(
-            executed.finding.text for executed in self.investigation.executed if _is_found(executed.finding)
-        )
+        findings = [executed.finding for executed in self.investigation.executed]
+        texts = dict.fromkeys(finding.text for finding in findings if _is_found(finding))
+        missing = dict.fromkeys(text for finding in findings for text in finding.missing)
         return [*texts, *list(missing)[:8], *([] if self.investigation.bundle.has_telemetry() else HOW_TO_RECORD)]
 
     def _sections(self) -> list[Section]:
@@ -95,15 +95,8 @@ class Triage(Shown):
         return result
 
     def _executed_row(self, executed: Executed) -> dict[str, Any]:
-        return {
-            **_query_fields(self.investigation.bundle, executed.query),
-            **finding_fields(executed.finding),
-            "seconds": executed.seconds,
-            "belief": executed.belief,
-        }
-
-    def _next_row(self, query: ScoredQuery) -> dict[str, Any]:
-        return _query_fields(self.investigation.bundle, query)
+        query = _query_fields(self.investigation.bundle, executed.query)
+        return {**query, **finding_fields(executed.finding), "seconds": executed.seconds, "belief": executed.belief}
 
 
 @dataclass(frozen=True, repr=False)

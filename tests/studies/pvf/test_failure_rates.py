@@ -11,7 +11,8 @@ from torch import nn
 
 import unsilent
 from conftest import in_process
-from unsilent.studies.pvf.comparison import ComparedRow, DifferenceOrRatio
+from unsilent.basics.interval import Interval
+from unsilent.studies.pvf.comparison import ComparedRow
 from unsilent.studies.pvf.failure_rates import FailureRates, failure_rates_text, fit_headline
 from unsilent.studies.pvf.records import PvfRow
 
@@ -84,9 +85,9 @@ def rates(low, estimate, high):
         target="model", level="model", parent="", flips=1, estimate=0.1, low=0.05, high=0.2, confidence=0.95, n=100,
         unit="sample", due_kinds={}, method="", silent_share=None, bits=320, **counts,
     )  # fmt: skip
-    pair = DifferenceOrRatio(0.0, -0.1, 0.1), DifferenceOrRatio(2.0, 1.0, 4.0)
+    pair = Interval(0.0, -0.1, 0.1, 0.95, 100, ""), Interval(2.0, 1.0, 4.0, 0.95, 100, "")
     compared = ComparedRow(row, replace(row, bits=160), *pair, 1.0, 1.0, False, False, "")
-    return (FailureRates(compared, DifferenceOrRatio(estimate, low, high)),)
+    return (FailureRates(compared, Interval(estimate, low, high, 0.95, 100, "")),)
 
 
 @pytest.mark.parametrize(

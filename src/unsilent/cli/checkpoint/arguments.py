@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,16 +31,6 @@ CHECKPOINT = Option(
     "A checkpoint file, or the folder of a sharded one.", "", parser=whole_checkpoint, metavar="CHECKPOINT",
     missing_error=NO_CHECKPOINT,
 )  # fmt: skip
-
-
-def print_lines(plain: bool, *lines: str) -> None:
-    """Lines that are never wrapped, for they have paths and commands; plain ones are comments, as those of other verbs."""
-    print("\n".join(f"# {line.strip()}" if plain else line for line in lines))
-
-
-def print_json(schema: str, command: str, **fields: Any) -> None:
-    """Print one JSON object."""
-    print(json.dumps({"schema": schema, "command": command, **fields}, indent=2))
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import EXECUTION_PANEL, FAULTS_PANEL, OUTPUT_PANEL, Asked, Option, check_count
-from unsilent.cli.checkpoint.arguments import CHECKPOINT, print_json, print_lines
+from unsilent.cli.checkpoint.arguments import CHECKPOINT
+from unsilent.cli.tables import show_result
 from unsilent.command import FILES, Command, DisplayOptions
 
 if TYPE_CHECKING:
@@ -65,19 +66,19 @@ class CorruptOptions:
 
 
 def corrupt(asked: Asked) -> int:
-    """Draw faults and change the checkpoint in place."""
+    """Draw faults and change the checkpoint in place; it can be undone."""
     from unsilent.checkpoints.corrupting import corrupt, corrupt_by_settings
     from unsilent.checkpoints.drawing import DrawOptions
     from unsilent.faults.models import fault_model
 
-    asks, edits, display = asked[CorruptOptions], asked[EditOptions], asked[DisplayOptions]
+    asks, edits = asked[CorruptOptions], asked[EditOptions]
     drawing = DrawOptions(asks.law, asks.probability, asks.keep_finite, asks.keep_sign, edits.seed)
     how: dict[str, Any] = {"crc": edits.crc, "dry_run": edits.dry_run}
     if asks.settings is not None:
         if asks != CorruptOptions(asks.path, settings=asks.settings):
             raise UsageError(f"--settings {asks.settings} says what is drawn; leave out --at, --section, --fault, --flips, "
                              "--law, --probability, --keep-finite and --keep-sign")  # fmt: skip
-        return _show_edit(corrupt_by_settings(asks.path, asks.settings, seed=edits.seed, **how), edits, display)
+        return _show_edit(corrupt_by_settings(asks.path, asks.settings, seed=edits.seed, **how), asked)
     model = fault_model(asks.fault)
     if asks.flips is not None:
         if model.has_explicit_count:
@@ -87,7 +88,7 @@ def corrupt(asked: Asked) -> int:
         check_count("--flips", asks.flips, 1)
         model = model.with_count(asks.flips)
     edit = corrupt(asks.path, asks.at, section=asks.section, fault=model, options=drawing, **how)
-    return _show_edit(edit, edits, display)
+    return _show_edit(edit, asked)
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,10 @@ class ReplayOptions:
 
 
 def replay(asked: Asked) -> int:
-    """Repeat a saved injection."""
+    """Repeat a saved injection in this checkpoint, or in another one of another format."""
     from unsilent.checkpoints.corrupting import replay
 
-    asks, edits, display = asked[ReplayOptions], asked[EditOptions], asked[DisplayOptions]
+    asks, edits = asked[ReplayOptions], asked[EditOptions]
     names = dict(pair.partition("=")[::2] for pair in asks.rename)
     if not all(names.values()):
         raise UsageError(f"--map is {' '.join(asks.rename)}; expected OLD=NEW, like --map layer1=encoder.layer1")
@@ -128,7 +129,7 @@ def replay(asked: Asked) -> int:
         asks.path, asks.injection, names=names, axes=orders, same_bits=asks.same_bits, seed=edits.seed, crc=edits.crc,
         dry_run=edits.dry_run,
     )  # fmt: skip
-    return _show_edit(edit, edits, display)
+    return _show_edit(edit, asked)
 
 
 def _order_of_axes(text: str) -> tuple[str, tuple[int, ...]]:
@@ -147,28 +148,25 @@ class UndoOptions:
 
 
 def undo(asked: Asked) -> int:
-    """Take back the last edit."""
+    """Take back the last edit; the checkpoint is as before, byte for byte."""
     from unsilent.checkpoints.editing import undo_edit
 
-    options, display = asked[UndoOptions], asked[DisplayOptions]
+    options = asked[UndoOptions]
     done = undo_edit(options.path, options.everything)
     changed = sum(len(patch.after) for edit in done for patch in edit.patches)
-    if display.as_json:
-        print_json("unsilent/checkpoint-undo/1", "checkpoint undo", edits=[edit.number for edit in done], bytes=changed)
-    else:
-        noun = "edit" if len(done) == 1 else "edits"
-        print_lines(
-            display.plain, f"{len(done)} {noun} of {options.path} undone: {changed:,} bytes restored and read again"
-        )
+    fields = {"edits": [edit.number for edit in done], "bytes": changed}
+    noun = "edit" if len(done) == 1 else "edits"
+    line = f"{len(done)} {noun} of {options.path} undone: {changed:,} bytes restored and read again"
+    show_result(asked, "unsilent/checkpoint-undo/1", "checkpoint undo", fields, line)
     return 0
 
 
-def _show_edit(edit: CheckpointEdit, options: EditOptions, display: DisplayOptions) -> int:
+def _show_edit(edit: CheckpointEdit, asked: Asked) -> int:
     """Save and print what one command changed."""
     from unsilent.basics.plainfiles import replace_file
     from unsilent.report.text import count_text
 
-    save, dry_run = options.save, options.dry_run
+    save, dry_run = asked[EditOptions].save, asked[EditOptions].dry_run
     receipt, record = edit.receipt, edit.undo_record
     if save is not None:
         try:
@@ -177,11 +175,10 @@ def _show_edit(edit: CheckpointEdit, options: EditOptions, display: DisplayOptio
             raise UsageError(
                 f"cannot write {save}: {error.strerror}; the checkpoint was changed, and its undo record holds the injection"
             ) from None
-    if display.as_json:
-        print_json("unsilent/checkpoint-corrupt/1", "checkpoint corrupt", results=receipt.to_json(), bytes=edit.bytes_changed,
-                    changed_bits=receipt.changed_bits, undo_record=record and str(record), dry_run=dry_run,
-                    notes=list(edit.notes))  # fmt: skip
-        return 0
+    fields = {
+        "results": receipt.to_json(), "bytes": edit.bytes_changed, "changed_bits": receipt.changed_bits,
+        "undo_record": record and str(record), "dry_run": dry_run, "notes": list(edit.notes),
+    }  # fmt: skip
     counts_text = f"{count_text(receipt.changed_bits, 'bit')} of {count_text(receipt.requested_elements, 'element')}"
     where = f"{count_text(len({hit.fault.site for hit in receipt.applied_faults}), 'tensor')} of {edit.path}"
     hits = [f"  {hit}" for hit in receipt.applied_faults[:10]]
@@ -190,19 +187,17 @@ def _show_edit(edit: CheckpointEdit, options: EditOptions, display: DisplayOptio
     notes = [f"Note: {note}" for note in edit.notes]
     if record is not None:
         notes.append(f"Undo it with: unsilent checkpoint undo {edit.path}")
-    print_lines(display.plain, f"{'Would change' if dry_run else 'Changed'} {counts_text} in {where}", *hits, *notes)
+    lines = (f"{'Would change' if dry_run else 'Changed'} {counts_text} in {where}", *hits, *notes)
+    show_result(asked, "unsilent/checkpoint-corrupt/1", "checkpoint corrupt", fields, *lines)
     return 0
 
 
 CORRUPT = Command(
-    "checkpoint corrupt", FILES, "Draw faults and change the checkpoint in place; it can be undone.",
-    "unsilent checkpoint corrupt epoch-1.pt --flips 3", (CorruptOptions, EditOptions, DisplayOptions), corrupt,
+    "checkpoint corrupt", FILES, "unsilent checkpoint corrupt epoch-1.pt --flips 3",
+    (CorruptOptions, EditOptions, DisplayOptions), corrupt,
 )  # fmt: skip
 REPLAY = Command(
-    "checkpoint replay", FILES, "Repeat a saved injection in this checkpoint, or in another one of another format.",
-    "unsilent checkpoint replay other.safetensors injection.json", (ReplayOptions, EditOptions, DisplayOptions), replay,
+    "checkpoint replay", FILES, "unsilent checkpoint replay other.safetensors injection.json",
+    (ReplayOptions, EditOptions, DisplayOptions), replay,
 )  # fmt: skip
-UNDO = Command(
-    "checkpoint undo", FILES, "Take back the last edit; the checkpoint is as before, byte for byte.",
-    "unsilent checkpoint undo epoch-1.pt", (UndoOptions, DisplayOptions), undo,
-)  # fmt: skip
+UNDO = Command("checkpoint undo", FILES, "unsilent checkpoint undo epoch-1.pt", (UndoOptions, DisplayOptions), undo)

@@ -6,28 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import WORKLOAD_PANEL, Asked, Option
 from unsilent.basics.plainfiles import shown_path
-from unsilent.cli.checkpoint.arguments import (
-    CHECKPOINT,
-    bytes_shown,
-    opened,
-    print_json,
-    print_lines,
-    size_of,
-    whole_checkpoint,
+from unsilent.cli.checkpoint.arguments import CHECKPOINT, bytes_shown, opened, size_of, whole_checkpoint
+from unsilent.cli.tables import show_result
+from unsilent.command import (
+    AFTER_ALARM,
+    FILES,
+    Command,
+    DisplayOptions,
+    PageOptions,
+    ProgressOptions,
+    output_option,
 )
-from unsilent.command import AFTER_ALARM, FILES, Command, DisplayOptions, PageOptions, ProgressOptions
 
 if TYPE_CHECKING:
     from unsilent.checkpoints.last_good import LastGood
 
 
 NO_FOLDER = "no folder was given; give the folder that checkpoints are in, like runs/"
-LAST_GOOD_HELP = """Find the newest checkpoint below a folder that is still as its manifest says.
-
-Exit code: 1 where none is, 0 where one was found.
-"""
 
 
 @dataclass(frozen=True)
@@ -42,20 +39,23 @@ class LastGoodOptions:
 
 
 def last_good(asked: Asked) -> LastGood | int:
-    """Verify checkpoints from the newest on, until one is as its manifest says."""
+    """Find the newest checkpoint below a folder that is still as its manifest says.
+
+    Exit code: 1 where none is, 0 where one was found.
+    """
     from unsilent.checkpoints.last_good import last_good_checkpoint
 
     options, display = asked[LastGoodOptions], asked[DisplayOptions]
     result = last_good_checkpoint(options.folder, before_step=options.before_step)
     if result.good is None and not display.as_json:
-        print_lines(display.plain, result.headline())
+        print(f"{'# ' if display.plain else ''}{result.headline()}")
         return result.exit_code
     return result
 
 
 LAST_GOOD = Command(
-    "checkpoint last-good", AFTER_ALARM, LAST_GOOD_HELP, "unsilent checkpoint last-good runs --before-step 812",
-    (LastGoodOptions,), last_good, has_report=True,
+    "checkpoint last-good", AFTER_ALARM, "unsilent checkpoint last-good runs --before-step 812", (LastGoodOptions,),
+    last_good, has_report=True,
 )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ class InspectOptions:
 
 
 def inspect(asked: Asked) -> int:
-    """Print the tensors of a checkpoint."""
+    """List the tensors of a checkpoint, and values that are not finite or very large."""
     from unsilent.checkpoints.editing import edits_of
     from unsilent.checkpoints.inspection import inspection_report, summarise
     from unsilent.cli.report_output import show_report
@@ -106,7 +106,7 @@ class DiffOptions:
 
 
 def diff(asked: Asked) -> int:
-    """Print how two checkpoints differ."""
+    """Compare two checkpoints tensor by tensor, whatever their formats; the exit code is 1 where they differ."""
     from unsilent.checkpoints.comparing import SAME, compare
     from unsilent.checkpoints.difference_report import difference_report
     from unsilent.cli.report_output import show_report
@@ -130,22 +130,19 @@ class ManifestOptions:
     """Options for what is hashed, and where the manifest goes."""
 
     path: Annotated[Path, CHECKPOINT]
-    output: Annotated[
-        Path | None,
-        Option("Where to write the manifest.", OUTPUT_PANEL, default_text="CHECKPOINT.manifest.json", short_flag="o"),
-    ] = None
+    output: Annotated[Path | None, output_option("Where to write the manifest.", "CHECKPOINT.manifest.json")] = None
     fast: Annotated[bool, Option("Compute the fast hash (xxh3-128) only, not SHA-256.", WORKLOAD_PANEL)] = False
 
 
 def manifest(asked: Asked) -> int:
-    """Write the manifest of a checkpoint."""
+    """Hash every file, so that verify can tell later what has changed; the exit code is 1 where a folder holds links."""
     from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.checkpoints.hashes import hash_files, total_bytes
     from unsilent.checkpoints.manifest import make_manifest, manifest_path, not_covered, write_manifest
     from unsilent.checkpoints.replacing import put_manifest
     from unsilent.report.text import count_text
 
-    options, display, quiet = asked[ManifestOptions], asked[DisplayOptions], asked[ProgressOptions].quiet
+    options, quiet = asked[ManifestOptions], asked[ProgressOptions].quiet
     path, output = options.path, options.output
     target = output or manifest_path(path)
     refuse_interrupted(path)
@@ -156,12 +153,11 @@ def manifest(asked: Asked) -> int:
         put_manifest(result, path)
     else:
         write_manifest(result, output)
-    if display.as_json:
-        print_json("unsilent/checkpoint-manifest/2", "checkpoint manifest", manifest=str(target), files=len(result.files),
-                    tensors=len(result.tensors), problems=left_out)  # fmt: skip
-    else:
-        counts_text = f"{count_text(len(result.files), 'file')} with {count_text(len(result.tensors), 'tensor')}"
-        print_lines(display.plain, *left_out, f"Manifest of {counts_text}: {shown_path(target)}")
+    files, tensors = len(result.files), len(result.tensors)
+    fields = {"manifest": str(target), "files": files, "tensors": tensors, "problems": left_out}
+    counts_text = f"{count_text(files, 'file')} with {count_text(tensors, 'tensor')}"
+    line = f"Manifest of {counts_text}: {shown_path(target)}"
+    show_result(asked, "unsilent/checkpoint-manifest/2", "checkpoint manifest", fields, *left_out, line)
     return int(bool(left_out))
 
 
@@ -176,7 +172,7 @@ class VerifyOptions:
 
 
 def verify(asked: Asked) -> int:
-    """Compare a checkpoint with its manifest."""
+    """Compare every byte of a checkpoint with its manifest; the exit code is 1 where something has changed or is not covered."""
     from unsilent.basics.sizes import human_bytes
     from unsilent.checkpoints.checkpoint_files import CheckpointFiles
     from unsilent.checkpoints.editing import refuse_interrupted
@@ -186,7 +182,7 @@ def verify(asked: Asked) -> int:
     from unsilent.checkpoints.replacing import verify_with_own_manifest
     from unsilent.report.text import count_text
 
-    options, display, quiet = asked[VerifyOptions], asked[DisplayOptions], asked[ProgressOptions].quiet
+    options, quiet = asked[VerifyOptions], asked[ProgressOptions].quiet
     path, manifest, fast = options.path, options.manifest, options.fast
     with CheckpointFiles(path) as files:
         total = total_bytes(files) if files.exists() else 0
@@ -197,16 +193,15 @@ def verify(asked: Asked) -> int:
         else:
             problems, expected = verify_with_own_manifest(path, progress, fast)
     count, size = count_text(len(expected.files), "file"), human_bytes(expected.size)
-    if display.as_json:
-        print_json("unsilent/checkpoint-verify/2", "checkpoint verify", verified=not problems, problems=problems,
-                    files=len(expected.files), bytes=expected.size, tensors=len(expected.tensors))  # fmt: skip
-    elif problems:
-        print_lines(
-            display.plain, *problems, f"{count_text(len(problems), 'difference')} from the manifest of {count} ({size})"
-        )
-    else:
-        how = ", by the fast hash, which does not show deliberate changes" if fast or expected.is_fast_only else ""
-        print_lines(display.plain, f"Every byte of {count} ({size}) is as the manifest says{how}")
+    fields = {
+        "verified": not problems, "problems": problems, "files": len(expected.files), "bytes": expected.size,
+        "tensors": len(expected.tensors),
+    }  # fmt: skip
+    how = ", by the fast hash, which does not show deliberate changes" if fast or expected.is_fast_only else ""
+    last = f"Every byte of {count} ({size}) is as the manifest says{how}"
+    if problems:
+        last = f"{count_text(len(problems), 'difference')} from the manifest of {count} ({size})"
+    show_result(asked, "unsilent/checkpoint-verify/2", "checkpoint verify", fields, *problems, last)
     if problems:
         refuse_interrupted(path)
     return int(bool(problems))
@@ -214,21 +209,14 @@ def verify(asked: Asked) -> int:
 
 SHOWN = (DisplayOptions, ProgressOptions)
 INSPECT = Command(
-    "checkpoint inspect", FILES, "List the tensors of a checkpoint, and values that are not finite or very large.",
-    "unsilent checkpoint inspect epoch-1.pt", (InspectOptions, PageOptions, *SHOWN), inspect,
+    "checkpoint inspect", FILES, "unsilent checkpoint inspect epoch-1.pt", (InspectOptions, PageOptions, *SHOWN),
+    inspect,
 )  # fmt: skip
 DIFF = Command(
-    "checkpoint diff", FILES,
-    "Compare two checkpoints tensor by tensor, whatever their formats; the exit code is 1 where they differ.",
-    "unsilent checkpoint diff epoch-1.pt copy.safetensors", (DiffOptions, PageOptions, *SHOWN), diff,
+    "checkpoint diff", FILES, "unsilent checkpoint diff epoch-1.pt copy.safetensors",
+    (DiffOptions, PageOptions, *SHOWN), diff,
 )  # fmt: skip
 MANIFEST = Command(
-    "checkpoint manifest", FILES,
-    "Hash every file, so that verify can tell later what has changed; the exit code is 1 where a folder holds links.",
-    "unsilent checkpoint manifest epoch-1.pt", (ManifestOptions, *SHOWN), manifest,
-)  # fmt: skip
-VERIFY = Command(
-    "checkpoint verify", FILES,
-    "Compare every byte of a checkpoint with its manifest; the exit code is 1 where something has changed or is not covered.",
-    "unsilent checkpoint verify epoch-1.pt", (VerifyOptions, *SHOWN), verify,
-)  # fmt: skip
+    "checkpoint manifest", FILES, "unsilent checkpoint manifest epoch-1.pt", (ManifestOptions, *SHOWN), manifest
+)
+VERIFY = Command("checkpoint verify", FILES, "unsilent checkpoint verify epoch-1.pt", (VerifyOptions, *SHOWN), verify)

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.command import EXPLAIN, Command
-
-if TYPE_CHECKING:
-    from unsilent.report.model import Report
+from unsilent.report.model import Report
 
 NO_TRACES = "no trace was named; give the folder of unsilent timeline record, or an operation table (.parquet)"
-HELP = """Replay a distributed training job from its traces, and find what slows it down.
-
-Reads traces of torch.profiler, one of each rank (see unsilent timeline record), or an operation table of StragglerAnalysis
-(.parquet). Prints which rank is late in which part of a step, where the time went, and how many times as long as without
-stragglers a step takes.
-"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +35,12 @@ class TimelineOptions:
 
 
 def timeline(asked: Asked) -> Report:
-    """Find out what a job's time went to."""
+    """Replay a distributed training job from its traces, and find what slows it down.
+
+    Reads traces of torch.profiler, one of each rank (see unsilent timeline record), or an operation table of StragglerAnalysis
+    (.parquet). Prints which rank is late in which part of a step, where the time went, and how many times as long as without
+    stragglers a step takes.
+    """
     from unsilent.timeline.diagnosis import diagnose
     from unsilent.timeline.load import load_job
     from unsilent.timeline.perfetto import write_runs
@@ -55,4 +52,4 @@ def timeline(asked: Asked) -> Report:
     return result.report(options.traces[0].name)
 
 
-COMMAND = Command("timeline", EXPLAIN, HELP, "unsilent timeline traces", (TimelineOptions,), timeline, has_report=True)
+COMMAND = Command("timeline", EXPLAIN, "unsilent timeline traces", (TimelineOptions,), timeline, has_report=True)

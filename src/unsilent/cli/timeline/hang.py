@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from unsilent.basics.options import Asked, Option
-from unsilent.command import EXPLAIN, Command
-
-if TYPE_CHECKING:
-    from unsilent.timeline.hang import Hang
+from unsilent.command import EXPLAIN, Command, Result
 
 NO_DUMPS = "no folder was given; give one with dumps of the flight recorder, like dumps/"
-HELP = """Find the rank that never entered a collective, by dumps of PyTorch's flight recorder.
-
-Exit code: 1 where a rank was missing from a collective or collectives differ, 0 where none was found.
-"""
 
 
 @dataclass(frozen=True)
@@ -28,11 +21,14 @@ class HangOptions:
         metavar="DIR", missing_error=NO_DUMPS, is_repeatable=True)] = ()  # fmt: skip
 
 
-def hang(asked: Asked) -> Hang:
-    """Compare the dumps."""
+def hang(asked: Asked) -> Result:
+    """Find the rank that never entered a collective, by dumps of PyTorch's flight recorder.
+
+    Exit code: 1 where a rank was missing from a collective or collectives differ, 0 where none was found.
+    """
     from unsilent.timeline.hang import find_hang
 
     return find_hang(asked[HangOptions].dumps)
 
 
-COMMAND = Command("timeline hang", EXPLAIN, HELP, "unsilent timeline hang dumps", (HangOptions,), hang, has_report=True)
+COMMAND = Command("timeline hang", EXPLAIN, "unsilent timeline hang dumps", (HangOptions,), hang, has_report=True)

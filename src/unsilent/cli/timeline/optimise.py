@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from unsilent.basics.errors import wrong_value_error
 from unsilent.basics.options import Asked, Option
 from unsilent.command import EXPLAIN, Command
-
-if TYPE_CHECKING:
-    from unsilent.report.model import Report
+from unsilent.report.model import Report
 
 NO_TRACES = "no trace was named; give the folder of unsilent timeline record"
-HELP = """Find the buckets and the gradient precision with which a recorded training under DDP would be fastest.
-
-Ends in the setting to pass to DistributedDataParallel, and its predicted gain over the recorded buckets beside the noise floor.
-"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,11 @@ class OptimiseOptions:
 
 
 def find(asked: Asked) -> Report:
-    """The best settings by prediction."""
+    """Find the buckets and the gradient precision with which a recorded training under DDP would be fastest.
+
+    Ends in the setting to pass to DistributedDataParallel, and its predicted gain over the recorded buckets beside the noise
+    floor.
+    """
     from unsilent.timeline.ddp.optimise_report import find_settings
     from unsilent.timeline.ddp.traces import ddp_job
     from unsilent.timeline.link_costs import FLAT, reduction_costs
@@ -48,5 +46,5 @@ def find(asked: Asked) -> Report:
 
 
 COMMAND = Command(
-    "timeline optimise", EXPLAIN, HELP, "unsilent timeline optimise traces", (OptimiseOptions,), find, has_report=True
-)
+    "timeline optimise", EXPLAIN, "unsilent timeline optimise traces", (OptimiseOptions,), find, has_report=True,
+)  # fmt: skip

@@ -12,15 +12,11 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option, check_count
+from unsilent.basics.options import EXECUTION_PANEL, Asked, Option, check_count
 from unsilent.cli.scripts import ScriptOptions, asked_program, split_at_script
 from unsilent.cli.signals import end_as_python_does
-from unsilent.command import EXPLAIN, Command
+from unsilent.command import EXPLAIN, Command, output_option
 
-HELP = """Record some steps of a training script with the profiler, without changing it.
-
-Start it under torchrun, once in each rank: torchrun ... -m unsilent timeline record -o DIR SCRIPT ARGUMENTS.
-"""
 LEAST_WARMUP = 2
 MOST_STEPS = 10_000
 
@@ -29,7 +25,7 @@ MOST_STEPS = 10_000
 class RecordOptions:
     """Options for what is recorded, and where."""
 
-    output: Annotated[Path | None, Option("Folder for the traces.", OUTPUT_PANEL, short_flag="o", metavar="DIR")] = None
+    output: Annotated[Path | None, output_option("Folder for the traces.", metavar="DIR")] = None
     steps: Annotated[int, Option("Steps to record; a step ends with that of the optimizer.", EXECUTION_PANEL)] = 10
     warmup: Annotated[int, Option("Steps before them.", EXECUTION_PANEL)] = 5
 
@@ -42,7 +38,11 @@ OPTION_CLASSES = (ScriptOptions, RecordOptions)
 
 
 def record(asked: Asked) -> int:
-    """Run a script or module; ends by ``SystemExit`` with its exit code, and never returns."""
+    """Record some steps of a training script with the profiler, without changing it.
+
+    Start it under torchrun, once in each rank: torchrun ... -m unsilent timeline record -o DIR SCRIPT ARGUMENTS.
+    """
+    # Ends by SystemExit with the exit code of the script, and never returns.
     from unsilent.timeline.recorded_run import RecordedRun
 
     program, options = asked_program(asked, "timeline record"), asked[RecordOptions]
@@ -53,6 +53,6 @@ def record(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "timeline record", EXPLAIN, HELP, "unsilent timeline record -o traces train.py",
-    OPTION_CLASSES, record, split_script=partial(split_at_script, OPTION_CLASSES),
+    "timeline record", EXPLAIN, "unsilent timeline record -o traces train.py", OPTION_CLASSES, record,
+    split_script=partial(split_at_script, OPTION_CLASSES),
 )  # fmt: skip

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isnan
 from typing import TYPE_CHECKING
 
-from unsilent.basics.interval import Interval, known_value
+from unsilent.basics.interval import known_value
 from unsilent.compare.attacks.evaluation import RULES, WHITEBOX_AGREEMENT, Scores
 from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
 from unsilent.report.model import Column, Report, Section, Table
@@ -14,8 +15,6 @@ from unsilent.statistics.comparing import paired
 from unsilent.statistics.intervals import clopper_pearson
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from unsilent.compare.attacks.attacking import AttackResult
 
 UNIT = "input"
@@ -35,21 +34,12 @@ def report(result: AttackResult) -> Report:
     estimates = [row for scores in result.scores.values() for row in _estimates(result, scores)]
     differences = [row for name in result.scores if name != result.attack for row in _differences(result, name)]
     shares = [Column.share(f"evasive, {rule}") for rule in RULES]
-    further = [
-        Column.share("evasive top-5, any step", priority=2),
-        *(Column.share(f"wrong, {rule}", priority=1) for rule in RULES),
-    ]
-    table = Table.of(
-        rows_across(estimates, "measure"), [Column.text("attack"), *shares, *further], "share of attacked inputs"
-    )
-    compared = Table.of(
-        rows_across(differences, "measure"),
-        [
-            Column.text("attack", lambda row: f"{result.attack} minus {row['attack']}"),
-            *map(Column.points, _names("evasive")),
-        ],
-        "difference on the same inputs",
-    )
+    wrong = [Column.share(f"wrong, {rule}", priority=1) for rule in RULES]
+    columns = (Column.text("attack"), *shares, Column.share("evasive top-5, any step", priority=2), *wrong)
+    table = Table.of(rows_across(estimates, "measure"), columns, "share of attacked inputs")
+    pair = Column.text("attack", lambda row: f"{result.attack} minus {row['attack']}")
+    gaps = (pair, *(Column.points(f"evasive, {rule}") for rule in RULES))
+    compared = Table.of(rows_across(differences, "measure"), gaps, "difference on the same inputs")
     return Report(
         "unsilent/attack/1", "attack", f"{result.attack} on {result.workload}, {result.adapter}", _headline(result),
         machine_table([*estimates, *_clean(result)], ["attack", "measure", ""]),
@@ -64,10 +54,6 @@ def report(result: AttackResult) -> Report:
         ),
         notes=NOTES,
     )  # fmt: skip
-
-
-def _names(measure: str) -> list[str]:
-    return [f"{measure}, {rule}" for rule in RULES]
 
 
 def _headline(result: AttackResult) -> str:
@@ -91,9 +77,7 @@ def _findings(result: AttackResult) -> Iterator[str]:
     )
     yield from result.how
     for name, scores in result.scores.items():
-        steps = (
-            f"{scores.steps:.1f} steps to the first evasive input in the mean; " if scores.steps == scores.steps else ""
-        )
+        steps = "" if isnan(scores.steps) else f"{scores.steps:.1f} steps to the first evasive input in the mean; "
         yield (
             f"{name}: {steps}the deployed model is {100 * float(scores.confidence_change.mean()):.1f} points less sure of "
             f"the label than the original at the last step; largest change {scores.largest_change:.3g} of the valid range; "
@@ -101,17 +85,12 @@ def _findings(result: AttackResult) -> Iterator[str]:
         )
 
 
-def _shares(events: dict[str, Tensor], confidence: float) -> dict[str, Interval]:
-    return {name: clopper_pearson(int(seen.sum()), len(seen), confidence) for name, seen in events.items()}
-
-
 def _estimates(result: AttackResult, scores: Scores) -> list[Estimate]:
     kinds = {"evasive": scores.evasive, "evasive top-5": scores.evasive_top5, "wrong": scores.wrong}
     events = {f"{kind}, {rule}": by_rule[rule] for kind, by_rule in kinds.items() for rule in RULES}
-    change = known_value(float(scores.confidence_change.mean()), result.n)
-    return measured(
-        {"attack": scores.attack}, {**_shares(events, result.confidence), "confidence change": change}, UNIT
-    )
+    measures = {n: clopper_pearson(int(seen.sum()), len(seen), result.confidence) for n, seen in events.items()}
+    measures["confidence change"] = known_value(float(scores.confidence_change.mean()), result.n)
+    return measured({"attack": scores.attack}, measures, UNIT)
 
 
 def _clean(result: AttackResult) -> list[Estimate]:
@@ -121,11 +100,8 @@ def _clean(result: AttackResult) -> list[Estimate]:
 
 
 def _differences(result: AttackResult, control: str) -> list[Estimate]:
-    attack_scores, theirs = result.scores[result.attack], result.scores[control]
-    gaps = {
-        f"evasive, {rule}": paired(
-            (attack_scores.evasive[rule].double() - theirs.evasive[rule].double()).numpy(), result.confidence
-        )
-        for rule in RULES
-    }
+    gaps = {}
+    for rule in RULES:
+        attack, other = (result.scores[name].evasive[rule].double() for name in (result.attack, control))
+        gaps[f"evasive, {rule}"] = paired((attack - other).numpy(), result.confidence)
     return measured({"attack": control}, gaps, UNIT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from unsilent.outcomes.training import TrainingOutcome
@@ -53,11 +54,8 @@ def report(result: CheckpointResult) -> Report:
 
 def estimates(result: CheckpointResult) -> list[Estimate]:
     """The share of harmful and of different resumes of each group."""
-    return [
-        estimate
-        for one in result.groups
-        for estimate in measured(_keys(one), {"harmful": one.harmful, "different": one.different})
-    ]
+    groups = (measured(_keys(g), {"harmful": g.harmful, "different": g.different}) for g in result.groups)
+    return list(chain.from_iterable(groups))
 
 
 def _names(target: CheckpointTarget) -> dict[str, Cell]:
@@ -203,10 +201,8 @@ def _facts(result: CheckpointResult) -> Iterator[tuple[str, str]]:
     if _ways_differ(result):
         yield "loaded by", "; ".join(f"{name}: {LOADED_BY_TEXTS[name]}" for name in spec.loaded_by)
     yield "fault-free held-out accuracy", ", ".join(f"{one.strategy} {_accuracy(one)}" for one in baseline.resumes)
-    yield (
-        "noise floors",
-        f"{len(result.floors.seeds.accuracy)} fault-free runs each; gap {100 * result.options.gap:g} %",
-    )
+    runs = len(result.floors.seeds.accuracy)
+    yield "noise floors", f"{runs} fault-free runs each; gap {100 * result.options.gap:g} %"
     for section in spec.sections:
         yield section, SECTIONS[section]
 
@@ -230,12 +226,8 @@ def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
     found: list[Estimate] = []
     for (a, b), gap in zip(pairs, gaps, strict=True):
         found += measured(_keys(a), {"harmful, A": a.harmful, "harmful, B": b.harmful, "harmful, A minus B": gap})
-    columns = (
-        *map(Column.text, NAMES),
-        Column.count("flips"),
-        *map(Column.share, ("harmful, A", "harmful, B")),
-        Column.points("harmful, A minus B"),
-    )
+    shares = (*map(Column.share, ("harmful, A", "harmful, B")), Column.points("harmful, A minus B"))
+    columns = (*map(Column.text, NAMES), Column.count("flips"), *shares)
     shown = sum(not gap.low <= 0 <= gap.high for gap in gaps)
     harmful = Table.of(rows_across(found, "measure"), columns, "Harmful resumes")
     return Report(

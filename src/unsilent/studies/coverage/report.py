@@ -59,24 +59,19 @@ def report(result: CoverageResult) -> Report:
 
 def _headline(result: CoverageResult) -> str:
     """How many large finite faults the reference rule detects, and its false alarms; the rule that detects most."""
-    name, counts = result.baseline.name, dict[str, tuple[int, int]]()
-    for one in result.detections:
-        if not one.on and one.level == ALARMS and one.target in LARGE_FINITE:
-            detected, faults = counts.get(one.rule, (0, 0))
-            counts[one.rule] = (detected + one.detected, faults + one.share.n)
+    name, large = result.baseline.name, [one for one in result.detections if one.target in LARGE_FINITE]
+    counts = {rule: sums for (rule, on), sums in _sums(large).items() if not on}
     order = sorted(counts, key=lambda rule: (-counts[rule][0], rule != REFERENCE))
     if not order or not counts[order[0]][1]:
         return f"No finite fault in {name} with a change of the gradients of 1 % or more was judged."
     best, own = order[0], REFERENCE if REFERENCE in counts else order[0]
     detected, faults = counts[own]
+    most = f"most are detected by {best}, {counts[best][0]:,}"
+    if counts[best][0] == detected:
+        most = "and no rule detects more"
     text = (
         f"{own} detects {detected:,} of {count_text(faults, 'finite fault')} in {name} with a change of the gradients of "
-        "1 % or more, "
-        + (
-            "and no rule detects more"
-            if counts[best][0] == detected
-            else f"most are detected by {best}, {counts[best][0]:,}"
-        )
+        f"1 % or more, {most}"
     )
     alarms = (one for one in result.false_alarms if one.rule == own and not one.on and one.level == ALARMS)
     if (events := next((one.events for one in alarms), None)) is None:
@@ -103,11 +98,10 @@ def _keys(one: Detection | FalseAlarms, faults: str) -> dict[str, Cell]:
 def _findings(result: CoverageResult) -> Iterator[str]:
     own = {(one.rule, one.target): one for one in result.detections if not one.on and one.level == ALARMS}
     for target in (*LARGE_FINITE, "operation:nonfinite"):
-        best = max(
-            (one for (_, name), one in own.items() if name == target), key=lambda one: one.share.low, default=None
-        )
+        of_target = [one for (_, name), one in own.items() if name == target]
+        best = max(of_target, key=lambda one: one.share.low, default=None)
         if best is not None and best.share.n:
-            rules = [r for (r, name), one in own.items() if name == target and one.detected == best.detected]
+            rules = [one.rule for one in of_target if one.detected == best.detected]
             who = f"most alarms by {', '.join(rules)}" if best.detected else "no alarm"
             yield (
                 f"{_class_text(target)}: {who}, {best.detected:,} of {count_text(best.share.n, 'fault')} "
@@ -151,15 +145,12 @@ def _class_text(target: str) -> str:
 
 def _sections(result: CoverageResult) -> Iterator[Section]:
     rows = [one for one in result.detections if not one.on]
+    places = [place for place in PLACES if any(one.target.startswith(place) for one in rows)]
     yield Section(
         "Detection",
         f"Share of faults that a rule detects within {count_text(result.spec.follow, 'step')}, by the relative change of the "
         "gradients or of the update.",
-        tuple(
-            _by_class(rows, place, PLACE_TEXTS[place])
-            for place in PLACES
-            if any(one.target.startswith(place) for one in rows)
-        ),
+        tuple(_by_class(rows, place, PLACE_TEXTS[place]) for place in places),
     )
     large = [one for one in result.detections if one.target in LARGE_FINITE and one.level == ALARMS]
     if large:
@@ -169,42 +160,42 @@ def _sections(result: CoverageResult) -> Iterator[Section]:
         yield _false_alarms(result)
     if result.tests:
         yield _comparisons(result)
-    yield Section(
-        "Latency", "Steps after that of the fault until the first alarm.", (_latency(rows, result.spec.follow),)
-    )
-    columns = (
-        Column.text("rule", lambda row: row[0]),
-        Column("time of a step", "number", "µs", 1e6, ".3g", of=lambda row: row[1]),
-    )
+    lead = "Steps after that of the fault until the first alarm."
+    yield Section("Latency", lead, (_latency(rows, result.spec.follow),))
+    time = Column("time of a step", "number", "µs", 1e6, ".3g", of=lambda row: row[1])
+    columns = (Column.text("rule", lambda row: row[0]), time)
     cost = Table.of(result.seconds_per_step.items(), columns, "Cost of a rule")
     yield Section("Cost", f"On {count_text(len(result.baseline.series), 'series')}, in this process.", (cost,))
 
 
 def _by_class(rows: Sequence[Detection], place: str, title: str) -> Table:
     own = [one for one in rows if one.target.startswith(f"{place}:")]
-    found = [
-        Estimate({"rule": one.rule, "counts as detected": one.level, "class": one.target.partition(":")[2]}, one.share)
-        for one in own
-    ]
+    names = ("rule", "counts as detected", "class")
+    keys = (dict(zip(names, (one.rule, one.level, one.target.partition(":")[2]), strict=True)) for one in own)
+    cells = [Estimate(key, one.share) for key, one in zip(keys, own, strict=True)]
     classes = (Column.share(name, priority=number) for number, name in enumerate(CLASSES[::-1]))
-    return Table.of(
-        rows_across(found, "class"), [Column.text("rule"), Column.text("counts as detected"), *classes], title
-    )
+    return Table.of(rows_across(cells, "class"), [*map(Column.text, names[:2]), *classes], title)
 
 
 def _by_feature(rows: Sequence[Detection]) -> Table:
-    counts: dict[str, dict[str, tuple[int, int]]] = {}
-    for one in rows:
-        own = counts.setdefault(one.rule, {})
-        detected, faults = own.get(one.on, (0, 0))
-        own[one.on] = detected + one.detected, faults + one.share.n
     features = dict.fromkeys(one.on for one in rows)
     columns = (Column.percent(on or "default", priority=n, digits=".0f") for n, on in enumerate(features))
-    shares = (
-        {"rule": rule, **{on or "default": part / whole for on, (part, whole) in own.items() if whole}}
-        for rule, own in counts.items()
-    )
-    return Table.of(shares, [Column.text("rule"), *columns], "Faults that raise an alarm")
+    shares: dict[str, dict[str, Cell]] = {}
+    for (rule, on), (detected, faults) in _sums(rows).items():
+        row = shares.setdefault(rule, {"rule": rule})
+        if faults:
+            row[on or "default"] = detected / faults
+    return Table.of(shares.values(), [Column.text("rule"), *columns], "Faults that raise an alarm")
+
+
+def _sums(rows: Sequence[Detection]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Faults that raise an alarm, and all, by rule and feature."""
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in rows:
+        if row.level == ALARMS:
+            detected, faults = sums.get((row.rule, row.on), (0, 0))
+            sums[row.rule, row.on] = detected + row.detected, faults + row.share.n
+    return sums
 
 
 def _false_alarms(result: CoverageResult) -> Section:
@@ -224,9 +215,8 @@ def _false_alarms(result: CoverageResult) -> Section:
         Table.of(on_feature, columns, "Fault-free runs, on one feature", terminal_rows=0),
     ]
     if any(result.roc.values()):
-        parts.insert(
-            0, Plot("coverage-roc", "Detected faults against false alarms per step, for each rule", _roc(result))
-        )
+        alt_text = "Detected faults against false alarms per step, for each rule"
+        parts.insert(0, Plot("coverage-roc", alt_text, _roc(result)))
     return Section(
         "False alarms",
         f"{count_text(result.clean_steps, 'step')} of {count_text(result.clean_runs, 'run')} with other seeds. Consecutive steps "
@@ -274,17 +264,13 @@ def _latency(rows: Sequence[Detection], follow: int) -> Table:
 
 def _facts(result: CoverageResult) -> Iterator[tuple[str, str]]:
     spec, baseline = result.spec, result.baseline
-    yield (
-        "training",
-        f"{baseline.name}, {count_text(baseline.steps, 'step')}, {count_text(baseline.parameters, 'parameter')}",
-    )
+    sizes = f"{count_text(baseline.steps, 'step')}, {count_text(baseline.parameters, 'parameter')}"
+    yield "training", f"{baseline.name}, {sizes}"
     yield "faults in operations", ", ".join(f"{name}" for name, _ in spec.training_spec(PLACES[0]).faults)
     yield "faults in memory", spec.memory_fault
     yield "faults of severity 1 and more", spec.large_fault
-    yield (
-        "faults drawn for one of a class",
-        "; ".join(f"{target}: {drawn / found:.3g}" for target, (drawn, found) in result.tried.items() if found),
-    )
+    drawn = (f"{target}: {tries / faults:.3g}" for target, (tries, faults) in result.tried.items() if faults)
+    yield "faults drawn for one of a class", "; ".join(drawn)
     for target, values in result.severities.items():
         finite = values[np.isfinite(values)]
         if len(finite):

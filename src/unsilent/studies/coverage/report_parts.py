@@ -52,12 +52,8 @@ def _false_alarm_ticks(least: float, end: float) -> Figure:
     decades = range(math.floor(math.log10(least)), 1)
     ticks: list[float] = []
     for steps in ((1, 2, 5), (1,)):
-        ticks = [
-            step * 10.0**decade
-            for decade in decades
-            for step in steps
-            if 1.9 * least <= step * 10.0**decade <= 1.001 * end
-        ]
+        places = (step * 10.0**decade for decade in decades for step in steps)
+        ticks = [place for place in places if 1.9 * least <= place <= 1.001 * end]
         if len(ticks) <= MOST_TICKS:
             break
     return {"tickvals": [least, *ticks], "ticktext": ["none", *map(percent_label, ticks)]}

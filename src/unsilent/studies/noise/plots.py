@@ -69,14 +69,8 @@ def churn_figure(matrix: ChurnMatrix) -> Figure:
     ]
     names = labels([name for name, _ in matrix.variants], 16)
     axis = {"tickvals": middles, "ticktext": names, "showgrid": False, "automargin": True}
-    return figure(
-        [trace],
-        560,
-        margin={"l": 90, "r": 20, "t": 24, "b": 40},
-        xaxis=axis,
-        yaxis={**axis, "autorange": "reversed"},
-        shapes=lines,
-    )
+    margin, reversed_axis = {"l": 90, "r": 20, "t": 24, "b": 40}, {**axis, "autorange": "reversed"}
+    return figure([trace], 560, margin=margin, xaxis=axis, yaxis=reversed_axis, shapes=lines)
 
 
 def loss_spread_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Figure:
@@ -108,9 +102,8 @@ def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
         groups = variant.groups
         if not groups or has_identical_replicas(variant):
             continue
-        symbols = [
-            series_marker(number) if is_significant_spread(g) else f"{series_marker(number)}-open" for g in groups
-        ]
+        symbol = series_marker(number)
+        symbols = [symbol if is_significant_spread(group) else f"{symbol}-open" for group in groups]
         marker = {"color": series_colour(number), "symbol": symbols, "size": 9}
         bars: Figure = {"type": "data", "symmetric": False, "color": series_colour(number), "thickness": 1, "width": 0}
         bars["array"] = [100 * (g.sd.high - (g.sd.estimate or 0)) for g in groups]
@@ -121,16 +114,9 @@ def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
     widest = max((g.sd_by_size for v in variants for g in v.groups), default=0.01)
     end = 100 * 1.05 * min(widest, top)
     line = {"type": "line", "x0": 0, "y0": 0, "x1": end, "y1": end, "line": {"color": SOFT, "dash": "dot", "width": 1}}
-    return figure(
-        traces,
-        440,
-        shapes=[line],
-        xaxis={
-            "title": {"text": "sd for a random group of the same size, points"},
-            "rangemode": "tozero",
-        },
-        yaxis={"title": {"text": "sd of the error of the group, percentage points"}, "rangemode": "tozero"},
-    )
+    titles = "sd for a random group of the same size, points", "sd of the error of the group, percentage points"
+    xaxis, yaxis = ({"title": {"text": title}, "rangemode": "tozero"} for title in titles)
+    return figure(traces, 440, shapes=[line], xaxis=xaxis, yaxis=yaxis)
 
 
 def plots_by_place(result: NoiseResult) -> dict[str, Figure]:

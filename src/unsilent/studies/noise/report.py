@@ -93,16 +93,12 @@ def report(result: NoiseResult) -> Report:
 
 def estimates(result: NoiseResult) -> list[Estimate]:
     """Everything that is estimated of each variant, and what is counted."""
-    return [
-        Estimate(
-            {"variant": one.name, "measure": measure, "target": target},
-            value,
-            "replica",
-            further={"switches": one.switches},
-        )
-        for one in result.variants
-        for measure, target, value in _values(one)
-    ]
+    rows: list[Estimate] = []
+    for variant in result.variants:
+        for measure, target, value in _values(variant):
+            keys = {"variant": variant.name, "measure": measure, "target": target}
+            rows.append(Estimate(keys, value, "replica", further={"switches": variant.switches}))
+    return rows
 
 
 def _values(one: VariantNoise) -> Iterator[tuple[str, str, Interval]]:
@@ -138,12 +134,9 @@ def _sections(result: NoiseResult) -> Iterator[Section]:
     drawn = plots_by_place(result)
     plots = {name: Plot(name, label, drawn[name]) for name, label in LABELS.items() if name in drawn}
     yield Section("Variants", LEADS["Variants"], (_variants_table(result),))
-    for title, named in (
-        ("Distributions", ("accuracy", "loss")),
-        ("Churn", ("churn",)),
-        ("Where runs diverge", ("parting",)),
-    ):
-        if shown := tuple(plots[name] for name in named if name in plots):
+    places = {"Distributions": ("accuracy", "loss"), "Churn": ("churn",), "Where runs diverge": ("parting",)}
+    for title, names in places.items():
+        if shown := tuple(plots[name] for name in names if name in plots):
             yield Section(title, LEADS[title], shown)
     if "groups" in plots:
         title = "Groups of held-out samples"
@@ -238,11 +231,10 @@ def headline(result: NoiseResult) -> str:
     if not noisy:
         return _same_bits(result)
     value = next((v for v in noisy if v.name == "ALGO+IMPL"), noisy[-1])
+    churn, sd = interval_text(value.churn, 100, 1.0), interval_text(value.accuracy.sd, 100, max_possible_sd(value.n))
     return (
-        f"Two runs of {training_name(result)} with {value.name} disagree on "
-        f"{interval_text(value.churn, 100, 1.0)} % of "
-        f"{result.samples:,} predictions, while accuracy has an sd of "
-        f"{interval_text(value.accuracy.sd, 100, max_possible_sd(value.n))} points"
+        f"Two runs of {training_name(result)} with {value.name} disagree on {churn} % of {result.samples:,} predictions, while "
+        f"accuracy has an sd of {sd} points"
     )
 
 
@@ -259,26 +251,19 @@ def findings(result: NoiseResult) -> Iterator[str]:
     """Further findings, a sentence each."""
     for output in result.variants:
         if output.is_deterministic:
-            text = (
-                "have bit-identical final states"
-                if has_identical_replicas(output)
-                else f"end in {count_text(output.distinct_final_states, 'different final state')}"
-            )
+            text = f"end in {count_text(output.distinct_final_states, 'different final state')}"
+            if has_identical_replicas(output):
+                text = "have bit-identical final states"
             yield f"{output.name}: {count_text(output.n, 'run')} {text}"
     for output in result.variants:
-        if output.diverging_operation is not None:
-            first = (
-                f"{output.diverging_operation.replica} is the first to differ, at step "
-                f"{output.diverging_operation.step}"
-            )
-            yield f"{output.name}: {first}: {diverging_operation_text(output.diverging_operation)}"
+        if (first := output.diverging_operation) is not None:
+            where = f"{first.replica} is the first to differ, at step {first.step}"
+            yield f"{output.name}: {where}: {diverging_operation_text(first)}"
     yield from (_parts(output) for output in differing_variants(result) if output.groups)
     for output in differing_variants(result):
         if unsure := [g.name for g in output.groups if g.is_near_level(GROUP_SIGNIFICANCE_LEVEL)]:
-            yield (
-                f"{output.name}: significance is uncertain for {listed(unsure)}: "
-                f"p is within its Monte-Carlo error of {GROUP_SIGNIFICANCE_LEVEL}"
-            )
+            why = f"p is within its Monte-Carlo error of {GROUP_SIGNIFICANCE_LEVEL}"
+            yield f"{output.name}: significance is uncertain for {listed(unsure)}: {why}"
     if any(not output.is_deterministic and output.n < FEW_REPLICAS for output in result.variants):
         yield f"fewer than {FEW_REPLICAS} replicas: intervals are wide and may not cover rare runs that end differently"
     for output in result.variants:
@@ -299,9 +284,8 @@ def _parts(result: VariantNoise) -> str:
     if not whole or not most.sd.estimate:
         return text
     return (
-        f"{text}; the largest raw sd, of {most.name}, is {most.sd.estimate / whole:.1f} "
-        f"times the sd of accuracy "
-        f"(for a random group of the same size: {most.sd_by_size / whole:.1f} times)"
+        f"{text}; the largest raw sd, of {most.name}, is {most.sd.estimate / whole:.1f} times the sd of accuracy (for a random "
+        f"group of the same size: {most.sd_by_size / whole:.1f} times)"
     )
 
 
@@ -337,9 +321,8 @@ def diverging_operation_text(result: DivergingOperation) -> str:
 def effect_explanation(result: SwitchEffect) -> str:
     """A sentence on what a switch does, and where runs part by it."""
     first = result.diverging_operation
-    return result.explanation + (
-        "" if first is None else f", first at step {first.step}: {diverging_operation_text(first)}"
-    )
+    where = "" if first is None else f", first at step {first.step}: {diverging_operation_text(first)}"
+    return result.explanation + where
 
 
 def effect_text(changes: bool | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from unsilent.basics.interval import Interval
@@ -86,7 +85,7 @@ def _headline(result: PlanResult) -> str:
 def _rate_text(rate: Interval) -> str:
     """A failure rate with its limits; the upper limit alone where no trial failed: ``< 6.8 %``."""
     if rate.estimate == 0 and rate.high > 0:
-        return f"{estimate_text(rate.estimate, rate.low, rate.high).estimate} %"
+        return f"{estimate_text(rate).estimate} %"
     return share_with_limits_text(rate)
 
 
@@ -114,8 +113,8 @@ def estimates(result: PlanResult) -> list[Estimate]:
             found.append(_estimate(budget.name, "validation", budget.second_campaign))
             found.append(_estimate(budget.name, "plan minus validation", budget.difference))
     if result.raw_fit is not None:
-        found.append(_estimate("", "unprotected FIT", _scaled(result.unprotected, result.raw_fit)))
-        found += [_estimate(b.name, "plan FIT", _scaled(b.predicted, result.raw_fit)) for b in result.budgets]
+        found.append(_estimate("", "unprotected FIT", result.unprotected.scaled(result.raw_fit)))
+        found += [_estimate(b.name, "plan FIT", b.predicted.scaled(result.raw_fit)) for b in result.budgets]
     return found
 
 
@@ -126,11 +125,6 @@ def _estimate(budget: str, assignment: str, rate: Interval) -> Estimate:
 def _rates(budget: PlannedBudget) -> dict[str, Interval]:
     """Rates that are predicted to remain, by the assignment."""
     return {"plan": budget.predicted, **budget.baselines}
-
-
-def _scaled(rate: Interval, factor: float) -> Interval:
-    estimate = None if rate.estimate is None else factor * rate.estimate
-    return replace(rate, estimate=estimate, low=factor * rate.low, high=factor * rate.high)
 
 
 def _findings(result: PlanResult) -> Iterator[str]:
@@ -176,9 +170,9 @@ def _share_of_baseline(budget: PlannedBudget, name: str) -> float | None:
 
 def _sections(result: PlanResult) -> Iterator[Section]:
     has_blocks = any(budget.capacity is None for budget in result.budgets)
-    plots = (
-        () if has_blocks else (Plot("pareto", "Remaining failure rate against protected bytes", pareto_figure(result)),)
-    )
+    plots = []
+    if not has_blocks:
+        plots.append(Plot("pareto", "Remaining failure rate against protected bytes", pareto_figure(result)))
     yield Section(
         "Remaining failure rate",
         "Failure rate per fault that remains with each budget, by the half of the trials that did not select, compared with "
@@ -209,11 +203,10 @@ def _budget_table(result: PlanResult) -> Table:
         Column.percent("plan, trials of oracle", priority=1), Column.percent("oracle"),
     )  # fmt: skip
     rows: list[dict[str, Any]] = [{"budget": "none", "remains": result.unprotected}]
-    rows += [
-        {"budget": _with_share(b, result), "remains": b.predicted, **{name: x.estimate for name, x in b.baselines.items()},
-         "plan, trials of oracle": b.plan_by_truth, "oracle": b.oracle}
-        for b in result.budgets
-    ]  # fmt: skip
+    for budget in result.budgets:
+        names = {"budget": _with_share(budget, result), "remains": budget.predicted}
+        baselines = {name: rate.estimate for name, rate in budget.baselines.items()}
+        rows.append({**names, **baselines, "plan, trials of oracle": budget.plan_by_truth, "oracle": budget.oracle})
     return Table.of([{**row, "remains, FIT": row["remains"]} for row in rows], columns)
 
 
@@ -263,23 +256,17 @@ def _block_of(budget: str) -> Getter:
 def _facts(result: PlanResult) -> Iterator[tuple[str, str]]:
     yield "store", result.store
     yield "trials", f"{result.trials:,}, half of them for the selection and half for the prediction"
-    yield (
-        "parameters",
-        f"{human_bytes(int(result.bytes))} in {count_text(len(result.items), 'part')} ({result.granularity})",
-    )
+    parts = count_text(len(result.items), "part")
+    yield "parameters", f"{human_bytes(int(result.bytes))} in {parts} ({result.granularity})"
     yield "fault", f"{result.fault}, one in a trial, {result.law}"
     yield "unit, confidence", f"{result.unit}, {100 * result.confidence:g} %"
     yield "oracle", result.truth
     if result.raw_fit is not None:
-        yield (
-            "FIT",
-            f"{result.fit_per_bit:g} per bit, {number_text(result.raw_fit)} faults in all parameters per 1e9 hours",
-        )
+        faults = f"{number_text(result.raw_fit)} faults in all parameters per 1e9 hours"
+        yield "FIT", f"{result.fit_per_bit:g} per bit, {faults}"
     if result.validation_store:
-        yield (
-            "second campaign",
-            f"{result.validation_store}, seed {result.validation_seed}, {result.validation_trials:,} trials",
-        )
+        campaign = f"{result.validation_store}, seed {result.validation_seed}"
+        yield "second campaign", f"{campaign}, {result.validation_trials:,} trials"
 
 
 def _notes(result: PlanResult) -> Iterator[str]:
@@ -292,9 +279,7 @@ def _notes(result: PlanResult) -> Iterator[str]:
     yield "plan, trials of oracle: the rate that the plan leaves by the trials of the oracle, to compare the oracle with"
     yield "smallest first and largest first: parts in order of their size; random: mean of 100 random orders"
     if result.truth.startswith("all trials"):
-        yield (
-            "oracle: the best plan for all trials of the campaign, evaluated on the same trials; on average, no plan is better"
-        )
+        yield "oracle: the best plan for all trials of the campaign, evaluated on the same trials; on average, no plan is better"
     else:
         yield f"oracle: the best plan for the trials of {result.truth}, evaluated on the same trials"
     if any(not budget.optimal for budget in result.budgets):
@@ -320,10 +305,9 @@ def pareto_figure(result: PlanResult) -> Figure:
         series.append(("second campaign", [b.second_campaign for b in budgets]))
     for number, (name, shown) in enumerate(series):
         aside = _ASIDE ** (number - (len(series) - 1) / 2)
+        points_of_series = zip(places, shown, budgets, strict=True)
         rows = [
-            (aside * place, rate, hover_text(rate, name, b.name))
-            for place, rate, b in zip(places, shown, budgets, strict=True)
-            if rate is not None
+            (aside * x, rate, hover_text(rate, name, b.name)) for x, rate, b in points_of_series if rate is not None
         ]
         traces += dot_traces(Dots(name, series_colour(number), series_marker(number), rows), bottom, along="y")
     oracle = [(x, b.oracle) for x, b in zip(places, budgets, strict=True) if b.oracle >= bottom]

@@ -22,20 +22,15 @@ from unsilent.report.theme import (
     vertical_line,
 )
 
-PHASE_NAMES = {
-    "fwd": "forward",
-    "recomputed": "recomputed",
-    "bwd": "backward",
-    "outside": "outside",
-    "update": "update",
+PHASE_LOOKS = {
+    "fwd": ("forward", SERIES_COLOURS[0], "circle"),
+    "recomputed": ("recomputed", SERIES_COLOURS[5], "diamond"),
+    "bwd": ("backward", SERIES_COLOURS[1], "square"),
+    "outside": ("outside", SERIES_COLOURS[3], "cross"),
+    "update": ("update", SERIES_COLOURS[2], "triangle-up"),
 }
-LOOKS = {
-    "fwd": (SERIES_COLOURS[0], "circle"),
-    "recomputed": (SERIES_COLOURS[5], "diamond"),
-    "bwd": (SERIES_COLOURS[1], "square"),
-    "outside": (SERIES_COLOURS[3], "cross"),
-    "update": (SERIES_COLOURS[2], "triangle-up"),
-}
+"""Name, colour and symbol of each phase."""
+PHASE_NAMES = {phase: name for phase, (name, _, _) in PHASE_LOOKS.items()}
 TICK = {"color": "#8a97a3", "symbol": "line-ns-open", "size": 7, "line": {"width": 1}}
 BAD = "#B00020"
 HEIGHT = 380
@@ -130,12 +125,12 @@ def share_text(row: TraceRow) -> str:
 def _by_phase(trace: FaultTrace, value: Callable[[TraceRow], float | None]) -> list[Figure]:
     """One series of points for each phase that the run has; one without points still explains its colour."""
     result = []
-    for phase, (colour, symbol) in LOOKS.items():
+    for phase, (name, colour, symbol) in PHASE_LOOKS.items():
         numbers = [i for i, row in enumerate(trace.rows) if row.phase == phase]
         values = {i: at for i in numbers if (at := value(trace.rows[i])) is not None}
         marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.85}
         if numbers:
-            result.append(_points(trace, PHASE_NAMES[phase], [*values], [*values.values()], marker))
+            result.append(_points(trace, name, [*values], [*values.values()], marker))
     return result
 
 
@@ -166,7 +161,8 @@ def _phases(trace: FaultTrace) -> list[Figure]:
     result = phase_segments(trace.rows)
     tint = {"type": "rect", "opacity": 0.06, "line": {"width": 0}, "layer": "below", "y0": 0, "y1": 1, "yref": "paper"}
     tints = [
-        {**tint, "fillcolor": LOOKS.get(s.phase, (SOFT,))[0], "x0": s.first - 0.5, "x1": s.last + 0.5} for s in result
+        {**tint, "fillcolor": PHASE_LOOKS.get(s.phase, ("", SOFT))[1], "x0": s.first - 0.5, "x1": s.last + 0.5}
+        for s in result
     ]
     return [*tints, *(_below(s.first - 0.5, GREY, "solid") for s in result[1:])] if len(result) > 1 else []
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from unsilent.basics.fault_trace import BEFORE_FIRST_ROW, SCHEMA, FaultTrace, TracedFault
-from unsilent.report.model import Column, Part, Plot, Report, Section, Table, TableRow, TextCell
+from unsilent.basics.strictjson import fields_by_name
+from unsilent.report.model import Column, Part, Plot, Report, Section, Table, TableRow, TextCell, columns
 from unsilent.report.text import count_text, escape_unprintable, short
 from unsilent.studies.propagation_report.plots import (
     PHASE_NAMES,
@@ -26,17 +27,10 @@ NAME = 60
 """Characters of a name in a terminal."""
 _ALWAYS = 8
 """Rows with faults that are shown whatever happens to them."""
-COLUMNS = (
-    Column("operation"),
-    Column("phase", left_aligned=True),
-    Column("tensor", left_aligned=True, priority=4),
-    Column("#", priority=3),
-    Column("changed", priority=5),
-    Column("changed %"),
-    Column("relative"),
-    Column("absolute", priority=2),
-    Column("from 0", priority=6),
-    Column("NaN, ∞"),
+COLUMNS = columns(
+    *("operation", "phase", "tensor", "#", "changed", "changed %", "relative", "absolute", "from 0", "NaN, ∞"),
+    left=("phase", "tensor"),
+    priority={"tensor": 4, "#": 3, "changed": 5, "absolute": 2, "from 0": 6},
 )
 SHARES = (
     "Each point is one output of one operation, in the order of computation. Outputs that are the same in both runs are ticks on "
@@ -123,27 +117,21 @@ def _sections(trace: FaultTrace) -> Iterator[Section]:
         yield Section("How much of each output differs", SHARES, (plot,))
     ratios = relative_figure(trace)
     if ratios is not None:
-        yield Section(
-            "How large the changes are", RATIOS, (Plot("relative", "Largest relative change by operation", ratios),)
-        )
+        plot = Plot("relative", "Largest relative change by operation", ratios)
+        yield Section("How large the changes are", RATIOS, (plot,))
     yield Section("The fault" if len(trace.faults) == 1 else "The faults", "", (_faults_table(trace),))
     corrupted, changed = faults_by_row(trace), list(trace.changed_rows)
     shown = [i for i in range(len(trace.rows)) if i in corrupted or trace.rows[i].change.changed]
     left = len(shown) - ROWS
-    lead = (
-        f"{len(trace.rows) - len(changed):,} of {count_text(len(trace.rows), 'output')} are bit-identical in both runs and "
-        f"not listed."
-        + (f" {left:,} more outputs that differ are only in the figures and in the JSON." if left > 0 else "")
-        + " Click a heading to sort."
+    same = (
+        f"{len(trace.rows) - len(changed):,} of {count_text(len(trace.rows), 'output')} are bit-identical in both runs"
     )
+    more = f" {left:,} more outputs that differ are only in the figures and in the JSON." if left > 0 else ""
+    lead = f"{same} and not listed.{more} Click a heading to sort."
     lines = [_line(trace, line, corrupted) for line in rows_to_show(trace)]
     if BEFORE_FIRST_ROW in corrupted:
-        lines.insert(
-            0,
-            _words(
-                f"▶ {count_text(len(corrupted[BEFORE_FIRST_ROW]), 'fault')} before the first operation", strong=True
-            ),
-        )
+        early = count_text(len(corrupted[BEFORE_FIRST_ROW]), "fault")
+        lines.insert(0, _words(f"▶ {early} before the first operation", strong=True))
     page = Table(COLUMNS, tuple(_row(trace, i, i in corrupted) for i in shown[:ROWS]), terminal_rows=0, sortable=True)
     parts: tuple[Part, ...] = (Table(COLUMNS, tuple(lines), terminal_rows=len(lines), on_page=False), page)
     yield Section("Outputs that differ", lead, parts)
@@ -156,12 +144,12 @@ def _faults_table(trace: FaultTrace) -> Table:
         return "before the first operation" if fault.row == BEFORE_FIRST_ROW else trace.rows[fault.row].label
 
     rows = [TableRow((f.text, where(f), f.bits), tooltip=f.site) for f in trace.faults[:ROWS]]
-    columns = (Column("fault"), Column("corrupts", left_aligned=True, priority=1), Column("bits changed", "number"))
+    heads = columns("fault", "corrupts", "bits changed", left=("corrupts",), priority={"corrupts": 1})
     none = TableRow(("none: the random draw selected no element", "", ""))
     more = f"and {count_text(len(rows) - FAULTS, 'fault')} more"
     sentence = "fault: {0}, corrupts {1}, bits changed: {2}"
     return Table(
-        columns,
+        heads,
         tuple(rows) or (none,),
         terminal_rows=FAULTS,
         more_rows_text=more,
@@ -218,24 +206,17 @@ def _row(trace: FaultTrace, number: int, corrupted: bool, width: int = 10**6) ->
     row = trace.rows[number]
     change = row.change
     phase = PHASE_NAMES.get(row.phase, row.phase) + (f" {row.micro_step}" if row.micro_step else "")
-    born = bool(change.from_zero) and change.relative is None
-    return TableRow(
-        (
-            ("▶ " if corrupted else "") + short(escape_unprintable(row.label), width),
-            phase,
-            row.dtype_and_shape,
-            number,
-            change.changed,
-            TextCell(row.faulty_type or share_text(row), row.share),
-            TextCell(
-                "from 0" if born else magnitude(change.relative), -1.0 if change.relative is None else change.relative
-            ),
-            TextCell(magnitude(change.absolute), -1.0 if change.absolute is None else change.absolute),
-            change.from_zero,
-            change.nonfinite,
-        ),
-        corrupted,
-    )
+    name = ("▶ " if corrupted else "") + short(escape_unprintable(row.label), width)
+    share = TextCell(row.faulty_type or share_text(row), row.share)
+    relative, absolute = _magnitude_cell(change.relative), _magnitude_cell(change.absolute)
+    if change.from_zero and change.relative is None:
+        relative = replace(relative, text="from 0")
+    names, counts = (name, phase, row.dtype_and_shape, number), (change.from_zero, change.nonfinite)
+    return TableRow((*names, change.changed, share, relative, absolute, *counts), corrupted)
+
+
+def _magnitude_cell(value: float | None) -> TextCell:
+    return TextCell(magnitude(value), -1.0 if value is None else value)
 
 
 def _every_row(trace: FaultTrace) -> Table:
@@ -243,9 +224,9 @@ def _every_row(trace: FaultTrace) -> Table:
     names = ("row", "phase", "micro_step", "operation", "kernel", "output", "tensor", "elements")
     numbers = ("changed", "share", "relative", "absolute", "from_zero", "nonfinite", "fault")
     corrupted = faults_by_row(trace)
-    rows = []
-    for i, row in enumerate(trace.rows):
-        words = (i, row.phase, row.micro_step, row.name, row.kernel, row.output, row.dtype_and_shape, row.elements)
-        c, fault = row.change, "x" if i in corrupted else ""
-        rows.append(TableRow((*words, c.changed, row.share, c.relative, c.absolute, c.from_zero, c.nonfinite, fault)))
-    return Table(tuple(map(Column, (*names, *numbers))), tuple(rows))
+    rows = (
+        {**fields_by_name(row), **fields_by_name(row.change), "row": number, "operation": row.name, "share": row.share,
+         "tensor": row.dtype_and_shape, "fault": "x" if number in corrupted else ""}
+        for number, row in enumerate(trace.rows)
+    )  # fmt: skip
+    return Table.of(rows, map(Column, (*names, *numbers)))

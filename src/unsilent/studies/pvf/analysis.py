@@ -23,13 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.basics.errors import StoreError, UsageError
+from unsilent.basics.interval import Interval
 from unsilent.campaigns.merging import command_without_shard
 from unsilent.campaigns.stored_command import without_options
 from unsilent.faults import Codec, codec
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions, PvfReportOptions
 from unsilent.outcomes.tallies import PvfEstimator, Tally
 from unsilent.report.heat import HeatMap
-from unsilent.report.text import EstimateText, escape_unprintable, estimate_text
+from unsilent.report.text import EstimateText, escape_unprintable, rate_text
 from unsilent.statistics import Stratum, stratified
 from unsilent.statistics.interim import confidence_at
 from unsilent.studies.pvf.kind import PVF, PvfStore
@@ -313,9 +314,12 @@ class FitRow:
     @property
     def text(self) -> EstimateText:
         """FIT and its limits as text."""
-        if self.low is None or self.high is None:
-            return EstimateText("–", "–", "–")
-        return estimate_text(self.estimate, self.low, self.high, scale=1.0)
+        return EstimateText("–", "–", "–") if self.interval is None else rate_text(self.interval)
+
+    @property
+    def interval(self) -> Interval | None:
+        """FIT with its limits; None where there is none."""
+        return None if self.reason else self.row.interval.scaled(self.unmasked_fit)
 
 
 def check_rate(fit_per_bit: float, transient: bool = False) -> float:

@@ -18,25 +18,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
+
+from annotated_types import Ge, Le, Lt
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
 from unsilent.basics.plainfiles import parse_json, read_plain
-from unsilent.basics.strictjson import as_json_values
+from unsilent.basics.strictjson import as_json_values, fields_by_name
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.merging import shard_in_command
 from unsilent.campaigns.rounds import CellPlan
 from unsilent.campaigns.spec import sorted_json_text, strata_of
 from unsilent.campaigns.stored_command import without_options
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
-from unsilent.outcomes.tallies import UNITS, PvfEstimator
+from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.estimates import Estimate, estimate_cells, limits_text, machine_table, share_cells
 from unsilent.report.model import Column, Report, Section, Table, TableRow, TextCell, columns
-from unsilent.report.text import count_text, estimate_text, flips_number_text, flips_text, number_text, percent_text
+from unsilent.report.text import (
+    EstimateWithLimits,
+    count_text,
+    estimate_text,
+    flips_number_text,
+    flips_text,
+    number_text,
+    percent_text,
+    rate_text,
+)
 from unsilent.studies.pvf.analysis import analyse, non_default_question_options
 from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.memory_records import MemoryFitRow
+from unsilent.studies.pvf.memory_records import Rate
 from unsilent.studies.pvf.records import EVENTS_COMING_THROUGH
 from unsilent.studies.pvf.spec import PvfSpec
 from unsilent.studies.pvf.wanted_precision import Precision
@@ -46,9 +57,11 @@ SCHEMA = "unsilent-pvf-card"
 VERSION = 3
 KNOWN = (VERSION,)
 """Versions that can be read."""
-MEASURES = ("PVF", "P(incorrect)")
-LEVELS = ("model", "component", "layer")
-FIT_LEVELS = ("memory", "model")
+Level = Literal["model", "component", "layer"]
+FitLevel = Literal["memory", "model"]
+Share = Annotated[float, Ge(0), Le(1)]
+Count = Annotated[int, Ge(0)]
+Size = Annotated[int, Ge(1)]
 MOST_BYTES = 16 * 2**20
 _SQLITE = b"SQLite format 3\0"
 
@@ -57,19 +70,19 @@ _SQLITE = b"SQLite format 3\0"
 class CardRow:
     """One estimate; see `PvfRow`."""
 
-    level: str
+    level: Level
     target: str
     parent: str
-    flips: int | None
-    estimate: float | None
-    low: float
-    high: float
-    n: int
+    flips: Size | None
+    estimate: Share | None
+    low: Share
+    high: Share
+    n: Count
     """Independent trials (faults)."""
     method: str
-    silent_share: float | None
-    elements: int
-    bits: int
+    silent_share: Share | None
+    elements: Size
+    bits: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +98,15 @@ class CardFit:
 class CardFitRow:
     """FIT of the model or a memory; see `MemoryFitRow`."""
 
-    level: str
+    level: FitLevel
     name: str
-    raw: float
-    corrected: float
-    detected: float
+    raw: Rate
+    corrected: Rate
+    detected: Rate
     silent: CardFit
     detectable: CardFit
     incorrect: CardFit
-    n: int
+    n: Count
     """Independent trials (faults that come through the protection)."""
 
 
@@ -103,16 +116,16 @@ class PvfCard:
 
     schema: str
     version: int
-    measure: str
+    measure: Literal["PVF", "P(incorrect)"]
     command: str
     campaign: str
     spec: PvfSpec
     judge: str
-    unit: str
-    confidence: float
-    samples: int
-    batches: int
-    trials: int
+    unit: Literal["sample", "batch"]
+    confidence: Annotated[float, Ge(0.5), Lt(1)]
+    samples: Size
+    batches: Size
+    trials: Count
     info: Mapping[str, Any]
     fingerprint: Mapping[str, str]
     """Hashes of weights, inputs, golden outputs and code, and the kind of machine: what the campaign's hash covers."""
@@ -121,7 +134,7 @@ class PvfCard:
     versions: Mapping[str, str]
     device: str
     dtype: str
-    threads: int
+    threads: Size
     rows: tuple[CardRow, ...]
     memory_fit: tuple[CardFitRow, ...]
     """Empty where no memories are described."""
@@ -139,32 +152,22 @@ def make_card(store: PvfStore, question: PvfEstimator) -> PvfCard:
             f"all of them; {_missing(store)}"
         )
     _check_plan(store, result.command, question.with_default_unit(store.spec.is_transient))
-    names = tuple(CardRow.__dataclass_fields__)
-    values = {
+    values = {name: getattr(result, name, "") for name in PvfCard.__dataclass_fields__} | {
         "schema": SCHEMA,
         "version": VERSION,
-        **{key: getattr(result, key) for key in ("measure", "command", "campaign", "judge", "unit", "confidence")},
-        **{key: getattr(result, key) for key in ("samples", "batches", "device", "dtype", "threads", "versions")},
         "spec": store.spec.to_json(),
         "trials": result.trials_done,
-        "info": result.info,
         "fingerprint": description.fingerprint,
         "files": description.files,
-        "rows": [{name: getattr(row, name) for name in names} for row in result.rows if row.level in LEVELS],
-        "memory_fit": [asdict(_fit_row(row)) for row in result.memory_fit if row.level in FIT_LEVELS],
+        "rows": [row for row in result.rows if row.level in get_args(Level)],
+        "memory_fit": [
+            {**fields_by_name(row), "n": row.silent.n} for row in result.memory_fit if row.level in get_args(FitLevel)
+        ],
         "notes": [*result.notes, *result.imprecise_rows],
     }
-    card = _typed(json.dumps({**as_json_values(values), "sha256": ""}), f"the card of {store.path}")
+    # What a row of the result has besides the fields of a row of a card is left out when it is read.
+    card = _typed(json.dumps(as_json_values(values)), f"the card of {store.path}")
     return replace(card, sha256=checksum(card_json(card)))
-
-
-def _fit_row(row: MemoryFitRow) -> CardFitRow:
-    silent, detectable, incorrect = (
-        CardFit(fit.estimate, fit.low, fit.high) for fit in (row.silent, row.detectable, row.incorrect)
-    )
-    return CardFitRow(
-        row.level, row.name, row.raw, row.corrected, row.detected, silent, detectable, incorrect, row.silent.n
-    )
 
 
 def _missing(store: PvfStore) -> str:
@@ -302,34 +305,20 @@ def _typed(text: str, name: str) -> PvfCard:
 
 
 def _impossible(card: PvfCard) -> Iterator[str]:
-    """Statements of the card that no campaign gives."""
-    if not (0.5 <= card.confidence < 1):
-        yield f"confidence is {card.confidence}"
-    if card.unit not in UNITS:
-        yield f"unit is {_short(card.unit)}"
-    if card.measure not in MEASURES:
-        yield f"measure is {_short(card.measure)}"
-    if min(card.samples, card.batches, card.threads) < 1 or card.trials < 0:
-        yield "the number of samples, batches, threads or trials is too small"
+    """Statements of the card that no campaign gives, besides those that its types refuse."""
     for number, row in enumerate(card.rows):
-        inside = 0 <= row.low <= (row.low if row.estimate is None else row.estimate) <= row.high <= 1
-        if row.level not in LEVELS or not inside or row.n < 0 or row.elements < 1 or row.bits < 1:
-            yield f"row {number} has impossible values"
-        if not 0 <= (row.silent_share or 0.0) <= 1 or (row.flips is not None and row.flips < 1):
+        if not _are_limits(row, 1.0):
             yield f"row {number} has impossible values"
     for number, fit in enumerate(card.memory_fit):
-        if fit.level not in FIT_LEVELS or fit.n < 0 or not _can_be(fit):
+        most = fit.raw * (1 + 1e-9)  # those of all events, but for rounding
+        rates = (fit.silent, fit.detectable, fit.incorrect)
+        if fit.corrected + fit.detected > most or not all(_are_limits(rate, most) for rate in rates):
             yield f"row {number} of memory_fit has impossible values"
 
 
-def _can_be(row: CardFitRow) -> bool:
-    """Whether all FIT lie between 0 and those of all events, but for rounding."""
-    most = row.raw * (1 + 1e-9)
-    parts = min(row.corrected, row.detected) >= 0 and row.corrected + row.detected <= most
-    return parts and all(
-        0 <= fit.low <= (fit.low if fit.estimate is None else fit.estimate) <= fit.high <= most
-        for fit in (row.silent, row.detectable, row.incorrect)
-    )
+def _are_limits(value: EstimateWithLimits, most: float) -> bool:
+    """Whether the limits of an estimate lie around it, from 0 to ``most``."""
+    return 0 <= value.low <= (value.low if value.estimate is None else value.estimate) <= value.high <= most
 
 
 def _short(value: object) -> str:
@@ -367,10 +356,8 @@ def report(card: PvfCard) -> Report:
     lead += f"Bars go from the lower to the upper limit, on a scale from 0 to {100 * most:.3g} %. {POINT}"
     main, known = _table(card, most, [row for row in rows if row.level != "layer"]), tuple(facts(card))
     result = [replace(main, title=_measure(card)) if card.memory_fit else main]
-    heads = (Column(""), Column("", left_aligned=True))
-    again = Table(
-        heads, tuple(map(TableRow, known)), "to repeat the measurement", on_page=False, plain_line_format="{0}: {1}"
-    )
+    heads, title = (Column(""), Column("", left_aligned=True)), "to repeat the measurement"
+    again = Table(heads, tuple(map(TableRow, known)), title, on_page=False, plain_line_format="{0}: {1}")
     what = "FIT of memories" if card.memory_fit else card.measure
     section = Section(_measure(card), lead, (*result, *([_table(card, most, layers, "Layers")] if layers else [])))
     if not rows:
@@ -413,18 +400,20 @@ def _estimates(rows: Sequence[CardRow], confidence: float) -> Iterator[Estimate]
 
 
 def _table(card: PvfCard, most: float, rows: Sequence[CardRow], title: str = "") -> Table:
-    heads = ("target", "part of", "flips", f"{card.measure} %", "interval %", "n", "silent")
-    without = () if title else ("part of",)  # only layers are part of something
-    lines = []
-    for row in rows:
-        value, limits = share_cells(row)
-        names = (row.target,) if without else (row.target, row.parent)
-        flips = TextCell(flips_number_text(row.flips), row.flips)
-        numbers = flips, value, replace(limits, bar=(row.low / most, row.high / most))
-        hint = f"{count_text(row.elements, 'element')}, {count_text(row.bits, 'bit')}; {row.method}"
-        lines.append(TableRow((*names, *numbers, row.n, percent_text(row.silent_share)), row.level == "model", hint))
-    shown = columns(*(head for head in heads if head not in without), left=("part of",), priority={"part of": 1})
-    return Table(shown, tuple(lines), title, terminal_rows=len(lines), sortable=len(lines) > 12)
+    def hint(row: CardRow) -> str:
+        return f"{count_text(row.elements, 'element')}, {count_text(row.bits, 'bit')}; {row.method}"
+
+    shown = [
+        Column("target"),
+        *([Column.text("part of", "parent", 1)] if title else []),  # only layers are part of something
+        Column("flips", of=lambda row: TextCell(flips_number_text(row.flips), row.flips)),
+        Column(f"{card.measure} %", of=lambda row: share_cells(row)[0]),
+        Column("interval %", of=lambda row: replace(share_cells(row)[1], bar=(row.low / most, row.high / most))),
+        Column("n"),
+        Column("silent", of=lambda row: percent_text(row.silent_share)),
+    ]
+    more = {"terminal_rows": len(rows), "sortable": len(rows) > 12}
+    return Table.of(rows, shown, title, lambda row: row.level == "model", hint, **more)
 
 
 def _measure(card: PvfCard) -> str:
@@ -438,7 +427,7 @@ def _fit_table(card: PvfCard) -> Table:
     for row in card.memory_fit:
         rates = [TextCell(number_text(value), value) for value in (row.raw, row.corrected)]
         for fit in (row.silent, row.detectable, row.incorrect):
-            rates += estimate_cells(estimate_text(fit.estimate, fit.low, fit.high, scale=1.0), fit)
+            rates += estimate_cells(rate_text(fit), fit)
         lines.append(TableRow((row.level, row.name, *rates, row.n), row.level == "model"))
     title = "Failures in 1e9 device hours (FIT)"
     return Table(columns(*heads, left=("level", "of")), tuple(lines), title, terminal_rows=len(lines))
@@ -448,7 +437,7 @@ def key_numbers(card: PvfCard) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
     for row in card.rows:
         if row.level == "model":
-            text = estimate_text(row.estimate, row.low, row.high)
+            text = estimate_text(row)
             where = "" if row.flips is None else f", {flips_text(row.flips)}"
             value = text.estimate if row.estimate is None else f"{text.estimate} %"
             yield f"{_measure(card)}{where}", value, text.limits if row.estimate else ""

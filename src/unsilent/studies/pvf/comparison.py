@@ -44,24 +44,17 @@ LEAST_CONFIDENCE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class DifferenceOrRatio:
-    """A difference or a ratio with its limits; ``high`` may be infinite."""
-
-    estimate: float | None
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class ComparedRow:
     """One target at one number of flips in both campaigns."""
 
     a: PvfRow
     b: PvfRow
-    difference: DifferenceOrRatio
+    difference: Interval
     """B - A, from -1 to 1."""
-    ratio: DifferenceOrRatio
-    """B / A; None where A is 0. Its limits take A and B for independent, also where they are paired: then they are wide."""
+    ratio: Interval
+    """B / A; None where A is 0. The upper limit may be infinite.
+
+    Its limits take A and B for independent, also where they are paired: then they are wide."""
     p: float | None
     """p value of the hypothesis that A and B are alike; 1 where it is above 0.5, None where one of them has no estimate."""
     adjusted_p: float | None
@@ -179,14 +172,13 @@ def row_key(row: PvfRow) -> RowKey:
 def _compared(a: PvfRow, b: PvfRow, trials_a: RowTrials, trials_b: RowTrials, question: PvfEstimator) -> ComparedRow:
     interval_at = difference_by_confidence(trials_a, trials_b, question)
     apart = interval_at(question.confidence)
-    times = _combined(ratio, trials_a, trials_b, question)
     p = None if apart.estimate is None else p_value(interval_at)
     exact = trials_a.sample.exhaustive_of if trials_b.sample.exhaustive_of else ""  # both tried every fault there is
     return ComparedRow(
         a=a,
         b=b,
-        difference=DifferenceOrRatio(apart.estimate, apart.low, apart.high),
-        ratio=DifferenceOrRatio(times.estimate, times.low, times.high),
+        difference=apart,
+        ratio=_combined(ratio, trials_a, trials_b, question),
         p=p,
         adjusted_p=p,
         differs=False,

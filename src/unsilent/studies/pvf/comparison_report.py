@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from unsilent.basics.interval import Interval
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.dots import Dots, dot_traces, rows_axis
 from unsilent.report.estimates import NO_ESTIMATE_KEY, Estimate, estimate_cells, limits_text, machine_table, share_cells
@@ -23,6 +23,7 @@ from unsilent.report.model import (
 )
 from unsilent.report.text import (
     count_text,
+    difference_text,
     escape_unprintable,
     estimate_text,
     flips_number_text,
@@ -34,7 +35,7 @@ from unsilent.report.text import (
 )
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label, vertical_line
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, check_rate, make_fit_row
-from unsilent.studies.pvf.comparison import ComparedRow, Comparison, DifferenceOrRatio, compare_campaigns
+from unsilent.studies.pvf.comparison import ComparedRow, Comparison, compare_campaigns
 from unsilent.studies.pvf.failure_rates import (
     FailureRates,
     are_bits_alike,
@@ -48,7 +49,6 @@ from unsilent.studies.pvf.failure_rates import (
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.memory_comparison import (
     FIT_DIFFERENCE_NAMES,
-    fit_difference_data,
     fit_difference_estimates,
     fit_difference_headline,
     fit_difference_numbers,
@@ -59,7 +59,6 @@ from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
     EVENTS_COMING_THROUGH,
     MOST_LAYERS_SHOWN,
-    PvfRow,
     at_level,
     components_with_own_layer,
     headline_flips,
@@ -122,14 +121,15 @@ def comparison_report(comparison: Comparison, fit_per_bit: float | None = None) 
     a, b = comparison.a, comparison.b
     rates = failure_rates(comparison)
     kind = meaning(a)[:1].upper() + meaning(a)[1:]
+    table = machine_table(_estimates(comparison), MACHINE_NAMES)
+    if comparison.fits:
+        table = machine_table(fit_difference_estimates(comparison.fits), FIT_DIFFERENCE_NAMES)
     return Report(
         schema=SCHEMA,
         report_type=f"Comparison · {kind} · {a.fault}",
         title=f"{meaning(a)}, {a.fault}: B ({b.store}, {b.workload}) against A ({a.store}, {a.workload})",
         headline=_headline(comparison, rates, fit_per_bit),
-        estimates=machine_table(fit_difference_estimates(comparison.fits), FIT_DIFFERENCE_NAMES)
-        if comparison.fits
-        else machine_table(_estimates(comparison), MACHINE_NAMES),
+        estimates=table,
         numbers=tuple(_numbers(comparison)),
         findings=tuple(filter(None, _findings(comparison))),
         sections=tuple(_sections(comparison, rates, fit_per_bit)),
@@ -168,7 +168,7 @@ def _estimates(comparison: Comparison) -> Iterator[Estimate]:
             "ratio": r.estimate, "ratio_low": r.low, "ratio_high": r.high, "p": row.adjusted_p,
             "b_is": difference_direction(row) or None, "paired": "yes" if row.is_paired else "no",
         }  # fmt: skip
-        apart = Interval(d.estimate, d.low, d.high, comparison.confidence, min(row.a.n, row.b.n), row.method)
+        apart = replace(d, confidence=comparison.confidence, n=min(row.a.n, row.b.n), method=row.method)
         yield Estimate(keys, apart, further=further)
 
 
@@ -176,14 +176,12 @@ def _data(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -> di
     a = comparison.a
     fits: dict[str, Any] = {} if fit_per_bit is None else {"fit_per_bit": fit_per_bit}
     if comparison.fits:
-        fits["memory_fit"] = fit_difference_data(comparison.fits)
+        fits["memory_fit"] = comparison.fits
     return {
         "command": comparison.command,
         "spec": {name: getattr(a, name) for name in COMMON} | {"flips": a.spec["flips"]},
         "measure": a.measure,
-        "headline": " ".join(
-            filter(None, (_headline(comparison, rates, fit_per_bit), differing_rows_text(comparison)))
-        ),
+        "headline": f"{_headline(comparison, rates, fit_per_bit)} {differing_rows_text(comparison)}".rstrip(),
         "identical": comparison.identical,
         "a": _fields(a, SIDE),
         "b": _fields(comparison.b, SIDE),
@@ -198,17 +196,18 @@ def _data(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -> di
 
 def _rate(one: FailureRates, fit_per_bit: float | None) -> dict[str, Any]:
     """How often a target fails in B against A, and with a raw rate FIT of both."""
-    row, limits = one.row, ("estimate", "low", "high")
-    common = {"confidence": row.a.confidence, "n": min(row.a.n, row.b.n), "unit": row.a.unit}
-    values = _fields(row, NAMES) | {
-        "bits_a": row.a.bits,
-        "bits_b": row.b.bits,
-        "ratio": _fields(one.ratio, limits) | common,
-    }
+    row = one.row
+    values = _fields(row, NAMES) | {"bits_a": row.a.bits, "bits_b": row.b.bits, "ratio": _limits_json(one.ratio, row)}
     if fit_per_bit is None:
         return values
-    fits = {name: make_fit_row(own, fit_per_bit) for name, own in (("fit_a", row.a), ("fit_b", row.b))}
-    return values | {name: _fields(fit, limits) | common for name, fit in fits.items()}
+    fits = {name: make_fit_row(side, fit_per_bit) for name, side in (("fit_a", row.a), ("fit_b", row.b))}
+    return values | {name: _limits_json(fit, row) for name, fit in fits.items()}
+
+
+def _limits_json(value: object, row: ComparedRow) -> dict[str, Any]:
+    """An estimate made of both sides of a row."""
+    both = {"confidence": row.a.confidence, "n": min(row.a.n, row.b.n), "unit": row.a.unit}
+    return _fields(value, ("estimate", "low", "high")) | both
 
 
 def _fields(record: object, names: Sequence[str]) -> dict[str, Any]:
@@ -217,10 +216,8 @@ def _fields(record: object, names: Sequence[str]) -> dict[str, Any]:
 
 def _result(row: ComparedRow) -> dict[str, Any]:
     """A row as JSON: its own limits are those of the difference."""
-    common = {"confidence": row.a.confidence, "n": min(row.a.n, row.b.n), "unit": row.a.unit}
-    limits = ("estimate", "low", "high")
     values = {**_fields(row, (*NAMES, "method", "is_paired", "p", "differs")), "p_adjusted": row.adjusted_p}
-    values |= _fields(row.difference, limits) | common | {"ratio": _fields(row.ratio, limits) | common}
+    values |= _limits_json(row.difference, row) | {"ratio": _limits_json(row.ratio, row)}
     return values | {"a": _fields(row.a, ROW), "b": _fields(row.b, ROW)}
 
 
@@ -241,13 +238,12 @@ def headline(comparison: Comparison) -> str:
     if not first:
         return "A and B have no fault target in common."
     row, measure = first[0], comparison.a.measure
-    where = (
-        "the whole model" if comparison.a.at == comparison.b.at == ALL_PARAMETERS else "all injected targets together"
-    )
+    is_whole = comparison.a.at == comparison.b.at == ALL_PARAMETERS
+    where = "the whole model" if is_whole else "all injected targets together"
     where = EVENTS_COMING_THROUGH if comparison.fits else where
     where += "" if row.flips is None else f" at {flips_text(row.flips)}"
-    a, b = (estimate_text(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
-    points = f"{_points(row).estimate} points{_points(row).limits_in_sentence}"
+    a, b = (estimate_text(side).estimate for side in (row.a, row.b))
+    points = difference_text(row.difference, " points")
     if row.differs:
         return f"{measure} of {where} is {difference_direction(row)} in B: {b} % against {a} %, {points}."
     return f"No difference is shown in {measure} of {where}: A {a} %, B {b} %, {points}."
@@ -264,10 +260,8 @@ def differing_rows_text(comparison: Comparison) -> str:
     start = f"After correction for multiple comparisons, {len(apart):,} of {len(rows):,} {level} rows differ{what}"
     if not apart:
         return f"{start}."
-    parts = [
-        f"`{escape_unprintable(row.target)}`{_flips(row.flips)} {_points(row).estimate}"
-        for row in apart[:MOST_ROWS_NAMED]
-    ]
+    first = apart[:MOST_ROWS_NAMED]
+    parts = [f"`{escape_unprintable(r.target)}`{_flips(r.flips)} {signed(r.difference).estimate}" for r in first]
     more = f" and {len(apart) - MOST_ROWS_NAMED:,} more" if len(apart) > MOST_ROWS_NAMED else ""
     return f"{start} (points): {', '.join(parts)}{more}."
 
@@ -308,9 +302,8 @@ def _notes(comparison: Comparison, fit_per_bit: float | None) -> Iterator[str]:
         yield mixed
     yield f"unit {a.unit}, judge {a.judge}, law {a.law}, targets per {a.per}"
     if comparison.changes:
-        yield "A and B also differ in: " + ", ".join(
-            f"{c.what} ({_value(c.a)}, {_value(c.b)})" for c in comparison.changes
-        )
+        changes = (f"{change.what} ({_value(change.a)}, {_value(change.b)})" for change in comparison.changes)
+        yield f"A and B also differ in: {', '.join(changes)}"
     if not comparison.rows:
         return
     yield f"{difference_counts_text(comparison)} (p after Holm's correction for the rows of a level)"
@@ -319,8 +312,7 @@ def _notes(comparison: Comparison, fit_per_bit: float | None) -> Iterator[str]:
 
 def _limits(comparison: Comparison) -> str:
     """A sentence on the limits of the differences."""
-    parts = [(row.difference, row.method) for row in comparison.rows]
-    return limits_text([Interval(d.estimate, d.low, d.high, 0.0, 0, m) for d, m in parts], comparison.confidence)
+    return limits_text([replace(row.difference, method=row.method) for row in comparison.rows], comparison.confidence)
 
 
 def _missing(comparison: Comparison) -> Iterator[str]:
@@ -341,23 +333,15 @@ def _flips(flips: int | None) -> str:
     return "" if flips is None else f" x{flips:,}"
 
 
-def _points(row: ComparedRow) -> Any:
-    return signed(row.difference.estimate, row.difference.low, row.difference.high)
-
-
-def _times(ratio: DifferenceOrRatio) -> Any:
-    return ratio_text(ratio.estimate, ratio.low, ratio.high)
-
-
 def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
     yield from fit_difference_numbers(comparison.fits)
     for row in () if comparison.fits else at_level(comparison.rows, "model")[:1]:
         where = "" if row.flips is None else f", {flips_text(row.flips)}"
         for name, one in (("A", row.a), ("B", row.b)):
-            text = estimate_text(one.estimate, one.low, one.high)
+            text = estimate_text(one)
             yield f"{name}{where}", f"{text.estimate} %", text.limits
-        apart, times = _points(row), _times(row.ratio)
+        apart, times = signed(row.difference), ratio_text(row.ratio)
         yield "B − A, points", apart.estimate, apart.limits
         yield "B / A", times.estimate, times.limits
     yield "faults tried", f"{comparison.a.trials_done:,}", f"and {comparison.b.trials_done:,}"
@@ -387,12 +371,9 @@ def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -
         f"{measure} of B minus {measure} of A, in percentage points ({_limits(comparison)}). Rows that differ after correction "
         "for the number of rows are coloured. A diamond marks a row with the same faults in A and B; its difference is taken "
         "trial by trial."
-        + (
-            f" The {BARS} rows with the smallest p values are drawn; the table of all rows has the others."
-            if left > 0
-            else ""
-        )
     )
+    if left > 0:
+        lead += f" The {BARS} rows with the smallest p values are drawn; the table of all rows has the others."
     title = f"Difference of {measure} by {level}" if comparison.fits else f"Difference by {level}"
     yield Section(title, lead, (*parts, *_terminal(comparison)))
     if rates and (fit_per_bit is not None or not are_bits_alike(rates)):
@@ -413,9 +394,8 @@ def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -
         ("All facts", [TableRow((term, a, b)) for (term, a), (_, b) in sides]),
     ]
     text = tuple(Table(heads, tuple(rows), title, terminal_rows=0) for title, rows in tables if rows)
-    yield Section(
-        "A and B", "Both campaigns use the same fault model, sampling law, target level, unit and judge.", text
-    )
+    lead = "Both campaigns use the same fault model, sampling law, target level, unit and judge."
+    yield Section("A and B", lead, text)
 
 
 def _layers(comparison: Comparison) -> list[ComparedRow]:
@@ -438,16 +418,15 @@ def _terminal(comparison: Comparison) -> Iterator[Table]:
 
 def _row(row: ComparedRow, own: frozenset[str]) -> TableRow:
     names = (row_label(row, own), row.level, row.parent, TextCell(flips_number_text(row.flips), float(row.flips or 0)))
-    both = [_one(one) for one in (row.a, row.b)]
-    apart, times = estimate_cells(_points(row), row.difference), estimate_cells(_times(row.ratio), row.ratio)
+    both = [share_cells(side)[0] for side in (row.a, row.b)]
+    apart, times = (
+        estimate_cells(signed(row.difference), row.difference),
+        estimate_cells(ratio_text(row.ratio), row.ratio),
+    )
     p = TextCell(p_value_text(row.adjusted_p), NO_ESTIMATE_KEY if row.adjusted_p is None else row.adjusted_p)
     parts = (*names, *both, *apart, *times, p, difference_direction(row), "yes" if row.is_paired else "no")
     faults = f"A {count_text(row.a.n, 'fault')}, B {count_text(row.b.n, 'fault')}"
     return TableRow(parts, row.level == "model", f"{faults}; p before correction {p_value_text(row.p)}; {row.method}")
-
-
-def _one(row: PvfRow) -> TextCell:
-    return share_cells(row)[0]
 
 
 def _drawn(row: ComparedRow) -> bool:
@@ -457,7 +436,7 @@ def _drawn(row: ComparedRow) -> bool:
 def forest(rows: Sequence[ComparedRow], several: bool = False) -> Figure:
     """One line a row, first at the top: the difference in points with its limits; ``several`` numbers of flips are named."""
     rows = [row for row in rows if _drawn(row)]
-    points = [_in_points(row) for row in rows]
+    points = [row.difference.scaled(100) for row in rows]
     ends = [0.0, *(end for one in points for end in (one.low, one.high))]
     edge = 0.06 * max(map(abs, ends)) or 1.0
     names = [escape_unprintable(row.target) + (f" · {flips_number_text(row.flips)}" if several else "") for row in rows]
@@ -473,17 +452,12 @@ def forest(rows: Sequence[ComparedRow], several: bool = False) -> Figure:
     return figure(traces, 112 + 32 * len(rows), xaxis=xaxis, yaxis=rows_axis(names), **more)
 
 
-def _in_points(row: ComparedRow) -> DifferenceOrRatio:
-    d = row.difference
-    return DifferenceOrRatio(100 * (d.estimate or 0.0), 100 * d.low, 100 * d.high)
-
-
 def _hover(row: ComparedRow) -> str:
-    apart, times = _points(row), _times(row.ratio)
+    apart, times = signed(row.difference), ratio_text(row.ratio)
     # The only markup in these strings is what stands here: names are escaped, numbers hold none but "<".
     lines = (
         f"B − A {apart.estimate} points {apart.limits}",
-        f"A {_one(row.a).text} %, n = {row.a.n:,}; B {_one(row.b).text} %, n = {row.b.n:,}",
+        f"A {estimate_text(row.a).estimate} %, n = {row.a.n:,}; B {estimate_text(row.b).estimate} %, n = {row.b.n:,}",
         f"B / A {times.estimate} {times.limits}, p {p_value_text(row.adjusted_p)}",
     )
     text = "<br>".join(html.escape(line, quote=False) for line in lines)

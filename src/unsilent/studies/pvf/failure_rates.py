@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unsilent.basics.interval import Interval
 from unsilent.report.model import Column, Section, Table
 from unsilent.report.text import EstimateText, escape_unprintable, listed, ratio_text
 from unsilent.studies.pvf.analysis import MIXED_WIDTHS_REASON, ONE_WIDTH, make_fit_row
-from unsilent.studies.pvf.comparison import ComparedRow, Comparison, DifferenceOrRatio
+from unsilent.studies.pvf.comparison import ComparedRow, Comparison
 from unsilent.studies.pvf.records import PvfResult, PvfRow, at_level, main_level, row_label
 
 NOT_ESTABLISHED = "which of them fails more often is not established"
@@ -22,7 +23,7 @@ class FailureRates:
     """One target in both campaigns: its PVF row, and the ratio of failure rates, B / A."""
 
     row: ComparedRow
-    ratio: DifferenceOrRatio
+    ratio: Interval
 
     @property
     def direction(self) -> str:
@@ -32,7 +33,7 @@ class FailureRates:
     @property
     def text(self) -> EstimateText:
         """The ratio and its limits as text."""
-        return ratio_text(self.ratio.estimate, self.ratio.low, self.ratio.high)
+        return ratio_text(self.ratio)
 
 
 def has_failure_rates(result: PvfResult) -> bool:
@@ -43,7 +44,7 @@ def has_failure_rates(result: PvfResult) -> bool:
 def failure_rates(comparison: Comparison) -> tuple[FailureRates, ...]:
     """Rows of the main level at one flip whose elements have one width, then the model."""
     rows = [row for row in _single_flips(comparison) if _has_one_width(row) and row.difference.estimate is not None]
-    return tuple(FailureRates(row, _scaled(row)) for row in rows)
+    return tuple(FailureRates(row, row.ratio.scaled(row.b.bits / row.a.bits)) for row in rows)
 
 
 def mixed_widths_text(comparison: Comparison, fit_per_bit: float | None) -> str:
@@ -68,21 +69,18 @@ def _has_one_width(row: ComparedRow) -> bool:
     return min(row.a.widest_share_of_bits, row.b.widest_share_of_bits) >= ONE_WIDTH
 
 
-def _scaled(row: ComparedRow) -> DifferenceOrRatio:
-    factor = row.b.bits / row.a.bits
-    estimate = None if row.ratio.estimate is None else factor * row.ratio.estimate
-    return DifferenceOrRatio(estimate, factor * row.ratio.low, factor * row.ratio.high)
-
-
 def are_bits_alike(rates: tuple[FailureRates, ...]) -> bool:
     """Whether every target has as many bits in both campaigns, so that PVF says all."""
     return all(r.row.a.bits == r.row.b.bits for r in rates)
 
 
+def _model(rates: tuple[FailureRates, ...]) -> FailureRates | None:
+    return next((rate for rate in rates if rate.row.level == "model"), None)
+
+
 def failure_rates_text(rates: tuple[FailureRates, ...]) -> str:
     """How often the whole model fails in B against A at equal rates per bit; empty where there is no such row."""
-    model = next((r for r in rates if r.row.level == "model"), None)
-    if model is None:
+    if (model := _model(rates)) is None:
         return ""
     bits = model.row.b.bits / model.row.a.bits
     why = f"it holds {bits:.3g} times as many bits"
@@ -98,11 +96,10 @@ def failure_rates_text(rates: tuple[FailureRates, ...]) -> str:
 
 def fit_headline(rates: tuple[FailureRates, ...], fit_per_bit: float) -> str:
     """FIT of the whole model in A and B, and which is higher; empty where there is no such row."""
-    model = next((r for r in rates if r.row.level == "model"), None)
-    if model is None:
+    if (model := _model(rates)) is None:
         return ""
-    a, b = (make_fit_row(row, fit_per_bit).text for row in (model.row.a, model.row.b))
-    values = f"B {b.estimate}{b.limits_in_sentence}, A {a.estimate}{a.limits_in_sentence}"
+    a, b = (make_fit_row(row, fit_per_bit).text.in_sentence for row in (model.row.a, model.row.b))
+    values = f"B {b}, A {a}"
     if not model.direction:
         return f"Which of both has more FIT (failures per 10⁹ hours) is not established: {values}."
     return f"FIT (failures per 10⁹ hours) is {'higher' if model.direction == 'more' else 'lower'} in B: {values}."

@@ -35,12 +35,11 @@ def _cell(text: EstimateText, lost: LostScore) -> TextCell:
 
 def _shown(result: PvfResult, lost: LostScore) -> Iterator[tuple[EstimateText, LostScore]]:
     if result.golden_score is None:
-        yield estimate_text(lost.estimate, lost.low, lost.high), lost
+        yield estimate_text(lost), lost
         return
-    yield signed(lost.estimate, lost.low, lost.high, scale=1.0), lost
+    yield signed(lost, scale=1.0), lost
     if result.score_name == LOG_LIKELIHOOD:
-        ratio = lost.perplexity_ratio
-        yield ratio_text(ratio.estimate, ratio.low, ratio.high), ratio
+        yield ratio_text(lost.perplexity_ratio), lost.perplexity_ratio
 
 
 def lost_numbers(result: PvfResult, row: PvfRow) -> Iterator[tuple[str, str, str]]:

@@ -6,13 +6,12 @@ P(incorrect) of such campaigns is of the events that come through the protection
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from unsilent.basics.interval import Interval
 from unsilent.report.estimates import Estimate
 from unsilent.report.model import Section, Table, TableRow, TextCell, columns
-from unsilent.report.text import EstimateText, difference_text, escape_unprintable, estimate_text, listed, signed
+from unsilent.report.text import EstimateText, escape_unprintable, listed, rate_text, signed
 from unsilent.statistics.comparing import difference
 from unsilent.studies.pvf.memory_records import MemoryFitRow
 
@@ -63,9 +62,9 @@ def fit_difference_headline(fits: Sequence[ComparedFit]) -> str:
 
 
 def _sentence(fit: ComparedFit) -> str:
-    a, b = (f"{text.estimate}{text.limits_in_sentence}" for text in map(_text, (fit.a, fit.b)))
+    a, b = (rate_text(rate).in_sentence for rate in (fit.a, fit.b))
     what = f"{fit.kind} FIT of the model"
-    apart = f"difference {difference_text(_in_points(fit.difference))}"
+    apart = f"difference {signed(fit.difference, 1.0).in_sentence}"
     if fit.direction:
         return f"{what[:1].upper()}{what[1:]} {fit.direction} from {a} to {b}, {apart}."
     return f"No difference is shown in {what}: A {a}, B {b}, {apart}."
@@ -83,7 +82,11 @@ def fit_difference_numbers(fits: Sequence[ComparedFit]) -> Iterator[tuple[str, s
     """FIT of the model for the head of the page: term, text, and what is set smaller."""
     for fit in fits:
         if fit.level == "model" and fit.kind != "incorrect":
-            for name, text in (("A", _text(fit.a)), ("B", _text(fit.b)), ("B − A", _signed(fit.difference))):
+            for name, text in (
+                ("A", rate_text(fit.a)),
+                ("B", rate_text(fit.b)),
+                ("B − A", signed(fit.difference, 1.0)),
+            ):
                 yield f"{fit.kind} FIT, {name}", text.estimate, text.limits
 
 
@@ -101,7 +104,7 @@ def fit_difference_section(fits: Sequence[ComparedFit]) -> Section:
 
 def _row(fit: ComparedFit) -> TableRow:
     cells = [escape_unprintable(fit.level), escape_unprintable(fit.name)]
-    texts = ((_text(fit.a), fit.a), (_text(fit.b), fit.b), (_signed(fit.difference), fit.difference))
+    texts = (rate_text(fit.a), fit.a), (rate_text(fit.b), fit.b), (signed(fit.difference, 1.0), fit.difference)
     numbers = [cell for text, interval in texts for cell in _cells(text, interval)]
     hint = f"A {fit.a.n:,} faults, B {fit.b.n:,} faults"
     return TableRow((*cells, *numbers), fit.level == "model", hint)
@@ -109,21 +112,6 @@ def _row(fit: ComparedFit) -> TableRow:
 
 def _cells(text: EstimateText, interval: Interval) -> tuple[TextCell, TextCell]:
     return TextCell(text.estimate, interval.estimate or 0.0), TextCell(text.limits, interval.high)
-
-
-def _text(interval: Interval) -> EstimateText:
-    return estimate_text(interval.estimate, interval.low, interval.high, scale=1.0)
-
-
-def _signed(gap: Interval) -> EstimateText:
-    inside = _in_points(gap)
-    return signed(inside.estimate, inside.low, inside.high)
-
-
-def _in_points(gap: Interval) -> Interval:
-    """The interval for functions that show hundredths, such that ``gap`` is shown."""
-    estimate = None if gap.estimate is None else gap.estimate / 100
-    return replace(gap, estimate=estimate, low=gap.low / 100, high=gap.high / 100)
 
 
 def fit_difference_estimates(fits: Sequence[ComparedFit]) -> Iterator[Estimate]:
@@ -135,8 +123,3 @@ def fit_difference_estimates(fits: Sequence[ComparedFit]) -> Iterator[Estimate]:
             "b": fit.b.estimate, "b_low": fit.b.low, "b_high": fit.b.high,
         }  # fmt: skip
         yield Estimate(keys, fit.difference, further=further)
-
-
-def fit_difference_data(fits: Sequence[ComparedFit]) -> list[dict[str, Any]]:
-    """Differences of FIT for the JSON object."""
-    return [asdict(fit) for fit in fits]

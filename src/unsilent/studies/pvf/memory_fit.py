@@ -39,7 +39,7 @@ def memory_fit_rows(
             # The same for each.
             bits = math.fsum(part.live_bits for part in mine if part.pattern == patterns[part.memory])
             silent, detectable, incorrect = _rates(mine, stored, question)
-            wrong = scaled(silent, calls[name]) if level == "memory" else None
+            wrong = silent.scaled(calls[name]) if level == "memory" else None
             result.append(
                 MemoryFitRow(level, name, bits, raw, corrected, detected, silent, detectable, incorrect, wrong)
             )
@@ -132,9 +132,3 @@ def _by_kind(trials: StratifiedTrials) -> Iterator[StratifiedTrials]:
             counts[:, spared] = 0
             strata.append(replace(stratum, tally=Tally(counts)))
         yield replace(trials, strata=tuple(strata))
-
-
-def scaled(interval: Interval, factor: float) -> Interval:
-    """The interval of ``factor x value``."""
-    estimate = None if interval.estimate is None else factor * interval.estimate
-    return replace(interval, estimate=estimate, low=factor * interval.low, high=factor * interval.high)

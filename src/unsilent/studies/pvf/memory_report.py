@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from unsilent.basics.interval import Interval
@@ -11,7 +10,7 @@ from unsilent.basics.sizes import human_bytes
 from unsilent.report.dots import Dots, rate_hover_text, rates_figure
 from unsilent.report.estimates import Estimate
 from unsilent.report.model import Part, Plot, Section, Table, TableRow, TextCell, columns
-from unsilent.report.text import estimate_text, number_text
+from unsilent.report.text import number_text, rate_text
 from unsilent.report.theme import OUTCOME_COLOURS, Figure
 from unsilent.studies.pvf.memory_records import NOTHING_TRIED, MemoryFacts, MemoryFitRow
 from unsilent.studies.pvf.records import MOST_LAYERS_SHOWN, PvfResult
@@ -76,16 +75,8 @@ def _size_row(facts: MemoryFacts) -> TableRow:
 
 def _table(rows: Sequence[MemoryFitRow], title: str, most: int | None = None) -> Table:
     heads = (
-        "level",
-        "of",
-        "raw FIT",
-        "corrected",
-        "silent FIT",
-        "interval",
-        "detectable FIT",
-        "interval ",
-        "silent calls",
-        "n",
+        *("level", "of", "raw FIT", "corrected"),
+        *("silent FIT", "interval", "detectable FIT", "interval ", "silent calls", "n"),
     )
     shown = columns(*heads, left=("level", "of"), priority={"corrected": 2, "silent calls": 3, "n": 1, "interval ": 1})
     return Table(shown, tuple(map(_row, rows)), title, terminal_rows=len(rows) if most is None else most, sortable=True)
@@ -105,7 +96,7 @@ def _number(value: float) -> TextCell:
 
 
 def _cells(interval: Interval) -> tuple[TextCell, TextCell]:
-    text = estimate_text(interval.estimate, interval.low, interval.high, scale=1.0)
+    text = rate_text(interval)
     limits = BY_DESCRIPTION if text.exact and interval.method == NOTHING_TRIED else text.limits
     return TextCell(text.estimate, interval.estimate or 0.0), TextCell(limits, interval.high)
 
@@ -119,7 +110,4 @@ def memory_estimates(result: PvfResult) -> Iterator[Estimate]:
 
 def memory_data(result: PvfResult) -> Mapping[str, Any]:
     """Failure rates by memory for the JSON object."""
-    return {
-        "memories": [asdict(facts) for facts in result.memories],
-        "memory_fit": [asdict(r) for r in result.memory_fit],
-    }
+    return {"memories": result.memories, "memory_fit": result.memory_fit}

@@ -118,6 +118,11 @@ class PvfRow:
     score_lost: LostScore | None = None
     """None where the workload has no score and no labels, or its judge decides nothing that a label could say."""
 
+    @property
+    def interval(self) -> Interval:
+        """The estimate with its limits."""
+        return Interval(self.estimate, self.low, self.high, self.confidence, self.n, self.method)
+
 
 @dataclass(frozen=True, slots=True)
 class LookupRow:
@@ -332,13 +337,11 @@ class Gate:
         """The rows it speaks of; raises ``UsageError`` when there are none."""
         output = [r for r in result.rows if r.target == self.target and self.flips in (None, r.flips)]
         if output:  # a component and its only layer may share a name: the coarser level is meant
-            output = [r for r in output if r.level == output[0].level]
-            return output
-        raise unknown_name_error(
-            "target of --assert",
-            self.target if self.flips is None else f"{self.target}@{self.flips}",
-            {r.target if self.flips is None else f"{r.target}@{r.flips}" for r in result.rows},
-        )
+            return [r for r in output if r.level == output[0].level]
+        if self.flips is None:
+            raise unknown_name_error("target of --assert", self.target, {r.target for r in result.rows})
+        known = {f"{r.target}@{r.flips}" for r in result.rows}
+        raise unknown_name_error("target of --assert", f"{self.target}@{self.flips}", known)
 
     @property
     def text(self) -> str:

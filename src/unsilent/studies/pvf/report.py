@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unsilent.basics.interval import Interval
 from unsilent.report.bars import Bar, stacked_shares_figure
 from unsilent.report.dots import (
     Dots,
@@ -101,16 +100,15 @@ def report_of_memory(result: PvfResult, fit_per_bit: float | None = None) -> Rep
 def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
     """All that is shown of a result; ``fit_per_bit`` adds failures in time, raises ``UsageError`` where it is no rate."""
     fits = () if fit_per_bit is None else fit_rows(result, check_rate(fit_per_bit))
+    rows, names = memory_estimates(result), FIT_ESTIMATE_NAMES
+    if not result.memory_fit:
+        rows, names = estimates(result, fit_per_bit if fits else None), (*MACHINE_NAMES, *(FIT_NAMES if fits else ()))
     return Report(
         schema=SCHEMA,
         report_type=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",
         title=f"{result.workload}: {meaning(result)}, {result.fault} at {result.at}",
         headline=" ".join(filter(None, (words.fit_headline(fits), headline(result)))),
-        estimates=machine_table(memory_estimates(result), FIT_ESTIMATE_NAMES)
-        if result.memory_fit
-        else machine_table(
-            estimates(result, fit_per_bit if fits else None), (*MACHINE_NAMES, *(FIT_NAMES if fits else ()))
-        ),
+        estimates=machine_table(rows, names),
         numbers=tuple(words.key_numbers(result)),
         findings=tuple(words.findings(result, fits)),
         sections=tuple(_sections(result, fit_per_bit, fits)),
@@ -131,8 +129,7 @@ def estimates(result: PvfResult, fit_per_bit: float | None) -> Iterator[Estimate
             fit = make_fit_row(row, fit_per_bit) if row.flips == 1 else None
             limits = (fit.estimate, fit.low, fit.high) if fit else (None, None, None)
             further |= zip(FIT_NAMES, limits, strict=True)
-        interval = Interval(row.estimate, row.low, row.high, row.confidence, row.n, row.method)
-        yield Estimate(keys, interval, further=further)
+        yield Estimate(keys, row.interval, further=further)
 
 
 def _data(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> dict[str, Any]:
@@ -167,10 +164,8 @@ def _heat(heat_map: HeatMap) -> dict[str, Any]:
 def _columns(result: PvfResult) -> tuple[Column, ...]:
     names = ("target", "level", "part of", "flips", f"{result.measure} %", "interval %", "n")
     counts = ("masked", "benign", "silent", "detectable", "silent %", "due %")
-    lost = lost_columns(result)
-    return columns(
-        *names, *counts, *lost, left=("level", "part of"), priority={"part of": 4, "silent %": 2, "due %": 3}
-    )
+    priority = {"part of": 4, "silent %": 2, "due %": 3}
+    return columns(*names, *counts, *lost_columns(result), left=("level", "part of"), priority=priority)
 
 
 def _row(result: PvfResult, row: PvfRow, own: frozenset[str]) -> TableRow:
@@ -179,10 +174,8 @@ def _row(result: PvfResult, row: PvfRow, own: frozenset[str]) -> TableRow:
     due = "–"  # weighted like the estimate
     if row.estimate is not None and row.silent_share is not None:
         due = share_of_estimate_text(1 - row.silent_share, row.estimate, row.low, row.high)
-    silent = TextCell(
-        percent_text(row.silent_share).removesuffix(" %"),
-        NO_ESTIMATE_KEY if row.silent_share is None else row.silent_share,
-    )
+    silent_key = NO_ESTIMATE_KEY if row.silent_share is None else row.silent_share
+    silent = TextCell(percent_text(row.silent_share).removesuffix(" %"), silent_key)
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in row.due_kinds.items() if count)
     hint = (
         f"{count_text(row.elements, 'element')}, {count_text(row.bits, 'bit')}, {count_text(row.units, unit)} judged, "
@@ -239,9 +232,8 @@ def _fit_table(fits: Sequence[FitRow], fit_per_bit: float) -> Table:
         value, limits = estimate_cells(f.text, f.row)
         limits = TextCell(f.reason or limits.text, f.high, bar=((f.low or 0.0) / most, (f.high or 0.0) / most))
         raw = TextCell(number_text(f.unmasked_fit), f.unmasked_fit)
-        rows.append(
-            TableRow((f.row.target, f.row.bits, raw, share_cells(f.row)[0], value, limits), f.row.level == "model")
-        )
+        cells = (f.row.target, f.row.bits, raw, share_cells(f.row)[0], value, limits)
+        rows.append(TableRow(cells, f.row.level == "model"))
     heads = columns("target", "bits", "raw FIT", "PVF %", "FIT", "interval", priority={"raw FIT": 1, "PVF %": 1})
     title = f"Failures per 1e9 hours at {fit_per_bit:g} per bit (FIT)"
     return Table(heads, tuple(rows), title)
@@ -300,9 +292,8 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
         yield Section("Hot and cold embedding rows", words.LOOKUPS, tuple(parts))
     own = components_with_own_layer(result.rows)
     rows = tuple(_row(result, row, own) for row in result.rows)
-    yield Section(
-        "All rows", words.all_rows_lead(result), (Table(_columns(result), rows, terminal_rows=0, sortable=True),)
-    )
+    table = Table(_columns(result), rows, terminal_rows=0, sortable=True)
+    yield Section("All rows", words.all_rows_lead(result), (table,))
 
 
 def _fit_section(fit_per_bit: float | None, fits: Sequence[FitRow]) -> Section:
@@ -311,11 +302,8 @@ def _fit_section(fit_per_bit: float | None, fits: Sequence[FitRow]) -> Section:
             "give the raw fault rate of the memory with `--fit-per-bit RATE` (failures per 10⁹ hours and bit) to get "
             "raw FIT × bits × PVF for each target"
         )
-        return Section(
-            "FIT estimate",
-            "",
-            (TextBlock(((None, f"Not computed: {why if fit_per_bit is None else FIT_REQUIREMENT}."),)),),
-        )
+        line = f"Not computed: {why if fit_per_bit is None else FIT_REQUIREMENT}."
+        return Section("FIT estimate", "", (TextBlock(((None, line),)),))
     lead = (
         f"FIT is raw fault rate ({fit_per_bit:.3g} FIT per bit) × bits × PVF: the number of single-bit faults per 10⁹ hours that "
         "make an output wrong. The largest FIT comes first (targets without a wrong output are ranked by their upper limit). "
@@ -332,7 +320,7 @@ def _fit_plot(fits: Sequence[FitRow]) -> Iterator[Plot]:
     if not shown:
         return
     names = [f.row.target for f in shown]
-    rates = [Interval(f.estimate, f.low or 0.0, f.high or 0.0, f.row.confidence, f.row.n, f.row.method) for f in shown]
+    rates = [f.interval for f in shown if f.interval is not None]
     hover = [rate_hover_text(rate, name, "FIT") for rate, name in zip(rates, names, strict=True)]
     colours = [MODEL_COLOUR if f.row.level == "model" else SERIES_COLOURS[0] for f in shown]
     places = [(float(place), *one) for place, one in enumerate(zip(rates, hover, strict=True))]
@@ -383,9 +371,8 @@ def curves_figure(lines: PvfCurves, measure: str) -> Figure:
     for i, (name, rows) in every:
         # Shifted a little along x, or the error bars of all series would lie on each other.
         shift = 1.035 ** (i - (len(every) - 1) / 2)
-        places = [
-            (row.flips * shift, row, text) for row, text in zip(rows, hover[i], strict=True) if row.flips is not None
-        ]
+        pairs = zip(rows, hover[i], strict=True)
+        places = [(row.flips * shift, row, text) for row, text in pairs if row.flips is not None]
         mine = dot_traces(Dots(label(name), *looks[i], places), bottom, "y")
         line = {"color": looks[i][0], "width": 2, **({"dash": "dash"} if rows[0].level == "model" else {})}
         mine[0] |= {"mode": "lines+markers", "line": line}

@@ -22,6 +22,7 @@ from unsilent.report.text import (
     flips_text,
     listed,
     lower_bound_text,
+    rate_text,
 )
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, fit_versus_pvf_text
 from unsilent.studies.pvf.lost_scores import lost_meaning, lost_numbers
@@ -59,9 +60,8 @@ def headline(result: PvfResult) -> str:
     level = main_level(result)
     rows = at_level(result.rows, level)
     flips = headline_flips(rows)
-    tried = sorted(
-        (r for r in rows if r.flips == flips and r.estimate is not None), key=vulnerability_key, reverse=True
-    )
+    of_flips = [row for row in rows if row.flips == flips and row.estimate is not None]
+    tried = sorted(of_flips, key=vulnerability_key, reverse=True)
     if not tried:
         return "No trial has been run yet."
     if level == "model" or len(tried) == 1 or all(r.estimate == 0 for r in tried):
@@ -72,7 +72,7 @@ def headline(result: PvfResult) -> str:
     top, bottom = tried[0], min(tried[1:], key=lambda row: row.joint_high)
     start = _subject(result, top) + _probability(top)
     if top.joint_low > bottom.joint_high:
-        text = estimate_text(bottom.estimate, bottom.low, bottom.high)
+        text = estimate_text(bottom)
         value = f"{text.estimate} %{'' if bottom.estimate == 0 else text.limits_in_sentence}"
         return f"{start} — {_factor(top, bottom)} `{escape_unprintable(bottom.target)}` ({value})."
     if all(map(is_exact, tried)):
@@ -92,15 +92,12 @@ def fit_headline(fits: Sequence[FitRow]) -> str:
     others = [one.unmasked_fit * one.row.joint_high for one in fits if one.row.level != "model" and one is not top]
     is_known = top.unmasked_fit * top.row.joint_low > max(others, default=0.0)
     most = "has the most FIT" if is_known else "has the largest estimate of FIT (the order is not established)"
-    whole = f"; the whole model has {model[0].text.estimate}{model[0].text.limits_in_sentence}" if model else ""
-    return (
-        f"`{escape_unprintable(top.row.target)}` {most}, {top.text.estimate}{top.text.limits_in_sentence} failures per 10⁹ hours"
-        f"{whole}."
-    )
+    whole = f"; the whole model has {model[0].text.in_sentence}" if model else ""
+    return f"`{escape_unprintable(top.row.target)}` {most}, {top.text.in_sentence} failures per 10⁹ hours{whole}."
 
 
 def _failure_rate(model: MemoryFitRow) -> str:
-    silent, errors = (estimate_text(i.estimate, i.low, i.high, scale=1.0) for i in (model.silent, model.detectable))
+    silent, errors = map(rate_text, (model.silent, model.detectable))
     return (
         f"Events in the memories make a call silently incorrect at {silent.estimate} FIT{silent.limits_in_sentence}, and cause "
         f"detectable errors at {errors.estimate} FIT{errors.limits_in_sentence}."
@@ -109,8 +106,7 @@ def _failure_rate(model: MemoryFitRow) -> str:
 
 def _unmeasured_rate(model: MemoryFitRow) -> str:
     """FIT where there is nothing to try: what the description and the codes say."""
-    texts = (estimate_text(i.estimate, i.low, i.high, scale=1.0) for i in (model.silent, model.detectable))
-    silent, errors = (f"{text.estimate}{text.limits_in_sentence}" for text in texts)
+    silent, errors = (rate_text(rate).in_sentence for rate in (model.silent, model.detectable))
     why = "the memories have no events at all"
     if model.raw:
         why = "too few faults come through to be tried" if model.silent.high else "no fault reaches the model"
@@ -127,9 +123,8 @@ def _subject(result: PvfResult, row: PvfRow) -> str:
     where = _everywhere(result) if row.level == "model" else inside
     # Without parameters: any bit may flip. With them the text of the fault model says what is meant.
     if row.flips is not None and result.fault == "bitflip":
-        return (
-            f"{'A random single-bit flip' if row.flips == 1 else f'A fault of {row.flips:,} random bit flips'} {where}"
-        )
+        what = "A random single-bit flip" if row.flips == 1 else f"A fault of {row.flips:,} random bit flips"
+        return f"{what} {where}"
     return f"A `{fault}` fault{'' if row.flips in (None, 1) else f' of {row.flips:,} places'} {where}"
 
 
@@ -145,7 +140,7 @@ def _probability(row: PvfRow) -> str:
         wrong = "no batch wrong in" if batch else "no output wrong in"
     else:
         wrong = f"{'the output of a batch' if batch else 'an output'} wrong with probability"
-    text = estimate_text(row.estimate, row.low, row.high)
+    text = estimate_text(row)
     if row.estimate == row.high == 0:
         return f" made {wrong} {row.n:,} trials, which cover all faults"
     if has_list_bounds(row):  # what is known of the list
@@ -237,21 +232,19 @@ def curves_lead(result: PvfResult, lines: PvfCurves) -> str:
     limits = limits_text(result.rows, result.confidence)
     all_exact = all(map(is_exact, result.rows))
     zeros = any(is_exact(row) and row.estimate == 0 for rows in lines.series.values() for row in rows)
+    cause = "an event that comes through the protection" if result.memories else "a fault"
     parts = [
-        f"How often an output is wrong, given {_cause(result)} in the {level}.",
+        f"How often an output is wrong, given {cause} in the {level}.",
         f"{limits[:1].upper()}{limits[1:]}." if result.rows and all_exact else f"Bars are {limits}.",
         "" if all_exact else "A hollow triangle is the upper limit of a target where no output was wrong.",
         "A target whose value is exactly 0 has no mark on this scale." if zeros else "",
-        f"The {lines.target_count} most vulnerable targets are drawn; {lines.left_out} more are in the table of all rows."
-        if lines.left_out
-        else "",
-        f"No trial corrupted {listed(lines.missing)}." if lines.missing else "",
     ]
+    if lines.left_out:
+        drawn = f"The {lines.target_count} most vulnerable targets are drawn"
+        parts.append(f"{drawn}; {lines.left_out} more are in the table of all rows.")
+    if lines.missing:
+        parts.append(f"No trial corrupted {listed(lines.missing)}.")
     return " ".join(filter(None, parts))
-
-
-def _cause(result: PvfResult) -> str:
-    return "an event that comes through the protection" if result.memories else "a fault"
 
 
 def heat_map_lead(result: PvfResult, maps: int) -> str:
@@ -273,9 +266,8 @@ def all_rows_lead(result: PvfResult) -> str:
     every = units(result)
     judged = "the judged batches, one for each fault"
     if not _judged_once(result):
-        judged = f"the judged {every}, which are not independent" + (
-            " (intervals are computed from faults)" if has_any_interval(result.rows) else ""
-        )
+        how = " (intervals are computed from faults)" if has_any_interval(result.rows) else ""
+        judged = f"the judged {every}, which are not independent{how}"
     events = f"{result.measure} is that of {EVENTS_COMING_THROUGH}. " if result.memories else ""
     return (
         f"{events}n counts faults, which are independent. The columns masked to detectable count {judged}. Click a heading to "
@@ -319,12 +311,11 @@ def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
     if result.nothing_reaches:
         for kind in ("silent", "detectable"):
-            rate = getattr(result.memory_fit[-1], kind)
-            text = estimate_text(rate.estimate, rate.low, rate.high, scale=1.0)
+            text = rate_text(getattr(result.memory_fit[-1], kind))
             yield f"{kind} FIT by the description", text.estimate, text.limits
     model = at_level(result.rows, "model")
     for row in [r for r in model if r.flips == headline_flips(model)][:1]:
-        text = estimate_text(row.estimate, row.low, row.high)
+        text = estimate_text(row)
         name = "whole model" if result.at == ALL_PARAMETERS else "all injected targets together"
         name = "whole list" if result.spec.get("faults") else name
         name = result.measure_text if result.memories else name
@@ -340,6 +331,10 @@ def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     yield "time", duration_text(result.seconds), ""
 
 
+HAS_END = {"--ci", "--rel", "--faults"}
+"""Options with which a campaign ends by itself."""
+
+
 def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
     """Next steps with the result, and their commands: none where its trials were not kept."""
     store, spec = shlex.quote(result.store), result.spec
@@ -347,9 +342,7 @@ def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
         return
     if result.trials_done < result.trials_planned:
         yield "finish the campaign", f"{result.command} --store {store}"
-    elif result.rows and not (
-        spec.get("exhaustive") or {"--ci", "--rel", "--faults"} & set(shlex.split(result.command))
-    ):
+    elif result.rows and not (spec.get("exhaustive") or HAS_END & set(shlex.split(result.command))):
         yield "run trials until each row is precise", f"{without_options(result.command, PvfBudget)} --rel 20%"
     if result.at == ALL_PARAMETERS and result.fault == "bitflip" and 1 in spec["flips"] and result.trials_done:
         yield "choose which parameters to protect", f"unsilent plan {store} --budget 20%"
@@ -386,10 +379,8 @@ def facts(result: PvfResult) -> Iterator[tuple[str, str]]:
         yield "confidence", f"{100 * result.confidence:g} %"
     yield "time", f"{duration_text(result.seconds)}, {duration_text(result.cpu_seconds)} CPU"
     yield "one fault-free evaluation", duration_text(result.golden_seconds)
-    yield from (
-        ("fault-free", accuracy_text(result.info)) if key == "accuracy" else (key, info_text(value))
-        for key, value in result.info.items()
-    )
+    for key, value in result.info.items():
+        yield ("fault-free", accuracy_text(result.info)) if key == "accuracy" else (key, info_text(value))
 
 
 def info_text(value: Any) -> str:

@@ -48,10 +48,8 @@ def compare_training_results(a: TrainingResult, b: TrainingResult) -> tuple[Cont
         if mine.n or theirs.n:
             rows[mine.name] = mine.share, theirs.share
     gaps = joint_differences([(_counts(second), _counts(first)) for first, second in rows.values()], a.confidence)
-    return tuple(
-        Contrast(name, campaign_label(a), campaign_label(b), *shares, gap)
-        for (name, shares), gap in zip(rows.items(), gaps, strict=True)
-    )
+    first, second, pairs = campaign_label(a), campaign_label(b), zip(rows.items(), gaps, strict=True)
+    return tuple(Contrast(name, first, second, *shares, gap) for (name, shares), gap in pairs)
 
 
 def _counts(share: Interval) -> Counts:
@@ -61,10 +59,8 @@ def _counts(share: Interval) -> Counts:
 
 def campaign_label(result: TrainingResult) -> str:
     """A campaign in a few words."""
-    return (
-        f"{result.workload} ({' and '.join(dict.fromkeys(result.optimizers)) or 'no optimizer'}, "
-        f"{count_text(result.n, 'trial')})"
-    )
+    optimizers = " and ".join(dict.fromkeys(result.optimizers)) or "no optimizer"
+    return f"{result.workload} ({optimizers}, {count_text(result.n, 'trial')})"
 
 
 # -- its report -----------------------------------------------------------------------------------------------------------
@@ -107,18 +103,13 @@ def _all_equal(result: Sequence[Contrast]) -> bool:
 
 
 def _headline(result: Sequence[Contrast]) -> str:
-    more = [c.name for c in result if c.difference.low > 0]
-    less = [c.name for c in result if c.difference.high < 0]
-    parts = [
-        f"a larger share of {listed(names)}" if sign else f"a smaller share of {listed(names)}"
-        for sign, names in ((True, more), (False, less))
-        if names
-    ]
-    return (
-        f"B has {' and '.join(parts)} than A"
-        if parts
-        else f"A and B are not shown to differ in any of {count_text(len(result), 'row')}"
-    )
+    larger = [c.name for c in result if c.difference.low > 0]
+    smaller = [c.name for c in result if c.difference.high < 0]
+    shares = {"larger": larger, "smaller": smaller}
+    parts = [f"a {word} share of {listed(names)}" for word, names in shares.items() if names]
+    if not parts:
+        return f"A and B are not shown to differ in any of {count_text(len(result), 'row')}"
+    return f"B has {' and '.join(parts)} than A"
 
 
 def _figure(estimates: Sequence[Estimate]) -> Figure:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from unsilent.basics.interval import known_value
 from unsilent.report.estimates import Estimate, machine_table
-from unsilent.report.model import Column, Plot, Report, Section, Table, TextBlock
+from unsilent.report.model import Column, Plot, Report, Section, Table, TableRow, TextBlock
 from unsilent.report.text import count_text, number_text
 from unsilent.studies.training.example import TrainingExample
 from unsilent.studies.training.plots import GOLDEN, example_line_style, loss_figure
@@ -35,9 +35,9 @@ LEAD = (
 def report(example: TrainingExample) -> Report:
     """The report on an example."""
     baseline, name = example.baseline, example.stored.outcome_class
-    as_stored = (
-        ", as it did when it was stored" if example.has_stored_class else f"; when it was stored, it ended in {name}"
-    )
+    as_stored = f"; when it was stored, it ended in {name}"
+    if example.has_stored_class:
+        as_stored = ", as it did when it was stored"
     return Report(
         schema="unsilent/training-example/1",
         report_type="One fault in a training",
@@ -82,22 +82,19 @@ def _findings(example: TrainingExample) -> Iterator[str]:
 
 def _section(example: TrainingExample) -> Section:
     baseline, curve = example.baseline, example.curve
+    colour, losses = str(example_line_style(0)["color"]), (*baseline.losses[: curve.step], *curve.losses)
     runs = (
         (GOLDEN, FAULT_FREE, baseline.losses, baseline.test_accuracy),
-        (
-            str(example_line_style(0)["color"]),
-            FAULTY,
-            (*baseline.losses[: curve.step], *curve.losses),
-            curve.test_accuracy,
-        ),
+        (colour, FAULTY, losses, curve.test_accuracy),
     )
     legend = TextBlock(tuple(((colour, "━"), f"{run}: {_accuracy(share)}") for colour, run, _, share in runs))
     figure = loss_figure([curve], baseline.steps, baseline.losses)
     assert figure is not None  # losses of the fault-free run are finite
     plot = Plot("losses", "Training loss of the run with the fault and of the fault-free run", figure)
-    values = [(run, losses[curve.step], _last_mean(losses, baseline.steps), share) for _, run, losses, share in runs]
-    rows = [dict(zip((column.name for column in COLUMNS), row, strict=True)) for row in values]
-    return Section("Both runs", LEAD, (legend, plot, Table.of(rows, COLUMNS)))
+    rows = (
+        TableRow((run, losses[curve.step], _last_mean(losses, baseline.steps), share)) for _, run, losses, share in runs
+    )
+    return Section("Both runs", LEAD, (legend, plot, Table(COLUMNS, tuple(rows))))
 
 
 def _accuracy(share: float | None) -> str:

@@ -74,19 +74,12 @@ def _condition(
         table["latent" if trial.outcome.latent else "loud" if trial.outcome.harmful else "harmless", large] += 1
         different[large] += trial.by_implementation.latent
     hit, missed, false, clear = (table[what, large] for what in ("latent", "harmless") for large in (True, False))
-    return NecessaryCondition(
-        kind,
-        factor,
-        hit,
-        missed,
-        false,
-        clear,
-        clopper_pearson(hit, hit + missed, confidence),
-        clopper_pearson(clear, clear + false, confidence),
-        table["loud", True],
-        table["loud", False],
-        clopper_pearson(different[True], sum(different.values()), confidence),
+    sensitivity, specificity, of_different = (
+        clopper_pearson(events, whole, confidence)
+        for events, whole in ((hit, hit + missed), (clear, clear + false), (different[True], sum(different.values())))
     )
+    counts, loud = (hit, missed, false, clear), (table["loud", True], table["loud", False])
+    return NecessaryCondition(kind, factor, *counts, sensitivity, specificity, *loud, of_different)
 
 
 HISTORY, MOVING = (HISTORY_KINDS.index("first"), HISTORY_KINDS.index("second")), (HISTORY_KINDS.index("moving"),)
@@ -177,11 +170,8 @@ class _Scale:
         ticks: Mapping[float, str] = {float(k): power_of_ten_text(k) for k in range(first, self.high + 1, every)}
         edges = {self.low - 0.5 * self._band: "0, missing"} if self.below else {}
         over = {self.high + 0.5 * self._band: "∞, NaN"} if self.above else {}
-        named = {
-            **edges,
-            **{k: t for k, t in ticks.items() if not over or k < self.high - 0.3 * self._band or k == 2},
-            **over,
-        }
+        free = {k: text for k, text in ticks.items() if not over or k < self.high - 0.3 * self._band or k == 2}
+        named = {**edges, **free, **over}
         ends = [self.low - (self._band if self.below else 0.02), self.high + (self._band if self.above else 0.02)]
         return {"tickvals": list(named), "ticktext": list(named.values()), "range": ends}
 
@@ -225,41 +215,29 @@ def guard_result(
     edges = (0.0, *SIZES, math.inf)
     names = [f"up to {SIZES[0]:g}", *(f"{a:g} to {b:g}" for a, b in itertools.pairwise(SIZES))]
     names.append(f"above {SIZES[-1]:g}")
+    by_size = [(relative_injected_size(one.row), again) for one, again in pairs]
     sizes = tuple(
-        _caught(
-            name,
-            [
-                again
-                for trial, again in pairs
-                if low < relative_injected_size(trial.row) <= high or (low == relative_injected_size(trial.row) == 0)
-            ],
-            confidence,
-        )
+        _caught(name, [again for size, again in by_size if low < size <= high or low == size == 0], confidence)
         for name, low, high in zip(names, edges, edges[1:], strict=False)
     )
     groups: dict[str, list[TrainingRow]] = {}
     for trial, again in pairs:
         target = trial.row.trial.target
         groups.setdefault(trial.row.injection.phase if target == RANDOM else target, []).append(again)
-    kinds = Counter(
-        again.error.partition(":")[2].strip().partition(" of ")[0]
-        for _, again in pairs
-        if again.detected_after is not None
-    )
+    alarms = [again for _, again in pairs if again.detected_after is not None]
+    kinds = Counter(again.error.partition(":")[2].strip().partition(" of ")[0] for again in alarms)
     return GuardResult(
         large_fault_factor=LARGE_FAULT_FACTOR,
         different=_caught("all different", [again for _, again in different], confidence),
         all_harmful=_caught("all harmful", [again for _, again in pairs], confidence),
         large_harmful=_caught(
             f"over {LARGE_FAULT_FACTOR:g} x the largest value before",
-            [again for trial, again in pairs if relative_injected_size(trial.row) > LARGE_FAULT_FACTOR],
+            [again for size, again in by_size if size > LARGE_FAULT_FACTOR],
             confidence,
         ),
         sizes=sizes,
         groups=tuple(_caught(name, groups[name], confidence) for name in sorted(groups)),
-        late_alarms=sum(
-            again.detected_after is not None and again.detected_after > DETECTION_STEPS for _, again in pairs
-        ),
+        late_alarms=sum((again.detected_after or 0) > DETECTION_STEPS for again in alarms),
         stopped=sum(again.end_reason == "stopped" for _, again in pairs),
         alarms=dict(kinds),
     )
@@ -277,10 +255,7 @@ def relative_injected_size(row: TrainingRow) -> float:
 
 
 def _caught(name: str, rows: Sequence[TrainingRow], confidence: float) -> GuardDetection:
-    within = [
-        row
-        for row in rows
-        if row.detected_after is not None and row.detected_after <= DETECTION_STEPS and row.end_reason != "stopped"
-    ]
+    alarms = [row for row in rows if row.detected_after is not None and row.detected_after <= DETECTION_STEPS]
+    within = [row for row in alarms if row.end_reason != "stopped"]
     same = sum(row.bit_identical for row in within)
     return GuardDetection(name, len(rows), len(within), same, clopper_pearson(len(within), len(rows), confidence))

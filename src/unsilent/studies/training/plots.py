@@ -165,13 +165,12 @@ def log_axis_ticks(low: float, high: float) -> Figure:
     every = max(1, math.ceil((high - low) / 8))
     digits = (1, 2, 5) if high - low < 1.6 else (1,)
     powers = range(math.floor(low / every) * every, math.ceil(high) + 1, every)
-    ticks = [
-        (digit * 10.0**k, f"{digit * 10.0**k:g}" if digit > 1 else power_of_ten_text(k))
-        for k in powers
-        if abs(k) < 308
-        for digit in digits
-    ]
-    return {"tickvals": [tick for tick, _ in ticks], "ticktext": [text for _, text in ticks]}
+    ticks = {}
+    for power in (power for power in powers if abs(power) < 308):
+        for digit in digits:
+            place = digit * 10.0**power
+            ticks[place] = f"{place:g}" if digit > 1 else power_of_ten_text(power)
+    return {"tickvals": list(ticks), "ticktext": list(ticks.values())}
 
 
 def power_of_ten_text(exponent: int) -> str:

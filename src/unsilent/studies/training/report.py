@@ -207,7 +207,7 @@ def key_numbers(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
         worst = max((part.pvf for part in result.parts), key=lambda share: (share.estimate or 0.0, share.low))
         shares = [("largest training PVF", worst)]
     for term, share in shares:
-        text = estimate_text(share.estimate, share.low, share.high)
+        text = estimate_text(share)
         yield term, f"{text.estimate} %", text.limits if share.estimate else ""
     yield "fault-free accuracy", f"{100 * result.golden_test:.2f} %", f"of {result.samples:,} samples"
     yield "cost of a trial", f"{100 * result.cost.steps:.0f} %", "of a run's steps"
@@ -265,8 +265,9 @@ def _harm(result: TrainingResult) -> Section:
     lead = (
         "Shares of trials that are different, harmful and latent, with confidence limits. A hollow triangle is the upper limit "
         "of a share of 0."
-        + (f" Of more than {ROWS} groups, only the {ROWS} most harmful are drawn; the table has all." if many else "")
     )
+    if many:
+        lead += f" Of more than {ROWS} groups, only the {ROWS} most harmful are drawn; the table has all."
     return Section("Where faults do harm", lead, tuple(parts))
 
 
@@ -349,11 +350,11 @@ def _examples(result: TrainingResult) -> Section:
     for name in dict.fromkeys(curve.outcome for curve in result.curves):
         parts.append(Heading(name, outcome_text(name, result)))
         plots: list[Plot | TextBlock] = [
-            Plot(f"metric-{name}", f"Training metric of examples of {name}", figures[f"metric-{name}"])
+            Plot(f"{kind}-{name}", f"Training {kind} of examples of {name}", figures[f"{kind}-{name}"])
+            for kind in ("metric", "loss")
+            if f"{kind}-{name}" in figures
         ]
-        if f"loss-{name}" in figures:
-            plots.append(Plot(f"loss-{name}", f"Training loss of examples of {name}", figures[f"loss-{name}"]))
-        else:
+        if len(plots) == 1:
             plots.append(TextBlock(((None, "No loss from the fault's step on is finite."),)))
         mine = [curve for curve in result.curves if curve.outcome == name]
         parts += [SideBySide(tuple(plots)), TextBlock(tuple(_curve(i, curve) for i, curve in enumerate(mine)))]
@@ -362,9 +363,9 @@ def _examples(result: TrainingResult) -> Section:
         f"training metric is averaged over the last {result.thresholds.window} steps. Losses are those of single steps; in a "
         "long run, only the largest loss of every few steps is drawn. ✖ at the upper edge is a loss that is not finite."
     )
-    return Section(
-        "Examples of each class", lead, tuple([TextBlock((((GOLDEN, "▬"), "golden"),)), *parts] if parts else [])
-    )
+    if parts:
+        parts.insert(0, TextBlock((((GOLDEN, "▬"), "golden"),)))
+    return Section("Examples of each class", lead, tuple(parts))
 
 
 def _curve(number: int, curve: ExampleCurve) -> tuple[Mark, str]:

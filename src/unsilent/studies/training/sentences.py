@@ -73,9 +73,8 @@ def thresholds(result: TrainingResult) -> list[tuple[str, str, str, str]]:
 
 def counts_text(counts: Mapping[str, int]) -> str:
     """``8×immediate-nan, 9×low-test``: of all classes but the masked ones; no blank parts a count from its class."""
-    return ", ".join(
-        f"{counts[name]:,}×{name}" for name in classes_with_trials(counts) if not name.startswith("masked")
-    )
+    names = [name for name in classes_with_trials(counts) if not name.startswith("masked")]
+    return ", ".join(f"{counts[name]:,}×{name}" for name in names)
 
 
 def ordered_groups(result: TrainingResult) -> dict[str, list[TrialGroup]]:
@@ -150,9 +149,8 @@ def findings(result: TrainingResult) -> Iterator[str]:
     """Further findings, a sentence each."""
     if result.parts:
         yield pvf_text(result)
-        yield (
-            f"the following counts combine the trials of all {count_text(len(result.parts), 'target')}, regardless of their size"
-        )
+        targets = count_text(len(result.parts), "target")
+        yield f"the following counts combine the trials of all {targets}, regardless of their size"
     yield from _classes(result)
     yield from map(contrast_text, result.contrasts)
     yield from _conditions(result)
@@ -252,8 +250,7 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
 def training_method_lines(result: TrainingResult) -> list[str]:
     """How trials were judged and what they cost: lines under the tables."""
     return [
-        f"{count_text(result.steps, 'step')} of {result.workload}, "
-        f"{count_text(result.parameters, 'parameter')}, optimizer "
+        f"{count_text(result.steps, 'step')} of {result.workload}, {count_text(result.parameters, 'parameter')}, optimizer "
         f"{' and '.join(dict.fromkeys(result.optimizers)) or 'none'}; fault-free held-out accuracy "
         f"{100 * result.golden_test:.2f} %",
         *floor_texts(result),
@@ -269,22 +266,17 @@ def training_method_lines(result: TrainingResult) -> list[str]:
 def joint_text(result: TrainingResult) -> str:
     """Which limits hold together, and how those of differences are made."""
     many = len(result.contrasts)
-    return (f"limits of differences: Zou & Donner, joint over {many} (Bonferroni); " if many else "") + (
-        "limits in a table hold for each row separately, so comparing rows is exploratory"
-    )
+    joint = f"limits of differences: Zou & Donner, joint over {many} (Bonferroni); " if many else ""
+    return f"{joint}limits in a table hold for each row separately, so comparing rows is exploratory"
 
 
 def floor_texts(result: TrainingResult) -> Iterator[str]:
     """The two noise floors, and the test against them."""
     floors = result.floors
-    yield f"implementation noise: {_floor(floors.implementation, result)}" + (
-        ", so every difference exceeds this noise" if all(floors.implementation.identical_to_twin) else ""
-    )
-    yield f"noise of seeds: {_floor(floors.seeds, result)}" + (
-        ": no seed changes this training, so harm is judged by implementation noise alone"
-        if all(floors.seeds.identical_to_twin)
-        else ""
-    )
+    exceeded = ", so every difference exceeds this noise"
+    yield f"implementation noise: {_floor(floors.implementation, result, exceeded)}"
+    no_seed = ": no seed changes this training, so harm is judged by implementation noise alone"
+    yield f"noise of seeds: {_floor(floors.seeds, result, no_seed)}"
     n = min(len(floors.implementation.accuracy), len(floors.seeds.accuracy))
     yield (
         f"beyond a floor: a rank test of held-out accuracy and loss gives p of at most {100 * result.level:g} % (the "
@@ -294,10 +286,11 @@ def floor_texts(result: TrainingResult) -> Iterator[str]:
     )
 
 
-def _floor(floor: ReplicaDifferences, result: TrainingResult) -> str:
+def _floor(floor: ReplicaDifferences, result: TrainingResult, if_identical: str) -> str:
+    """Differences of replicas in words; ``if_identical`` follows where there are none."""
     head = f"{count_text(len(floor.accuracy), 'fault-free replica')} (switches: {floor.switches})"
     if all(floor.identical_to_twin):
-        return f"{head} that all ended in the final state of the fault-free twin (golden)"
+        return f"{head} that all ended in the final state of the fault-free twin (golden){if_identical}"
     return (
         f"{head} whose held-out accuracy is {_span(floor.accuracy)} points from that of the fault-free twin (golden), and whose "
         f"predictions differ in up to {upper_bound_text(max(floor.churn), 100)} % of {count_text(result.samples, 'sample')}"
@@ -309,10 +302,9 @@ def cost_text(result: TrainingResult) -> str:
     cost = result.cost
     ends = ", ".join(f"{reason} {count:,}" for reason, count in cost.end_reasons.items())
     return (
-        f"on average, a trial ran {100 * cost.steps:.1f} % of a full run's steps ({100 * cost.steps_without_early_end:.1f} "
-        f"% if none had ended early) and took "
-        f"{100 * cost.seconds:.1f} % of its time; one worker runs {cost.per_hour:,.0f} trials per hour; reasons why "
-        f"runs ended: {ends}" + masked_horizon_text(result.spec)
+        f"on average, a trial ran {100 * cost.steps:.1f} % of a full run's steps ({100 * cost.steps_without_early_end:.1f} % if "
+        f"none had ended early) and took {100 * cost.seconds:.1f} % of its time; one worker runs {cost.per_hour:,.0f} trials per "
+        f"hour; reasons why runs ended: {ends}{masked_horizon_text(result.spec)}"
     )
 
 

@@ -63,9 +63,8 @@ class Optimised(Shown):
 
     def precision(self, one: DdpSettings) -> str:
         """Precision in which gradients are sent."""
-        return (
-            one.precision if one.precision != "fp32" else {2: "16 bits", 8: "64 bits"}.get(self.job.item_bytes, "fp32")
-        )
+        recorded = {2: "16 bits", 8: "64 bits"}.get(self.job.item_bytes, "fp32")
+        return recorded if one.precision == "fp32" else one.precision
 
     def cost_of(self, one: DdpSettings) -> LinkCost:
         """Cost of the program that reduces the buckets: DDP's own but for the best settings."""
@@ -92,9 +91,7 @@ class Optimised(Shown):
         job, steps = self.job, count_text(len(self.job.recorded), "step")
         best = [] if job.doubt else self.best
         lines = tuple((None, line) for settings in best[:1] for line in reasons(job.steps, self.cost, settings))
-        ratios = {
-            f"{self.precision(settings)} {self.label(settings)}": self.ratio(settings) for settings in self.shown[1:]
-        }
+        ratios = {f"{self.precision(one)} {self.label(one)}": self.ratio(one) for one in self.shown[1:]}
         return Report(
             "unsilent/timeline-optimise/2", "timeline optimise", f"Buckets for {source or 'a job'}", _headline(self),
             machine_table(measured({}, ratios, "step"), ("measure", "")),
@@ -186,9 +183,8 @@ def _table(result: Optimised) -> Table:
 
     def buckets(settings: DdpSettings) -> str:
         sizes = bucket_sizes(steps, settings)
-        return (
-            f"{count_text(len(sizes), 'bucket')}, {human_bytes(round(min(sizes)))} to {human_bytes(round(max(sizes)))}"
-        )
+        least, most = (human_bytes(round(size)) for size in (min(sizes), max(sizes)))
+        return f"{count_text(len(sizes), 'bucket')}, {least} to {most}"
 
     heads = (
         Column.text("setting", result.label), Column.text("gradients", result.precision),

@@ -27,14 +27,10 @@ class Trained(Shown):
         right_by_query = [{graded.query.template: False for graded in each.graded} for each in self.incidents]
         for names, each in zip(right_by_query, self.incidents, strict=True):
             names |= {graded.query.template: True for graded in each.graded if graded.grade == RIGHT}
-        rows = [
-            {
-                "query": name,
-                "incidents": sum(name in right for right in right_by_query),
-                "right": sum(right.get(name, False) for right in right_by_query),
-            }
-            for name in TEMPLATES
-        ]  # fmt: skip
+        rows = []
+        for name in TEMPLATES:
+            of_query = [right[name] for right in right_by_query if name in right]
+            rows.append({"query": name, "incidents": len(of_query), "right": sum(of_query)})
         masked = sum(incident.is_masked and not incident.planned.is_healthy for incident in self.incidents)
         learned = count_text(len(self.incidents) - masked, "incident")
         headline = f"Learned from {learned}; {masked:,} more are masked; the model is in {self.path}"

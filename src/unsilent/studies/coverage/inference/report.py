@@ -40,9 +40,8 @@ def duplication_is_cheaper(result: InferenceCoverageResult) -> Iterator[str]:
     """A sentence if running the model twice took less CPU time at the smallest batch than other detectors, else nothing."""
     ratios = {one.detector: one.ratios[0] for one in result.costs if math.isfinite(one.ratios[0])}
     twice = ratios.pop(DUPLICATION, math.nan)
-    dearer = sorted(
-        (name for name, ratio in ratios.items() if ratio > twice), key=lambda name: name != result.reference
-    )
+    dearer = [name for name, ratio in ratios.items() if ratio > twice]
+    dearer.sort(key=lambda name: name != result.reference)
     if dearer:
         named = f"{dearer[0]} ({number_text(ratios[dearer[0]])} times)"
         others = f" and {count_text(len(dearer) - 1, 'other detector')}" if len(dearer) > 1 else ""
@@ -99,19 +98,14 @@ def _headline(result: InferenceCoverageResult) -> str:
         trials = count_text(sum(one.trials for one in result.tries), "trial")
         return f"No fault that changes an answer of {result.baseline.name} was found in {trials}."
     mine, best = _reference_and_best(own, result)
-    at_rate = (one for one in result.false_alarms if one.rate == result.options.rate)
-    raised = next(
-        (f" ({share_with_limits_text(one.share)} measured)" for one in at_rate if one.detector == mine.detector), ""
-    )
+    alarms = {one.detector: one.share for one in result.false_alarms if one.rate == result.options.rate}
+    share = alarms.get(mine.detector)
+    raised = "" if share is None else f" ({share_with_limits_text(share)} measured)"
+    most = "no detector finds more" if best is mine else f"{best.detector} most, {share_with_limits_text(best.answers)}"
     return (
         f"{mine.detector} detects {share_with_limits_text(mine.answers)} of {count_text(answers, 'answer')} of "
         f"{result.baseline.name} that {count_text(faults, 'fault')} changed, at a threshold for "
-        f"{rate_text(result.options.rate)} false alarms{raised}; "
-        + (
-            f"{best.detector} most, {share_with_limits_text(best.answers)}."
-            if best is not mine
-            else "no detector finds more."
-        )
+        f"{rate_text(result.options.rate)} false alarms{raised}; {most}."
     )
 
 
@@ -162,20 +156,15 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
     for one in (one for one in result.restored if one.rung == LADDER and one.errors == ALL and one.detected_share.n):
         both = _both_shares(one.detected_answers, one.detected_share)
         yield f"the ladder brings back to golden what {result.reference} finds: {both}"
-    for alarms in (one for one in result.false_alarms if one.expected and one.rate == result.options.rate):
-        assert alarms.expected is not None
-        _, high = alarms.expected
-        if alarms.count > high:
+    for alarms in result.false_alarms:
+        high = alarms.expected[1] if alarms.expected else alarms.count
+        if alarms.rate == result.options.rate and alarms.count > high:
             yield (
                 f"false alarms of {alarms.detector}: {alarms.count:,}, but {high:,} at most if originals of calibration and test "
                 "are alike"
             )
-    shifted = [
-        f"{one.detector} {share_with_limits_text(one.shifted)}"
-        for one in result.false_alarms
-        if one.rate == result.options.rate and one.shifted.low > one.rate
-    ]
-    if shifted:
+    at_rate = [one for one in result.false_alarms if one.rate == result.options.rate]
+    if shifted := [f"{a.detector} {share_with_limits_text(a.shifted)}" for a in at_rate if a.shifted.low > a.rate]:
         yield (
             f"of {count_text(result.clean[SHIFTED], 'shifted sample')}, which are unusual but correct, more than {rate} raise an "
             f"alarm: {'; '.join(shifted)}"
@@ -241,12 +230,10 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
 def _detection_table(
     rows: Sequence[Detection], groups: list[str], rate: float, result: InferenceCoverageResult, by_fault: bool
 ) -> Table:
-    found = [
-        Estimate({"detector": one.detector, "errors": one.errors}, one.share if by_fault else one.answers)
-        for one in rows
-    ]
+    shares = ((row, row.share if by_fault else row.answers) for row in rows)
+    cells = [Estimate({"detector": row.detector, "errors": row.errors}, share) for row, share in shares]
     return Table.of(
-        rows_across(found, "errors"),
+        rows_across(cells, "errors"),
         [Column.text("detector"), *(Column.share(name, priority=n) for n, name in enumerate(groups))],
         f"Detected, of {'faults' if by_fault else 'changed answers'}, at {rate_text(rate)} false alarms",
         lambda row: row["detector"] == result.reference,
@@ -255,9 +242,7 @@ def _detection_table(
 
 
 def _depth_table(rows: Sequence[Detection]) -> Table:
-    columns = (
-        Column.text("detector"), Column.share("layers"), Column.share("FLOPs", "flops"),
-    )  # fmt: skip
+    columns = (Column.text("detector"), Column.share("layers"), Column.share("FLOPs", "flops"))
     return Table.of([one for one in rows if one.errors == ALL], columns, "Run at the first alarm")
 
 
