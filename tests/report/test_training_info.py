@@ -152,7 +152,7 @@ def result(counts=None, **more):
         "workload": "train-toy", "command": "unsilent training train-toy", "spec": {"seed": 3, "horizon": None},
         "campaign": "c0ffee", "store": "s.sqlite", "steps": STEPS, "samples": 450, "parameters": 5090,
         "optimizers": ("Adam", "Adam"),
-        "golden_test": 0.95, "confidence": 0.95, "thresholds": Thresholds(),
+        "golden_test": 0.95, "golden_seconds": 5.0, "confidence": 0.95, "thresholds": Thresholds(),
         "floors": NoiseFloors(floor, replace(floor, switches="init+order", accuracy=tuple(np.linspace(-0.03, 0.02, 20)))),
         "level": 0.05,
         "n": sum(counts.values()), "classes": classes(counts), "all_trials": group("all", counts), "groups": groups,

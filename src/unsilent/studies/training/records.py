@@ -223,6 +223,7 @@ class TrainingResult(CampaignResult):
     parameters: int
     optimizers: tuple[str, ...]
     golden_test: float
+    golden_seconds: float
     confidence: float
     thresholds: Thresholds
     floors: NoiseFloors

@@ -151,6 +151,7 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
         parameters=baseline.parameters,
         optimizers=baseline.optimizers,
         golden_test=baseline.test_accuracy,
+        golden_seconds=baseline.golden_seconds,
         confidence=confidence,
         thresholds=reading.thresholds,
         floors=floors,
