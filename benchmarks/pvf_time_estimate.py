@@ -20,8 +20,8 @@ from unsilent.campaigns.observer import Observer
 from unsilent.studies.pvf.study import pvf
 
 WITHIN = 1.5
-Asked = tuple[str, Mapping[str, Any]]
-CASES: tuple[Asked, ...] = (
+Request = tuple[str, Mapping[str, Any]]
+CASES: tuple[Request, ...] = (
     *(("digits-cnn", {"rel": "40%", "seed": seed}) for seed in (0, 1, 2)),
     *(("digits-cnn", {"rel": "30%", "per": "layer", "seed": seed}) for seed in (3, 4)),
     *(("digits-cnn", {"ci": "1%", "seed": seed}) for seed in (5, 6)),
@@ -72,10 +72,10 @@ def main() -> None:
     print("| campaign | seed | trials expected | ran | left expected, s | was | whole expected, s | was | load |")
     print("|---|---|---|---|---|---|---|---|---|")
     inside = {"trials": 0, "left": 0, "whole": 0}
-    for number, (workload, asked) in enumerate(CASES, 1):
+    for number, (workload, request) in enumerate(CASES, 1):
         begun = time.monotonic()
         watch = Watch(begun)
-        result = pvf(workload, observer=watch, jobs=1, **asked)
+        result = pvf(workload, observer=watch, jobs=1, **request)
         whole = time.monotonic() - begun
         left, ran = whole - watch.told_at, result.trials_done
         pairs = {
@@ -85,11 +85,11 @@ def main() -> None:
         }
         for name, pair in pairs.items():
             inside[name] += factor(*pair) <= WITHIN
-        words = " ".join(f"{k}={v}" for k, v in asked.items() if k != "seed")
+        words = " ".join(f"{k}={v}" for k, v in request.items() if k != "seed")
         times = " | ".join(f"{expected:.1f} | {real:.1f}" for expected, real in list(pairs.values())[1:])
         load = f"{watch.load:.1f}, {os.getloadavg()[0]:.1f}"
         print(
-            f"| {workload} {words} | {asked['seed']} | {watch.trials:,} | {ran:,} | {times} | {load} |",
+            f"| {workload} {words} | {request['seed']} | {watch.trials:,} | {ran:,} | {times} | {load} |",
             flush=True,
         )
         print(f"{number} of {len(CASES)}", file=sys.stderr)

@@ -325,12 +325,12 @@ def inline_campaigns() -> Iterator[None]:
 
 def campaign_run(kind: Any, spec: Any, store: Any, executor: Any, command: str = "", **arguments: Any) -> Any:
     """A campaign of an executor that is open already; ``arguments``: those of its Python function."""
-    from unsilent.basics.options import Asked
+    from unsilent.basics.options import Request
     from unsilent.campaigns.campaign_run import CampaignRun
 
-    asked = Asked.from_call(kind.option_classes, arguments)
+    request = Request.from_call(kind.option_classes, arguments)
     return CampaignRun(
-        kind, asked, spec, store, command, make_executor=lambda run, observer: contextlib.nullcontext(executor)
+        kind, request, spec, store, command, make_executor=lambda run, observer: contextlib.nullcontext(executor)
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from unsilent.basics.option_function import OBSERVER, option_function
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.options import OUTPUT_PANEL, Option, Request
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report
@@ -86,7 +86,7 @@ class Command:
     group: str
     example: str
     option_classes: tuple[type, ...]
-    run: Callable[[Asked], Any]
+    run: Callable[[Request], Any]
     has_report: bool = False
     options_by_arguments: Callable[[Sequence[str]], tuple[type, ...]] | None = None
     is_long: bool = False
@@ -115,9 +115,9 @@ class Command:
         """
 
         def run(arguments: Mapping[str, Any]) -> Any:
-            asked = Asked.from_call(self.option_classes, arguments)
-            asked.observer = arguments.get("observer")
-            return self.run(asked)
+            request = Request.from_call(self.option_classes, arguments)
+            request.observer = arguments.get("observer")
+            return self.run(request)
 
         name = self.name.replace(" ", "_").replace("-", "_")
         further = (OBSERVER,) if self.is_long else ()

@@ -355,7 +355,7 @@ def test_trials_that_are_not_there(copied, trial):
 def test_the_python_function_asks_for_the_guard(monkeypatch):
     given = {}
     monkeypatch.setattr(study, "measure_noise_floors", lambda *_: None)
-    monkeypatch.setattr(study, "run_with_floors", lambda run, _: given.update(vars(run.asked[ReferenceRunOptions])))
+    monkeypatch.setattr(study, "run_with_floors", lambda run, _: given.update(vars(run.request[ReferenceRunOptions])))
     for guard in (True, False):
         unsilent.training("train-resnet", guard=guard)
         assert given["guard"] is guard

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from unsilent.basics.options import FAULTS_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
+from unsilent.basics.options import FAULTS_PANEL, WORKLOAD_PANEL, Option, Request, check_count
 from unsilent.command import EXPLAIN, Command
 from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
@@ -44,9 +44,9 @@ class Flips(Shown):
         return Report("unsilent/flips/1", "flips", f"Flips of {self.number:g}", headline, table, sections=(section,))
 
 
-def flip(asked: Asked) -> Flips:
+def flip(request: Request) -> Flips:
     """Show what a float32 number becomes when one of its bits flips."""
-    options = asked[FlipOptions]
+    options = request[FlipOptions]
     word = np.float32(options.number).view(np.uint32)
     return Flips(options.number, {bit: float((word ^ np.uint32(1 << bit)).view(np.float32)) for bit in options.bits})
 

@@ -309,8 +309,8 @@ def options_of(*classes: type) -> Mapping[str, OptionField]:
     return by_name
 
 
-class Asked:
-    """Options that were asked for, of some dataclasses: ``asked[Spec]`` is the one of that class.
+class Request:
+    """Options that were asked for, of some dataclasses: ``request[Spec]`` is the one of that class.
 
     Attributes:
         options: Options of all the dataclasses.
@@ -336,7 +336,7 @@ class Asked:
                 self.given_values[name] = read
 
     @classmethod
-    def from_call(cls, classes: Sequence[type], arguments: Mapping[str, Any]) -> Asked:
+    def from_call(cls, classes: Sequence[type], arguments: Mapping[str, Any]) -> Request:
         """The options that arguments of a function ask for; arguments of other names are left out."""
         field_names = {asking.python_name: name for name, asking in options_of(*classes).items()}
         values = {field_names[name]: value for name, value in arguments.items() if name in field_names}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unsilent.basics.options import Asked
+from unsilent.basics.options import Request
 from unsilent.campaigns.options import store_or_temporary
 from unsilent.campaigns.spec import Spec
 
@@ -25,7 +25,7 @@ TrialNumbers = Mapping[tuple[str, int | None], range]
 
 def open_executor_of_options(run: CampaignRun, observer: Observer | None) -> AbstractContextManager[Executor]:
     """The executor of a campaign, opened by its options."""
-    executor: AbstractContextManager[Executor] = run.asked[run.kind.execution_options].open_executor(
+    executor: AbstractContextManager[Executor] = run.request[run.kind.execution_options].open_executor(
         run.kind.runner, run.spec, observer
     )
     return executor
@@ -45,7 +45,7 @@ class CampaignRun:
     """
 
     kind: Kind[Any, Any, Any]
-    asked: Asked
+    request: Request
     spec: Any
     store: Any
     command: str = ""
@@ -65,12 +65,12 @@ class CampaignRun:
         """Run what the budget asks for and the store does not hold."""
         from unsilent.campaigns.driver import run_campaign
 
-        budget = self.kind.resolve_budget(self.asked)
+        budget = self.kind.resolve_budget(self.request)
         run_campaign(self.spec, budget, executor, self.store, planner=planner, observer=observer, command=self.command)
 
     def analyse(self) -> Any:
         """The result of the store, as the options of the analysis say."""
-        return self.store.analyse(**vars(self.asked[self.kind.analysis_options]))
+        return self.store.analyse(**vars(self.request[self.kind.analysis_options]))
 
 
 def run_and_analyse(run: CampaignRun) -> Any:
@@ -84,7 +84,7 @@ def planned_trial_numbers(run: CampaignRun, baseline: Any) -> TrialNumbers:
     """Which trials the budget asks for."""
     from unsilent.campaigns.driver import trial_numbers_by_stratum
 
-    return trial_numbers_by_stratum(run.spec, baseline, run.kind.resolve_budget(run.asked))
+    return trial_numbers_by_stratum(run.spec, baseline, run.kind.resolve_budget(run.request))
 
 
 @dataclass(frozen=True)
@@ -103,5 +103,5 @@ class DryRun:
     trial_numbers: Callable[[CampaignRun, Any], TrialNumbers] = planned_trial_numbers
     fault_free_seconds: Callable[[Any], float] = lambda baseline: float(baseline.golden_seconds)
     notes: Callable[[CampaignRun, Any, Path], Iterable[str]] = lambda run, baseline, path: ()
-    has_open_number: Callable[[Asked], bool] = lambda request: False
+    has_open_number: Callable[[Request], bool] = lambda request: False
     expected_end: Callable[[CampaignRun, Path, Executor], ExpectedEnd | None] = lambda run, path, executor: None

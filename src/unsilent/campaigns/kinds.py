@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import Asked, check_option_fields
+from unsilent.basics.options import Request, check_option_fields
 from unsilent.campaigns.campaign_run import CampaignRun, DryRun, run_and_analyse
 from unsilent.campaigns.codec import Shape, row_codec
 from unsilent.campaigns.opening import TEXT_BYTES
@@ -126,8 +126,8 @@ class Kind(Generic[S, B, R]):
     report_options: type = ReportOptions
     further_option_classes: tuple[type, ...] = ()
     execution_options: type[ExecutionOptions] = ExecutionOptions
-    resolve_spec: Callable[[Asked], S] | None = None
-    check_options: Callable[[Asked, S], None] = do_nothing
+    resolve_spec: Callable[[Request], S] | None = None
+    check_options: Callable[[Request, S], None] = do_nothing
     late_fields: tuple[str, ...] = ()
     run: Callable[[CampaignRun], Any] = run_and_analyse
     dry_run: DryRun = field(default_factory=DryRun)
@@ -148,16 +148,16 @@ class Kind(Generic[S, B, R]):
         """Dataclasses of the options that a command names, so that it asks for the same again."""
         return self.budget, self.spec, self.analysis_options, self.report_options, *self.further_option_classes
 
-    def command_line(self, request: Asked) -> str:
+    def command_line(self, request: Request) -> str:
         """The command line that asks for the same again."""
         return request.command_line(self.command_words, *self.command_classes)
 
-    def resolve_budget(self, request: Asked) -> Budget:
+    def resolve_budget(self, request: Request) -> Budget:
         """How many trials; raises ``UsageError``."""
         budget: Budget = request[self.budget].resolve()
         return budget
 
-    def checked_spec(self, request: Asked) -> S:
+    def checked_spec(self, request: Request) -> S:
         """The spec of what was asked; raises ``UsageError`` for any option that does not fit."""
         spec = self.resolve_spec(request) if self.resolve_spec else request[self.spec]
         self.resolve_budget(request)

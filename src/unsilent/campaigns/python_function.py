@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.option_function import OBSERVER, Argument, option_function
-from unsilent.basics.options import Asked, options_of
+from unsilent.basics.options import Request, options_of
 from unsilent.campaigns.campaign_run import CampaignRun, open_executor_of_options
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.kinds import Kind
@@ -51,7 +51,7 @@ def campaign_function(
         if live is not None:
             arguments["workload"] = workload.name
             make_executor = partial(live, workload)
-        wanted = Asked.from_call(kind.option_classes, arguments)
+        wanted = Request.from_call(kind.option_classes, arguments)
         spec = kind.checked_spec(wanted)
         if live is not None and wanted[kind.execution_options].jobs not in (None, 1):
             raise UsageError(

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from unsilent.basics.errors import StoreError, UsageError
-from unsilent.basics.options import Asked, OptionField, options_of
+from unsilent.basics.options import OptionField, Request, options_of
 from unsilent.campaigns.store import AnyStore
 
 T = TypeVar("T")
@@ -26,8 +26,8 @@ def stored_options(store: AnyStore, cls: type[T]) -> T:
         raise store.other_options_error(", ".join(removed))
     try:
         if not words:
-            return Asked.from_call([cls], _call_arguments(command))[cls]
-        return Asked([cls], dict(given_options(words, options_of(cls))))[cls]
+            return Request.from_call([cls], _call_arguments(command))[cls]
+        return Request([cls], dict(given_options(words, options_of(cls))))[cls]
     except UsageError as error:
         raise StoreError(f"{store.path} names a command that cannot be used ({error}); restore a copy") from None
 

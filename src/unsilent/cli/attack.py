@@ -12,8 +12,8 @@ from unsilent.basics.options import (
     EXECUTION_PANEL,
     FAULTS_PANEL,
     WORKLOAD_PANEL,
-    Asked,
     Option,
+    Request,
     check_confidence,
     check_count,
 )
@@ -69,12 +69,12 @@ class AttackOptions:
         check_count("--seed", self.seed, 0)
 
 
-def attack(asked: Asked) -> Result:
+def attack(request: Request) -> Result:
     """Search for inputs that the original gets right and an adapted copy of it wrong, and compare with PGD and random noise.
 
     ADAPTER is int8, int4, prune:0.8, bf16, fp16 or compiled, or several joined by +.
     """
-    options = asked[AttackOptions]
+    options = request[AttackOptions]
     from unsilent.compare.attacks.attacking import attack_workload
     from unsilent.compare.attacks.evaluation import check_attack
     from unsilent.compare.attacks.objectives import diva

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.basics.errors import Interrupted
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.options import OUTPUT_PANEL, Option, Request
 from unsilent.campaigns.campaign_run import CampaignRun, open_executor_of_options
 from unsilent.campaigns.kinds import Kind
 from unsilent.cli.paths import default_store, report_path
@@ -54,39 +54,39 @@ class CampaignVerb:
         example = f"unsilent {name} {self.kind.example_arguments}"
         return Command(name, MEASURE, example, self.options, self.main, help_text=self.kind.command_help)
 
-    def main(self, asked: Asked) -> int:
+    def main(self, request: Request) -> int:
         """Exit code of the command with these options."""
         from unsilent.campaigns.store import open_store
         from unsilent.cli.dry_run import dry_run
 
         kind = self.kind
-        spec = kind.checked_spec(asked)
-        self.check(asked, spec)
-        output, late = asked[CampaignOutputOptions], {name: asked.value(name) for name in kind.late_fields}
+        spec = kind.checked_spec(request)
+        self.check(request, spec)
+        output, late = request[CampaignOutputOptions], {name: request.value(name) for name in kind.late_fields}
         path = output.store or Path(default_store(kind.name, {**spec.identity(), **late}))
         page = report_path(path, output.output)
         if output.dry_run:
-            return dry_run(self.kind, self.campaign(asked, spec), path)
+            return dry_run(self.kind, self.campaign(request, spec), path)
         with open_store(path, kind, write=True) as store:
             try:
-                result = kind.run(self.campaign(asked, spec, store))
+                result = kind.run(self.campaign(request, spec, store))
             except KeyboardInterrupt:
                 stored = "finished trials are stored" if store.has_trials else "no trial was stored yet"
                 raise Interrupted(f"interrupted; {stored}, run the same command again to continue") from None
-        return self.show(asked, result, page, path)
+        return self.show(request, result, page, path)
 
-    def check(self, asked: Asked, spec: Any) -> None:
+    def check(self, request: Request, spec: Any) -> None:
         """Raise ``UsageError`` for options of the command line that do not fit, before anything is opened."""
 
-    def campaign(self, asked: Asked, spec: Any, store: Any = None) -> CampaignRun:
+    def campaign(self, request: Request, spec: Any, store: Any = None) -> CampaignRun:
         """The campaign to run, whose progress is shown; fault-free runs are kept where any command finds them."""
         return CampaignRun(
             self.kind,
-            asked,
+            request,
             spec,
             store,
-            self.kind.command_line(asked),
-            lambda noun: self.display(asked, noun),
+            self.kind.command_line(request),
+            lambda noun: self.display(request, noun),
             self.make_executor,
             lambda path, spec: nullcontext(path or Path(default_store("noise", spec.identity()))),
         )
@@ -95,20 +95,20 @@ class CampaignVerb:
         """Executor of the trials."""
         return open_executor_of_options(campaign, observer)
 
-    def display(self, asked: Asked, noun: str) -> Display:
+    def display(self, request: Request, noun: str) -> Display:
         """Display of the progress of what is counted."""
         from unsilent.cli.progress import make_observer
 
-        display_options = asked[DisplayOptions]
+        display_options = request[DisplayOptions]
         return make_observer(
-            quiet=asked[ProgressOptions].quiet, plain=display_options.plain or display_options.as_json, noun=noun
+            quiet=request[ProgressOptions].quiet, plain=display_options.plain or display_options.as_json, noun=noun
         )
 
-    def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
+    def show(self, request: Request, result: Any, page: Path, path: Path) -> int:
         """Print the report and write its page."""
         from unsilent.cli.report_output import show_report
 
-        display = asked[DisplayOptions]
-        report = self.kind.report(result, **vars(asked[self.kind.report_options]))
+        display = request[DisplayOptions]
+        report = self.kind.report(result, **vars(request[self.kind.report_options]))
         show_report(report, page, display.as_json, display.plain, {"Store": path})
         return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Option, Request
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines, show_result
 from unsilent.command import WATCH, Command, DisplayOptions, Result, output_option
@@ -64,14 +64,14 @@ class CheckOptions:
     device: Annotated[str, DEVICE] = "cpu"
 
 
-def make(asked: Asked) -> int:
+def make(request: Request) -> int:
     """Store a few inputs of a workload with its model's answers, for canaries check."""
     from unsilent.compare.canaries import make_canaries
     from unsilent.engine.device_placement import resolve_device
     from unsilent.workloads.base import UNNAMED
     from unsilent.workloads.registry import load
 
-    options = asked[MakeOptions]
+    options = request[MakeOptions]
     device = resolve_device(options.device)
     workload = load(options.workload, dict(options.options), data=options.data, weights=options.weights)
     canaries = make_canaries(
@@ -82,8 +82,8 @@ def make(asked: Asked) -> int:
     canaries.save(path)
     values = {"workload": canaries.workload, "canaries": canaries.count, "choice": canaries.choice,
               "environment": canaries.environment, "weights": canaries.weights, "file": str(path)}  # fmt: skip
-    if asked[DisplayOptions].as_json:
-        show_result(asked, "unsilent/canaries-make/1", "canaries make", {"results": [values]})
+    if request[DisplayOptions].as_json:
+        show_result(request, "unsilent/canaries-make/1", "canaries make", {"results": [values]})
         return 0
     show_lines(
         f"Canaries: {canaries.count:,} of {canaries.workload}, {canaries.choice}",
@@ -93,7 +93,7 @@ def make(asked: Asked) -> int:
     return 0
 
 
-def check(asked: Asked) -> Result:
+def check(request: Request) -> Result:
     """Compare what a model answers to canaries with their stored answers.
 
     Exit code: 1 where the answer to a canary changed, 0 where none did.
@@ -104,7 +104,7 @@ def check(asked: Asked) -> Result:
     from unsilent.engine.device_placement import resolve_device
     from unsilent.workloads.registry import is_weights_file
 
-    options = asked[CheckOptions]
+    options = request[CheckOptions]
     comparison, device = parse_comparison(options.compare), resolve_device(options.device)
     canaries, text = load_canaries(options.file), options.model
     is_checkpoint, adapts, is_program = is_weights_file(text), is_adapter(text), text.endswith(".pt2")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import Asked
+from unsilent.basics.options import Request
 from unsilent.cli.paths import default_report_path
 
 
@@ -55,7 +55,7 @@ def write_card(store: Path, question: Mapping[str, Any], card: Path, page: Path)
     write_report(report(pvf_card), page)
 
 
-def take_card(asked: Asked, path: Path) -> None:
+def take_card(request: Request, path: Path) -> None:
     """Take the options of a card's command that were not given, with the files it needs found by content.
 
     Raises ``UsageError`` for other verbs than ``unsilent pvf``, which alone has ``--find``, and for files that are not found.
@@ -63,14 +63,14 @@ def take_card(asked: Asked, path: Path) -> None:
     from unsilent.studies.pvf.card import read_card
     from unsilent.studies.pvf.card_files import card_options
 
-    if "find" not in asked.options:
+    if "find" not in request.options:
         raise UsageError(f"{path} is a card of unsilent pvf; give it to unsilent pvf --config {path} --find DIR")
-    folder = asked.value("find")
+    folder = request.value("find")
     if folder is not None and not folder.is_dir():
         raise UsageError(f"--find is {str(folder)!r}; expected a folder")
-    for name, text in card_options(read_card(path), str(path), folder, asked.given_values).items():
-        if name not in asked.given_values:
-            asked.given_values[name] = asked.options[name].parse_value(text, asked.options[name].flag)
+    for name, text in card_options(read_card(path), str(path), folder, request.given_values).items():
+        if name not in request.given_values:
+            request.given_values[name] = request.options[name].parse_value(text, request.options[name].flag)
 
 
 def show_card(path: Path, as_json: bool, plain: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from unsilent.basics.options import CONFIDENCE, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_confidence
+from unsilent.basics.options import CONFIDENCE, PRECISION_PANEL, WORKLOAD_PANEL, Option, Request, check_confidence
 from unsilent.basics.sizes import parse_share
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
 from unsilent.command import EXPLAIN, Command, Result
@@ -43,7 +43,7 @@ class CompareOptions:
             parse_share("--assert", self.most_changed, "1%")
 
 
-def compare(asked: Asked) -> Result:
+def compare(request: Request) -> Result:
     """Compare a deployed model with the original: answers that changed, were lost and gained, and where the layers differ.
 
     DEPLOYED is an adapter (int8, int4, prune:0.8, bf16, compiled …), a workload, hf:DIR, a program FILE.pt2, or a checkpoint.
@@ -51,7 +51,7 @@ def compare(asked: Asked) -> Result:
     from unsilent.compare.comparing import compare_pair
     from unsilent.compare.models import load_models
 
-    options = asked[CompareOptions]
+    options = request[CompareOptions]
     pair = load_models(
         options.original, options.deployed, options.workload, options=dict(options.options), data=options.data,
         weights=options.weights,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import Asked, Option
+from unsilent.basics.options import Option, Request
 from unsilent.cli.file_sorts import refuse_other_files
 from unsilent.cli.paths import report_path, writable_page
 from unsilent.cli.report import CANONICAL, check_canonical, options_for_store
@@ -38,7 +38,7 @@ def options_of_stores(arguments: Sequence[str]) -> tuple[type, ...]:
     return () if kind is None else (kind.analysis_options, kind.report_options)
 
 
-def diff(asked: Asked) -> int:
+def diff(request: Request) -> int:
     """Compare the results of two stored campaigns, as tables and an HTML page.
 
     Further options depend on the stores: see unsilent diff A B --help. The bytes of two checkpoints are compared by unsilent
@@ -46,7 +46,7 @@ def diff(asked: Asked) -> int:
     """
     from unsilent.cli.report_output import show_report
 
-    options, display = asked[DiffOptions], asked[DisplayOptions]
+    options, display = request[DiffOptions], request[DisplayOptions]
     check_canonical(options.canonical, display)
     for path in (options.first, options.second):
         refuse_other_files(path, {
@@ -54,12 +54,12 @@ def diff(asked: Asked) -> int:
             "card": f"the command that unsilent report {path} shows, which makes a store of it, and compare stores",
         })  # fmt: skip
     page = writable_page(page_path(options.first, options.second, options.output), options.output)
-    result = report_of_stores(options.first, options.second, asked, options.canonical)
+    result = report_of_stores(options.first, options.second, request, options.canonical)
     show_report(result, page, display.as_json, display.plain, canonical=options.canonical)
     return 0
 
 
-def report_of_stores(first: Path, second: Path, asked: Asked, canonical: bool) -> Report:
+def report_of_stores(first: Path, second: Path, request: Request, canonical: bool) -> Report:
     """How the second store differs from the first; raises ``UsageError`` where their kind cannot be compared."""
     from unsilent.campaigns.store import open_store
     from unsilent.studies.campaign_kinds import kind_of_store
@@ -75,7 +75,7 @@ def report_of_stores(first: Path, second: Path, asked: Asked, canonical: bool) -
     ):
         for each in (store_a, store_b):
             each.check_has_trials()
-        chosen = [options_for_store(store_a, asked, cls) for cls in (kind.analysis_options, kind.report_options)]
+        chosen = [options_for_store(store_a, request, cls) for cls in (kind.analysis_options, kind.report_options)]
         return kind.compare(store_a, store_b, **chosen[0], **chosen[1])
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def dry_run(kind: Kind[Any, Any, Any], campaign: CampaignRun, path: Path) -> int:
     """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
-    asked, spec = campaign.asked, campaign.spec
+    request, spec = campaign.request, campaign.spec
     with campaign.open_executor() as (executor, _):
         baseline = executor.establish_baseline()
         check_strata(spec, baseline)
@@ -34,9 +34,9 @@ def dry_run(kind: Kind[Any, Any, Any], campaign: CampaignRun, path: Path) -> int
     # Stored trials of a target that is no stratum itself count for its group.
     names = ((t, t.target if (t.target, t.flips) in strata else groups.get(t.target, "")) for t in done)
     left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
-    each, asked_of = kind.dry_run.fault_free_seconds(baseline), asked[kind.execution_options]
+    each, asked_of = kind.dry_run.fault_free_seconds(baseline), request[kind.execution_options]
     jobs = chosen_job_count(asked_of.executor, spec, asked_of.jobs, asked_of.ray)
-    seconds, is_open = left * each, kind.dry_run.has_open_number(asked)
+    seconds, is_open = left * each, kind.dry_run.has_open_number(request)
     most = f"at most about {rough_duration_text(seconds / jobs)}"
     headline = f"{count_text(left, 'trial')} would run, in {most} with {count_text(jobs, 'job')}"
     if end is not None:
@@ -72,7 +72,7 @@ def dry_run(kind: Kind[Any, Any, Any], campaign: CampaignRun, path: Path) -> int
             **({} if end is None else {"expected_trials": end.trials, "expected_seconds": end.seconds}),
         },
     )  # fmt: skip
-    display = asked[DisplayOptions]
+    display = request[DisplayOptions]
     show_report(report, None, display.as_json, display.plain)
     return 0
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option, Request
 from unsilent.cli.paths import check_writable
 from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions, ProgressOptions
 
@@ -52,7 +52,7 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return list(words[:at]), tuple(words[at + 1 :])
 
 
-def explain(asked: Asked) -> int:
+def explain(request: Request) -> int:
     """Find out whether runs of a training loop end with the same bits, and if not, what makes them differ.
 
     Runs the loop several times, unchanged, and then with one source of variation after the other switched off.
@@ -62,26 +62,26 @@ def explain(asked: Asked) -> int:
     from unsilent.explain import check_reproducibility, explain_run_differences, measure_step_costs
     from unsilent.explain.report import finding_summary_line, report
 
-    options, display, quiet = asked[ExplainOptions], asked[DisplayOptions], asked[ProgressOptions].quiet
+    options, display, quiet = request[ExplainOptions], request[DisplayOptions], request[ProgressOptions].quiet
     if not options.loop or not options.loop.strip():
         raise UsageError(NO_LOOP)
     if options.cost and options.check_only:
         raise UsageError("--cost times steps and --check-only compares runs; give one of them")
-    page, notify = asked[PageOptions].output, _silent if quiet else _notify
+    page, notify = request[PageOptions].output, _silent if quiet else _notify
     check_writable(page)
     if options.cost:
-        costs = measure_step_costs(options.loop, **_limits(options), arguments=asked.script, notify=notify)
+        costs = measure_step_costs(options.loop, **_limits(options), arguments=request.script, notify=notify)
         show_report(costs.report(), page, display.as_json, display.plain)
         return 0
     search = check_reproducibility if options.check_only else explain_run_differences
     explained = search(
         options.loop,
         **_limits(options),
-        arguments=asked.script,
+        arguments=request.script,
         notify=notify,
         on_finding=lambda finding: notify(finding_summary_line(finding)),
     )
-    show_report(report(explained, asked.script), page, display.as_json, display.plain)
+    show_report(report(explained, request.script), page, display.as_json, display.plain)
     return INTERRUPTED if explained.interrupted else 0 if explained.has_no_difference else 1
 
 

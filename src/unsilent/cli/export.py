@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.options import OUTPUT_PANEL, Option, Request
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.command import RESULTS, Command, output_option
 
@@ -29,13 +29,13 @@ class ExportOptions:
         OUTPUT_PANEL)] = False  # fmt: skip
 
 
-def export(asked: Asked) -> int:
+def export(request: Request) -> int:
     """Export every trial of a campaign."""
     from unsilent.campaigns.export import export_store
     from unsilent.campaigns.store import Store
     from unsilent.studies.campaign_kinds import kind_of_store
 
-    options = asked[ExportOptions]
+    options = request[ExportOptions]
     refuse_other_files(options.store, STORE_WANTED)
     with Store(options.store, kind_of_store(options.store)) as opened:
         export_store(opened, options.output, canonical=options.canonical)

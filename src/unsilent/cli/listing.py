@@ -11,17 +11,17 @@ from typing import Annotated, Any
 
 from unsilent.basics.entry_points import installed_parts, package_of
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import FAULTS_PANEL, Asked, Option
+from unsilent.basics.options import FAULTS_PANEL, Option, Request
 from unsilent.cli import accelerators
 from unsilent.cli.tables import show_lines, show_table
 from unsilent.command import LISTS, Command, DisplayOptions
 
 
-def workloads(asked: Asked) -> int:
+def workloads(request: Request) -> int:
     """List the built-in workloads and their options."""
     from unsilent.workloads import TRAININGS, ZOO
 
-    as_json, plain = asked[DisplayOptions].as_json, asked[DisplayOptions].plain
+    as_json, plain = request[DisplayOptions].as_json, request[DisplayOptions].plain
     kinds = {"inference": ZOO, "training": TRAININGS}
     if as_json:
         entries = [
@@ -69,10 +69,10 @@ class FaultListOptions:
     ] = None
 
 
-def faults(asked: Asked) -> int:
+def faults(request: Request) -> int:
     """List the fault models and the presets, or those that follow from the description of an accelerator."""
-    accelerator, as_json = asked[FaultListOptions].accelerator, asked[DisplayOptions].as_json
-    plain = asked[DisplayOptions].plain
+    accelerator, as_json = request[FaultListOptions].accelerator, request[DisplayOptions].as_json
+    plain = request[DisplayOptions].plain
     if accelerator is not None:
         return accelerators.show_accelerator(accelerator, as_json, plain)
     from unsilent.faults import FAULT_MODELS
@@ -119,9 +119,9 @@ def faults(asked: Asked) -> int:
 _PATTERN = ("count", "rate", "run", "stride", "block", "cycles", "tile", "whole", "heads")
 
 
-def detectors(asked: Asked) -> int:
+def detectors(request: Request) -> int:
     """List the rules that find faults in a running training, the presets that combine them, and the detectors for inference."""
-    as_json, plain = asked[DisplayOptions].as_json, asked[DisplayOptions].plain
+    as_json, plain = request[DisplayOptions].as_json, request[DisplayOptions].plain
     from unsilent.basics.entry_points import DETECTORS as DETECTOR_GROUP
     from unsilent.basics.entry_points import RULES as RULE_GROUP
     from unsilent.detectors.activations.rules import ACTIVATION_RULES

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import Asked, Option
+from unsilent.basics.options import Option, Request
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.cli.tables import show_lines
 from unsilent.command import RESULTS, Command, DisplayOptions, output_option
@@ -31,7 +31,7 @@ class MergeOptions:
             raise UsageError("no --output was given; name the store to create, or an existing one to extend")
 
 
-def merge(asked: Asked) -> int:
+def merge(request: Request) -> int:
     """Join stores of one campaign into one store.
 
     A trial that several stores hold is written once; its result must be the same in all of them. Nothing is written if the stores
@@ -40,7 +40,7 @@ def merge(asked: Asked) -> int:
     from unsilent.campaigns.merging import merge_stores
     from unsilent.studies.campaign_kinds import kind_of_store
 
-    options, display = asked[MergeOptions], asked[DisplayOptions]
+    options, display = request[MergeOptions], request[DisplayOptions]
     assert options.output is not None
     for store in options.stores:
         refuse_other_files(store, STORE_WANTED)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import Asked
+from unsilent.basics.options import Request
 from unsilent.cli.paths import check_writable
 from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions
 from unsilent.placement.options import MeasureOptions, PlacementOptions
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from unsilent.placement.ranking import Reduction
 
 
-def placement(asked: Asked) -> Report | int:
+def placement(request: Request) -> Report | int:
     """Rank where the axes of parallelism are placed on a machine, and how a reduction is composed of collectives.
 
     unsilent placement measure fits the bandwidth and latency of this job's levels.
@@ -28,8 +28,8 @@ def placement(asked: Asked) -> Report | int:
     from unsilent.placement.report import script as make_script
 
     start = time.perf_counter()
-    options = asked[PlacementOptions]
-    if options.code and (asked[DisplayOptions].as_json or asked[PageOptions].output):
+    options = request[PlacementOptions]
+    if options.code and (request[DisplayOptions].as_json or request[PageOptions].output):
         raise UsageError("--code prints Python and nothing else; leave out --json and --output, or --code")
     axes, reductions = options.axis_sizes(), options.reductions()
     system = load_system(options.system)
@@ -39,7 +39,7 @@ def placement(asked: Asked) -> Report | int:
         best = ranking.placements[0]
         print(make_script(best.placement, reductions, [programs[0] for programs in best.programs]))
         return 0
-    command = asked.command_line("placement", PlacementOptions)
+    command = request.command_line("placement", PlacementOptions)
     notes = range_notes(options, reductions)
     return report(ranking, command, time.perf_counter() - start, options.top, notes)
 
@@ -60,7 +60,7 @@ def range_notes(options: PlacementOptions, reductions: Sequence[Reduction]) -> l
     ]
 
 
-def measure(asked: Asked) -> int:
+def measure(request: Request) -> int:
     """Measure the collectives of this job on every grouping of its ranks, and fit the levels of the machine.
 
     Under torchrun it measures that job, else processes that are started here. Prints the description of the machine as TOML.
@@ -68,7 +68,7 @@ def measure(asked: Asked) -> int:
     from unsilent.placement.measure import fitted_system, measure_here
     from unsilent.placement.system import system_toml
 
-    options = asked[MeasureOptions]
+    options = request[MeasureOptions]
     check_writable(options.output)
     levels = options.level_counts()
     sweep = measure_here(tuple(levels.values()), tuple(levels), options.payloads(), options.repeats)

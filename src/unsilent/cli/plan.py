@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import Asked
+from unsilent.basics.options import Request
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.cli.paths import check_writable
 from unsilent.command import MEASURE, Command, DisplayOptions
@@ -18,7 +18,7 @@ from unsilent.studies.plan.spec import PlanOptions, PlanOutputOptions
 ENDINGS = (".json", ".toml")
 
 
-def plan(asked: Asked) -> int:
+def plan(request: Request) -> int:
     """Choose which parameters to put into protected memory, or to duplicate, and predict the failure rate that remains.
 
     Reads the store of a campaign of unsilent pvf, best with --per tensor --strata bits.
@@ -32,7 +32,7 @@ def plan(asked: Asked) -> int:
     from unsilent.studies.plan.study import make_plan, protected_list
     from unsilent.studies.pvf.kind import PVF
 
-    options, plan_output, display = asked[PlanOptions], asked[PlanOutputOptions], asked[DisplayOptions]
+    options, plan_output, display = request[PlanOptions], request[PlanOutputOptions], request[DisplayOptions]
     check_output(plan_output.output, options)
     for store in filter(None, (options.store, options.truth)):
         refuse_other_files(store, STORE_WANTED)
@@ -40,8 +40,8 @@ def plan(asked: Asked) -> int:
             raise UsageError(f"{store} is a store of unsilent {kind.command_words}; a plan needs one of unsilent pvf")
     page = report_path(options.store, plan_output.page or options.store.with_suffix(".plan.html"))
     page_path = writable_page(page, plan_output.page)
-    command = asked.command_line("plan", PlanOptions)
-    result = make_plan(options, command, asked.observer)
+    command = request.command_line("plan", PlanOptions)
+    result = make_plan(options, command, request.observer)
     if plan_output.output is not None:
         write_list(protected_list(result), plan_output.output)
     files = {"List": plan_output.output, "Validation store": result.validation_store}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, Asked, Option
+from unsilent.basics.options import EXECUTION_PANEL, Option, Request
 from unsilent.cli.tables import show_lines, show_result
 from unsilent.command import WATCH, Command, DisplayOptions, output_option
 
@@ -45,7 +45,7 @@ class ProfileOptions:
     output: Annotated[Path | None, output_option("Where to write the profile.", "WORKLOAD.profile")] = None
 
 
-def profile(options: Asked) -> int:
+def profile(options: Request) -> int:
     """Write the profile of a model's clean activations that unsilent.protect needs."""
     chosen = options[ProfileOptions]
     if chosen.workload is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.options import OUTPUT_PANEL, Option, Request
 from unsilent.cli.campaign import CampaignVerb
 from unsilent.command import ConfigOptions, DisplayOptions, ProgressOptions
 from unsilent.outcomes.pvf_options import PvfReportOptions
@@ -41,27 +41,27 @@ class PvfVerb(CampaignVerb):
 
     further_option_classes = (PvfCommandOptions,)
 
-    def check(self, asked: Asked, spec: Any) -> None:
+    def check(self, request: Request, spec: Any) -> None:
         from unsilent.studies.pvf.analysis import check_rate
 
-        self.gates(asked)
-        if asked[PvfCommandOptions].find is not None and self.card(asked) is None:
+        self.gates(request)
+        if request[PvfCommandOptions].find is not None and self.card(request) is None:
             raise UsageError("--find is only used with a card: --config CARD.json")
-        rate = asked[PvfReportOptions].fit_per_bit
+        rate = request[PvfReportOptions].fit_per_bit
         if rate is not None:
             check_rate(rate, spec.is_transient)
 
-    def gates(self, asked: Asked) -> list[Gate]:
+    def gates(self, request: Request) -> list[Gate]:
         """Gates that must hold; raises ``UsageError``."""
         from unsilent.studies.pvf.records import Gate
 
-        return [Gate.parse(text) for text in asked[PvfCommandOptions].assertion]
+        return [Gate.parse(text) for text in request[PvfCommandOptions].assertion]
 
-    def card(self, asked: Asked) -> tuple[PvfCard, Path] | None:
+    def card(self, request: Request) -> tuple[PvfCard, Path] | None:
         """The card whose campaign is run again, and its file."""
         from unsilent.studies.pvf.card import is_card, read_card
 
-        path = asked[ConfigOptions].config
+        path = request[ConfigOptions].config
         return None if path is None or not is_card(path) else (read_card(path), path)
 
     @contextmanager
@@ -69,25 +69,25 @@ class PvfVerb(CampaignVerb):
         from unsilent.studies.pvf.card_files import comparison_text
 
         with super().make_executor(campaign, observer) as executor:
-            if shared := self.card(campaign.asked):
+            if shared := self.card(campaign.request):
                 baseline = cast("PvfBaseline", executor.establish_baseline())
                 text = comparison_text(shared[0], str(shared[1]), campaign.spec, baseline)
                 print(f"unsilent: {text}", file=sys.stderr)
-            for gate in self.gates(campaign.asked):
+            for gate in self.gates(campaign.request):
                 gate.check(campaign.spec, cast("PvfBaseline", executor.establish_baseline()))
             yield executor
 
-    def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
+    def show(self, request: Request, result: Any, page: Path, path: Path) -> int:
         from unsilent.cli.report_output import show_report
         from unsilent.studies.pvf.report import report
 
-        gates, display = self.gates(asked), asked[DisplayOptions]
+        gates, display = self.gates(request), request[DisplayOptions]
         failures = [line for gate in gates for line in gate.failures(result)]
-        output = report(result, asked[PvfReportOptions].fit_per_bit)
+        output = report(result, request[PvfReportOptions].fit_per_bit)
         show_report(output, page, display.as_json, display.plain, {"Store": path}, failed_assertions=failures)
         for line in (*(f"assertion failed: {failure}" for failure in failures), *result.imprecise_rows):
             print(f"unsilent: {line}", file=sys.stderr)
-        if gates and not failures and not asked[ProgressOptions].quiet:
+        if gates and not failures and not request[ProgressOptions].quiet:
             print(f"unsilent: assertions hold: {', '.join(gate.text for gate in gates)}", file=sys.stderr)
         return 1 if failures or result.imprecise_rows else 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Option, Request
 from unsilent.campaigns.options import WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines
 from unsilent.cli.trace_output import LOG, TRACE, show_trace, trace_path
@@ -67,7 +67,7 @@ def options_of_store(arguments: Sequence[str]) -> tuple[type, ...]:
     return (TraceOptions,) if kind is not None and kind.replay_choices else ()
 
 
-def replay(asked: Asked) -> int:
+def replay(request: Request) -> int:
     """Run one stored trial again and check that its result is the same; exit with 1 if it is not.
 
     Further options depend on the store: see unsilent replay STORE --help. A published injection is replayed by unsilent
@@ -78,7 +78,7 @@ def replay(asked: Asked) -> int:
     from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
     from unsilent.studies.campaign_kinds import kind_of_store
 
-    options, display = asked[ReplayOptions], asked[DisplayOptions]
+    options, display = request[ReplayOptions], request[DisplayOptions]
     store = options.store
     refuse_other_files(store, STORE_WANTED)
     if not store.exists():
@@ -86,7 +86,7 @@ def replay(asked: Asked) -> int:
     if options.trial is None:
         raise UsageError(f"{store} has many trials; name one, like top_mlp/x8/17 (unsilent export {store} lists them)")
     kind, number = kind_of_store(store), TrialId.parse(options.trial)
-    tracing = asked[TraceOptions]
+    tracing = request[TraceOptions]
     choices = {"trace": tracing.trace, "batch": tracing.batch, "log": tracing.log is not None}
     workload_options = {
         name: getattr(options, name) for name in ("workload", "data", "weights", "accelerator", "fault")

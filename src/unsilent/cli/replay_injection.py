@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Option, Request
 from unsilent.cli.trace_output import LOG, TRACE, show_trace, trace_path
 from unsilent.command import RESULTS, Command, DisplayOptions, output_option
 
@@ -40,14 +40,14 @@ class InjectionOptions:
             raise UsageError("--output is only used with --trace: leave out --output")
 
 
-def replay_injection(asked: Asked) -> int:
+def replay_injection(request: Request) -> int:
     """Replay a published injection on the network that it was made for, and show its step with and without the fault."""
     from unsilent.cli.file_sorts import refuse_other_files
     from unsilent.papers.isca23.injections import read_injection
     from unsilent.papers.isca23.replay import replay_injection
     from unsilent.studies.propagation_report import report
 
-    options, display = asked[InjectionOptions], asked[DisplayOptions]
+    options, display = request[InjectionOptions], request[DisplayOptions]
     refuse_other_files(options.file, {"store": f"unsilent replay {options.file} TRIAL"})
     injection = read_injection(options.file)
     if options.data is None:
@@ -57,7 +57,7 @@ def replay_injection(asked: Asked) -> int:
     done = replay_injection(
         injection, options.data, options.weights, steps=options.steps, steps_before=options.steps_before,
         batch=options.batch_size, images=options.images, log=options.log, trace=options.trace,
-        progress=asked.observer and asked.observer.loading,
+        progress=request.observer and request.observer.loading,
     )  # fmt: skip
     page = None if done.trace is None else trace_path(options.file, "", options.output)
     if display.as_json:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option, options_of
+from unsilent.basics.options import OUTPUT_PANEL, Option, Request, options_of
 from unsilent.cli.card import card_paths, show_card, write_card
 from unsilent.cli.file_sorts import refuse_other_files, sort_of_file
 from unsilent.cli.paths import report_path, writable_page
@@ -61,7 +61,7 @@ def options_of_store(arguments: Sequence[str]) -> tuple[type, ...]:
     return kind.analysis_options, kind.report_options, *((CardOptions,) if kind is PVF else ())
 
 
-def report(asked: Asked) -> int:
+def report(request: Request) -> int:
     """Show the results of a stored campaign as a table and an HTML page, without running a trial.
 
     Further options depend on the store: see unsilent report STORE --help. Options that the command of the campaign gave need not
@@ -70,7 +70,7 @@ def report(asked: Asked) -> int:
     """
     from unsilent.cli.report_output import show_report
 
-    options, display = asked[StoredReportOptions], asked[DisplayOptions]
+    options, display = request[StoredReportOptions], request[DisplayOptions]
     store, output, canonical = options.store, options.output, options.canonical
     check_canonical(canonical, display)
     sort = sort_of_file(store)
@@ -78,7 +78,7 @@ def report(asked: Asked) -> int:
         store, {"checkpoint": f"unsilent checkpoint inspect {store}", "injection": f"unsilent replay-injection {store}"}
     )
     if options.figure is not None or options.table:
-        write_part(asked, options, sort)
+        write_part(request, options, sort)
         return 0
     if sort == "card":
         if output is not None or canonical:
@@ -91,27 +91,29 @@ def report(asked: Asked) -> int:
         page = writable_page(report_path(store / "events.jsonl" if store.is_dir() else store, output), output)
         show_report(report_of_events(store), page, display.as_json, display.plain, canonical=canonical)
         return 0
-    card = card_paths(store, output) if asked[CardOptions].card else None
+    card = card_paths(store, output) if request[CardOptions].card else None
     page = None if card else writable_page(report_path(store, output), output)
-    result = report_of_store(store, asked, canonical, card)
+    result = report_of_store(store, request, canonical, card)
     files = dict(zip(("Card", "Page"), card or (), strict=False))
     show_report(result, page, display.as_json, display.plain, files, canonical=canonical)
     return 0
 
 
-def write_part(asked: Asked, options: StoredReportOptions, sort: str) -> None:
+def write_part(request: Request, options: StoredReportOptions, sort: str) -> None:
     """Write a figure or the table, and name the file."""
     from unsilent.render.figure_file import write_figure
     from unsilent.render.table_file import write_table
 
     option, endings = ("--table", ".tex .md .csv") if options.figure is None else ("--figure", ".svg .pdf .png")
-    others = [name for name in ("as_json", "plain", "canonical", "card") if name in asked.options]
-    asked.refuse_given([*others, *(["table"] if options.figure else [])], f"{option} writes that file alone")
+    others = [name for name in ("as_json", "plain", "canonical", "card") if name in request.options]
+    request.refuse_given([*others, *(["table"] if options.figure else [])], f"{option} writes that file alone")
     if options.output is None:
         first, second, third = (f"FILE{ending}" for ending in endings.split())
         raise UsageError(f"{option} needs the file to write; give -o {first}, {second} or {third}")
     readers = {"card": report_of_card, "events": report_of_events}
-    result = readers[sort](options.store) if sort in readers else report_of_store(options.store, asked, canonical=False)
+    result = (
+        readers[sort](options.store) if sort in readers else report_of_store(options.store, request, canonical=False)
+    )
     if options.figure is None:
         print(f"Table: {write_table(result, options.output)}")
     else:
@@ -139,25 +141,25 @@ def report_of_events(path: Path) -> Report:
     return run_report.report(iterate_events(path), str(path), shlex.join(["unsilent", "report", str(path)]))
 
 
-def report_of_store(path: Path, asked: Asked, canonical: bool, card: tuple[Path, Path] | None = None) -> Report:
+def report_of_store(path: Path, request: Request, canonical: bool, card: tuple[Path, Path] | None = None) -> Report:
     """Report on a store of any kind; a card of it and its page are written to these paths."""
     from unsilent.campaigns.store import open_store
     from unsilent.studies.campaign_kinds import kind_of_store
 
     kind = kind_of_store(path)
     with open_store(path, kind, canonical=canonical) as store:
-        reading = options_for_store(store, asked, kind.analysis_options)
+        reading = options_for_store(store, request, kind.analysis_options)
         if card:
             write_card(path, reading, *card)
-        return kind.report(store.analyse(**reading), **options_for_store(store, asked, kind.report_options))
+        return kind.report(store.analyse(**reading), **options_for_store(store, request, kind.report_options))
 
 
-def options_for_store(store: Any, asked: Asked, cls: type[Any]) -> dict[str, Any]:
+def options_for_store(store: Any, request: Request, cls: type[Any]) -> dict[str, Any]:
     """Options of a class by field; of those that were not given, what the command of the store gave."""
     from unsilent.campaigns.stored_command import stored_options
 
     fields = options_of(cls)
-    given_here = {name: value for name, value in asked.given_values.items() if name in fields}
+    given_here = {name: value for name, value in request.given_values.items() if name in fields}
     return dict(vars(replace(stored_options(store, cls), **given_here)))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import UsageError, unknown_name_error
-from unsilent.basics.options import Asked, Option, check_count, options_of
+from unsilent.basics.options import Option, Request, check_count, options_of
 from unsilent.cli.scripts import ScriptOptions, asked_program, split_at_script
 from unsilent.cli.signals import end_as_python_does
 from unsilent.command import WATCH, Command, ConfigOptions
@@ -78,7 +78,7 @@ class IsolationOptions:
 OPTION_CLASSES = (ScriptOptions, ConfigOptions, MonitorSettings, AlarmCommandOptions, IsolationOptions)
 
 
-def checked_settings(asked: Asked) -> ResolvedSettings:
+def checked_settings(request: Request) -> ResolvedSettings:
     """Settings of the monitor; raises ``UsageError`` for a preset or rule that does not exist, before the script has begun.
 
     Rules of a preset are not made: they need numpy, and a script may set variables that numpy reads when it is imported.
@@ -86,7 +86,7 @@ def checked_settings(asked: Asked) -> ResolvedSettings:
     from unsilent.detectors.rules import PRESETS, make_rule
     from unsilent.launch.switches import resolve_settings
 
-    monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
+    monitor = {name: value for name, value in request.given_values.items() if name in options_of(MonitorSettings)}
     resolved = resolve_settings(monitor, None, os.environ)
     settings = resolved.settings or MonitorSettings()
     if settings.preset not in PRESETS:
@@ -96,7 +96,7 @@ def checked_settings(asked: Asked) -> ResolvedSettings:
     return resolved
 
 
-def run(asked: Asked) -> int:
+def run(request: Request) -> int:
     """Run a training script under the monitor, without changing it: unsilent run [OPTIONS] SCRIPT ARGUMENTS.
 
     With --isolate it starts the ranks itself. After an incident it starts them again from the last good checkpoint, without the
@@ -108,45 +108,45 @@ def run(asked: Asked) -> int:
     from unsilent.launch.monitored_run import MonitoredRun
 
     enter_rank()
-    program, isolation = asked_program(asked, "run"), asked[IsolationOptions]
+    program, isolation = asked_program(request, "run"), request[IsolationOptions]
     if isolation.isolate:
-        return run_isolated(asked, program, isolation)
-    asked.refuse_given(
+        return run_isolated(request, program, isolation)
+    request.refuse_given(
         [name for name in options_of(IsolationOptions) if name != "isolate"], "without --isolate, nothing reads them"
     )
-    resolved = checked_settings(asked)
-    command = asked[AlarmCommandOptions].on_alarm_exec
+    resolved = checked_settings(request)
+    command = request[AlarmCommandOptions].on_alarm_exec
     is_explained = resolved.settings is not None and resolved.settings.on_alarm == "replay"
     end_as_python_does()
     sys.exit(MonitoredRun(program, resolved, AlarmCommand(command, is_explained) if command else None).run())
 
 
-def run_isolated(asked: Asked, program: Program, options: IsolationOptions) -> int:
+def run_isolated(request: Request, program: Program, options: IsolationOptions) -> int:
     """Start the ranks of a job, and again after an incident; its exit code."""
     from unsilent.basics.printable import escape_unprintable
     from unsilent.launch.isolation import Isolation
     from unsilent.launch.standard_error import StandardError
 
-    asked.given_values.setdefault("on_alarm", "replay")
+    request.given_values.setdefault("on_alarm", "replay")
     program.check_file()
-    job = isolated_job(asked, program, options)
-    checked_settings(asked)
+    job = isolated_job(request, program, options)
+    checked_settings(request)
     stderr = StandardError()
     return Isolation(job, lambda line: stderr.print_line(f"unsilent: {escape_unprintable(line)}")).run()
 
 
-def isolated_job(asked: Asked, program: Program, options: IsolationOptions) -> IsolatedJob:
+def isolated_job(request: Request, program: Program, options: IsolationOptions) -> IsolatedJob:
     """The job that is asked for. Raises ``UsageError`` where something is missing."""
     from unsilent.launch.isolation import IsolatedJob
 
     for flag, value, like in (
         ("--nproc", options.nproc, "--nproc 4"),
         ("--checkpoints", options.checkpoints, "--checkpoints checkpoints"),
-        ("--events", asked.value("events"), "--events events.jsonl"),
+        ("--events", request.value("events"), "--events events.jsonl"),
     ):
         if value is None:
             raise UsageError(f"--isolate needs {flag}; give it, like {like}")
-    settings = asked[MonitorSettings]
+    settings = request[MonitorSettings]
     if settings.on_alarm not in STOPPING:
         raise UsageError(
             f"--on-alarm is {settings.on_alarm!r}, which stops no job, so --isolate would do nothing; "
@@ -157,7 +157,7 @@ def isolated_job(asked: Asked, program: Program, options: IsolationOptions) -> I
     assert options.nproc is not None
     assert options.checkpoints is not None
     assert settings.events is not None
-    words = shlex.split(asked.command_line("run", MonitorSettings, AlarmCommandOptions))[1:]
+    words = shlex.split(request.command_line("run", MonitorSettings, AlarmCommandOptions))[1:]
     script = ["-m", program.name] if program.is_module else ["--", program.name]
     return IsolatedJob(
         words=(*words, *script, *program.arguments), events=settings.events, checkpoints=options.checkpoints,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, Asked, Option, options_of
+from unsilent.basics.options import EXECUTION_PANEL, Option, Request, options_of
 
 if TYPE_CHECKING:
     from unsilent.launch.program import Program
@@ -30,17 +30,17 @@ class ScriptOptions:
     ] = None
 
 
-def asked_program(asked: Asked, command: str) -> Program:
+def asked_program(request: Request, command: str) -> Program:
     """The program that is asked for; raises ``UsageError`` where there is none."""
     from unsilent.launch.program import Program
 
-    options = asked[ScriptOptions]
+    options = request[ScriptOptions]
     name = options.script or options.module
     if name is None:
         raise UsageError(
             f"no script was given; expected unsilent {command} [OPTIONS] SCRIPT ARGUMENTS, or -m MODULE ARGUMENTS"
         )
-    return Program(name, asked.script, is_module=options.script is None)
+    return Program(name, request.script, is_module=options.script is None)
 
 
 def split_at_script(option_classes: Sequence[type], arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Option, Request
 from unsilent.basics.plainfiles import shown_path
 from unsilent.cli.tables import show_result
 from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, output_option
@@ -41,26 +41,28 @@ class RecordOptions:
     output: Annotated[Path, output_option("File to write.")] = Path("step.recording")
 
 
-def selftest(asked: Asked) -> Result:
+def selftest(request: Request) -> Result:
     """Execute operations with known answers on a device, and compare every element.
 
     Exit code: 17 where an answer was wrong, 0 where none was.
     """
     from unsilent.selftest.running import run_selftest
 
-    options = asked[SelfTestOptions]
-    return run_selftest(options.device, options.minutes, options.step, options.code, observer=asked.observer)
+    options = request[SelfTestOptions]
+    return run_selftest(options.device, options.minutes, options.step, options.code, observer=request.observer)
 
 
-def record(asked: Asked) -> int:
+def record(request: Request) -> int:
     """Record a step of a training, with which selftest tests a device."""
     from unsilent.engine.device_placement import resolve_device
     from unsilent.selftest.recording import record_training
 
-    options = asked[RecordOptions]
+    options = request[RecordOptions]
     record_training(options.output, options.training, device=resolve_device(options.device))
     fields, line = {"training": options.training, "file": str(options.output)}, f"A step of {options.training}"
-    show_result(asked, "unsilent/selftest-record/1", "selftest record", fields, f"{line}: {shown_path(options.output)}")
+    show_result(
+        request, "unsilent/selftest-record/1", "selftest record", fields, f"{line}: {shown_path(options.output)}"
+    )
     return 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.basics.errors import StoreError, UnsilentError, UsageError
-from unsilent.basics.options import Asked, Option
+from unsilent.basics.options import Option, Request
 from unsilent.basics.printable import escape_unprintable
 from unsilent.cli.tables import show_lines, show_table
 from unsilent.command import RESULTS, Command, DisplayOptions
@@ -63,12 +63,12 @@ class StatusOptions:
         default_text="the current folder")] = ()  # fmt: skip
 
 
-def status(asked: Asked) -> int:
+def status(request: Request) -> int:
     """Show what stores are, how complete their campaigns are, which command continues them, and their main result.
 
     For a folder, show all stores in it. The exit code is 1 if a store cannot be read.
     """
-    paths, display = asked[StatusOptions].stores or (Path(),), asked[DisplayOptions]
+    paths, display = request[StatusOptions].stores or (Path(),), request[DisplayOptions]
     for path in paths:
         if path.suffix == ".jsonl":
             verbs = f"use unsilent watch {path}, or unsilent report {path}"

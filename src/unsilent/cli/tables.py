@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unsilent.basics.options import Asked
+from unsilent.basics.options import Request
 from unsilent.command import DisplayOptions
 
 
-def show_result(asked: Asked, schema: str, command: str, fields: Mapping[str, Any], *lines: str) -> None:
+def show_result(request: Request, schema: str, command: str, fields: Mapping[str, Any], *lines: str) -> None:
     """Print what a command did: one JSON object with these fields, or lines; plain ones are comments, as those of other verbs.
 
     Lines are never wrapped, for they have paths and commands.
     """
-    display = asked[DisplayOptions]
+    display = request[DisplayOptions]
     if display.as_json:
         print(json.dumps({"schema": schema, "command": command, **fields}, indent=2))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from unsilent.basics.options import Asked, Option
+from unsilent.basics.options import Option, Request
 from unsilent.command import MEASURE, Command, Result
 
 NO_CLASS = "no class of outcomes was named; give one like low-test"
@@ -20,7 +20,7 @@ class ExampleOptions:
         "", "class", metavar="CLASS", missing_error=NO_CLASS)]  # fmt: skip
 
 
-def training_example(asked: Asked) -> Result:
+def training_example(request: Request) -> Result:
     """Show a training with and without one fault that ends in a given outcome class.
 
     Runs a short built-in training twice, in less than a minute, and reports losses and held-out accuracy of both runs. The fault
@@ -28,7 +28,7 @@ def training_example(asked: Asked) -> Result:
     """
     from unsilent.studies.training.example import run_example
 
-    return run_example(asked[ExampleOptions].outcome_class, asked.observer and asked.observer.loading)
+    return run_example(request[ExampleOptions].outcome_class, request.observer and request.observer.loading)
 
 
 COMMAND = Command(

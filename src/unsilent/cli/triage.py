@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import UsageError, unknown_name_error
-from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
+from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Option, Request, check_count
 from unsilent.command import AFTER_ALARM, Command, DisplayOptions, Result, output_option
 from unsilent.triage.findings import Blanks
 
@@ -93,7 +93,7 @@ class CollectOptions:
             check_count("--step", self.step, 0)
 
 
-def triage(asked: Asked) -> Result | int:
+def triage(request: Request) -> Result | int:
     """Rank the debugging queries to run next on an incident, with reasons, and execute them.
 
     The order comes from a trained model, or with --order runbook from rules by hand. With --run, queries that the folder
@@ -105,7 +105,7 @@ def triage(asked: Asked) -> Result | int:
     from unsilent.triage.queries.table import json_schemas
     from unsilent.triage.triage_report import Triage
 
-    options = asked[TriageOptions]
+    options = request[TriageOptions]
     if options.tools or options.folder is None:
         print(json.dumps(json_schemas(), indent=1))
         return 0
@@ -123,7 +123,7 @@ def _order(options: TriageOptions) -> Order:
     return read_model(options.model or SHIPPED)
 
 
-def query(asked: Asked) -> Result:
+def query(request: Request) -> Result:
     """Execute one debugging query on an incident.
 
     Exit code: 1 where something was found, 0 where nothing was, or the folder does not answer it.
@@ -133,14 +133,14 @@ def query(asked: Asked) -> Result:
     from unsilent.triage.queries.table import execute, find_template
     from unsilent.triage.triage_report import QueryAnswer
 
-    options = asked[QueryOptions]
+    options = request[QueryOptions]
     find_template(options.name)
-    chosen = Query(options.name, asked[Blanks])
+    chosen = Query(options.name, request[Blanks])
     bundle = Bundle(options.folder)
     return QueryAnswer(bundle, chosen, execute(bundle, chosen))
 
 
-def farm(asked: Asked) -> Result:
+def farm(request: Request) -> Result:
     """Make a collection of incidents with known causes, on which orders of queries are measured.
 
     Small trainings are simulated, each with one cause and once without it; what the folder has already is not made again.
@@ -148,14 +148,14 @@ def farm(asked: Asked) -> Result:
     from unsilent.triage.farm.collection import make_collection
     from unsilent.triage.farm.farm_report import FarmResult
 
-    options = asked[FarmOptions]
+    options = request[FarmOptions]
     incidents = make_collection(
-        options.folder, options.incidents, options.seed, options.real, options.workers, asked.observer
+        options.folder, options.incidents, options.seed, options.real, options.workers, request.observer
     )
     return FarmResult(options.folder, tuple(incidents))
 
 
-def collect(asked: Asked) -> int:
+def collect(request: Request) -> int:
     """Write the folder of an incident from what a job left, where no alarm did, or a copy of one with more parts.
 
     Looks for traces, dumps of the flight recorder in JSON, logs, checkpoints with manifests and a configuration. The folder of
@@ -164,7 +164,7 @@ def collect(asked: Asked) -> int:
     from unsilent.cli.report_output import show_report
     from unsilent.triage.collect import collect as collect_incident
 
-    options, display = asked[CollectOptions], asked[DisplayOptions]
+    options, display = request[CollectOptions], request[DisplayOptions]
     assert options.output is not None
     result = collect_incident(options.job, options.output, options.step, options.earlier, options.report)
     show_report(result.report(), None, display.as_json, display.plain)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unsilent.basics.options import WORKLOAD_PANEL, Asked, Option, check_count
+from unsilent.basics.options import WORKLOAD_PANEL, Option, Request, check_count
 from unsilent.command import AFTER_ALARM, Command, DisplayOptions, output_option
 
 
@@ -24,7 +24,7 @@ class TrainOptions:
         check_count("--seed", self.seed, 0)
 
 
-def train_model(asked: Asked) -> int:
+def train_model(request: Request) -> int:
     """Learn the order of debugging queries from a collection of incidents whose queries were executed and graded.
 
     unsilent triage INCIDENT --model FILE uses the model.
@@ -35,7 +35,7 @@ def train_model(asked: Asked) -> int:
     from unsilent.triage.ranking.model_file import write_model
     from unsilent.triage.ranking.training_report import Trained
 
-    options, display = asked[TrainOptions], asked[DisplayOptions]
+    options, display = request[TrainOptions], request[DisplayOptions]
     incidents = [incident for farm in options.farms for incident in read_labels(farm / LABELS_FILE)]
     write_model(train(incidents, options.seed), options.output)
     show_report(Trained(options.output, incidents).report(), None, display.as_json, display.plain)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import unknown_name_error
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.options import OUTPUT_PANEL, Option, Request
 from unsilent.basics.printable import escape_unprintable
 from unsilent.basics.strictjson import as_json_values
 from unsilent.cli.file_sorts import refuse_other_files
@@ -62,7 +62,7 @@ class WatchOptions:
     curve: Annotated[str, Option("What is drawn for each rank: loss or gradient-norm.", OUTPUT_PANEL)] = "loss"
 
 
-def watch(asked: Asked) -> int:
+def watch(request: Request) -> int:
     """Show the state of a monitored job in the terminal, until the job ends or Ctrl-C is pressed.
 
     The exit code is 1 if a rank is lost. For each rank: the step, a curve of the loss, the largest score, the health of the
@@ -70,7 +70,7 @@ def watch(asked: Asked) -> int:
     """
     from rich.console import Console
 
-    options, display = asked[WatchOptions], asked[DisplayOptions]
+    options, display = request[WatchOptions], request[DisplayOptions]
     if options.events.is_file():
         verbs = {"store": "unsilent report", "checkpoint": "unsilent checkpoint inspect"}
         refuse_other_files(options.events, {sort: f"{verb} {options.events}" for sort, verb in verbs.items()})

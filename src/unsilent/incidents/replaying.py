@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
+from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Option, Request, check_count
 from unsilent.command import AFTER_ALARM, Command
 from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
@@ -110,7 +110,7 @@ def _yes_or_no(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "no"
 
 
-def replay(asked: Asked) -> IncidentReplay:
+def replay(request: Request) -> IncidentReplay:
     """Execute the recorded step of an alarm again, from the state and the batch in the folder of an incident.
 
     All that the step comes to is compared, and each operation is checked: a second time, and in float64. Random numbers have seed
@@ -119,7 +119,7 @@ def replay(asked: Asked) -> IncidentReplay:
     """
     from unsilent.incidents.recorded_steps import replay_incident
 
-    options = asked[ReplayOptions]
+    options = request[ReplayOptions]
     assert options.code is not None
     evidence = replay_incident(options.folder, options.code, options.device, options.rank)
     return IncidentReplay(options.folder, evidence)

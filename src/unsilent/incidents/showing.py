@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option, check_count
+from unsilent.basics.options import OUTPUT_PANEL, Option, Request, check_count
 from unsilent.basics.sizes import parse_whole_number
 from unsilent.command import AFTER_ALARM, Command
 
@@ -50,7 +50,7 @@ class ShowOptions:
             check_count("--rank", self.rank, 0)
 
 
-def show(asked: Asked) -> ShownIncident:
+def show(request: Request) -> ShownIncident:
     """Show what was recorded of the first alarm of a run.
 
     Verdicts, alarms, the ranks and their devices, checkpoints, and the series around the alarm: those of the tensors that it
@@ -58,7 +58,7 @@ def show(asked: Asked) -> ShownIncident:
     """
     from unsilent.incidents.shown_incident import read_shown
 
-    options = asked[ShowOptions]
+    options = request[ShowOptions]
     return read_shown(options.folder, options.series, options.rank, options.steps)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unsilent.basics.options import Asked, options_of
+from unsilent.basics.options import Request, options_of
 from unsilent.launch.asd_variables import read_asd_variables
 from unsilent.monitor.settings import MonitorSettings
 
@@ -60,7 +60,7 @@ def resolve_settings(
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    values = Asked((MonitorSettings,))
+    values = Request((MonitorSettings,))
     values.read_toml(path)
     return values.given_values
 

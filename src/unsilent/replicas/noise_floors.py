@@ -83,7 +83,7 @@ def measure_noise_floors(
         implementation: Switches, as ``--noise`` gives them.
         path: The file; None: where the run keeps it.
     """
-    jobs = run.asked[run.kind.execution_options].jobs
+    jobs = run.request[run.kind.execution_options].jobs
     with (
         run.observe("replica") as observer,
         run.floor_file(path, spec) as file,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import Asked
+from unsilent.basics.options import Request
 from unsilent.campaigns.spec import TrialId, campaign_hash
 from unsilent.checkpoints import Checkpoint
 from unsilent.cli.main import run as cli
@@ -174,7 +174,7 @@ def test_smallest_detectable_difference_of_pairs_is_found_four_times_in_five():
 )
 def test_what_cannot_be_asked(options, match):
     with pytest.raises(UsageError, match=match):
-        make_checkpoint_spec(Asked(CHECKPOINT_STUDY.option_classes, {"workload": "train-resnet", **options}))
+        make_checkpoint_spec(Request(CHECKPOINT_STUDY.option_classes, {"workload": "train-resnet", **options}))
 
 
 def test_every_section_and_way_to_load_is_described():
@@ -207,7 +207,7 @@ def test_numbers_of_flips_are_mixed_alike():
 def write_study(path):
     """A stored campaign that never ran; its result."""
     spec = make_checkpoint_spec(
-        Asked(
+        Request(
             CHECKPOINT_STUDY.option_classes,
             {"workload": "train-resnet", "sections": "weights,first_moment", "flips": "1"},
         )
@@ -262,7 +262,7 @@ WITH = ("--with", "steps=24", "--with", "batch=16", "--with", "width=4")
 @pytest.mark.slow
 def test_a_campaign_of_real_processes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    asked = (
+    request = (
         "checkpoint",
         "study",
         "train-resnet",
@@ -273,9 +273,9 @@ def test_a_campaign_of_real_processes(tmp_path, monkeypatch, capsys):
         "weights,second_moment",
         "--quiet",
     )
-    assert cli([*asked, "--trials", "1", "--json", "--store", "s.sqlite"]) == 0
+    assert cli([*request, "--trials", "1", "--json", "--store", "s.sqlite"]) == 0
     capsys.readouterr()
-    assert cli([*asked, "--trials", "2", "--json", "--store", "s.sqlite"]) == 0  # the same campaign, extended
+    assert cli([*request, "--trials", "2", "--json", "--store", "s.sqlite"]) == 0  # the same campaign, extended
     found = json.loads(capsys.readouterr().out)
     assert (found["trials"], found["schema"]) == (16, "unsilent/checkpoint-study/2")
     assert {entry["strategy"] for entry in found["clean"]} == {"single", "ddp"}

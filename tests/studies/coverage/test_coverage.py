@@ -20,7 +20,7 @@ from campaigns.faulty_loop import Here, write_loop
 from conftest import campaign_run
 from hostile_stores import mutants
 from unsilent.basics.errors import UnsilentError, UsageError
-from unsilent.basics.options import Asked
+from unsilent.basics.options import Request
 from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.spec import TrialId
 from unsilent.cli.main import run as cli
@@ -229,7 +229,7 @@ def test_names_of_fault_free_runs():
 )
 def test_what_cannot_be_asked(options, match):
     with pytest.raises(UsageError, match=match):
-        make_coverage_spec(Asked(COVERAGE.option_classes, {"workload": "train-resnet", **options}))
+        make_coverage_spec(Request(COVERAGE.option_classes, {"workload": "train-resnet", **options}))
 
 
 # -- trials ---------------------------------------------------------------------------------------------------------------
@@ -352,10 +352,10 @@ def test_a_campaign_is_read_and_reported(runner, tmp_path):
         store.bind_campaign(runner.spec, runner.establish_baseline())
         with pytest.raises(UsageError, match="no recording of the fault-free run"):
             analyse(store, options)
-        asked = campaign_run(COVERAGE, runner.spec, store, executor, "unsilent coverage x", rate=0.05, **BUDGET)
-        first = run_coverage(asked)
+        request = campaign_run(COVERAGE, runner.spec, store, executor, "unsilent coverage x", rate=0.05, **BUDGET)
+        first = run_coverage(request)
         ran = len(executor.ran)
-        again = run_coverage(asked)
+        again = run_coverage(request)
         assert len(executor.ran) == ran == 1 + 2 * len(TARGETS) + 2 + 2
         own = analyse(store, options, RULES)
         twice = analyse_together([store, store], options)
@@ -395,11 +395,11 @@ def test_a_campaign_is_read_and_reported(runner, tmp_path):
 @pytest.mark.slow
 def test_a_campaign_of_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    asked = ["coverage", "train-resnet", "--with", "steps=30", "--with", "width=4", "--only", "operation:*", "--follow", "3",
+    request = ["coverage", "train-resnet", "--with", "steps=30", "--with", "width=4", "--only", "operation:*", "--follow", "3",
              "--clean-runs", "1", "--changed-runs", "1", "--quiet", "--json", "--store", "s.sqlite"]  # fmt: skip
-    assert cli([*asked, "--trials", "1"]) == 0
+    assert cli([*request, "--trials", "1"]) == 0
     capsys.readouterr()
-    assert cli([*asked, "--trials", "2", "--jobs", "2"]) == 0  # the same campaign, extended
+    assert cli([*request, "--trials", "2", "--jobs", "2"]) == 0  # the same campaign, extended
     found = json.loads(capsys.readouterr().out)
     assert (found["schema"], found["clean_steps"]) == ("unsilent/coverage/2", 30)
     assert found["faults"] > 8
@@ -427,15 +427,15 @@ def test_recorded_steps_leave_no_hook(runner):
     ("sampling", "intervals"), [(3, (3, 3, 3)), ("4", (4, 4, 4)), ("1,5,8", (1, 5, 8)), ((2, 1, 1), (2, 1, 1))]
 )
 def test_one_option_says_in_how_many_steps_a_monitor_reads_each_sort_of_value(sampling, intervals):
-    asked = Asked.from_call([CoverageAnalysisOptions], {"sampling": sampling})
-    assert asked[CoverageAnalysisOptions].intervals == intervals
+    request = Request.from_call([CoverageAnalysisOptions], {"sampling": sampling})
+    assert request[CoverageAnalysisOptions].intervals == intervals
 
 
 @pytest.mark.parametrize("sampling", ["1,5", "0", "1,5,0", "1,5,8,9"])
 def test_a_sampling_that_is_none_is_refused(sampling):
-    asked = Asked([CoverageAnalysisOptions], {"sampling": sampling})
+    request = Request([CoverageAnalysisOptions], {"sampling": sampling})
     with pytest.raises(UsageError, match="--sampling"):
-        asked[CoverageAnalysisOptions]
+        request[CoverageAnalysisOptions]
 
 
 def test_sampling_is_that_of_a_monitor(runner):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, FAULTS_PANEL, OUTPUT_PANEL, Asked, Option, check_count
+from unsilent.basics.options import EXECUTION_PANEL, FAULTS_PANEL, OUTPUT_PANEL, Option, Request, check_count
 from unsilent.cli.checkpoint.arguments import CHECKPOINT
 from unsilent.cli.tables import show_result
 from unsilent.command import FILES, Command, DisplayOptions
@@ -65,20 +65,20 @@ class CorruptOptions:
         "Draw by these YAML settings of hdf5_corrupter, instead of by the options above.", FAULTS_PANEL)] = None  # fmt: skip
 
 
-def corrupt(asked: Asked) -> int:
+def corrupt(request: Request) -> int:
     """Draw faults and change the checkpoint in place; it can be undone."""
     from unsilent.checkpoints.corrupting import corrupt, corrupt_by_settings
     from unsilent.checkpoints.drawing import DrawOptions
     from unsilent.faults.models import fault_model
 
-    asks, edits = asked[CorruptOptions], asked[EditOptions]
+    asks, edits = request[CorruptOptions], request[EditOptions]
     drawing = DrawOptions(asks.law, asks.probability, asks.keep_finite, asks.keep_sign, edits.seed)
     how: dict[str, Any] = {"crc": edits.crc, "dry_run": edits.dry_run}
     if asks.settings is not None:
         if asks != CorruptOptions(asks.path, settings=asks.settings):
             raise UsageError(f"--settings {asks.settings} says what is drawn; leave out --at, --section, --fault, --flips, "
                              "--law, --probability, --keep-finite and --keep-sign")  # fmt: skip
-        return _show_edit(corrupt_by_settings(asks.path, asks.settings, seed=edits.seed, **how), asked)
+        return _show_edit(corrupt_by_settings(asks.path, asks.settings, seed=edits.seed, **how), request)
     model = fault_model(asks.fault)
     if asks.flips is not None:
         if model.has_explicit_count:
@@ -88,7 +88,7 @@ def corrupt(asked: Asked) -> int:
         check_count("--flips", asks.flips, 1)
         model = model.with_count(asks.flips)
     edit = corrupt(asks.path, asks.at, section=asks.section, fault=model, options=drawing, **how)
-    return _show_edit(edit, asked)
+    return _show_edit(edit, request)
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,11 @@ class ReplayOptions:
         "Write the bits that the injection left, and refuse where the bits before differ.", FAULTS_PANEL)] = False  # fmt: skip
 
 
-def replay(asked: Asked) -> int:
+def replay(request: Request) -> int:
     """Repeat a saved injection in this checkpoint, or in another one of another format."""
     from unsilent.checkpoints.corrupting import replay
 
-    asks, edits = asked[ReplayOptions], asked[EditOptions]
+    asks, edits = request[ReplayOptions], request[EditOptions]
     names = dict(pair.partition("=")[::2] for pair in asks.rename)
     if not all(names.values()):
         raise UsageError(f"--map is {' '.join(asks.rename)}; expected OLD=NEW, like --map layer1=encoder.layer1")
@@ -129,7 +129,7 @@ def replay(asked: Asked) -> int:
         asks.path, asks.injection, names=names, axes=orders, same_bits=asks.same_bits, seed=edits.seed, crc=edits.crc,
         dry_run=edits.dry_run,
     )  # fmt: skip
-    return _show_edit(edit, asked)
+    return _show_edit(edit, request)
 
 
 def _order_of_axes(text: str) -> tuple[str, tuple[int, ...]]:
@@ -147,26 +147,26 @@ class UndoOptions:
     everything: Annotated[bool, Option("Undo all edits, not only the last one.", EXECUTION_PANEL, "all")] = False
 
 
-def undo(asked: Asked) -> int:
+def undo(request: Request) -> int:
     """Take back the last edit; the checkpoint is as before, byte for byte."""
     from unsilent.checkpoints.editing import undo_edit
 
-    options = asked[UndoOptions]
+    options = request[UndoOptions]
     done = undo_edit(options.path, options.everything)
     changed = sum(len(patch.after) for edit in done for patch in edit.patches)
     fields = {"edits": [edit.number for edit in done], "bytes": changed}
     noun = "edit" if len(done) == 1 else "edits"
     line = f"{len(done)} {noun} of {options.path} undone: {changed:,} bytes restored and read again"
-    show_result(asked, "unsilent/checkpoint-undo/1", "checkpoint undo", fields, line)
+    show_result(request, "unsilent/checkpoint-undo/1", "checkpoint undo", fields, line)
     return 0
 
 
-def _show_edit(edit: CheckpointEdit, asked: Asked) -> int:
+def _show_edit(edit: CheckpointEdit, request: Request) -> int:
     """Save and print what one command changed."""
     from unsilent.basics.plainfiles import replace_file
     from unsilent.report.text import count_text
 
-    save, dry_run = asked[EditOptions].save, asked[EditOptions].dry_run
+    save, dry_run = request[EditOptions].save, request[EditOptions].dry_run
     receipt, record = edit.receipt, edit.undo_record
     if save is not None:
         try:
@@ -188,7 +188,7 @@ def _show_edit(edit: CheckpointEdit, asked: Asked) -> int:
     if record is not None:
         notes.append(f"Undo it with: unsilent checkpoint undo {edit.path}")
     lines = (f"{'Would change' if dry_run else 'Changed'} {counts_text} in {where}", *hits, *notes)
-    show_result(asked, "unsilent/checkpoint-corrupt/1", "checkpoint corrupt", fields, *lines)
+    show_result(request, "unsilent/checkpoint-corrupt/1", "checkpoint corrupt", fields, *lines)
     return 0
 
 

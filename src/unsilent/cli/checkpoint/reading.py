@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from unsilent.basics.options import WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.options import WORKLOAD_PANEL, Option, Request
 from unsilent.basics.plainfiles import shown_path
 from unsilent.cli.checkpoint.arguments import CHECKPOINT, bytes_shown, opened, size_of, whole_checkpoint
 from unsilent.cli.tables import show_result
@@ -38,14 +38,14 @@ class LastGoodOptions:
         "Only one of an earlier step, such as that of an alarm.", WORKLOAD_PANEL)] = None  # fmt: skip
 
 
-def last_good(asked: Asked) -> LastGood | int:
+def last_good(request: Request) -> LastGood | int:
     """Find the newest checkpoint below a folder that is still as its manifest says.
 
     Exit code: 1 where none is, 0 where one was found.
     """
     from unsilent.checkpoints.last_good import last_good_checkpoint
 
-    options, display = asked[LastGoodOptions], asked[DisplayOptions]
+    options, display = request[LastGoodOptions], request[DisplayOptions]
     result = last_good_checkpoint(options.folder, before_step=options.before_step)
     if result.good is None and not display.as_json:
         print(f"{'# ' if display.plain else ''}{result.headline()}")
@@ -68,14 +68,14 @@ class InspectOptions:
         "Only this section: model, optimizer, scheduler, rng or other.", WORKLOAD_PANEL, is_repeatable=True)] = ()  # fmt: skip
 
 
-def inspect(asked: Asked) -> int:
+def inspect(request: Request) -> int:
     """List the tensors of a checkpoint, and values that are not finite or very large."""
     from unsilent.checkpoints.editing import edits_of
     from unsilent.checkpoints.inspection import inspection_report, summarise
     from unsilent.cli.report_output import show_report
     from unsilent.report.text import count_text
 
-    options, display, quiet = asked[InspectOptions], asked[DisplayOptions], asked[ProgressOptions].quiet
+    options, display, quiet = request[InspectOptions], request[DisplayOptions], request[ProgressOptions].quiet
     path = options.path
     with opened(path) as checkpoint:
         selected = checkpoint.select((), options.section)
@@ -91,7 +91,7 @@ def inspect(asked: Asked) -> int:
         elif edits:
             note = f"{count_text(len(edits), 'edit')} of this checkpoint can be undone: unsilent checkpoint undo {path}"
         report = inspection_report(checkpoint, selected, values, note)
-        show_report(report, asked[PageOptions].output, display.as_json, display.plain)
+        show_report(report, request[PageOptions].output, display.as_json, display.plain)
     return 0
 
 
@@ -105,14 +105,14 @@ class DiffOptions:
         missing_error="one checkpoint was named; give a second one to compare it with")]  # fmt: skip
 
 
-def diff(asked: Asked) -> int:
+def diff(request: Request) -> int:
     """Compare two checkpoints tensor by tensor, whatever their formats; the exit code is 1 where they differ."""
     from unsilent.checkpoints.comparing import SAME, compare
     from unsilent.checkpoints.difference_report import difference_report
     from unsilent.cli.report_output import show_report
 
-    first, second = asked[DiffOptions].first, asked[DiffOptions].second
-    display, quiet = asked[DisplayOptions], asked[ProgressOptions].quiet
+    first, second = request[DiffOptions].first, request[DiffOptions].second
+    display, quiet = request[DisplayOptions], request[ProgressOptions].quiet
     with (
         opened(first) as left,
         opened(second) as right,
@@ -120,7 +120,7 @@ def diff(asked: Asked) -> int:
     ):
         differences = list(compare(left, right, progress))
     show_report(
-        difference_report(first, second, differences), asked[PageOptions].output, display.as_json, display.plain
+        difference_report(first, second, differences), request[PageOptions].output, display.as_json, display.plain
     )
     return int(any(d.status != SAME for d in differences))
 
@@ -134,7 +134,7 @@ class ManifestOptions:
     fast: Annotated[bool, Option("Compute the fast hash (xxh3-128) only, not SHA-256.", WORKLOAD_PANEL)] = False
 
 
-def manifest(asked: Asked) -> int:
+def manifest(request: Request) -> int:
     """Hash every file, so that verify can tell later what has changed; the exit code is 1 where a folder holds links."""
     from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.checkpoints.hashes import hash_files, total_bytes
@@ -142,7 +142,7 @@ def manifest(asked: Asked) -> int:
     from unsilent.checkpoints.replacing import put_manifest
     from unsilent.report.text import count_text
 
-    options, quiet = asked[ManifestOptions], asked[ProgressOptions].quiet
+    options, quiet = request[ManifestOptions], request[ProgressOptions].quiet
     path, output = options.path, options.output
     target = output or manifest_path(path)
     refuse_interrupted(path)
@@ -157,7 +157,7 @@ def manifest(asked: Asked) -> int:
     fields = {"manifest": str(target), "files": files, "tensors": tensors, "problems": left_out}
     counts_text = f"{count_text(files, 'file')} with {count_text(tensors, 'tensor')}"
     line = f"Manifest of {counts_text}: {shown_path(target)}"
-    show_result(asked, "unsilent/checkpoint-manifest/2", "checkpoint manifest", fields, *left_out, line)
+    show_result(request, "unsilent/checkpoint-manifest/2", "checkpoint manifest", fields, *left_out, line)
     return int(bool(left_out))
 
 
@@ -171,7 +171,7 @@ class VerifyOptions:
     fast: Annotated[bool, Option("Compare the fast hash (xxh3-128) only.", WORKLOAD_PANEL)] = False
 
 
-def verify(asked: Asked) -> int:
+def verify(request: Request) -> int:
     """Compare every byte of a checkpoint with its manifest; the exit code is 1 where something has changed or is not covered."""
     from unsilent.basics.sizes import human_bytes
     from unsilent.checkpoints.checkpoint_files import CheckpointFiles
@@ -182,7 +182,7 @@ def verify(asked: Asked) -> int:
     from unsilent.checkpoints.replacing import verify_with_own_manifest
     from unsilent.report.text import count_text
 
-    options, quiet = asked[VerifyOptions], asked[ProgressOptions].quiet
+    options, quiet = request[VerifyOptions], request[ProgressOptions].quiet
     path, manifest, fast = options.path, options.manifest, options.fast
     with CheckpointFiles(path) as files:
         total = total_bytes(files) if files.exists() else 0
@@ -201,7 +201,7 @@ def verify(asked: Asked) -> int:
     last = f"Every byte of {count} ({size}) is as the manifest says{how}"
     if problems:
         last = f"{count_text(len(problems), 'difference')} from the manifest of {count} ({size})"
-    show_result(asked, "unsilent/checkpoint-verify/2", "checkpoint verify", fields, *problems, last)
+    show_result(request, "unsilent/checkpoint-verify/2", "checkpoint verify", fields, *problems, last)
     if problems:
         refuse_interrupted(path)
     return int(bool(problems))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.options import OUTPUT_PANEL, Option, Request
 from unsilent.command import EXPLAIN, Command
 from unsilent.report.model import Report
 
@@ -34,7 +34,7 @@ class TimelineOptions:
         "Write recorded and replayed steps to this zip, which Perfetto opens.", OUTPUT_PANEL)] = None  # fmt: skip
 
 
-def timeline(asked: Asked) -> Report:
+def timeline(request: Request) -> Report:
     """Replay a distributed training job from its traces, and find what slows it down.
 
     Reads traces of torch.profiler, one of each rank (see unsilent timeline record), or an operation table of StragglerAnalysis
@@ -45,7 +45,7 @@ def timeline(asked: Asked) -> Report:
     from unsilent.timeline.load import load_job
     from unsilent.timeline.perfetto import write_runs
 
-    options = asked[TimelineOptions]
+    options = request[TimelineOptions]
     result = diagnose(load_job(options.traces), options.what_if, options.system)
     if options.perfetto is not None:
         write_runs(options.perfetto, result.job, result.path)

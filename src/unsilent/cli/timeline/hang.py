@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unsilent.basics.options import Asked, Option
+from unsilent.basics.options import Option, Request
 from unsilent.command import EXPLAIN, Command, Result
 
 NO_DUMPS = "no folder was given; give one with dumps of the flight recorder, like dumps/"
@@ -21,14 +21,14 @@ class HangOptions:
         metavar="DIR", missing_error=NO_DUMPS, is_repeatable=True)] = ()  # fmt: skip
 
 
-def hang(asked: Asked) -> Result:
+def hang(request: Request) -> Result:
     """Find the rank that never entered a collective, by dumps of PyTorch's flight recorder.
 
     Exit code: 1 where a rank was missing from a collective or collectives differ, 0 where none was found.
     """
     from unsilent.timeline.hang import find_hang
 
-    return find_hang(asked[HangOptions].dumps)
+    return find_hang(request[HangOptions].dumps)
 
 
 COMMAND = Command("timeline hang", EXPLAIN, "unsilent timeline hang dumps", (HangOptions,), hang, has_report=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import wrong_value_error
-from unsilent.basics.options import Asked, Option
+from unsilent.basics.options import Option, Request
 from unsilent.command import EXPLAIN, Command
 from unsilent.report.model import Report
 
@@ -26,7 +26,7 @@ class OptimiseOptions:
         default_text="fitted to the traces")] = None  # fmt: skip
 
 
-def find(asked: Asked) -> Report:
+def find(request: Request) -> Report:
     """Find the buckets and the gradient precision with which a recorded training under DDP would be fastest.
 
     Ends in the setting to pass to DistributedDataParallel, and its predicted gain over the recorded buckets beside the noise
@@ -37,7 +37,7 @@ def find(asked: Asked) -> Report:
     from unsilent.timeline.link_costs import FLAT, reduction_costs
     from unsilent.timeline.load import load_job
 
-    options = asked[OptimiseOptions]
+    options = request[OptimiseOptions]
     if options.system == "":
         raise wrong_value_error("--system", options.system, "a file or a preset")
     job = load_job(options.traces)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.options import EXECUTION_PANEL, Asked, Option, check_count
+from unsilent.basics.options import EXECUTION_PANEL, Option, Request, check_count
 from unsilent.cli.scripts import ScriptOptions, asked_program, split_at_script
 from unsilent.cli.signals import end_as_python_does
 from unsilent.command import EXPLAIN, Command, output_option
@@ -37,7 +37,7 @@ class RecordOptions:
 OPTION_CLASSES = (ScriptOptions, RecordOptions)
 
 
-def record(asked: Asked) -> int:
+def record(request: Request) -> int:
     """Record some steps of a training script with the profiler, without changing it.
 
     Start it under torchrun, once in each rank: torchrun ... -m unsilent timeline record -o DIR SCRIPT ARGUMENTS.
@@ -45,7 +45,7 @@ def record(asked: Asked) -> int:
     # Ends by SystemExit with the exit code of the script, and never returns.
     from unsilent.timeline.recorded_run import RecordedRun
 
-    program, options = asked_program(asked, "timeline record"), asked[RecordOptions]
+    program, options = asked_program(request, "timeline record"), request[RecordOptions]
     if options.output is None:
         raise UsageError("no folder for the traces was given; add -o DIR")
     end_as_python_does()

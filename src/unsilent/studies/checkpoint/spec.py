@@ -17,8 +17,8 @@ from unsilent.basics.options import (
     NOT_AN_OPTION,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
-    Asked,
     Option,
+    Request,
 )
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, Seconds, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions
@@ -109,7 +109,7 @@ class CheckpointSpec(Spec):
     study: Annotated[str, NOT_AN_OPTION] = "checkpoint-study"
 
 
-def make_checkpoint_spec(request: Asked) -> CheckpointSpec:
+def make_checkpoint_spec(request: Request) -> CheckpointSpec:
     """A checked spec; raises ``UsageError``."""
     from unsilent.faults.models import fault_model
     from unsilent.faults.population import check_law

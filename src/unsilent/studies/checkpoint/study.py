@@ -14,7 +14,7 @@ from unsilent.studies.checkpoint.spec import CheckpointSpec, FloorOptions
 
 def run_checkpoint_study(run: CampaignRun) -> CheckpointResult:
     """Measure the noise floors of the training in one process, run (or resume) a campaign, and judge its trials by the floors."""
-    options = run.asked[FloorOptions]
+    options = run.request[FloorOptions]
     floors = measure_noise_floors(run, replica_spec(run.spec), "impl", options.replicas, options.floor)
     with run.open_executor() as (executor, observer):
         run.run_planned_trials(executor, observer)
@@ -25,7 +25,7 @@ def run_checkpoint_study(run: CampaignRun) -> CheckpointResult:
 
 def dry_run_notes(run: CampaignRun, *_: object) -> list[str]:
     """Sentences on what else would run."""
-    return [noise_floor_note(run.asked[FloorOptions].replicas)]
+    return [noise_floor_note(run.request[FloorOptions].replicas)]
 
 
 def replica_spec(spec: CheckpointSpec) -> ReplicaSpec:

@@ -18,8 +18,8 @@ from unsilent.basics.options import (
     NOT_AN_OPTION,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
-    Asked,
     Option,
+    Request,
     check_count,
 )
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, Seconds, StoredRow
@@ -284,7 +284,7 @@ class CoverageAnalysisOptions(AnalysisOptions):
         return gradients, values, updates
 
 
-def make_coverage_spec(request: Asked) -> CoverageSpec:
+def make_coverage_spec(request: Request) -> CoverageSpec:
     """The spec of a request, checked as far as that is possible without the training; raises ``UsageError``."""
     spec = request[CoverageSpec]
     check_count("--follow", spec.follow, 1, MOST_FOLLOWED)

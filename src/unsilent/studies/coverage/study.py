@@ -24,7 +24,7 @@ from unsilent.studies.coverage.spec import (
 
 def run_coverage(run: CampaignRun) -> CoverageResult:
     """Run (or resume) a campaign, and apply all rules to what it recorded; raises ``UsageError``."""
-    budget, options = run.asked[CoverageBudget], run.asked[CoverageAnalysisOptions]
+    budget, options = run.request[CoverageBudget], run.request[CoverageAnalysisOptions]
     with run.open_executor() as (executor, observer):
         baseline = executor.establish_baseline()
         assert isinstance(baseline, CoverageBaseline)
@@ -38,7 +38,7 @@ def run_coverage(run: CampaignRun) -> CoverageResult:
 
 def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
     """Sentences on what else would run."""
-    budget = run.asked[CoverageBudget]
+    budget = run.request[CoverageBudget]
     runs = budget.clean_runs + 3 * budget.changed_runs
     yield f"after the trials, up to {count_text(runs, 'fault-free run')} would run, unless stored already"
     yield "the time estimate does not include fault-free runs; a trial draws faults until one is of its class"

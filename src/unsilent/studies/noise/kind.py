@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from unsilent.basics.errors import unknown_name_error
 from unsilent.basics.lazy_module import LazyFunction
-from unsilent.basics.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
+from unsilent.basics.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option, Request, check_count
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.options import Budget, ExecutionOptions
 from unsilent.replicas import REPLICAS, VARIANTS, ReplicaSpec, Switches
@@ -75,7 +75,7 @@ class RunOptions(ExecutionOptions):
         "Seconds that one run may take.", EXECUTION_PANEL, default_text="no limit")] = None  # fmt: skip
 
 
-def make_noise_spec(request: Asked) -> ReplicaSpec:
+def make_noise_spec(request: Request) -> ReplicaSpec:
     """A checked spec; raises ``UsageError``."""
     spec = request[ReplicaSpec]
     spec.check()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from unsilent.basics.errors import UnsilentError, UsageError
-from unsilent.basics.options import Asked
+from unsilent.basics.options import Request
 from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers
 from unsilent.campaigns.options import AnalysisOptions
 from unsilent.campaigns.python_function import campaign_function
@@ -115,10 +115,10 @@ def check_any_runnable(question: NoiseQuestion, trained: ReplicaBaseline) -> Non
 
 def run_noise_campaign(run: CampaignRun) -> NoiseResult:
     """Run what is missing and read what was found, see `run_noise`."""
-    execution = run.asked[run.kind.execution_options]
+    execution = run.request[run.kind.execution_options]
     with run.observe("replica") as observer:
         return run_noise(
-            make_noise_question(run.asked), run.store, jobs=execution.jobs, executor=execution.executor,
+            make_noise_question(run.request), run.store, jobs=execution.jobs, executor=execution.executor,
             address=execution.ray, deadline=execution.deadline, observer=observer, command=run.command,
         )  # fmt: skip
 
@@ -126,7 +126,7 @@ def run_noise_campaign(run: CampaignRun) -> NoiseResult:
 def trial_numbers(run: CampaignRun, trained: ReplicaBaseline) -> TrialNumbers:
     """Which replicas there would be, by their switches."""
     counts: dict[tuple[str, int | None], range] = {}
-    for replica in make_noise_question(run.asked).planned_runs(trained):
+    for replica in make_noise_question(run.request).planned_runs(trained):
         key = (str(replica.switches), None)
         counts[key] = range(max(replica.number + 1, len(counts.get(key, ()))))
     return counts
@@ -359,7 +359,7 @@ def _notes(question: NoiseQuestion, trained: ReplicaBaseline, rows: Sequence[Rep
         yield f"runs end after {trained.steps} steps; the workload's own schedule may be longer (--with steps=N sets it)"
 
 
-def make_noise_question(wanted: Asked) -> NoiseQuestion:
+def make_noise_question(wanted: Request) -> NoiseQuestion:
     """The question of a request: which runs, and how they are read; raises ``UsageError``."""
     budget = wanted[NoiseBudget]
     return NoiseQuestion(
@@ -371,7 +371,7 @@ def make_noise_question(wanted: Asked) -> NoiseQuestion:
     )
 
 
-def check_options(request: Asked, spec: ReplicaSpec) -> None:
+def check_options(request: Request, spec: ReplicaSpec) -> None:
     """Raise ``UsageError`` for a question that cannot be asked."""
     make_noise_question(request)
 

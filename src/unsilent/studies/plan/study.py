@@ -19,7 +19,7 @@ import numpy as np
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
 from unsilent.basics.option_function import OBSERVER, Argument, option_function
-from unsilent.basics.options import Asked
+from unsilent.basics.options import Request
 from unsilent.basics.sizes import human_bytes
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.stored_command import stored_options
@@ -56,7 +56,7 @@ def _plan(arguments: Mapping[str, Any]) -> PlanResult:
     workload = arguments["workload"]
     live = None if workload is None or isinstance(workload, str) else workload
     named = {**arguments, "workload": workload if live is None else getattr(workload, "name", None)}
-    request = Asked.from_call((PlanOptions,), named)
+    request = Request.from_call((PlanOptions,), named)
     return make_plan(request[PlanOptions], request.command_line("plan", PlanOptions), arguments["observer"], live)
 
 

@@ -21,8 +21,8 @@ from unsilent.basics.options import (
     NOT_AN_OPTION,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
-    Asked,
     Option,
+    Request,
     check_count,
 )
 from unsilent.basics.sizes import parse_whole_number
@@ -304,7 +304,7 @@ class PvfBudget:
         return Budget(self.trials or most, self.shard)
 
 
-def make_pvf_spec(options: Asked) -> PvfSpec:
+def make_pvf_spec(options: Request) -> PvfSpec:
     """A checked spec: fault model and flips are read together, texts are made canonical.
 
     Raises ``UsageError`` for what would be ignored, and where flips are given both here and in the fault model, are repeated or

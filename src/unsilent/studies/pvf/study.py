@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.option_function import REQUIRED, Argument
-from unsilent.basics.options import Asked, options_of
+from unsilent.basics.options import Request, options_of
 from unsilent.basics.sizes import rough_duration_text
 from unsilent.campaigns import Budget, TrialId, WorkerSettings
 from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, planned_trial_numbers
@@ -54,8 +54,8 @@ WORKLOAD = Argument(
 
 def run_pvf(run: CampaignRun) -> PvfResult:
     """Run (or resume) a campaign, where a precision is asked for until all rows have it, and read its store."""
-    question, precision = run.asked[PvfEstimator], run.asked[PvfBudget].precision
-    budget = run.kind.resolve_budget(run.asked)
+    question, precision = run.request[PvfEstimator], run.request[PvfBudget].precision
+    budget = run.kind.resolve_budget(run.request)
     planner = None
     with run.open_executor() as (executor, observer):
         if precision is not None:
@@ -101,31 +101,31 @@ def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: 
 
 def trial_numbers(run: CampaignRun, baseline: PvfBaseline) -> TrialNumbers:
     """Which trials there would be; where a precision is asked, the most that there may be."""
-    if not has_open_number(run.asked):
+    if not has_open_number(run.request):
         return planned_trial_numbers(run, baseline)
-    most = run.kind.resolve_budget(run.asked).trial_numbers(None)
+    most = run.kind.resolve_budget(run.request).trial_numbers(None)
     return {(t.group or t.name, flips): most for flips in run.spec.flips for t in baseline.targets_at(flips)}
 
 
-def has_open_number(options: Asked) -> bool:
+def has_open_number(options: Request) -> bool:
     """Whether the campaign decides how many trials it runs."""
     return options[PvfBudget].precision is not None
 
 
 def expected_end_of_store(run: CampaignRun, path: Path, executor: Executor) -> ExpectedEnd | None:
     """The end that is expected from the trials of a store; None where there is none, or its pilot is not complete."""
-    precision = run.asked[PvfBudget].precision
+    precision = run.request[PvfBudget].precision
     if precision is None or not path.exists() or not path.stat().st_size:
         return None
-    most = run.kind.resolve_budget(run.asked).trials
-    planner = PrecisionPlanner(precision, run.asked[PvfEstimator], most, executor.wall_seconds)
+    most = run.kind.resolve_budget(run.request).trials
+    planner = PrecisionPlanner(precision, run.request[PvfEstimator], most, executor.wall_seconds)
     with PvfStore(path) as store:
         return planner.expected_end(store)
 
 
 def dry_run_notes(run: CampaignRun, baseline: PvfBaseline, path: Path) -> Iterator[str]:
     """Sentences on what a pilot would decide, or decided already."""
-    if has_open_number(run.asked):
+    if has_open_number(run.request):
         yield "a pilot decides how many trials each target gets, usually far fewer than the maximum numbers in the table"
     if run.spec.samples is not None:
         return
@@ -173,7 +173,7 @@ pvf = campaign_function(
     PvfResult,
     "Parameter vulnerability of a workload: a PVF with its interval for every component, layer and number of flips.",
     live_executor=lambda workload, run, observer: live_executor(
-        run.spec, workload, observer, run.asked[EngineOptions].worker_settings
+        run.spec, workload, observer, run.request[EngineOptions].worker_settings
     ),
     check=check_arguments,
     further=(FAULT, WORKLOAD),

@@ -24,8 +24,8 @@ from unsilent.basics.options import (
     OUTPUT_PANEL,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
-    Asked,
     Option,
+    Request,
     check_count,
 )
 from unsilent.campaigns import codec
@@ -388,7 +388,7 @@ class ReferenceRunOptions:
         EXECUTION_PANEL)] = False  # fmt: skip
 
 
-def make_training_spec(request: Asked) -> TrainingSpec:
+def make_training_spec(request: Request) -> TrainingSpec:
     """The spec of a request, checked as far as that is possible without the training; raises ``UsageError``."""
     from unsilent.faults.fault_texts import split_from, split_lasts
     from unsilent.faults.hardware.presets import PRESETS

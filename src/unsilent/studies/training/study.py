@@ -58,7 +58,7 @@ from unsilent.workloads.base import UNNAMED
 
 def run_training(run: CampaignRun) -> TrainingResult:
     """Measure the noise floors, run (or resume) a campaign, and read what was found."""
-    compared, spec = run.asked[ReferenceRunOptions], replica_spec(run.spec)
+    compared, spec = run.request[ReferenceRunOptions], replica_spec(run.spec)
     floors = measure_noise_floors(run, spec, compared.noise, compared.replicas, compared.floor)
     if compared.horizon is not None:
         run = replace(run, spec=replace(run.spec, horizon=horizon_from_floor(floors.implementation, compared.horizon)))
@@ -70,7 +70,7 @@ def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
 
     Raises ``UsageError`` where the floors are not of this training.
     """
-    store, reading = run.store, run.asked[TrainingAnalysisOptions]
+    store, reading = run.store, run.request[TrainingAnalysisOptions]
     with run.open_executor() as (executor, observer):
         baseline = executor.establish_baseline()
         assert isinstance(baseline, TrainingBaseline)
@@ -78,7 +78,7 @@ def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
         store.bind_campaign(run.spec, baseline)
         store_noise_floors(store, floors)
         run.run_planned_trials(executor, observer)
-        if run.asked[ReferenceRunOptions].guard:
+        if run.request[ReferenceRunOptions].guard:
             judge = TrainingJudge(baseline, floors, reading.thresholds)
             different = [judged.row.trial for judged in map(judge.judge, sampled_rows(store)) if judged.is_different]
             run_trials([t._replace(target=GUARDED_PREFIX + t.target) for t in different], executor, store, observer)
@@ -87,7 +87,7 @@ def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
 
 def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
     """Sentences on what else would run."""
-    options = run.asked[ReferenceRunOptions]
+    options = run.request[ReferenceRunOptions]
     yield noise_floor_note(options.replicas)
     if options.guard:
         yield "trials that differ from the golden run beyond noise run again under the guard"

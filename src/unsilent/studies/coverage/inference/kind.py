@@ -7,7 +7,7 @@ from typing import Any
 
 from unsilent.basics.lazy_module import LazyFunction
 from unsilent.basics.lazy_numpy import np
-from unsilent.basics.options import Asked
+from unsilent.basics.options import Request
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
@@ -92,7 +92,7 @@ def check_row(row: InferenceCoverageRow, baseline: InferenceCoverageBaseline) ->
         raise DamagedRecordError("has a margin that is NaN, or a negative time")
 
 
-def check_options(request: Asked, spec: InferenceCoverageSpec) -> None:
+def check_options(request: Request, spec: InferenceCoverageSpec) -> None:
     """Raise ``UsageError`` for too few clean samples for the rate of false alarms."""
     from unsilent.studies.coverage.inference.scoring import check_clean_samples
 

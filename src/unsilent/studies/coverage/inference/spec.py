@@ -17,8 +17,8 @@ from unsilent.basics.options import (
     NOT_AN_OPTION,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
-    Asked,
     Option,
+    Request,
     check_count,
 )
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, Seconds, StoredRow
@@ -208,7 +208,7 @@ class InferenceCoverageOptions(AnalysisOptions):
             raise UsageError(f"rate is {self.rate}; expected a share of samples between 0 and 1, like 0.01")
 
 
-def make_inference_spec(request: Asked) -> InferenceCoverageSpec:
+def make_inference_spec(request: Request) -> InferenceCoverageSpec:
     """The spec of a request, checked as far as that is possible without the workload; raises ``UsageError``."""
     from unsilent.faults import fault_model
     from unsilent.protection.detector import make_detector

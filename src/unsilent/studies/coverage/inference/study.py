@@ -28,7 +28,7 @@ def run_inference_coverage(run: CampaignRun) -> InferenceCoverageResult:
         baseline = executor.establish_baseline()
         assert isinstance(baseline, InferenceCoverageBaseline)
         available = min(baseline.clean_samples[part] for part in (CALIBRATION, TEST))
-        check_clean_samples(run.spec.clean_samples, run.asked[InferenceCoverageOptions].rate, available)
+        check_clean_samples(run.spec.clean_samples, run.request[InferenceCoverageOptions].rate, available)
         run.store.bind_campaign(run.spec, baseline)
         run_trials(fault_free_trials(baseline), executor, run.store, observer)
         run.run_planned_trials(executor, observer)
