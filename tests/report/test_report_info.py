@@ -18,6 +18,7 @@ from unsilent.studies.pvf.report import (
     curves,
     due_shares_by_row,
     outcome_shares_by_row,
+    report,
     split_rows,
 )
 from unsilent.studies.pvf.words import headline as sentence
@@ -27,6 +28,14 @@ from unsilent.studies.pvf.words import next_commands
 def wilson(hits, trials, z):
     middle, half = hits + z * z / 2, z * math.sqrt(hits * (trials - hits) / trials + z * z / 4)
     return (middle - half) / (trials + z * z), (middle + half) / (trials + z * z)
+
+
+def test_the_column_of_fit_is_sorted_by_fit(demo):
+    parts = [part for section in report(demo, 1e-4).sections for part in section.parts]
+    table = next(part for part in parts if "(FIT)" in str(getattr(part, "title", "")))
+    keys = {row.cells[0]: row.cells[4].key for row in table.rows}
+    rates = {fit.row.target: fit.estimate for fit in fit_rows(demo, 1e-4)}
+    assert {name: keys[name] for name in rates if name in keys} == rates
 
 
 def test_curves_group_by_target_and_keep_zero(result, row, no_trial):

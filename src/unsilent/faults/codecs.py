@@ -64,13 +64,6 @@ class Codec:
         """
         return _matching(self.name, str(bits))
 
-    def require_bits(self, bits: str | int) -> tuple[int, ...]:
-        """Like `matching`, but raises ``UsageError`` where this dtype has none of the named bits."""
-        result = self.selected_bits(bits)
-        if not result:
-            raise UsageError(f"bits={bits} names no bit of {self.name}, which has bits {self.describe_layout()}")
-        return result
-
     @property
     def bit_strata(self) -> dict[str, tuple[int, ...]]:
         """All bits, sorted by how much a flip is expected to do: strata for sampling, never an answer.
@@ -92,13 +85,6 @@ class Codec:
                 "value-low": (0, self.mantissa_bits // 2),
             }
         return {name: tuple(range(low, high)) for name, (low, high) in cuts.items() if high > low}
-
-    def describe_layout(self) -> str:
-        """The layout in words, such as ``0-31: mantissa 0-22, exponent 23-30, sign 31``."""
-        runs = {"mantissa": (0, self.mantissa_bits), "exponent": (self.mantissa_bits, self.exponent_bits)}
-        runs["sign"] = (self.mantissa_bits + self.exponent_bits, int(self.signed))
-        parts = [f"{name} {lo}" + (f"-{lo + n - 1}" if n > 1 else "") for name, (lo, n) in runs.items() if n]
-        return f"0-{self.bits - 1}: " + ", ".join(parts)
 
     @property
     def smallest_nonfinite_word(self) -> int:

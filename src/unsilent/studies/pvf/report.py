@@ -25,7 +25,6 @@ from unsilent.report.estimates import (
     FEW_TRIALS,
     NO_ESTIMATE_KEY,
     Estimate,
-    estimate_cells,
     has_few_trials,
     machine_table,
     share_cells,
@@ -229,8 +228,8 @@ def _fit_table(fits: Sequence[FitRow], fit_per_bit: float) -> Table:
     most = max((f.high or 0.0 for f in fits), default=0.0) or 1.0
     rows = []
     for f in fits:
-        value, limits = estimate_cells(f.text, f.row)
-        limits = TextCell(f.reason or limits.text, f.high, bar=((f.low or 0.0) / most, (f.high or 0.0) / most))
+        value = TextCell(f.text.estimate, NO_ESTIMATE_KEY if f.estimate is None else f.estimate)
+        limits = TextCell(f.reason or f.text.limits, f.high, bar=((f.low or 0.0) / most, (f.high or 0.0) / most))
         raw = TextCell(number_text(f.unmasked_fit), f.unmasked_fit)
         cells = (f.row.target, f.row.bits, raw, share_cells(f.row)[0], value, limits)
         rows.append(TableRow(cells, f.row.level == "model"))
