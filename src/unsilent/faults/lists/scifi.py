@@ -74,7 +74,7 @@ def _corrupt(row: list[str]) -> ListedCorruption:
 
 
 def _index(text: str) -> int | tuple[int, ...] | None:
-    """``17`` or ``(0, 1, 2, 2)``; None for anything else."""
+    """Parse ``17`` or ``(0, 1, 2, 2)``; None for anything else."""
     text = text.strip()
     if not (text.startswith("(") and text.endswith(")")):
         return parse_whole_number(text)
