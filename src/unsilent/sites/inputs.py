@@ -16,7 +16,7 @@ from unsilent.sites.corrupting import copied, corrupt, misfit
 
 
 def named_inputs(batch: Any) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a batch, in its own order."""
+    """Names and tensors of a batch, in the batch's order."""
     for path, leaf in leaves_in(batch):
         if isinstance(leaf, Tensor):
             yield _name(path), leaf
@@ -27,7 +27,7 @@ def _name(path: Path) -> str:
 
 
 def corrupted_inputs(batch: Any, faults: Sequence[Fault], applied_faults: list[AppliedFault]) -> Any:
-    """The batch with corrupted copies of the tensors that the ``input:`` faults name; the batch itself is left alone.
+    """The batch with corrupted copies of the tensors that ``input:`` faults name; the original is unchanged.
 
     ``applied_faults``: what landed is added to it.
 
