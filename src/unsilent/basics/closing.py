@@ -1,4 +1,4 @@
-"""The base of what is closed by ``close``, at the end of a ``with`` as well."""
+"""The base class of objects with a ``close`` method that are also context managers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Self
 
 
 class Closing:
-    """A context manager that closes itself."""
+    """A context manager that is closed on exit."""
 
     def close(self) -> None:
-        """Let go of everything; closing twice does nothing."""
+        """Release all resources; a second call does nothing."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

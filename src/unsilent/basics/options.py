@@ -1,4 +1,4 @@
-"""Options: what may be asked, said once on the fields of frozen dataclasses.
+"""Options of commands and functions, declared once on the fields of frozen dataclasses.
 
 ``trials: Annotated[int, Option("Trials of each target.", PRECISION)] = 1000`` is an option of the command line, a key of a TOML
 file and an argument of a Python function. A field that is marked `NOT_AN_OPTION` is none: it is derived from others.
@@ -46,7 +46,7 @@ _BY_FIELD = object()
 
 @dataclass(frozen=True)
 class Option:
-    """How a field of a dataclass is shown and read as an option of a command.
+    """Description of an option of a command: how a dataclass field is shown and parsed.
 
     Attributes:
         help: One or two sentences.
@@ -84,7 +84,7 @@ CONFIDENCE = Option("Confidence level of every interval.", PRECISION_PANEL)
 
 @dataclass(frozen=True)
 class OptionField:
-    """An option and its field: ``hint`` is the field's type, ``default`` what nothing said means."""
+    """An option and its field: ``hint`` is the field's type, ``default`` its value if the option is not given."""
 
     option: Option
     field: str
@@ -93,33 +93,33 @@ class OptionField:
 
     @property
     def option_name(self) -> str:
-        """The name on the command line, without dashes in front, and in a TOML file."""
+        """The name on the command line, without leading dashes, and in a TOML file."""
         return self.option.name or self.field.replace("_", "-")
 
     @property
     def python_name(self) -> str:
-        """The name in Python."""
+        """The name of the argument in Python."""
         name = self.option_name.replace("-", "_")
         return self.field if keyword.iskeyword(name) else name
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is an argument of the command, without a name in front."""
+        """Whether it is a positional argument of the command."""
         return self.option.is_argument or bool(self.option.missing_error)
 
     @property
     def flag(self) -> str:
-        """The name as a command is written: ``--with``, or ``WORKLOAD`` for an argument."""
+        """The name as shown on the command line: ``--with``, or ``WORKLOAD`` for a positional argument."""
         return self.option.metavar or self.option_name.upper() if self.is_argument else f"--{self.option_name}"
 
     @property
     def is_boolean(self) -> bool:
-        """Whether it is on or off."""
+        """Whether the option is a flag without a value."""
         return self.hint is bool
 
     @property
     def default_text(self) -> str:
-        """Text of the default in help; empty where the default is nothing."""
+        """The default as shown in help; empty if there is none to show."""
         return self.option.default_text or (
             ""
             if self.default is None or self.default is False or self.default == ()
@@ -128,12 +128,12 @@ class OptionField:
 
     @property
     def help_text(self) -> str:
-        """Help of the option, with its default."""
+        """The help text of the option, with its default."""
         return f"{self.option.help} [default: {self.default_text}]" if self.default_text else self.option.help
 
     @property
     def metavar(self) -> str:
-        """Placeholder of the value in help; empty where the option has none."""
+        """The placeholder of the value in help; empty if the option has none."""
         if self.is_boolean:
             return ""
         hints = (self.hint, *typing.get_args(self.hint))
@@ -143,7 +143,7 @@ class OptionField:
 
     @property
     def argument_hint(self) -> Any:
-        """The type of what a function takes for it, which `parse_value` reads."""
+        """The type hint of the option as a function argument, for values that `parse_value` accepts."""
         hint = Any if self.option.parser is None else _argument_hint(self.option.parser)
         if hint is Any:
             hint = self.hint
@@ -156,7 +156,7 @@ class OptionField:
         return hint | None if self.default is None and not self.option.missing_error else hint
 
     def parse_value(self, value: Any, name: str, *, typed: bool = False) -> Any:
-        """The value of the field; raises ``UsageError``, where it is called ``name``.
+        """Convert a given value to the field's type; raises ``UsageError`` that calls the option ``name``.
 
         ``typed``: it has a type already, as in Python or TOML, so that a text is no number.
         """
@@ -170,7 +170,7 @@ class OptionField:
         return _plain(value, self.hint, name, typed)
 
     def format_value(self, value: Any) -> list[str]:
-        """The reverse: texts, one for each time that the option is given."""
+        """Convert a field's value back to texts, one for each time that the option is given."""
         if self.option.formatter is not None:
             return list(self.option.formatter(value))
         if self.option.separator:
@@ -181,7 +181,7 @@ class OptionField:
 
 
 def _argument_hint(parser: Callable[[Any], Any]) -> Any:
-    """The type of the argument of a parser; `Any` where it does not say, or names a type that only type checkers import."""
+    """The type of a parser's argument; `Any` if it has no hint or the hint cannot be resolved."""
     try:
         hints = typing.get_type_hints(parser)
     except NameError:
@@ -190,7 +190,7 @@ def _argument_hint(parser: Callable[[Any], Any]) -> Any:
 
 
 def _plain(value: Any, hint: Any, name: str, typed: bool = False) -> Any:
-    """A value of a simple type, or None where that is one; raises ``UsageError``."""
+    """Convert a value to a simple type, or to None if the type allows it; raises ``UsageError``."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         if value is None:
             return None
@@ -220,12 +220,12 @@ def _refuse(value: Any, hint: Any, name: str) -> NoReturn:
 
 
 def check_path(name: str, value: Any) -> Path:
-    """The path itself; raises ``UsageError`` for what is none."""
+    """Convert a value to a path; raises ``UsageError`` if it is not a path."""
     return Path(_plain(value, Path, name))
 
 
 def check_count(name: str, value: Any, least: int, most: int = LARGEST) -> int:
-    """The number itself; raises ``UsageError`` where it is no whole number, or not within these limits."""
+    """Check that a value is a whole number within these limits and return it; raises ``UsageError``."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise wrong_value_error(name, value, f"a whole number, {least} or more")
     number = int(value)
@@ -236,13 +236,13 @@ def check_count(name: str, value: Any, least: int, most: int = LARGEST) -> int:
 
 
 def check_confidence(confidence: float) -> None:
-    """Raise ``UsageError`` for what is no confidence of an interval."""
+    """Raise ``UsageError`` unless the value is a valid confidence level."""
     if not isinstance(confidence, Real) or not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence is {confidence!r}; expected a value from 0.5 to below 1, like 0.95")
 
 
 def _number_text(value: int) -> str:
-    """A number as a message has it; Python refuses to write one of thousands of digits."""
+    """A number as text for a message; numbers with thousands of digits are shortened."""
     return str(value) if value.bit_length() < LONGEST_SHOWN else f"a number of {value.bit_length()} bits"
 
 
@@ -259,7 +259,7 @@ def _numbers(value: Any, separator: str, name: str, typed: bool) -> tuple[int, .
 
 
 def check_option_fields(cls: type, needs_defaults: bool = True) -> None:
-    """Raise ``UsageError`` for a field of a dataclass that no command could give.
+    """Raise ``UsageError`` if a field of a dataclass cannot be given on the command line.
 
     Args:
         needs_defaults: Whether fields that are not options must have a default.
@@ -288,7 +288,7 @@ SUPPORTED_TYPES = (
 
 
 def _can_be_parsed(asking: OptionField) -> bool:
-    """Whether texts can be made into values of the field without a parser of its own."""
+    """Whether the option's texts can be converted to the field's type without a custom parser."""
     if asking.option.separator or asking.option.is_repeatable:
         item = int if asking.option.separator else str
         items = set(typing.get_args(asking.hint)) - {...}
@@ -302,7 +302,7 @@ def _can_be_parsed(asking: OptionField) -> bool:
 
 
 def options_of(*classes: type) -> Mapping[str, OptionField]:
-    """The options of some dataclasses, by field."""
+    """The options of some dataclasses, by field name."""
     by_name: dict[str, OptionField] = {}
     for cls in classes:
         hints = typing.get_type_hints(cls, include_extras=True)
@@ -320,7 +320,7 @@ def options_of(*classes: type) -> Mapping[str, OptionField]:
 
 
 class Asked:
-    """Options that were asked for, of some dataclasses: ``asked[Spec]`` is the one of that class.
+    """The given options of some dataclasses: ``asked[Spec]`` returns the filled dataclass ``Spec``.
 
     Attributes:
         options: Options of all the dataclasses.
@@ -333,7 +333,10 @@ class Asked:
     observer: Any = None
 
     def __init__(self, classes: Sequence[type], given: Mapping[str, Any] | None = None, call: bool = False) -> None:
-        """``given``: texts of a command line, or (``call``) arguments of a function, where the default counts as not given."""
+        """Take ``given``: texts of a command line, or arguments of a function call if ``call``.
+
+        An argument of a call that equals its default counts as not given.
+        """
         self.options = options_of(*classes)
         self._call = call
         self.given_values: dict[str, Any] = {}
@@ -347,7 +350,7 @@ class Asked:
 
     @classmethod
     def from_call(cls, classes: Sequence[type], arguments: Mapping[str, Any]) -> Asked:
-        """The options that arguments of a function ask for; arguments of other names are left out."""
+        """The options from the arguments of a function call; arguments with other names are ignored."""
         field_names = {asking.python_name: name for name, asking in options_of(*classes).items()}
         return cls(
             classes, {field_names[name]: value for name, value in arguments.items() if name in field_names}, call=True
@@ -358,7 +361,7 @@ class Asked:
         return f"{asking.python_name}=" if self._call else asking.flag
 
     def read_toml(self, path: Path) -> None:
-        """Take what a TOML file asks and the command line does not; raises ``UsageError``."""
+        """Add options from a TOML file unless the command line has them; raises ``UsageError``."""
         record = parse_toml(read_plain(path, MOST_BYTES), str(path))
         field_names = {asking.option_name: name for name, asking in self.options.items() if name != "config"}
         for key, value in record.items():
@@ -370,16 +373,16 @@ class Asked:
                 self.given_values[name] = read
 
     def refuse_given(self, names: Collection[str], why: str) -> None:
-        """Raise ``UsageError`` where one of these was given and would be ignored."""
+        """Raise ``UsageError`` if one of these options was given, since it would be ignored."""
         if ignored := [self._named(name) for name in names if name in self.given_values]:
             raise UsageError(f"{why}: leave out {', '.join(ignored)}")
 
     def value(self, name: str) -> Any:
-        """The value that was asked for in one field, or its default."""
+        """The given value of a field, or its default."""
         return self.given_values.get(name, self.options[name].default)
 
     def __getitem__(self, cls: type[T]) -> T:
-        """The dataclass of a class, filled; raises ``UsageError`` where an argument of the command is missing."""
+        """The filled dataclass; raises ``UsageError`` if a required argument of the command is missing."""
         options = options_of(cls)
         for name, asking in options.items():
             if asking.option.missing_error and name not in self.given_values:
@@ -387,7 +390,7 @@ class Asked:
         return cls(**{name: value for name, value in self.given_values.items() if name in options})
 
     def command_line(self, verb: str, *classes: type) -> str:
-        """The command line that asks for this, of these dataclasses; the seed is named in any case."""
+        """The command line that gives the same options of these dataclasses, always with the seed."""
         arguments: list[str] = []
         words: list[str] = []
         for asking, value in self._named_values(classes):
@@ -401,7 +404,7 @@ class Asked:
         return shlex.join(["unsilent", *verb.split(), *arguments, *words])
 
     def python_call(self, function: str, *classes: type) -> str:
-        """The call in Python that asks for the same, of an argument that no text can name."""
+        """The Python call that gives the same options of these dataclasses."""
         words = [
             f"{asking.python_name}={list(value) if isinstance(value, tuple) else value!r}"
             for asking, value in self._named_values(classes)
