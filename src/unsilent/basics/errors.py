@@ -1,4 +1,4 @@
-"""Errors a user can meet.
+"""Errors that a user can meet.
 
 UnsilentError            anything this package raises on purpose
 ├── UsageError           bad input: one line saying what was found, what was expected, what to do (exit code 2)
@@ -29,7 +29,7 @@ class UsageError(UnsilentError):
 
 
 class UserCodeError(UsageError):
-    """The user's own code raised; ``traceback_text`` is its traceback as text."""
+    """An error raised by the user's own code; ``traceback_text`` is its traceback as text."""
 
     def __init__(self, message: str, trace: str) -> None:
         super().__init__(message)

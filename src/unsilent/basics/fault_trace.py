@@ -1,4 +1,4 @@
-"""Records of how a fault spreads through a run; without torch, so that the command line can show them.
+"""Records of how a fault spreads through a run. They do not need torch, so the command line can show them.
 
 One row is one output of one operation, in execution order; what only gives another view of memory, or memory that nobody has
 written, has no row. Numbers compare the faulty run with its golden twin:

@@ -67,7 +67,7 @@ def _number(path: Path) -> int | None:
 
 
 def _table(path: Path) -> Iterator[tuple[str, int]]:
-    """Lines that consist of a name and a number."""
+    """Name and number in each line of a file such as ``/proc/meminfo``."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

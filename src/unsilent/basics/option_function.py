@@ -40,7 +40,7 @@ class Argument:
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """The argument as a parameter of a signature."""
+        """The argument as a parameter of a Python signature."""
         positional, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         kind = positional if self.default is REQUIRED else keyword
         return inspect.Parameter(self.name, kind, default=self.default, annotation=self.hint)

@@ -67,5 +67,5 @@ def channels_last_indices(fault: Fault) -> tuple[tuple[int, ...], Ints]:
 
 
 def _places(fault: Fault) -> Ints:
-    """Indices int64[n, d] of a fault's elements."""
+    """Indices of a fault's elements, int64[n, d]."""
     return np.stack(np.unravel_index(fault.elements, fault.shape), axis=1).astype(np.int64)

@@ -41,7 +41,7 @@ class Pattern(ABC):
 
     @property
     def placement_cache_key(self) -> Hashable:
-        """Everything that ``places`` depends on besides the region."""
+        """Cache key of the pattern's placements: everything that ``places`` depends on besides the region."""
         return self.span
 
     @property
@@ -77,7 +77,7 @@ class Pattern(ABC):
 
 @dataclass(frozen=True)
 class Count(Pattern):
-    """``k`` distinct slots anywhere."""
+    """``k`` distinct slots, drawn from all regions."""
 
     k: int
 
@@ -116,7 +116,7 @@ class One(Count):
 
 @dataclass(frozen=True)
 class Rate(Pattern):
-    """Every slot independently with probability ``p``; for flips this is the bit error rate."""
+    """A draw of every slot independently with probability ``p``, the bit error rate for flips."""
 
     p: float
 

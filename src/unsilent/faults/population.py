@@ -55,7 +55,7 @@ Ways = Callable[["Region"], int]
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Elements that may be corrupted inside one tensor; two regions are equal only if they are the same object.
+    """Elements that may be corrupted inside one tensor; a region is equal only to itself.
 
     ``elements`` is ``None`` for all elements, else int64[n]: distinct flat C-order indices into ``shape``
     (its order is the order that runs follow). ``axes``: all axes of the tensor in the order that runs follow,

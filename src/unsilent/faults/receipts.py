@@ -58,7 +58,7 @@ class Receipt:
 
     @property
     def requested_elements(self) -> int:
-        """Elements that the faults name."""
+        """Number of elements that the faults should corrupt."""
         return sum(len(hit.fault) for hit in self.applied_faults)
 
     @property
@@ -72,7 +72,7 @@ class Receipt:
         return sum(hit.changed_bits for hit in self.applied_faults)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """A JSON object for each fault: the fault, and its words before and after in hex."""
+        """The faults as JSON objects, each with its words before and after in hex."""
         return [
             {
                 "fault": hit.fault.to_json(),

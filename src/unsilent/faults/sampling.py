@@ -37,7 +37,7 @@ def draw_distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
 
 
 def successive_sample_counts(rng: np.random.Generator, slots: Ints, weight: npt.NDArray[np.float64], k: int) -> Ints:
-    """Numbers of distinct slots that fall into each group, when ``k`` are drawn one by one with the given weights.
+    """Numbers of drawn slots per group when ``k`` distinct slots are drawn one by one with given weights.
 
     ``slots`` int64[R]: slots per group; ``weight`` float64[R], positive: the weight of each single slot of
     that group; ``k <= slots.sum()``. Returns int64[R], at most ``slots``, with sum ``k``.

@@ -60,7 +60,7 @@ class Whole(Aligned):
         return region.eligible_count // self._slice_size(region)
 
     def _slice_size(self, region: Region) -> int:
-        """Elements of one slice."""
+        """Number of elements in one slice."""
         shape = _shape_in_order(region)
         if self.slice in ("row", "column"):
             return shape[-1] if self.slice == "row" else shape[-2]

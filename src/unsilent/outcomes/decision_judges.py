@@ -40,7 +40,7 @@ def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
 
 
 def doubles(tensor: Tensor) -> Doubles:
-    """The values as numpy float64 on the CPU."""
+    """The values of a tensor as numpy float64 on the CPU."""
     with np.errstate(invalid="ignore"):  # a signalling NaN, as flips make
         return array_of(tensor).astype(np.float64, copy=False)
 
@@ -110,7 +110,10 @@ def _scores_of_classes(output: Tensor, judge: Judge) -> Tensor:
 
 @dataclass(frozen=True)
 class Top1(DecisionJudge):
-    """The most likely class changed; severity: fall of that class's softmax probability. Output [n, classes]."""
+    """Judges a sample incorrect if the most likely class changed.
+
+    Severity: fall of that class's softmax probability. Output: [n, classes].
+    """
 
     DIMENSIONS = 2
 
@@ -131,7 +134,9 @@ class Top1(DecisionJudge):
 
 @dataclass(frozen=True)
 class TopK(DecisionJudge):
-    """The set of the k most likely classes changed; severity: share of the golden set that was lost. Output [n, classes].
+    """Judges a sample incorrect if the set of the k most likely classes changed.
+
+    Severity: share of the golden set that was lost. Output: [n, classes].
 
     Of classes with equal scores the first ones count.
     """
@@ -159,7 +164,9 @@ class TopK(DecisionJudge):
 
 @dataclass(frozen=True)
 class Threshold(DecisionJudge):
-    """A score crossed ``at`` and moved by more than ``tolerance``; severity: size of the move. Output [n] or [n, 1].
+    """Judges a sample incorrect if its score crossed ``at`` and moved by more than ``tolerance``.
+
+    Severity: size of the move. Output: [n] or [n, 1].
 
     ``logits=True`` applies the sigmoid first.
     """
@@ -192,7 +199,10 @@ class Threshold(DecisionJudge):
 
 @dataclass(frozen=True)
 class NextToken(Top1):
-    """The most likely next token (last position) changed; severity: fall of its probability. Output [n, time, vocabulary]."""
+    """Judges a sample incorrect if the most likely next token (last position) changed.
+
+    Severity: fall of its probability. Output: [n, time, vocabulary].
+    """
 
     DIMENSIONS = 3
 
@@ -202,7 +212,9 @@ class NextToken(Top1):
 
 @dataclass(frozen=True)
 class ExactSequence(DecisionJudge):
-    """Judge: any token differs; severity: share of positions. Output: token ids [n, time], or logits [n, time, vocabulary].
+    """Judges a sample incorrect if any token differs.
+
+    Severity: share of positions that differ. Output: token ids [n, time], or logits [n, time, vocabulary].
 
     Lengths may differ (generation that stops early): the missing part counts as different.
     """
@@ -235,7 +247,9 @@ class ExactSequence(DecisionJudge):
 
 @dataclass(frozen=True)
 class Segmentation(DecisionJudge):
-    """The map of pixel labels changed too much; severity: 1 - intersection over union of the golden and the faulty map.
+    """Judges a sample incorrect if its map of pixel labels changed too much.
+
+    Severity: 1 - intersection over union of the golden and the faulty map.
 
     Output: class scores [n, classes, height, width], or whole-number labels [n, height, width]. A map is taken as the set of its
     pairs (pixel, label), without pairs of the label ``background``; an answer is incorrect if the intersection over union of the

@@ -22,7 +22,9 @@ _FIELDS = ("boxes", "scores", "labels")
 
 @dataclass(frozen=True)
 class DetectionSet:
-    """An object was missed, added or given another class; severity: share of golden and faulty detections without a partner.
+    """Judges an image incorrect if an object was missed, added or given another class.
+
+    Severity: share of golden and faulty detections without a partner.
 
     Output: a dict with ``boxes`` [n, k, 4] (left, top, right, bottom), ``scores`` [n, k] and ``labels`` [n, k], padded with
     scores below ``score``; or a list with one such dict per image, without the first dimension, as detectors of torchvision

@@ -55,7 +55,10 @@ def to_verdict(judge: Judge, answer: Any) -> JudgeVerdict:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Judge: any value moved by more than ``atol + rtol * |golden|``; severity: largest relative move. Output [n, ...]."""
+    """Judges a sample incorrect if any value moved by more than ``atol + rtol * |golden|``.
+
+    Severity: largest relative move. Output: [n, ...].
+    """
 
     rtol: float = 1e-3
     atol: float = 1e-5
@@ -72,7 +75,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Function:
-    """A user's own rule: ``function(golden, faulty, batch) -> (incorrect bool[n], severity float[n])`` or incorrect alone."""
+    """A user's judge function: ``function(golden, faulty, batch)`` returns incorrect, or (incorrect, severity)."""
 
     function: Callable[[Any, Any, Any], Any]
 

@@ -47,7 +47,7 @@ class PvfEstimator(PvfAnalysisOptions):
         return stratified(parts, self.confidence)
 
     def with_joint_confidence(self, rows: int) -> PvfEstimator:
-        """The estimator at the confidence that makes ``rows`` intervals hold together (Bonferroni)."""
+        """The estimator with a higher confidence, at which ``rows`` intervals hold together (Bonferroni)."""
         return replace(self, confidence=1 - (1 - self.confidence) / max(rows, 1))
 
 

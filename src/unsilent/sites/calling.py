@@ -1,4 +1,4 @@
-"""Calls of an operation with faults in its operands and outputs."""
+"""Calls of an operation with faults injected into its operands and outputs."""
 
 from __future__ import annotations
 

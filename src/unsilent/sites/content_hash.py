@@ -41,7 +41,7 @@ class ContentHash(NamedTuple):
 
 
 def content_hashes(tensors: Iterable[Tensor]) -> list[ContentHash]:
-    """A hash for each tensor: `device_hash`, or xxh3-64 of the bytes where the tensor is on the CPU."""
+    """A hash for each tensor, computed by `device_hash`, or by xxh3-64 of the bytes on the CPU."""
     tensors = list(tensors)
     bits: dict[int, int] = {}
     begun: dict[torch.device, list[tuple[int, Tensor]]] = {}

@@ -51,7 +51,7 @@ def inject(
     micro_step: int | None = None,
     occurrence: int | None = None,
 ) -> ParameterInjection | StepInjection:
-    """A context manager that corrupts a model, or one training step of it.
+    """A context manager that injects faults into a model, or into one training step of it.
 
     Args:
         model: Any module; nothing is copied, hooked or wrapped that stays.

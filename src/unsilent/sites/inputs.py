@@ -1,4 +1,7 @@
-"""The tensors of a batch as sites: ``0`` for a lone tensor or the first of a tuple, ``input_ids`` of a dict, ``a.b`` nested."""
+"""The tensors of a batch as sites: ``input_ids`` of a dict, ``a.b`` if nested, ``0`` for a single tensor.
+
+The tensors of a tuple are named by their position, from ``0``.
+"""
 
 from __future__ import annotations
 

@@ -173,5 +173,5 @@ def _storage(tensor: Tensor) -> int:
 
 
 def seconds(ends: Sequence[float] | NDArray[np.float64], window: Window) -> float:
-    """Duration of a window."""
+    """Duration of a window in seconds."""
     return float(ends[window.end + 1] - ends[window.begin + 1])

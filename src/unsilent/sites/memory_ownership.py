@@ -74,7 +74,7 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.int64]:
-    """Byte offsets in the storage, int64[elements, itemsize], C order."""
+    """Byte offsets of a tensor's elements in its storage, int64[elements, itemsize], C order."""
     offsets = np.zeros((), np.int64)
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         offsets = offsets[..., None] + np.arange(size, dtype=np.int64) * stride

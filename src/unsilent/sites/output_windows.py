@@ -29,7 +29,7 @@ class OperandRerun(NamedTuple):
 
 
 def dependent_outputs(use: OperandRerun, operand: Tensor, elements: Ints) -> NDArray[np.bool_]:
-    """Mask of the output's elements that are computed from ``elements`` of an operand; bool of the output's shape.
+    """Mask of the outputs that depend on these elements of an operand, bool in the output's shape.
 
     Those that become NaN where the operand is NaN, whatever the other factor (0 * NaN is NaN). Fast algorithms that share sums
     among outputs (Winograd, FFT) are switched off for this. Raises ``UsageError`` for operands that know no NaN.

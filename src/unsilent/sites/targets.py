@@ -52,7 +52,7 @@ class Target:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
+        """Number of elements in the target."""
         return sum(r.eligible_count for r in self.regions)
 
     @property

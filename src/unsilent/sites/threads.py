@@ -24,7 +24,7 @@ class StepThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller's thread is the step's own."""
+        """Whether the current thread is the step's own thread."""
         return threading.get_ident() == self._ident
 
     def includes(self, is_of_step: bool = False) -> bool:

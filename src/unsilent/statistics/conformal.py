@@ -45,7 +45,7 @@ def _check_rate(rate: float) -> None:
 
 
 def conformal_threshold(scores: Sequence[float] | NDArray[np.float64], rate: float) -> float:
-    """The score that a further clean sample exceeds with a probability of at most ``rate``.
+    """The score that a new clean sample exceeds with a probability of at most ``rate``.
 
     Args:
         scores: Scores of clean samples, float64[n]; infinity is allowed.

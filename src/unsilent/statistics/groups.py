@@ -95,7 +95,7 @@ class GroupSpread:
 
 
 def class_error_rates(predictions: NDArray[Any], truth: NDArray[Any], positive: int) -> ClassErrorRates:
-    """Recall, FNR and FPR of class ``positive``; predictions int[R, n], truth int[n].
+    """Recall, FNR and FPR of class ``positive``, from predictions int[R, n] and truth int[n].
 
     >>> class_error_rates(np.array([[1, 0, 0, 1]]), np.array([1, 1, 1, 0]), positive=1).fnr
     array([0.66666667])

@@ -154,7 +154,7 @@ class Accelerator:
         return "as described" if has_parts else f"not known, 1/{several} each"
 
     def _presets(self, name: str, group: FlipFlopGroup) -> tuple[tuple[Preset, ...], list[float]]:
-        """The fault models of a group, and how its weight is divided among them."""
+        """The fault models of a group, and their parts of the group's weight."""
         if group.faults is None:
             presets = tuple(p for p in self._family if p.kind == group.kind)
             return presets, [1 / len(presets)] * len(presets)

@@ -184,7 +184,7 @@ class MultiplierArray(DescriptionTable):
 
 
 class StageDtypes(DescriptionTable):
-    """The dtype in which each stage holds a value."""
+    """The dtype of the values in each stage."""
 
     facts: ClassVar[tuple[str, ...]] = ("input", "weight", "accumulator", "output")
     input: Dtype
@@ -223,7 +223,7 @@ class CustomFault(DescriptionTable):
 
 
 class FlipFlopGroup(DescriptionTable):
-    """A group of flip-flops: of a known kind, or with fault models of its own."""
+    """A group of flip-flops, either of a known kind or with its own fault models."""
 
     facts: ClassVar[tuple[str, ...]] = ("share", "activeness", "unmasked")
     share: Share
@@ -308,7 +308,7 @@ class Memory(DescriptionTable):
 
     @property
     def bytes_per_second(self) -> int:
-        """Bandwidth of the memory."""
+        """Bandwidth of the memory in bytes per second."""
         return parse_bytes(self.bandwidth)
 
     @property

@@ -158,7 +158,7 @@ def _places(pattern: Pattern, size: int) -> _Places | None:
 
 
 def _flip_sets(value: ValueModel, region: Region) -> Iterator[tuple[int, ...]]:
-    """The equally likely sets of bits that an event flips in each of its elements."""
+    """The equally likely sets of bits that an event can flip in an element."""
     assert isinstance(value, Flip | Burst | MultiBit)
     chosen = sorted(region.codec.selected_bits(value.bits))
     if isinstance(value, Burst):

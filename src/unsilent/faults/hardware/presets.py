@@ -105,7 +105,7 @@ class ArraySizes(NamedTuple):
 
 
 def presets_for_array(sizes: ArraySizes) -> tuple[Preset, ...]:
-    """All presets of an array of these sizes; those of (16, 64, 16, 1) have the published names."""
+    """All presets of an array of these sizes; for sizes (16, 64, 16, 1) they have the published names."""
     p, c = sizes.outputs, sizes.reduction
     seen = OutputWindow(p, sizes.input_hold, sizes.tail and sizes.input_hold != 1, sizes.onward and p > 1)
     streamed = OutputWindow(1, sizes.weight_hold, sizes.tail and sizes.weight_hold != 1)

@@ -39,7 +39,7 @@ _LARGEST = 2**53
 
 @dataclass(frozen=True)
 class PyTorchAlfi:
-    """The matrix of a PyTorchALFI run; its scenario file says rnd_mode, rnd_value_type and layer_types."""
+    """The fault matrix of a PyTorchALFI run, with settings from the run's scenario file."""
 
     rnd_mode: str = ""
     rnd_value_type: str = ""

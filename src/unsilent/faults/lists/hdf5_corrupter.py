@@ -44,7 +44,7 @@ class SequenceEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Hdf5Corrupter:
-    """The JSON of an injection sequence of hdf5_corrupter; together=true injects all of it in one trial."""
+    """An injection sequence of hdf5_corrupter in JSON; ``together`` injects all of it in one trial."""
 
     together: bool = False
 

@@ -31,7 +31,7 @@ batch (``step``) acts in all of them."""
 
 @dataclass(frozen=True)
 class JsonLines:
-    """Fault records as JSON lines, also what unsilent export writes."""
+    """Fault records as JSON lines, including the output of ``unsilent export``."""
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
         """One entry for each line; blank lines are skipped."""

@@ -23,7 +23,7 @@ class NotAnArray(ValueError):
 
 
 def read_array(content: bytes) -> NDArray[Any]:
-    """The array, read-only; raises ``NotAnArray``."""
+    """The array in a pickle, read-only; raises ``NotAnArray``."""
     try:
         result, _ = read_pickle(content, _MOST_MEMORY)
     except PickleDamaged as error:

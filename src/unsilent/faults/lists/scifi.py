@@ -25,7 +25,7 @@ _COLUMNS = ColumnNames("Layer", ("TensorIndex",), "Bit")
 
 @dataclass(frozen=True)
 class SciFi:
-    """The CSV of a weight fault list of SCI-FI."""
+    """A weight fault list of SCI-FI in CSV."""
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
         """One entry for each row."""

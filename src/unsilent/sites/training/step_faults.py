@@ -192,5 +192,5 @@ def _absent(site: SiteName, where: str, there: list[str]) -> UsageError | None:
 
 
 def as_list(value: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """One or several values of these types as a list."""
+    """A list of one or several values of these types."""
     return [value] if isinstance(value, kinds) else list(value)

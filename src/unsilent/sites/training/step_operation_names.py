@@ -94,7 +94,7 @@ class StepOperationNamer(OperationNamer):
 
     @property
     def module_names(self) -> Collection[str]:
-        """Names of all modules."""
+        """Names of all modules of the model."""
         return self._names.values()
 
     @property
