@@ -1,4 +1,4 @@
-"""Errors of Python functions name arguments (``trials=``) where the same errors of a command name options (``--trials``)."""
+"""Errors of Python functions name arguments (``trials=``), where command-line errors name options (``--trials``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RENAMED = {"with": "options"}
 
 
 def name_arguments_in(text: str, known: Collection[str] | None) -> str:
-    """The text with ``trials=`` where it has ``--trials``, if that is one of the known arguments; None: any is."""
+    """Replace ``--trials`` by ``trials=`` in a text, for these known arguments (None: any)."""
 
     def argument(match: re.Match[str]) -> str:
         name = RENAMED.get(match[1], match[1].replace("-", "_"))
@@ -29,7 +29,7 @@ def name_arguments_in(text: str, known: Collection[str] | None) -> str:
 
 
 def names_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, whose errors name its arguments.
+    """Decorator that makes a function's errors name its arguments instead of command-line options.
 
     What checks them is shared with the command, and names its options. Names of no argument are left as they are: they belong to
     a command that the error advises.

@@ -1,4 +1,4 @@
-"""Child processes that talk to us over a socket they inherit: started, ended with all that they started, and never left alone."""
+"""Child processes that communicate over an inherited socket and never outlive their parent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ EXIT_TIMEOUT = 0.3
 def start_child(
     module: str, environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], Connection]:
-    """``python -m MODULE FD OUR-PID``, and our end of the socket. ``environment``: its variables, ours where None."""
+    """Start ``python -m MODULE FD PARENT-PID`` and return it with the parent's end of the socket.
+
+    ``environment``: the child's environment variables, by default those of this process.
+    """
     parent_end, child_end = socket.socketpair()
     with child_end:
         process = subprocess.Popen(
@@ -38,7 +41,7 @@ def start_child(
 
 
 def receive(process: subprocess.Popen[bytes], connection: Connection) -> Any:
-    """The next message of a child, however long that takes; raises ``EOFError`` or ``OSError`` where it is gone.
+    """Wait for the next message of a child; raises ``EOFError`` or ``OSError`` if the child is gone.
 
     Its children may hold the socket open after it died, so the process itself is looked at as well.
     """
@@ -49,7 +52,7 @@ def receive(process: subprocess.Popen[bytes], connection: Connection) -> Any:
 
 
 def end_child(process: subprocess.Popen[bytes], connection: Connection) -> None:
-    """Let it end, which it does where it waits for us, else kill it; and its children, those of one that is over as well."""
+    """Let a child exit, or kill it after a timeout, and kill all processes that it started."""
     connection.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(EXIT_TIMEOUT)
@@ -58,13 +61,13 @@ def end_child(process: subprocess.Popen[bytes], connection: Connection) -> None:
 
 
 def kill_with_children(process: subprocess.Popen[Any]) -> None:
-    """Kill a process that has a group of its own, and all that it started; those of one that is over as well."""
+    """Kill a process that leads its own process group, and all processes that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # all are gone
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def exit_with_parent(parent: int) -> None:
-    """End this process when its parent is gone, whatever it is doing: by the kernel on Linux, else soon after."""
+    """End this process when its parent exits: immediately on Linux, else soon after."""
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:

@@ -6,10 +6,10 @@ from typing import Any, Self
 
 
 class Closing:
-    """A context manager that closes itself."""
+    """A context manager that is closed on exit."""
 
     def close(self) -> None:
-        """Let go of everything; closing twice does nothing."""
+        """Release all resources; a second call does nothing."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Capture a function as a CUDA graph: a recording of the kernels that it launches, which can be launched again as a whole."""
+"""Capture of a function as a CUDA graph: a recording of its kernel launches that can be replayed as a whole."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ Result = TypeVar("Result")
 
 @lru_cache(maxsize=64)
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all captures on a device: graphs share memory only if they were captured on the same one."""
+    """The stream that is used for all captures on a device, so that the graphs can share memory."""
     return torch.cuda.Stream(device)
 
 
 def capture(
     function: Callable[[], Result], device: torch.device, pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """The graph of what a function launches on a device, and what the function returned, whose memory each launch fills anew.
+    """Capture a function as a CUDA graph and return the graph with the function's result.
+
+    Each launch of the graph overwrites the memory of the result.
 
     Args:
         function: Function that has run before, so that libraries have chosen kernels and allocated what they need once.
@@ -52,7 +54,7 @@ def capture(
 
 
 def _end_failed_capture(device: torch.device) -> None:
-    """A capture that fails leaves torch's generator in it, so that it can draw no numbers; one that succeeds ends that."""
+    """Make torch's random generator usable again after a failed capture, by capturing a small graph."""
     with contextlib.suppress(RuntimeError):
         word = torch.zeros(1, device=device)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):

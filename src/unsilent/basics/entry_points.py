@@ -1,4 +1,4 @@
-"""Parts that other installed packages register as entry points, looked up when a name is asked for that is not one of ours.
+"""Components that other installed packages register as entry points, loaded when they are first needed.
 
 A part is imported when it is asked for. One that cannot be imported, or is something else than its group says, is an error of one
 line that names its package; until somebody asks for it, it is not noticed.
@@ -20,7 +20,7 @@ FORMATS, KINDS = "unsilent.formats", "unsilent.kinds"
 
 
 def installed_parts(group: str, own_names: Container[str] = ()) -> dict[str, EntryPoint]:
-    """Entry points of a group by name, in the order of names, without names in ``own_names``; imports none of them."""
+    """The entry points of a group by name, sorted, without the names in ``own_names``; imports none of them."""
     from importlib.metadata import entry_points
 
     parts = {entry.name: entry for entry in entry_points(group=group) if entry.name not in own_names}
@@ -28,7 +28,7 @@ def installed_parts(group: str, own_names: Container[str] = ()) -> dict[str, Ent
 
 
 def load_part(noun: str, entry: EntryPoint) -> Any:
-    """The object that an entry point names; ``noun`` is the noun for the ``UsageError`` where it cannot be imported."""
+    """Load the object of an entry point; raises ``UsageError`` with ``noun`` if it cannot be imported."""
     try:
         return entry.load()
     except UsageError:
@@ -41,7 +41,7 @@ def load_part(noun: str, entry: EntryPoint) -> Any:
 
 
 def wrong_part_error(entry: EntryPoint, actual: str, expected: str) -> UsageError:
-    """The error for an entry point that names something else than its group says."""
+    """The error for an entry point whose object has the wrong type for its group."""
     return UsageError(
         f"the entry point {entry.name} of {entry.group} in {package_of(entry)} is {actual} ({entry.value}); expected "
         f"{expected}: change the entry point"
@@ -49,7 +49,7 @@ def wrong_part_error(entry: EntryPoint, actual: str, expected: str) -> UsageErro
 
 
 def package_of(entry: EntryPoint) -> str:
-    """The package that an entry point is of, as errors and lists name it."""
+    """The name of the package that registered an entry point, for errors and lists."""
     try:
         name = entry.dist.name if entry.dist is not None else None
     except Exception:  # a package without its METADATA
@@ -58,7 +58,7 @@ def package_of(entry: EntryPoint) -> str:
 
 
 class WithInstalled(Mapping[str, T]):
-    """Classes or functions that make parts, by name: those of this package, then those that other packages register.
+    """Mapping from names to component classes: this package's own first, then those of other packages.
 
     Args:
         noun: Noun of a part, for errors.

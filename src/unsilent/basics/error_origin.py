@@ -1,4 +1,4 @@
-"""Whether an error is the user's or a defect of this package.
+"""Decision whether an error comes from the user's code or from a defect of this package.
 
 The frame that decides is the innermost one that is neither a library's nor the interpreter's. Where it is one of ours, the
 error is ours, also when a library that we called raised it. Two exceptions, in which we only pass a call on: functions
@@ -31,19 +31,22 @@ _ADVICE = "_unsilent_advice"
 
 
 def calls_user_code(function: F) -> F:
-    """Mark a function that does nothing but call what the user gave: what is raised in it is the user's error."""
+    """Mark a function that only calls the user's code: errors raised in it are the user's."""
     _PASSING.add(function.__code__)
     return function
 
 
 @calls_user_code
 def call_user_code(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call what the user gave."""
+    """Call a function of the user, whose errors then count as the user's."""
     return function(*args, **kwargs)
 
 
 def is_user_error(error: BaseException, handler_frames: int) -> bool:
-    """Whether an error is the user's, that of their files, models and data; ``handler_frames``: frames that handle it."""
+    """Whether an error comes from the user's code, files, models or data.
+
+    ``handler_frames``: number of frames that belong to the error handling.
+    """
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_PACKAGE):
         return True
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)][handler_frames:]
@@ -67,13 +70,13 @@ def is_user_error(error: BaseException, handler_frames: int) -> bool:
 
 
 def advise_on_arguments(error: TypeError, advice: str) -> None:
-    """Add what to do to the error of a model that was called with too many or too few arguments; leave other errors alone."""
+    """Add advice to the error of a model called with the wrong number of arguments; ignore other errors."""
     if "positional argument" in str(error) and "forward" in str(error):
         setattr(error, _ADVICE, (advice,))
 
 
 def user_code_error(ref: str, error: BaseException, noun: str = "workload") -> UserCodeError:
-    """The error of the user's code that ``ref`` names: ``ref: Kind: message (file, line)``, at the user's innermost line."""
+    """The error in the user's code ``ref``, with kind, message and the user's innermost line."""
     place = _place(error)
     where = f" ({os.path.basename(place.filename)}, line {place.lineno})" if place else ""
     advice = "".join(f"; {note}" for note in getattr(error, _ADVICE, ()))
@@ -81,7 +84,7 @@ def user_code_error(ref: str, error: BaseException, noun: str = "workload") -> U
 
 
 def unexpected_error(error: BaseException) -> InternalError | UserCodeError:
-    """An error that nobody caught: of a file that is not part of this package, such as a study's, or of ours."""
+    """Convert an uncaught error to a user's error or to an internal error, by its origin."""
     place = _place(error)
     if place is None or not is_user_error(error, 0):
         return internal_error(error)
@@ -96,13 +99,13 @@ def _kind_and_text(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> traceback.FrameSummary | None:
-    """The user's innermost line."""
+    """The innermost traceback line in the user's code."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
     return next((f for f in reversed(frames) if not _library(f.filename)), frames[-1] if frames else None)
 
 
 def internal_error(error: BaseException) -> InternalError:
-    """An error of ours: its kind, message and our innermost line; the whole traceback goes with it."""
+    """Convert an error of this package to an ``InternalError`` with the whole traceback."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _in_package(f.filename)]
     where = f" ({frames[-1].filename.removeprefix(_PACKAGE)}, line {frames[-1].lineno})" if frames else ""
     problem = f"internal error of unsilent: {_kind_and_text(error)}{where}"
@@ -111,7 +114,7 @@ def internal_error(error: BaseException) -> InternalError:
 
 
 def _trace(error: BaseException) -> str:
-    """The traceback as text without frames of this package and of the import machinery, through the whole chain."""
+    """The traceback of a chain of errors as text, without frames of this package and the import machinery."""
     top = traceback.TracebackException.from_exception(error)
     todo = [top]
     while todo:
@@ -126,13 +129,13 @@ def _in_package(filename: str) -> bool:
 
 
 def _library(filename: str) -> bool:
-    """Installed packages, the standard library, and code that is in no file (``<string>``) unless it was typed in."""
+    """Whether a file belongs to an installed package or the standard library, or is generated code."""
     typed = filename.startswith(("<stdin", "<ipython", "<python-input", "<doctest"))
     return not typed and (filename.startswith((*_LIBRARIES, "<")) or f"{os.sep}site-packages{os.sep}" in filename)
 
 
 def _hidden(filename: str) -> bool:
-    """Frames a user can do nothing about: this package, the import machinery, the inside of torch."""
+    """Whether frames of a file are hidden from users: this package, the import machinery, torch."""
     if _in_package(filename) or filename.startswith("<frozen importlib") or filename == importlib.__file__:
         return True
     return f"{os.sep}site-packages{os.sep}torch{os.sep}" in filename

@@ -1,4 +1,4 @@
-"""Errors a user can meet.
+"""Errors that a user can meet.
 
 UnsilentError            anything this package raises on purpose
 ├── UsageError           bad input: one line saying what was found, what was expected, what to do (exit code 2)
@@ -41,7 +41,7 @@ class _WithTraceback(UnsilentError):
 
 
 class UserCodeError(_WithTraceback, UsageError):
-    """The user's own code raised; ``traceback_text`` is its traceback as text."""
+    """An error raised by the user's own code; ``traceback_text`` is its traceback as text."""
 
 
 class Interrupted(UnsilentError):
@@ -53,15 +53,15 @@ class InternalError(_WithTraceback):
 
 
 class InjectionError(UnsilentError):
-    """A fault did not land exactly as asked, or its undo did not restore the bits."""
+    """A fault was not applied exactly as requested, or its undo did not restore the bits."""
 
 
 class ValueModelError(InjectionError, UsageError):
-    """The user's function that makes new words of old ones raises, returns something else, or is not there."""
+    """The user's function for new words raised an error, returned a wrong value, or is missing."""
 
 
 class ProcessUnusable(UnsilentError):
-    """The process can run no further trial, as after a device-side assertion, which leaves every later call raising.
+    """The process cannot run further trials, for example after a device-side assertion.
 
     Attributes:
         caused_by_trial: Whether it is certainly the trial that was running that did it.
@@ -79,7 +79,7 @@ class StoreError(UnsilentError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something, else its type."""
+    """The first non-empty line of an error's text, else its type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
@@ -127,17 +127,17 @@ _MOST_COMPARED = 10_000
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Key that sorts ``add.2`` before ``add.10``."""
+    """Sort key that puts ``add.2`` before ``add.10``."""
     return [(int(part), "") if part.isdecimal() and len(part) < 19 else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def wrong_value_error(name: str, value: object, expected: str) -> UsageError:
-    """The error for an argument of another type or size; one line, whatever text the value has."""
+    """The error for an argument of the wrong type or size, always in one line."""
     return UsageError(f"{name} is {escape_unprintable(repr(value))[:60]}; expected {expected}")
 
 
 def unknown_name_error(noun: str, name: object, known: Iterable[str], limit: int = 20) -> UsageError:
-    """The error for a name that does not exist: closest match first, then what there is.
+    """The error for an unknown name, with the closest match first and then all known names.
 
     ``noun`` is the noun ("workload"), ``name`` what was asked, ``known`` what exists (at most ``limit`` are listed).
     """
@@ -153,7 +153,7 @@ def unknown_name_error(noun: str, name: object, known: Iterable[str], limit: int
 
 
 def missing_name_error(module: str, name: str, known: Iterable[str]) -> AttributeError:
-    """The error for a name that a module does not have, with the closest name, which may be meant by one of its words."""
+    """The error for a name that a module does not have, with the closest known name."""
     names = sorted(known)
     by_word = {word: known_name for known_name in names for word in known_name.split("_")}
     by_word |= {known_name: known_name for known_name in names}

@@ -1,4 +1,4 @@
-"""Records of how a fault spreads through a run; without torch, so that the command line can show them.
+"""Records of how a fault spreads through a run. They do not need torch, so the command line can show them.
 
 One row is one output of one operation, in execution order; what only gives another view of memory, or memory that nobody has
 written, has no row. Numbers compare the faulty run with its golden twin:
@@ -28,7 +28,7 @@ BEFORE_FIRST_ROW = -1
 
 @dataclass(frozen=True, slots=True)
 class OutputDifference:
-    """Counts and sizes of the differences in one output of an operation; see the module."""
+    """Number and size of the differences in one output of an operation."""
 
     changed: int = 0
     relative: float | None = None
@@ -60,12 +60,12 @@ class TraceRow:
 
     @property
     def share(self) -> float:
-        """Changed elements by all elements, 0 to 1."""
+        """Share of the elements that changed, 0 to 1."""
         return self.change.changed / self.elements
 
     @property
     def label(self) -> str:
-        """``fc1#addmm.0``, ``fc1#addmm.0 > mm.1``, ``bn#native_batch_norm.0/out.1``."""
+        """The label of the row, such as ``fc1#addmm.0`` or ``bn#native_batch_norm.0/out.1``."""
         kernel = f" > {self.kernel}" if self.kernel else ""
         return self.name + kernel + (f"/out.{self.output}" if self.output else "")
 
@@ -94,7 +94,9 @@ class TracedFault:
 
 @dataclass(frozen=True, slots=True)
 class OperationDivergence:
-    """The row where two runs part: there the golden run has ``golden``, the faulty one ``faulty`` (empty: it ended).
+    """The first row in which the golden and the faulty run execute different operations.
+
+    ``golden`` and ``faulty`` name the operations; ``faulty`` is empty if that run ended.
 
     ``error``: what the faulty run raised. Rows from there on are not compared and left out.
     """
@@ -116,7 +118,7 @@ class OperationDivergence:
 
 @dataclass(frozen=True, slots=True)
 class FaultTrace:
-    """A faulty run compared with its golden twin.
+    """A faulty run compared with its golden twin, output by output.
 
     ``runs``: how many runs it took, golden and faulty. ``notes``: what a reader should know.
     """
@@ -129,11 +131,11 @@ class FaultTrace:
 
     @property
     def changed_rows(self) -> Iterator[int]:
-        """Numbers of the rows that differ, in order."""
+        """Indices of the rows that differ, in order."""
         return (i for i, row in enumerate(self.rows) if row.change.changed)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values under ``schema``; a row has the fields of `Change` as its own, and its share."""
+        """The trace as JSON values under a ``schema``; each row includes its differences and its share."""
         rows = [asdict(row) for row in self.rows]
         return {
             "schema": SCHEMA,

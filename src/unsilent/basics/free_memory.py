@@ -1,4 +1,4 @@
-"""Bytes that this process may still use, and bytes that another one has used."""
+"""Memory that this process can still allocate, and peak memory of another process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNLIMITED = 1 << 60
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may still use, None where unknown: what the machine has, or a control group leaves.
+    """Bytes that this process can still allocate, limited by machine and control groups; None if unknown.
 
     Args:
         root: Folder with ``proc`` and ``sys``.
@@ -20,7 +20,7 @@ def available_memory_bytes(root: Path = Path("/")) -> int | None:
 
 
 def peak_memory_bytes(pid: int) -> int | None:
-    """Bytes that a process had in memory at most, None where unknown."""
+    """Peak memory of a process in bytes; None if unknown."""
     return next((1024 * value for key, value in _table(Path(f"/proc/{pid}/status")) if key == "VmHWM"), None)
 
 
@@ -31,7 +31,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _control_groups(root: Path) -> Iterator[int]:
-    """Bytes left by each control group above this process; in a container its own group may be mounted at the top."""
+    """Bytes that each control group above this process has left."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -51,7 +51,7 @@ def _control_groups(root: Path) -> Iterator[int]:
 
 
 def _left(folder: Path, limit_name: str, used_name: str, cache_name: str) -> Iterator[int]:
-    """Limit less use; file cache that can be given up does not count as used."""
+    """Memory limit minus use, where file cache that can be freed does not count as used."""
     limit, used = _number(folder / limit_name), _number(folder / used_name)
     if limit is None or used is None or limit >= _UNLIMITED:
         return
@@ -67,7 +67,7 @@ def _number(path: Path) -> int | None:
 
 
 def _table(path: Path) -> Iterator[tuple[str, int]]:
-    """Lines of a name and a number."""
+    """Name and number in each line of a file such as ``/proc/meminfo``."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""An estimate with its limits: the record that statistics makes and reports show. Imports nothing."""
+"""An estimate with its confidence limits. Imports nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ PART_OF_LIST = "part of a list"
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with two-sided limits; ``n`` counts independent trials; None where n is 0."""
+    """An estimate with two-sided confidence limits; ``n`` is the number of independent trials.
+
+    The estimate is None if there is no trial.
+    """
 
     estimate: float | None
     low: float
@@ -24,7 +27,7 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half the distance between the limits: what a requested precision is compared with."""
+        """Half the distance between the limits, for comparison with a requested precision."""
         return (self.high - self.low) / 2
 
     def scaled(self, factor: float) -> Interval:
@@ -34,5 +37,5 @@ class Interval:
 
 
 def known_value(value: float, n: int) -> Interval:
-    """A number that is known, of ``n`` trials; its limits are NaN."""
+    """An exactly known number of ``n`` trials as an interval; its limits are NaN."""
     return Interval(value, math.nan, math.nan, 1.0, n, COUNTED)

@@ -1,4 +1,4 @@
-"""Modules and functions that are imported when they are first used, so that ``--help`` does not wait for numpy."""
+"""Modules and functions that are imported on first use, so that ``--help`` does not wait for numpy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from unsilent.basics.errors import missing_name_error
 
 
 class LazyModule(ModuleType):
-    """Stands for the module of its name; give type checkers the real one: ``if TYPE_CHECKING: import numpy as np``."""
+    """A placeholder for a module that is imported on first use.
+
+    Give type checkers the real one: ``if TYPE_CHECKING: import numpy as np``.
+    """
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(importlib.import_module(self.__name__), name)
@@ -20,7 +23,7 @@ class LazyModule(ModuleType):
 
 
 def load_named(name: str) -> Any:
-    """The object that ``module:name`` names."""
+    """Import the object named ``module:name``."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -48,7 +51,7 @@ def lazy_names(
 
 
 class LazyFunction:
-    """Stands for a function, ``module:name``, whose module is imported when it is called.
+    """A placeholder for a function ``module:name`` whose module is imported on the first call.
 
     Args:
         options: A dataclass that the function takes in place of keyword arguments, as its last argument.

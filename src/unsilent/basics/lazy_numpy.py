@@ -1,4 +1,4 @@
-"""numpy, which is imported when something of it is used first: ``from unsilent.basics.lazy_numpy import np``."""
+"""numpy, imported on first use: ``from unsilent.basics.lazy_numpy import np``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Things with a name and parameters, written ``name:key=value,key=value`` on the command line.
+"""Parsing of names with parameters, written ``name:key=value,key=value`` on the command line.
 
 Fault models, judges and workloads are all re-created from such a text: a registry maps the name to a frozen dataclass
 (or a function), the parameters are checked against its signature and converted by their annotations.
@@ -32,7 +32,7 @@ def parse_named(text: str) -> tuple[str, dict[str, str]]:
 
 
 def build_named(noun: str, text: str, registry: Mapping[str, Callable[..., T]]) -> T:
-    """Make the thing that ``text`` names; ``noun`` is the noun for error messages."""
+    """Build the object described by ``text`` from a registry; ``noun`` is used in error messages."""
     if not isinstance(text, str):
         raise wrong_value_error(noun, text, "a string")
     name, params = parse_named(text)

@@ -1,4 +1,4 @@
-"""Nested values: tuples, lists and dicts of anything, as batches, outputs, arguments of operations and snapshots are."""
+"""Nested tuples, lists and dicts, such as batches, outputs, arguments of operations and snapshots."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Path = tuple[str, ...]
 
 
 def parts_of(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """The parts of a container, each with its key or index; None for anything else."""
+    """The items of a container, each with its key or index; None for any other value."""
     if isinstance(value, Mapping):
         return value.items()
     return enumerate(value) if isinstance(value, (list, tuple)) else None
 
 
 def leaves_in(value: Any, path: Path = (), key_text: Callable[[Any], str] = str) -> Iterator[tuple[Path, Any]]:
-    """Values in nested containers that are no containers, in order, each with its keys as text."""
+    """All values in nested containers that are not containers themselves, in order, each with its path of keys."""
     parts = None if isinstance(value, Tensor) else parts_of(value)
     if parts is None:
         yield path, value
@@ -29,7 +29,7 @@ def leaves_in(value: Any, path: Path = (), key_text: Callable[[Any], str] = str)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors, in order."""
+    """All tensors in nested containers, in order."""
     if isinstance(value, Tensor):
         yield value
     else:
@@ -38,7 +38,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(value: Any, change: Callable[[Path, Tensor], Any], path: Path = ()) -> Any:
-    """A copy of nested containers with every tensor changed; other values as they are, dicts of any kind as plain ones."""
+    """A copy of nested containers with ``change`` applied to every tensor; mappings become plain dicts."""
     if isinstance(value, Tensor):
         return change(path, value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Functions for Python whose arguments are options: signature, docstring and checks follow from the dataclasses."""
+"""Python functions whose arguments, docstrings and checks are generated from option dataclasses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RAISES = """Raises:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a function: an option, or what only Python callers can give.
+    """An argument of a function: an option, or a value that only Python callers can give.
 
     Attributes:
         hint: Type that the signature shows.
@@ -33,14 +33,14 @@ class Argument:
 
     @classmethod
     def of_option(cls, option: OptionField) -> Argument:
-        """An option as an argument."""
+        """The argument for an option."""
         default = f" Default: {option.option.default_text}." if option.option.default_text else ""
         value = REQUIRED if option.option.missing_error else option.default
         return cls(option.python_name, option.argument_hint, option.option.help + default, value)
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """The argument as a parameter of a signature."""
+        """The argument as a parameter of a Python signature."""
         positional, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         kind = positional if self.default is REQUIRED else keyword
         return inspect.Parameter(self.name, kind, default=self.default, annotation=self.hint)
@@ -59,7 +59,7 @@ def option_function(
     further: Sequence[Argument] = (),
     returns: type[T] | None = None,
 ) -> Callable[..., T]:
-    """A function with options as arguments. Its errors name arguments where those of a command name options.
+    """Make a function whose arguments are the options of dataclasses, with errors that name arguments.
 
     Args:
         run: Called with the arguments of a call by name, defaults included.

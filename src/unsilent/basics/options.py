@@ -1,4 +1,4 @@
-"""Options: what may be asked, said once on the fields of frozen dataclasses.
+"""Options of commands and functions, declared once on the fields of frozen dataclasses.
 
 ``trials: Annotated[int, Option("Trials of each target.", PRECISION)] = 1000`` is an option of the command line, a key of a TOML
 file and an argument of a Python function. A field that is marked `NOT_AN_OPTION` is none: it is derived from others.
@@ -40,7 +40,7 @@ _BY_FIELD = object()
 
 @dataclass(frozen=True)
 class Option:
-    """How a field of a dataclass is shown and read as an option of a command.
+    """Description of an option of a command: how a dataclass field is shown and parsed.
 
     Attributes:
         help: One or two sentences.
@@ -78,7 +78,7 @@ CONFIDENCE = Option("Confidence level of every interval.", PRECISION_PANEL)
 
 @dataclass(frozen=True)
 class OptionField:
-    """An option and its field: ``hint`` is the field's type, ``default`` what nothing said means."""
+    """An option and its field: ``hint`` is the field's type, ``default`` its value if the option is not given."""
 
     option: Option
     field: str
@@ -87,44 +87,44 @@ class OptionField:
 
     @property
     def option_name(self) -> str:
-        """The name on the command line, without dashes in front, and in a TOML file."""
+        """The name on the command line, without leading dashes, and in a TOML file."""
         return self.option.name or self.field.replace("_", "-")
 
     @property
     def python_name(self) -> str:
-        """The name in Python."""
+        """The name of the argument in Python."""
         name = self.option_name.replace("-", "_")
         return self.field if keyword.iskeyword(name) else name
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is an argument of the command, without a name in front."""
+        """Whether it is a positional argument of the command."""
         return self.option.is_argument or bool(self.option.missing_error)
 
     @property
     def flag(self) -> str:
-        """The name as a command is written: ``--with``, or ``WORKLOAD`` for an argument."""
+        """The name as shown on the command line: ``--with``, or ``WORKLOAD`` for a positional argument."""
         return self.option.metavar or self.option_name.upper() if self.is_argument else f"--{self.option_name}"
 
     @property
     def is_boolean(self) -> bool:
-        """Whether it is on or off."""
+        """Whether the option is a flag without a value."""
         return self.hint is bool
 
     @property
     def default_text(self) -> str:
-        """Text of the default in help; empty where the default is nothing."""
+        """The default as shown in help; empty if there is none to show."""
         is_nothing = self.default is None or self.default is False or self.default == ()
         return self.option.default_text or ("" if is_nothing else " ".join(self.format_value(self.default)))
 
     @property
     def help_text(self) -> str:
-        """Help of the option, with its default."""
+        """The help text of the option, with its default."""
         return f"{self.option.help} [default: {self.default_text}]" if self.default_text else self.option.help
 
     @property
     def metavar(self) -> str:
-        """Placeholder of the value in help; empty where the option has none."""
+        """The placeholder of the value in help; empty if the option has none."""
         if self.is_boolean:
             return ""
         hints = (self.hint, *typing.get_args(self.hint))
@@ -134,7 +134,7 @@ class OptionField:
 
     @property
     def argument_hint(self) -> Any:
-        """The type of what a function takes for it, which `parse_value` reads."""
+        """The type hint of the option as a function argument, for values that `parse_value` accepts."""
         hint = Any if self.option.parser is None else _argument_hint(self.option.parser)
         if hint is Any:
             hint = self.hint
@@ -147,7 +147,7 @@ class OptionField:
         return hint | None if self.default is None and not self.option.missing_error else hint
 
     def parse_value(self, value: Any, name: str, *, typed: bool = False) -> Any:
-        """The value of the field; raises ``UsageError``, where it is called ``name``.
+        """Convert a given value to the field's type; raises ``UsageError`` that calls the option ``name``.
 
         ``typed``: it has a type already, as in Python or TOML, so that a text is no number.
         """
@@ -161,7 +161,7 @@ class OptionField:
         return _plain(value, self.hint, name, typed)
 
     def format_value(self, value: Any) -> list[str]:
-        """The reverse: texts, one for each time that the option is given."""
+        """Convert a field's value back to texts, one for each time that the option is given."""
         if self.option.formatter is not None:
             return list(self.option.formatter(value))
         if self.option.separator:
@@ -171,7 +171,7 @@ class OptionField:
 
 
 def _argument_hint(parser: Callable[[Any], Any]) -> Any:
-    """The type of the argument of a parser; `Any` where it does not say, or names a type that only type checkers import."""
+    """The type of a parser's argument; `Any` if it has no hint or the hint cannot be resolved."""
     try:
         hints = typing.get_type_hints(parser)
     except NameError:
@@ -180,7 +180,7 @@ def _argument_hint(parser: Callable[[Any], Any]) -> Any:
 
 
 def _plain(value: Any, hint: Any, name: str, typed: bool = False) -> Any:
-    """A value of a simple type, or None where that is one; raises ``UsageError``."""
+    """Convert a value to a simple type, or to None if the type allows it; raises ``UsageError``."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         if value is None:
             return None
@@ -210,12 +210,12 @@ def _refuse(value: Any, hint: Any, name: str) -> NoReturn:
 
 
 def check_path(name: str, value: Any) -> Path:
-    """The path itself; raises ``UsageError`` for what is none."""
+    """Convert a value to a path; raises ``UsageError`` if it is not a path."""
     return Path(_plain(value, Path, name))
 
 
 def check_count(name: str, value: Any, least: int, most: int = LARGEST) -> int:
-    """The number itself; raises ``UsageError`` where it is no whole number, or not within these limits."""
+    """Check that a value is a whole number within these limits and return it; raises ``UsageError``."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise wrong_value_error(name, value, f"a whole number, {least} or more")
     number = int(value)
@@ -226,13 +226,13 @@ def check_count(name: str, value: Any, least: int, most: int = LARGEST) -> int:
 
 
 def check_confidence(confidence: float) -> None:
-    """Raise ``UsageError`` for what is no confidence of an interval."""
+    """Raise ``UsageError`` unless the value is a valid confidence level."""
     if not isinstance(confidence, Real) or not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence is {confidence!r}; expected a value from 0.5 to below 1, like 0.95")
 
 
 def _number_text(value: int) -> str:
-    """A number as a message has it; Python refuses to write one of thousands of digits."""
+    """A number as text for a message; numbers with thousands of digits are shortened."""
     return str(value) if value.bit_length() < LONGEST_SHOWN else f"a number of {value.bit_length()} bits"
 
 
@@ -249,7 +249,7 @@ def _numbers(value: Any, separator: str, name: str, typed: bool) -> tuple[int, .
 
 
 def check_option_fields(cls: type, needs_defaults: bool = True) -> None:
-    """Raise ``UsageError`` for a field of a dataclass that no command could give.
+    """Raise ``UsageError`` if a field of a dataclass cannot be given on the command line.
 
     Args:
         needs_defaults: Whether fields that are not options must have a default.
@@ -278,7 +278,7 @@ SUPPORTED_TYPES = (
 
 
 def _can_be_parsed(asking: OptionField) -> bool:
-    """Whether texts can be made into values of the field without a parser of its own."""
+    """Whether the option's texts can be converted to the field's type without a custom parser."""
     if asking.option.separator or asking.option.is_repeatable:
         item = int if asking.option.separator else str
         items = set(typing.get_args(asking.hint)) - {...}
@@ -292,7 +292,7 @@ def _can_be_parsed(asking: OptionField) -> bool:
 
 
 def options_of(*classes: type) -> Mapping[str, OptionField]:
-    """The options of some dataclasses, by field."""
+    """The options of some dataclasses, by field name."""
     by_name: dict[str, OptionField] = {}
     for cls in classes:
         hints = typing.get_type_hints(cls, include_extras=True)

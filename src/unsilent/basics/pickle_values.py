@@ -1,4 +1,4 @@
-"""Values of a pickle, read without unpickling: the opcodes are interpreted here, and nothing that they name is called.
+"""Reading of pickled values without unpickling: no function that the pickle names is called.
 
 Opcodes and their arguments are those that `pickletools` lists. Calls, objects and names become records below, so a pickle that
 would run code when loaded is read like any other. Floats and byte strings carry the position of their bytes in the pickle.
@@ -30,7 +30,7 @@ _BYTES = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9, "BYTEARRAY8": 9}
 
 
 class PickleDamaged(ValueError):
-    """A pickle is damaged; the message is one phrase."""
+    """The pickle is damaged; the message is one phrase."""
 
 
 class Name(NamedTuple):
@@ -41,14 +41,14 @@ class Name(NamedTuple):
 
 
 class Float(NamedTuple):
-    """A number with the position of its eight bytes, most significant first."""
+    """A floating-point number with the position of its eight bytes, most significant first."""
 
     value: float
     offset: int
 
 
 class ByteString(NamedTuple):
-    """Bytes and their position in the pickle."""
+    """A bytes value and its position in the pickle."""
 
     value: bytes
     offset: int
@@ -56,7 +56,7 @@ class ByteString(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A call or object: ``function(*arguments)``, then a state, items and elements that are put into it."""
+    """A call in a pickle, ``function(*arguments)``, with the state, items and elements added to its result."""
 
     function: Any
     arguments: Any = ()
@@ -67,24 +67,24 @@ class Call:
 
     @property
     def name(self) -> str:
-        """``module.name`` of what is called; empty where that is no name."""
+        """``module.name`` of the called function; empty if the function is not a name."""
         return ".".join(self.function) if isinstance(self.function, Name) else ""
 
 
 @dataclass(eq=False, slots=True)
 class Mapped:
-    """A dict: its pairs in order, for keys may be objects that are never made."""
+    """A dict as a list of pairs, since its keys may be objects that are never constructed."""
 
     items: list[tuple[Any, Any]] = field(default_factory=list)
     keys: set[Any] | None = None
 
     def get(self, key: Any) -> Any:
-        """The value of a key that is text or a number; None where there is none."""
+        """The value of a text or number key; None if the key is missing."""
         return next((value for k, value in self.items if type(k) is type(key) and k == key), None)
 
 
 class Persistent(NamedTuple):
-    """A persistent id of a pickle, which names a storage of torch."""
+    """A persistent id in a pickle, which names a storage of torch."""
 
     id: Any
 
@@ -112,7 +112,7 @@ _MOST_KEY_DEPTH = 3
 
 
 def read_pickle(content: bytes, most_memory: int = MOST_MEMORY, start: int = 0) -> tuple[Any, int]:
-    """The value of a pickle, of plain values, lists, tuples and the records of this module, and its end.
+    """The value of a pickle, made of plain values, lists, tuples and the records of this module, and its end.
 
     Args:
         content: Bytes with a pickle at ``start``; positions count from the first of all bytes.
@@ -142,7 +142,7 @@ _FIXED = {
 
 
 def _opcodes(content: bytes, at: int) -> Iterator[tuple[str, Any, int, int]]:
-    """Name, argument, position and end of every opcode. As `pickletools.genops`, which takes several times as long."""
+    """Name, argument, position and end of every opcode; a faster `pickletools.genops`."""
     stream = io.BytesIO(content)
     for _ in range(len(content)):
         if at >= len(content):
@@ -161,7 +161,7 @@ def _opcodes(content: bytes, at: int) -> Iterator[tuple[str, Any, int, int]]:
 
 
 class _Machine:
-    """The stack machine of pickle, on records.
+    """The stack machine of pickle, which builds records instead of objects.
 
     Attributes:
         end: Position where the last opcode ends.
@@ -210,7 +210,7 @@ class _Machine:
         return self.stack[-count:]
 
     def marked(self) -> list[Any]:
-        """The values above the last mark, which are taken off with it."""
+        """Pop the values above the last mark, and the mark."""
         if not self.below:
             raise PickleDamaged("it has no mark where one is needed")
         values, self.stack = self.stack, self.below.pop()
@@ -224,7 +224,7 @@ class _Machine:
         self.stack = []
 
     def two(self) -> tuple[Any, Any]:
-        """The two values on top, taken off."""
+        """Pop the two top values."""
         below, top = self._top(2)
         del self.stack[-2:]
         return below, top
@@ -299,7 +299,7 @@ def _is_storage(value: Any) -> bool:
 
 
 def _python3_name(module: str, name: str) -> Name:
-    """A name as a loader looks it up: by the whole path, where names of Python 2 are those of Python 3."""
+    """The Python 3 name for a module and name that may be those of Python 2."""
     module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
     module = _compat_pickle.IMPORT_MAPPING.get(module, module)
     path, _, last = f"{module}.{name}".rpartition(".")
@@ -307,7 +307,7 @@ def _python3_name(module: str, name: str) -> Name:
 
 
 def _text(argument: str) -> str:
-    """A string of Python 2 as torch decodes it; as it is where it is no UTF-8."""
+    """Decode a Python 2 string like torch does; a string that is not UTF-8 is unchanged."""
     try:
         return argument.encode("latin-1").decode("utf-8")
     except UnicodeError:
@@ -315,7 +315,7 @@ def _text(argument: str) -> str:
 
 
 def _key(value: Any, depth: int = 0) -> Any:
-    """A value that is equal for equal keys of a dict. Raises ``PickleDamaged`` for a key that no pickler writes."""
+    """A hashable value that is equal for equal dict keys; raises ``PickleDamaged`` for an unusual key."""
     if isinstance(value, (Float, ByteString)):
         return value.value
     if isinstance(value, Call) and value.name in _SCALARS_AS_KEYS:
@@ -334,7 +334,7 @@ def _key(value: Any, depth: int = 0) -> Any:
 
 
 def encoded_bytes(call: Call) -> bytes:
-    """The bytes that protocol 2 writes as text. Raises ``PickleDamaged`` for another encoding than its own."""
+    """The bytes that pickle protocol 2 stores as text; raises ``PickleDamaged`` for another encoding."""
     match call.arguments:
         case (str(text), "latin1" | "latin-1"):
             return text.encode("latin-1")
@@ -352,7 +352,7 @@ def _add_items(target: Mapped | Call, items: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _filled(call: Call) -> Call:
-    """A container with what its arguments hold now; any other call as it is."""
+    """A container filled from its constructor's arguments; any other call is unchanged."""
     if call.name == BYTES:
         encoded_bytes(call)
     if call.name not in _CONTAINERS or call.arguments == ():

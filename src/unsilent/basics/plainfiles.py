@@ -1,4 +1,4 @@
-"""Files: opening what somebody else names or made (plain files alone, of limited size), and replacing one at once."""
+"""Safe reading of untrusted regular files with size limits, and atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unsilent.basics.errors import UsageError, first_line, system_errors
 
 
 def open_plain(path: str | Path, name: str = "") -> BinaryIO:
-    """The file, open for reading bytes; ``name`` is what it is called in errors, by default its path.
+    """Open a regular file for reading bytes; errors call it ``name``, by default its path.
 
     Raises ``UsageError`` for what cannot be read or is not a regular file: a pipe would wait, a device has no end.
     """
@@ -34,7 +34,7 @@ def open_plain(path: str | Path, name: str = "") -> BinaryIO:
 
 
 def read_plain(path: str | Path, max_bytes: int, name: str = "") -> bytes:
-    """The content of a plain file of at most ``max_bytes`` bytes; raises ``UsageError``."""
+    """The content of a regular file of at most ``max_bytes`` bytes; raises ``UsageError``."""
     with open_plain(path, name) as file, system_errors(f"cannot read {name or path}"):
         # What is known to be too large is not read; a file may grow, or not say its size.
         is_large = os.fstat(file.fileno()).st_size > max_bytes
@@ -45,7 +45,7 @@ def read_plain(path: str | Path, max_bytes: int, name: str = "") -> bytes:
 
 
 def read_lines(path: str | Path, max_bytes: int, max_line: int, name: str = "") -> Iterator[bytes]:
-    """The lines of a plain file with their ends, one at a time in memory; the last one may have no end.
+    """The lines of a regular file with their line ends, read one at a time; the last line may have no end.
 
     Raises ``UsageError``, also for more than ``max_bytes`` bytes, or more than ``max_line`` in one line.
     """
@@ -74,7 +74,7 @@ _JSON_COSTS = {b"[": 110, b"{": 200, b":": 200, b",": 64}
 
 
 def json_memory(content: bytes) -> int:
-    """About how many bytes of memory the values of a JSON text take at most, without making them.
+    """Upper estimate of the memory in bytes that the values of a JSON text need, without parsing it.
 
     They can take more than 30 times the bytes of the text, which may also be a part, or several texts.
     """
@@ -119,7 +119,7 @@ def parse_toml(content: bytes, where: str) -> dict[str, Any]:
 
 
 def _read_at_most(file: BinaryIO, most: int) -> bytes:
-    """Up to ``most`` bytes. Piece by piece, as one call would take memory for all that it may return."""
+    """Read up to ``most`` bytes, piece by piece to save memory."""
     parts = []
     while most and (part := file.read(min(most, 2**20))):
         parts.append(part)
@@ -132,13 +132,13 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def shown_path(path: Path) -> Path:
-    """The path relative to the current folder where it lies there, else itself."""
+    """The path relative to the current folder if it lies inside, else the path itself."""
     here = Path(os.path.realpath("."))
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def move_aside(path: Path) -> None:
-    """Rename a file that is there to the first of NAME.1.SUFFIX, NAME.2.SUFFIX … that is not, so that nothing is replaced."""
+    """Rename an existing file to the first free name of NAME.1.SUFFIX, NAME.2.SUFFIX …."""
     if not path.exists():
         return
     names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
@@ -146,7 +146,7 @@ def move_aside(path: Path) -> None:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write next to the target, then rename: a reader sees the old file or the new one, never half of one. Raises ``OSError``."""
+    """Replace a file atomically: a reader sees the old content or the new one. Raises ``OSError``."""
     draft = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
     try:
         with open(draft, "xb") as file:

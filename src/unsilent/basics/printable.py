@@ -1,4 +1,4 @@
-"""Text from outside (names in models and files, what a model raises) made fit for files, terminals and pages.
+"""Text from outside (names in models and files, error messages) made safe for files, terminals and pages.
 
 The names of a model's modules and tensors pass here where they enter (`unsilent.sites.modules`), so that addresses, stores,
 exports and reports all have the same text; reports escape what they read again, as a store may be anybody's.
@@ -12,7 +12,7 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def escape_unprintable(text: object) -> str:
-    r"""The text on one visible line: control, format (bidirectional, zero-width) and lone surrogate characters as escapes.
+    r"""The text in one line, with control, format and lone surrogate characters escaped.
 
     >>> escape_unprintable("a" + chr(27) + "[31m")
     'a\\x1b[31m'

@@ -1,4 +1,4 @@
-"""Whole numbers and shares from text, and numbers of bytes as text, both ways.
+"""Conversion between text and whole numbers, shares, and numbers of bytes.
 
 Prefixes as in IEC 80000-13; a letter alone counts in powers of 1024.
 """
@@ -22,13 +22,13 @@ LARGEST = 1 << 62
 
 
 def parse_whole_number(text: str) -> int | None:
-    """A whole number of 0 or more from its decimal digits; None for anything else, and for more digits than any count has."""
+    """Parse a whole number of 0 or more from decimal digits; None for anything else or too many digits."""
     digits = text.strip()
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= 18 else None
 
 
 def parse_share(option: str, text: str, like: str) -> float:
-    """A share strictly between 0 and 1 from text like ``1%`` or ``0.01``; raises ``UsageError`` for what is none.
+    """Parse a share strictly between 0 and 1, like ``1%`` or ``0.01``; raises ``UsageError``.
 
     >>> parse_share("--ci", "0.5%", "1%"), parse_share("--ci", "0.005", "1%")
     (0.005, 0.005)
@@ -44,7 +44,7 @@ def parse_share(option: str, text: str, like: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes from text; raises ``UsageError`` for what is none.
+    """Parse a number of bytes; raises ``UsageError``.
 
     >>> parse_bytes("2GiB"), parse_bytes("2G"), parse_bytes("500MB"), parse_bytes("1e9")
     (2147483648, 2147483648, 500000000, 1000000000)
@@ -60,7 +60,7 @@ def parse_bytes(text: str) -> int:
 
 
 def as_byte_count(value: float | str | None, name: str = "memory") -> int | None:
-    """A number of bytes that a program gives as a number or as text; None stays None.
+    """A number of bytes from a number or a text; None stays None.
 
     Raises ``UsageError`` for anything else, ``name`` being the argument's.
 
@@ -83,7 +83,7 @@ def as_byte_count(value: float | str | None, name: str = "memory") -> int | None
 
 
 def human_bytes(number: int, rounding: Callable[[float], int] = round) -> str:
-    """Three digits and a unit; ``rounding``: `math.ceil` for what is needed, `math.floor` after "at least".
+    """A number of bytes with three digits and a unit, rounded by ``rounding``.
 
     >>> import math
     >>> human_bytes(1536), human_bytes(12), human_bytes(1025, math.ceil), human_bytes(1033, math.floor)
@@ -101,7 +101,7 @@ def human_bytes(number: int, rounding: Callable[[float], int] = round) -> str:
 
 
 def rough_duration_text(seconds: float) -> str:
-    """A time in words, to two digits at most: ``40 s``, ``3 min``, ``2.5 h``, ``12 days``."""
+    """A duration in words with at most two digits: ``40 s``, ``3 min``, ``2.5 h``, ``12 days``."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size or (unit == "h" and seconds >= size):
             return f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"

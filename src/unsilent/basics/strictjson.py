@@ -1,4 +1,4 @@
-"""Values as strict JSON: what any program can read again."""
+"""Conversion to strict JSON values that any program can read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def as_json_values(value: Any) -> Any:
-    """A value as dicts, lists, text, numbers, booleans and None alone; a record becomes its fields."""
+    """Convert a value to dicts, lists, text, numbers, booleans and None; a record becomes its fields."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -29,5 +29,5 @@ def as_json_values(value: Any) -> Any:
 
 
 def fields_by_name(record: Any, *left_out: str) -> dict[str, Any]:
-    """The fields of a dataclass, without those of these names."""
+    """The fields of a dataclass as a dict, without the fields in ``left_out``."""
     return {field.name: getattr(record, field.name) for field in fields(record) if field.name not in left_out}

@@ -1,4 +1,4 @@
-"""Code of the user: finding the object that ``FILE.py:NAME`` or a module names, and showing errors of that code as theirs.
+"""Loading of the user's objects by ``FILE.py:NAME`` or module name, and attribution of errors in the user's code.
 
 Invariant: an exception in the user's code leaves here as `UserCodeError`, one in ours as `InternalError` (see `blame`);
 `UsageError` raised on the way (a judge that does not exist, say) passes unchanged, for it is already one clear line.
@@ -41,18 +41,18 @@ def find_user_object(ref: str) -> Any:
 
 
 def set_script_arguments(ref: str, arguments: Sequence[str] = ()) -> None:
-    """Make ``sys.argv`` of this process that of the user's script: its path (or module) and its own arguments, none of ours."""
+    """Set ``sys.argv`` to the user's script (or module) and its own arguments."""
     place = ref if ref.endswith(".py") else ref.rpartition(":")[0]
     sys.argv = [str(Path(place).expanduser()) if place.endswith(".py") else place or ref, *arguments]
 
 
 def user_module_name(path: Path) -> str:
-    """The name that the module of a file has while it is loaded."""
+    """The module name under which a user's file is loaded."""
     return f"_unsilent_user_{path.stem}"
 
 
 def file_module(path: Path, ref: str, noun: str = "workload") -> types.ModuleType:
-    """Run a Python file as a module of its own, with its folder importable as for ``python file.py``."""
+    """Run a Python file as a module, with its folder importable like for ``python file.py``."""
     source = read_plain(path, MOST_BYTES, f"{path} of {noun} {ref!r}")
     path = path.resolve()
     if str(path.parent) not in sys.path:
@@ -67,7 +67,7 @@ def file_module(path: Path, ref: str, noun: str = "workload") -> types.ModuleTyp
 
 
 def _from_module(place: str, ref: str) -> types.ModuleType:
-    """Import a module by name; the current folder counts, as for ``python -m``."""
+    """Import a module by name, also from the current folder like ``python -m``."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     if not all(part.isidentifier() for part in place.split(".")):
@@ -84,7 +84,7 @@ def _from_module(place: str, ref: str) -> types.ModuleType:
 
 
 def _public(module: types.ModuleType) -> list[str]:
-    """Names a user could have meant: workloads, and functions and classes the module itself defines."""
+    """Names that a user could have meant: workloads, and functions and classes defined in the module."""
     names = []
     for name, value in vars(module).items():
         defined_here = getattr(value, "__module__", None) == module.__name__
@@ -95,7 +95,7 @@ def _public(module: types.ModuleType) -> list[str]:
 
 @contextmanager
 def user_code(ref: str, noun: str = "workload") -> Iterator[None]:
-    """Turn what the user's code raises into ``UserCodeError``, what ours raises into ``InternalError``.
+    """Context that turns errors of the user's code into ``UserCodeError`` and other errors into ``InternalError``.
 
     Errors of ours that are meant for the user, and Ctrl-C, pass unchanged.
     """

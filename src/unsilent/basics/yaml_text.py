@@ -1,4 +1,4 @@
-"""Reads YAML that may come from anyone."""
+"""Reading of untrusted YAML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_EVENTS = 20_000
 
 
 def load_yaml(content: bytes, name: str, deepest: int) -> Any:
-    """The value of a YAML document without aliases, tags of Python, more levels than ``deepest``, or length.
+    """The value of a YAML document; refuses aliases, Python tags, great length and nesting beyond ``deepest``.
 
     Raises ``UsageError``; ``name`` is what the document is called in it.
     """

@@ -1,4 +1,7 @@
-"""Faults of values: bit codecs, fault models and the `Fault` record. Pure numpy, loaded on first use; runs no model."""
+"""Faults of values: bit codecs, fault models and the `Fault` record.
+
+Pure numpy, loaded on first use; runs no model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Value models that change bits of what is there: flips, bursts, several bits, a bit that is stuck; and the base of all."""
+"""Value models that change some bits of a value (flips, bursts, stuck bits), and the base class of all value models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Corruption = tuple[str, Array]  # the operation and its operands, as in a Fault
 
 
 class Corrupted(NamedTuple):
-    """Elements of a region that are corrupted, and in which of the value model's ways: ``elements`` [m], ``way`` [m].
+    """The corrupted elements of a region, ``elements`` [m], and how each is corrupted, ``way`` [m].
 
     ``single_event``: the elements are one run, so a bit position that is drawn for them is drawn once for all of them.
     """
@@ -48,7 +48,7 @@ class ValueModel(ABC):
         return "a tensor with elements"
 
     def ways(self, region: Region) -> int:
-        """Distinct ways to corrupt one element of ``region``; 0 leaves the region out of the population."""
+        """Number of distinct ways to corrupt one element of a region; 0 excludes the region."""
         return 1
 
     @abstractmethod
@@ -57,7 +57,7 @@ class ValueModel(ABC):
 
 
 class BitValueModel(ValueModel):
-    """Base of those that choose among ``bits``: all, a class of them, one, or a range."""
+    """Base of the value models that choose among ``bits``: all, a class of them, one, or a range."""
 
     bits: str
 
@@ -159,7 +159,7 @@ class Stuck(BitValueModel):
 
 @lru_cache(maxsize=1024)
 def _masks(dtype: str, bits: str, length: int) -> Array:
-    """Masks of ``length`` adjacent bits that all are among ``bits``, by lowest bit."""
+    """Bit masks of ``length`` adjacent bits that are all among ``bits``, sorted by their lowest bit."""
     layout = codec(dtype)
     chosen = set(layout.selected_bits(bits))
     runs = [p for p in sorted(chosen) if all(p + i in chosen for i in range(length))]

@@ -23,13 +23,13 @@ from unsilent.faults.sampling import Ints
 
 
 class Aligned(Pattern):
-    """Base of blocks, tiles and whole slices."""
+    """Base of the patterns that choose blocks, tiles and whole slices."""
 
     single_event: ClassVar[bool] = True
 
     @abstractmethod
     def places(self, region: Region, number: int, rng: np.random.Generator) -> Ints:
-        """The elements of a placement, by its number, ascending in the order of runs."""
+        """The elements of the placement with this number, in ascending order."""
 
     def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
         region, number, way = slots.locate(slots.draw(1, rng, law))
@@ -42,7 +42,7 @@ class Aligned(Pattern):
 
 @dataclass(frozen=True)
 class Block(Aligned):
-    """``n`` consecutive elements from a multiple of ``n`` in the order of runs, or what the tensor has left there.
+    """``n`` consecutive elements that start at a multiple of ``n``; the last block of a tensor may be shorter.
 
     ``cycles``: that many blocks one after the other, cut at the end of the tensor; ``None``: a uniformly drawn number of them,
     from one up to the end of the tensor.
@@ -76,7 +76,7 @@ class Block(Aligned):
 
 @dataclass(frozen=True)
 class Tile(Aligned):
-    """An aligned tile of ``rows`` x ``columns``, or what is left of it at the edges of the matrix.
+    """An aligned tile of ``rows`` x ``columns``; a tile at the edge of the matrix may be smaller.
 
     The matrix has the fastest axis of the order of runs as its columns and all other axes as its rows.
     """
@@ -112,7 +112,7 @@ class Tile(Aligned):
 
 
 def parse_tile(text: str) -> Tile:
-    """The tile of a text such as ``16x8``; raises ``UsageError``."""
+    """Parse a tile size such as ``16x8``; raises ``UsageError``."""
     match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text.strip(), re.ASCII)
     if match is None:
         raise UsageError(f"tile={text[:40]!r}; expected ROWSxCOLUMNS, like 16x8")

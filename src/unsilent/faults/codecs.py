@@ -56,7 +56,7 @@ class Codec:
         return "exponent" if position < self.mantissa_bits + self.exponent_bits else "sign"
 
     def selected_bits(self, bits: str | int) -> tuple[int, ...]:
-        """The bits of this dtype that ``bits`` names, ascending; empty where it has none of them.
+        """The bits of this dtype that ``bits`` names, in ascending order; empty if it has none of them.
 
         ``bits`` is a class (``all``, ``sign``, ``exponent``, ``exponent_msb``, ``mantissa``), a position
         (``30``) or a range (``23-30``), or several joined by ``+``. Raises ``UsageError`` on text that is
@@ -66,7 +66,7 @@ class Codec:
 
     @property
     def bit_strata(self) -> dict[str, tuple[int, ...]]:
-        """All bits, sorted by how much a flip is expected to do: strata for sampling, never an answer.
+        """All bits of the dtype, grouped by the expected effect of a flip, as strata for sampling.
 
         The top exponent bit makes a weight huge, those below it mostly zero, the low ones change its size; few mantissa
         bits change more than an eighth. An integer's value bits are halved.
@@ -88,7 +88,7 @@ class Codec:
 
     @property
     def smallest_nonfinite_word(self) -> int:
-        """The smallest magnitude (word without sign) that is no finite number; 2^bits for an integer."""
+        """The smallest magnitude (word without sign) that is not a finite number; 2^bits for an integer."""
         if self.kind == "int":
             return 1 << self.bits
         if not self.has_inf:
@@ -96,7 +96,7 @@ class Codec:
         return ((1 << self.exponent_bits) - 1) << self.mantissa_bits
 
     def decode(self, words: npt.ArrayLike) -> Array:
-        """The numbers that ``words`` stand for, exactly: float64 (int64 for integers). Same shape."""
+        """The exact numbers that ``words`` represent, as float64 (int64 for integers) of the same shape."""
         array = np.ascontiguousarray(words, dtype=self.word_dtype).reshape(np.shape(words))
         if self.numpy_dtype is None:
             return self._decode_fields(array)
@@ -104,7 +104,7 @@ class Codec:
             return array.view(self.numpy_dtype).astype(np.float64 if self.kind == "float" else np.int64)
 
     def encode(self, values: npt.ArrayLike) -> Array:
-        """The words nearest to ``values`` (float64; ties to even). Same shape.
+        """The words nearest to ``values`` (float64; ties to even), in the same shape.
 
         Beyond the largest finite number, where rounding would pass it, a float becomes infinity. A dtype without
         infinity saturates, infinity included, as torch casts from version 2.12 on (NaN stays NaN), and so does an
@@ -197,7 +197,7 @@ CODECS: Mapping[str, Codec] = MappingProxyType(
 
 
 def codec(name: str) -> Codec:
-    """The codec of a dtype by its torch name; raises ``UsageError`` for one that has none."""
+    """The codec of a dtype by its torch name; raises ``UsageError`` if the dtype has no codec."""
     value = CODECS.get(name)
     if value is None:
         raise unknown_name_error("dtype", name, CODECS)

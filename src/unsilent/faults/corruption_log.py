@@ -1,4 +1,4 @@
-"""Lines that say which elements a receipt's faults corrupted, in the layout of the ISCA'23 artifact's logs; numpy alone."""
+"""Log lines that list the elements that faults corrupted, in the format of the ISCA'23 artifact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def corrupted_log_lines(
     positions: Ints,
     values: Sequence[float] | None = None,
 ) -> list[str]:
-    """Lines on what was corrupted: worker, layer, shape of the tensor; in its order, place, golden and new value of each victim.
+    """The log lines of one step: worker, layer, tensor shape, and each element's index, old and new value.
 
     Args:
         receipt: Receipt of the step; its hits in order.
@@ -47,7 +47,7 @@ def corrupted_log_lines(
 
 
 def trial_lines(receipt: Receipt) -> list[str]:
-    """Lines on any faults: their rank as worker, their site as layer, activations of images with the channels last."""
+    """The log lines of any faults: the rank is the worker, the site is the layer, and images have channels last."""
     parts = []
     for hit in receipt.applied_faults:
         site = parse_site(hit.fault.site)
@@ -60,12 +60,12 @@ def trial_lines(receipt: Receipt) -> list[str]:
 
 
 def channels_last_indices(fault: Fault) -> tuple[tuple[int, ...], Ints]:
-    """Shape and indices int64[n, d] of a fault's elements with the second axis last, as TensorFlow has activations."""
+    """Shape and indices int64[n, d] of a fault's elements, with the channel axis moved to the end as in TensorFlow."""
     index = _places(fault)
     axes = [0, *range(2, len(fault.shape)), 1] if len(fault.shape) > 2 else list(range(len(fault.shape)))
     return tuple(fault.shape[a] for a in axes), index[:, axes]
 
 
 def _places(fault: Fault) -> Ints:
-    """Indices int64[n, d] of a fault's elements."""
+    """Indices of a fault's elements, int64[n, d]."""
     return np.stack(np.unravel_index(fault.elements, fault.shape), axis=1).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Reading a `Fault` from JSON that may come from anyone.
+"""Reading a `Fault` from untrusted JSON.
 
 Invariant: what `read_fault` returns can be applied to a tensor of its dtype and shape without an index out of
 bounds; everything else raises ``UsageError`` in one line that says what was found and what was expected.
@@ -102,7 +102,7 @@ def _function(record: Mapping[str, Any]) -> str:
 
 
 def _reach(record: Mapping[str, Any]) -> Ints:
-    """Positions of an output whose shape only the run knows: it is checked there."""
+    """The output positions that see a fault; the run checks them against the shape of the output."""
     if record["reach"] == []:
         return np.empty(0, dtype=np.int64)  # nothing uses the element
     reach = _indices("reach", record["reach"], _LARGEST)

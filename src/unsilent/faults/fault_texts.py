@@ -1,4 +1,4 @@
-"""Parsing of an option ``--fault``: weighted parts of a mixture, and the file of functions of the user.
+"""Parsing of the option ``--fault``: the weighted parts of a mixture, and the user's file of functions.
 
 0.7*bitflip + 0.3*burst:length=3      a mixture: a fault is one of them, by their weights
 my_faults.py:stuck-row:count=4        a function of the old bits in a Python file, see `value_functions`
@@ -20,7 +20,10 @@ _WEIGHTED = re.compile(r"(?P<weight>-?[0-9]+(?:\.[0-9]+)?)\*(?P<rest>.+)", re.DO
 
 
 def split_weight(text: str) -> tuple[float, str]:
-    """``2*zero`` as ``(2.0, "zero")``, any other text with weight 1; raises ``UsageError`` for a weight that is not above 0."""
+    """Split ``2*zero`` into ``(2.0, "zero")``; the weight is 1 if the text has none.
+
+    Raises ``UsageError`` for a weight that is not above 0.
+    """
     match = _WEIGHTED.fullmatch(text)
     weight, rest = (float(match["weight"]), match["rest"]) if match else (1.0, text)
     if not weight > 0:
@@ -29,7 +32,7 @@ def split_weight(text: str) -> tuple[float, str]:
 
 
 def split_lasts(text: str) -> tuple[str, int | None]:
-    """``zero:run=3,lasts=5`` as ``("zero:run=3", 5)``; None for ``lasts=end``, 1 where it is not said. Raises ``UsageError``."""
+    """Split ``zero:run=3,lasts=5`` into ``("zero:run=3", 5)``; None for ``lasts=end``, 1 without ``lasts``."""
     text, value = _without(text, "lasts")
     if value is None:
         return text, 1
@@ -39,7 +42,7 @@ def split_lasts(text: str) -> tuple[str, int | None]:
 
 
 def split_from(text: str) -> tuple[str, tuple[int, int] | None]:
-    """``zero:run=3,from=2..5`` as ``("zero:run=3", (2, 5))``; None where no moment is said. Raises ``UsageError``."""
+    """Split ``zero:run=3,from=2..5`` into ``("zero:run=3", (2, 5))``; None without ``from``."""
     text, value = _without(text, "from")
     if value is None:
         return text, None
@@ -51,7 +54,7 @@ def split_from(text: str) -> tuple[str, tuple[int, int] | None]:
 
 
 def from_text(begins: tuple[int, int] | None) -> str:
-    """``from=2..5``; empty where no moment is said."""
+    """A range of steps as text, such as ``from=2..5``; empty for None."""
     if begins is None:
         return ""
     first, last = begins
@@ -59,7 +62,7 @@ def from_text(begins: tuple[int, int] | None) -> str:
 
 
 def _without(text: str, name: str) -> tuple[str, str | None]:
-    """A fault model without one of its parameters, and the value of that; None where it has no such parameter."""
+    """A fault model's text without one parameter, and the value of that parameter; None if it is absent."""
     match = re.search(rf"(?P<before>[:,]){name}=(?P<value>[^,]*)(?P<after>,|$)", text)
     if match is None:
         return text, None
@@ -68,13 +71,13 @@ def _without(text: str, name: str) -> tuple[str, str | None]:
 
 
 def weighted_parts(text: str) -> list[tuple[float, str]]:
-    """The fault models of a text with their weights; one where it is no mixture."""
+    """The fault models of a text with their weights; a text that is not a mixture has one."""
     parts = _BETWEEN.split(text.strip())
     return [split_weight(part) for part in parts] if len(parts) > 1 else [(1.0, parts[0])]
 
 
 def check_paths(text: str) -> None:
-    """Raise ``UsageError`` where the path of a file that exists would be split as a mixture."""
+    """Raise ``UsageError`` if the path of an existing file would be split like a mixture."""
     between = list(_BETWEEN.finditer(text))
     for start in (0, *(separator.end() for separator in between)):
         weighted = _WEIGHTED.fullmatch(text, start)
@@ -95,7 +98,7 @@ def mixture_text(parts: Iterator[tuple[float, str]] | list[tuple[float, str]]) -
 
 
 def function_file(text: str) -> str | None:
-    """The Python file that a fault model needs, None where it needs none; raises ``UsageError`` for several files."""
+    """The Python file that a fault model needs, or None; raises ``UsageError`` for several files."""
     files = {match["file"] for _, part in weighted_parts(text) if (match := FILE_AND_NAME.fullmatch(part))}
     if len(files) > 1:
         raise UsageError(f"--fault names functions of {len(files)} files; put them into one file")
@@ -103,12 +106,12 @@ def function_file(text: str) -> str | None:
 
 
 def with_function_file(text: str, file: str) -> str:
-    """The text with its functions in another file."""
+    """The fault model's text with another path for the file of its functions."""
     return mixture_text((weight, _in_file(part, file)) for weight, part in weighted_parts(text))
 
 
 def without_folder(text: str) -> str:
-    """The text without the folder that the file of its functions happens to lie in."""
+    """The fault model's text with the file of its functions named without its folder."""
     file = function_file(text)
     return text if file is None else with_function_file(text, PurePath(file).name)
 

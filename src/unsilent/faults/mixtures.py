@@ -1,4 +1,7 @@
-"""Mixtures of fault models, written ``0.7*bitflip + 0.3*burst:length=3``: each fault is one of them, by their weights."""
+"""Mixtures of fault models, written ``0.7*bitflip + 0.3*burst:length=3``.
+
+Each fault is drawn from one of the models by weight.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +37,21 @@ class Mixture:
 
     @property
     def text(self) -> str:
-        """The text that re-creates it."""
+        """The text that re-creates the mixture."""
         return mixture_text([(weight, part.text) for weight, part in zip(self.weights, self.parts, strict=True)])
 
     def can_corrupt(self, region: Region) -> bool:
-        """Whether every part can corrupt elements of this dtype."""
+        """Whether every model of the mixture can corrupt elements of this dtype."""
         return all(part.can_corrupt(region) for part in self.parts)
 
     def choose(self, rng: np.random.Generator) -> FaultModel:
-        """The model of one fault, drawn by the weights."""
+        """Draw the model of one fault by weight."""
         share = np.array(self.weights) / sum(self.weights)
         return self.parts[int(rng.choice(len(self.parts), p=share))]
 
 
 def asked_fault_model(text: str) -> FaultModel | Mixture:
-    """The fault model of a text of the user's: also a mixture, and a function in a file of theirs, which is run.
+    """Parse a fault model that the user gave; runs the user's file if the model is a function in one.
 
     Never for a text that a file names (see `unsilent.campaigns.confirmed_files`). Raises ``UsageError``.
     """
@@ -62,7 +65,7 @@ def asked_fault_model(text: str) -> FaultModel | Mixture:
 
 
 def lasting_fault_model(text: str, read_other: Callable[[str], FaultModel | None] = lambda text: None) -> FaultModel:
-    """The fault model of a text that may say ``from=2,lasts=5``; ``read_other`` knows further texts. Raises ``UsageError``."""
+    """Parse a fault model that may end in ``from=2,lasts=5``; ``read_other`` reads additional names."""
     without, lasts = split_lasts(text)
     without, begins = split_from(without)
     return replace(read_other(without) or fault_model(without), lasts=lasts, begins=begins)

@@ -1,4 +1,4 @@
-"""Fault models: a value model (what a corrupted element becomes), a pattern (which slots are corrupted), a name.
+"""Fault models: a value model (new value of a corrupted element), a pattern (choice of the slots) and a name.
 
 A fault model is written ``name:key=value,…`` and re-created from that text: ``bitflip``, ``bitflip:count=8``,
 ``bitflip:bits=exponent,rate=1e-6``, ``burst:length=3``, ``zero:run=16``,
@@ -48,7 +48,7 @@ def pattern_from_parameters(
     whole: str | None = None,
     heads: int | None = None,
 ) -> Pattern:
-    """The pattern that these parameters ask for; raises ``UsageError`` where they contradict."""
+    """The pattern for these parameters; raises ``UsageError`` if they contradict each other."""
     parameters = {k: v for k, v in locals().items() if v is not None}
     if set(parameters) == {"stride"}:
         raise UsageError(
@@ -88,7 +88,7 @@ _NO_CHANCE = np.random.default_rng(0)
 
 @dataclass(frozen=True)
 class FaultModel:
-    """A way in which values go wrong, before it is decided where; ``fault_model(model.text)`` re-creates it."""
+    """A kind of corruption without a place; ``fault_model(model.text)`` re-creates it."""
 
     name: str
     value: ValueModel
@@ -100,7 +100,7 @@ class FaultModel:
 
     @property
     def text(self) -> str:
-        """The shortest text that re-creates this model and says what it does (``stuck`` always names its value)."""
+        """The shortest text that re-creates this model (``stuck`` always includes its value)."""
         parameters = [
             f"{f.name}={getattr(self.value, f.name)}"
             for f in fields(self.value)  # type: ignore[arg-type]
@@ -112,25 +112,25 @@ class FaultModel:
 
     @property
     def count(self) -> int | None:
-        """Number of corruptions: flips for ``bitflip``, else elements; ``None`` where a rate draws it."""
+        """Number of corruptions: flips for ``bitflip``, else elements; ``None`` if a rate determines it."""
         return self.pattern.count
 
     @property
     def has_explicit_count(self) -> bool:
-        """Whether the number was given (count, rate, run, block, …) rather than left at one."""
+        """Whether the user gave the number of corruptions (count, rate, run, block, …)."""
         return not isinstance(self.pattern, One)
 
     def with_count(self, k: int) -> FaultModel:
-        """The model with ``k`` corrupted (a run of ``k``); raises ``UsageError`` for ``k < 1`` and a rate."""
+        """This model with ``k`` corruptions; raises ``UsageError`` for ``k < 1`` and for a rate."""
         return replace(self, pattern=self.pattern.with_count(k))
 
     def choose(self, rng: np.random.Generator) -> FaultModel:
-        """The model of one fault: itself; a mixture draws one of its parts."""
+        """The model of one fault: the model itself, or a drawn part of a mixture."""
         return self
 
     @property
     def parts(self) -> tuple[FaultModel, ...]:
-        """Itself alone; a mixture has several."""
+        """The parts of a mixture, or only the model itself."""
         return (self,)
 
     def can_corrupt(self, region: Region) -> bool:
@@ -145,7 +145,7 @@ class FaultModel:
         return as_population(regions).slots(self.value.ways, self.value).total
 
     def draw(self, regions: Regions, rng: np.random.Generator, law: str = "per-element") -> tuple[Fault, ...]:
-        """Draw what this model corrupts: one fault per corrupted tensor, in the order of ``regions``.
+        """Draw faults from this model: one fault per corrupted tensor, in the order of ``regions``.
 
         ``law`` is a key of `SAMPLING_LAWS`. A rate may corrupt nothing: ``()``. Passing a `Population`, or the same
         `Region` objects again, spares counting them again. Raises ``UsageError`` where nothing can be corrupted,
@@ -169,14 +169,14 @@ class FaultModel:
         )
 
     def nth_fault(self, regions: Regions, number: int) -> tuple[Fault, ...]:
-        """The single fault of a slot, ``0 <= number < capacity(regions)``; the value model must leave nothing to chance."""
+        """The fault in slot ``number``, ``0 <= number < capacity(regions)``; the value model must draw no values."""
         population = as_population(regions)
         slots = population.slots(self.value.ways, self.value)
         picks = slots.locate(np.array([number]))
         return (self._fault(population.regions[picks.region[0]], picks, _NO_CHANCE),)
 
     def _fault(self, region: Region, picks: LocatedSlots, rng: np.random.Generator) -> Fault:
-        """The fault of one region; ``picks`` are all its corrupted slots."""
+        """The fault in one region, with all its corrupted slots ``picks``."""
         elements = region.to_flat_indices(picks.place)
         corrupted = Corrupted(region, elements, picks.way, self.pattern.single_event)
         operation, operands = self.value.operation_and_operands(corrupted, rng)
@@ -195,7 +195,7 @@ class FaultModel:
         )  # fmt: skip
 
     def _too_few(self, population: Population) -> UsageError:
-        """Why ``population`` does not have as many slots as asked."""
+        """The error for a population with too few slots."""
         usable = [r for r in population.regions if r.eligible_count and self.value.ways(r)]
         if not usable:
             sample = ", ".join(f"{r.site!r} ({r.dtype}, {r.eligible_count} elements)" for r in population.regions[:3])
@@ -218,7 +218,7 @@ class FaultModel:
 
 
 class Factory:
-    """Makes fault models of one name; takes the value model's parameters, and those of the pattern."""
+    """Factory of the fault models of one name; takes the parameters of the value model and of the pattern."""
 
     def __init__(self, name: str, value: type[ValueModel]) -> None:
         self.name = name
@@ -250,5 +250,5 @@ FAULT_MODELS: Mapping[str, Factory] = MappingProxyType({name: Factory(name, valu
 
 
 def fault_model(text: str) -> FaultModel:
-    """The fault model of a text such as ``"bitflip:bits=exponent,count=8"``; raises ``UsageError``."""
+    """Parse a fault model such as ``"bitflip:bits=exponent,count=8"``; raises ``UsageError``."""
     return name_and_parameters.build_named("fault model", text, FAULT_MODELS)

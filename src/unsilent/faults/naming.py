@@ -1,4 +1,4 @@
-"""Names of sites as texts, and what they say: kind, layer, short label.
+"""Names of sites as texts, and their parts: kind, layer, short label.
 
     param:fc.weight                               a parameter or buffer
     op:layer1.0.conv1#convolution.0/fwd/out       an operation of a module, its phase and the operand that is corrupted
@@ -38,7 +38,10 @@ ROOT = "(root)"
 
 
 class SiteName(NamedTuple):
-    """A site taken apart; ``phase`` is empty but for operations, ``operand`` but for operations and cache entries."""
+    """The parsed name of a site.
+
+    ``phase`` is empty except for operations, ``operand`` except for operations and cache entries.
+    """
 
     kind: str
     name: str
@@ -54,7 +57,7 @@ class SiteName(NamedTuple):
 
     @property
     def label(self) -> str:
-        """A short name that tells it from all others of a campaign."""
+        """A short name that is unique within a campaign."""
         if self.kind == "op":
             return self.name if self.operand == "out" else f"{self.name}/{self.phase}/{self.operand}"
         return self.name if self.kind == "param" else self.text
@@ -71,18 +74,18 @@ def is_cast(operation: str) -> bool:
 
 
 def kind_of(text: str) -> str:
-    """The kind an address or site names; ``param`` where it names none."""
+    """The kind in an address or site; ``param`` if the text has none."""
     kind, colon, _ = text.strip().partition(":")
     return kind if colon and kind in KINDS else "param"
 
 
 def is_transient(text: str) -> bool:
-    """Whether an address or site means values of one evaluation rather than memory that stays."""
+    """Whether an address or site names a value of one evaluation, not persistent memory."""
     return kind_of(text) not in ("param", "optim", "file")
 
 
 def parse_site(text: str) -> SiteName:
-    """Take the canonical text of a site apart; raises ``UsageError`` where it is none."""
+    """Parse the canonical text of a site; raises ``UsageError`` for any other text."""
     kind = kind_of(text)
     name = text.removeprefix(f"{kind}:")
     match = _FORMS[kind].fullmatch(name) if kind in _FORMS else None
@@ -95,7 +98,7 @@ def parse_site(text: str) -> SiteName:
 
 
 def site_in_file(site: str) -> str:
-    """The site that a checkpoint file has for what is in memory: ``file:model/fc.weight`` for ``param:fc.weight``.
+    """The checkpoint site of a tensor in memory: ``file:model/fc.weight`` for ``param:fc.weight``.
 
     Raises ``UsageError`` for a value that no checkpoint holds.
     """
@@ -110,7 +113,7 @@ def site_in_file(site: str) -> str:
 
 
 def site_in_memory(site: str) -> str:
-    """The site in memory of what a checkpoint file holds: ``param:fc.weight`` for ``file:model/fc.weight``.
+    """The site in memory of a tensor in a checkpoint: ``param:fc.weight`` for ``file:model/fc.weight``.
 
     Raises ``UsageError`` for a section that is neither the model nor its optimizer.
     """

@@ -1,4 +1,4 @@
-"""Patterns: which slots a fault takes.
+"""Patterns: the choice of the slots that a fault corrupts.
 
 One small frozen dataclass each. ``pick`` returns the corrupted places as `LocatedSlots`, ordered by region, from a
 `Slots` table made for the pattern's ``places`` (how many placements a region has). Patterns of aligned blocks
@@ -26,27 +26,27 @@ class Pattern(ABC):
 
     @property
     def count(self) -> int | None:
-        """Number of slots that are corrupted; ``None`` if that is drawn."""
+        """Number of corrupted slots; ``None`` if the number is drawn."""
         return None
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last of one placement."""
+        """Number of elements from the first to the last of one placement."""
         return 1
 
     @property
     def region_requirement(self) -> str:
-        """Requirement on a tensor for one placement, besides elements; empty: nothing."""
+        """Requirement on a tensor besides its number of elements, for messages; empty if there is none."""
         return ""
 
     @property
     def placement_cache_key(self) -> Hashable:
-        """Everything that ``places`` depends on besides the region."""
+        """Cache key of the pattern's placements: everything that ``places`` depends on besides the region."""
         return self.span
 
     @property
     def slots_needed(self) -> int:
-        """Least number of distinct slots of the table that the pattern takes."""
+        """Least number of distinct slots that the pattern needs."""
         return 1
 
     def count_placements(self, region: Region) -> int:
@@ -54,7 +54,7 @@ class Pattern(ABC):
         return max(0, region.eligible_count - (self.span - 1))
 
     def check_whole(self, region: Region) -> None:
-        """Raise ``UsageError`` where only some elements of a tensor are selected."""
+        """Raise ``UsageError`` if the region is only a part of its tensor."""
         if region.elements is not None:
             raise UsageError(
                 f"{self.text} needs a whole tensor, but only some elements of {region.site!r} are selected; leave out the "
@@ -64,20 +64,20 @@ class Pattern(ABC):
     @property
     @abstractmethod
     def text(self) -> str:
-        """The parameters that re-create it, such as ``count=8``."""
+        """The parameters that re-create the pattern, such as ``count=8``."""
 
     @abstractmethod
     def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
-        """Draw from ``slots`` of ``regions``; there are at least ``placements`` of them."""
+        """Draw the slots to corrupt from ``slots`` of ``regions``."""
 
     @abstractmethod
     def with_count(self, k: int) -> Pattern:
-        """The pattern with ``k`` corrupted; raises ``UsageError`` for one that draws its number."""
+        """The pattern with ``k`` corruptions; raises ``UsageError`` for a pattern that draws its number."""
 
 
 @dataclass(frozen=True)
 class Count(Pattern):
-    """``k`` distinct slots anywhere."""
+    """``k`` distinct slots, drawn from all regions."""
 
     k: int
 
@@ -105,7 +105,7 @@ class Count(Pattern):
 
 @dataclass(frozen=True)
 class One(Count):
-    """A single slot, because no number was asked for."""
+    """A single slot, the default when no number is given."""
 
     k: int = 1
 
@@ -116,7 +116,7 @@ class One(Count):
 
 @dataclass(frozen=True)
 class Rate(Pattern):
-    """Every slot independently with probability ``p``; for flips this is the bit error rate."""
+    """A draw of every slot independently with probability ``p``, the bit error rate for flips."""
 
     p: float
 

@@ -1,4 +1,4 @@
-"""Regions where elements may be corrupted, and the slots that a kind of fault finds in them.
+"""Regions of elements that may be corrupted, and the numbered slots in them.
 
 A *slot* is one distinct way to corrupt: an (element, bit) for flips, an element for everything else, a (start,
 bit) for runs, a (block, bit) for blocks. Slots are numbered through all regions in order, so that a draw is a
@@ -37,7 +37,7 @@ SAMPLING_LAWS: Mapping[str, str] = MappingProxyType(
 
 
 def _renumbered(flat: Ints, shape: Sequence[int], read: Sequence[int], write: Sequence[int]) -> Ints:
-    """Positions counted along the axes ``read`` (slowest first) -> counted along ``write``."""
+    """Convert flat positions from one order of the axes to another."""
     strides, step = {}, 1
     for axis in reversed(write):
         strides[axis] = step
@@ -55,7 +55,7 @@ Ways = Callable[["Region"], int]
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Elements that may be corrupted inside one tensor; two regions are equal only if they are the same object.
+    """Elements that may be corrupted inside one tensor; a region is equal only to itself.
 
     ``elements`` is ``None`` for all elements, else int64[n]: distinct flat C-order indices into ``shape``
     (its order is the order that runs follow). ``axes``: all axes of the tensor in the order that runs follow,
@@ -95,38 +95,38 @@ class Region:
 
     @cached_property
     def numel(self) -> int:
-        """Elements of the whole tensor, selected or not."""
+        """Number of elements of the whole tensor."""
         return math.prod(self.shape)
 
     @cached_property
     def eligible_count(self) -> int:
-        """Elements that may be corrupted."""
+        """Number of elements that may be corrupted."""
         return self.numel if self.elements is None else int(self.elements.size)
 
     @property
     def fastest_axis_length(self) -> int:
-        """Elements along the fastest axis of the order that runs follow; 1 for a scalar."""
+        """Length of the fastest axis in the order that runs follow; 1 for a scalar."""
         return self.shape[-1 if self.axes is None else self.axes[-1]] if self.shape else 1
 
     def to_flat_indices(self, places: Ints) -> Ints:
-        """Places in the order that runs follow -> flat C-order indices, both int64[m]."""
+        """Convert places in the order that runs follow to flat C-order indices, both int64[m]."""
         if self.elements is not None:
             return np.asarray(self.elements[places])
         return places if self.axes is None else _renumbered(places, self.shape, self.axes, range(len(self.shape)))
 
     @property
     def eligible_bit_count(self) -> int:
-        """Bits that may be corrupted: elements times the width of the dtype."""
+        """Number of bits that may be corrupted: elements times the width of the dtype."""
         return self.eligible_count * self.codec.bits
 
     @property
     def codec(self) -> Codec:
-        """The layout of the bits of the dtype."""
+        """The bit layout of the region's dtype."""
         return codec(self.dtype)
 
 
 class LocatedSlots(NamedTuple):
-    """Slots taken apart, int64[m] each, by region: region number, place in it, way to corrupt."""
+    """Slots as three int64[m] arrays: region number, place in the region, way to corrupt."""
 
     region: Ints
     place: Ints
@@ -134,7 +134,7 @@ class LocatedSlots(NamedTuple):
 
 
 class Slots:
-    """Slots numbered through the regions of a population.
+    """Numbered slots of all regions of a population.
 
     ``places`` int64[R]: elements (or starts of a run, or blocks) per region; ``ways`` int64[R]: ways to corrupt each.
     """
@@ -148,7 +148,7 @@ class Slots:
 
     @cached_property
     def _masses(self) -> Mapping[str, tuple[Ints, npt.NDArray[np.float64], bool]]:
-        """Per law: cumulative mass of regions, weight of a slot in each, whether all weigh the same."""
+        """Cumulative mass of the regions, weight of a slot, and whether all slots weigh the same, for each law."""
         result = {}
         for law, mass in (("per-element", self.places), ("per-tensor", (self.places > 0).astype(np.int64))):
             share = self.counts // np.maximum(mass, 1)  # slots per unit of mass: divides without remainder
@@ -157,7 +157,7 @@ class Slots:
         return result
 
     def draw(self, k: int, rng: np.random.Generator, law: str) -> Ints:
-        """Numbers of ``k`` distinct slots (``k <= total``) under a law, ascending."""
+        """Draw the numbers of ``k`` distinct slots (``k <= total``) under a law, in ascending order."""
         check_law(law)
         masses, weight, same = self._masses[law]
         if same:
@@ -172,14 +172,14 @@ class Slots:
         return np.concatenate(parts)
 
     def locate(self, numbers: Ints) -> LocatedSlots:
-        """Take slot numbers (ascending) apart."""
+        """The region, place and way of each slot number (ascending)."""
         region = np.searchsorted(self.ends, numbers, side="right")
         place, way = np.divmod(numbers - (self.ends - self.counts)[region], self.ways[region])
         return LocatedSlots(region, place, way)
 
 
 class Population:
-    """Regions, and what was counted in them. Raises ``UsageError`` on a doubled site."""
+    """Regions and their counted slots; raises ``UsageError`` if a site occurs twice."""
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self.regions = tuple(regions)
@@ -192,7 +192,7 @@ class Population:
     def slots(
         self, ways: Ways, key: Hashable, places: Ways = attrgetter("eligible_count"), grid: Hashable = 1
     ) -> Slots:
-        """The slots where a region has ``places(region)`` places, each with ``ways(region)`` ways to be corrupted.
+        """The slots of all regions: ``places(region)`` places with ``ways(region)`` ways to corrupt each.
 
         ``key`` identifies ``ways`` and ``grid`` identifies ``places``; results are kept under both.
         """
@@ -209,7 +209,7 @@ def _population(regions: tuple[Region, ...]) -> Population:
 
 
 def as_population(regions: Sequence[Region] | Population) -> Population:
-    """The population of ``regions``; remembered for a while for the same `Region` objects."""
+    """The population of ``regions``, cached for the same `Region` objects."""
     return regions if isinstance(regions, Population) else _population(tuple(regions))
 
 

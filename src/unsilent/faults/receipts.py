@@ -19,7 +19,7 @@ MAX_ITEMS_SHOWN = 4
 
 @dataclass(frozen=True, eq=False)
 class AppliedFault:
-    """A fault that was applied: the words (unsigned[n]) at ``fault.elements`` before and after."""
+    """An applied fault: the words (unsigned[n]) at ``fault.elements`` before and after."""
 
     fault: Fault
     before: Words
@@ -27,12 +27,12 @@ class AppliedFault:
 
     @property
     def changed_bits(self) -> int:
-        """Number of bits that differ (a stuck-at fault on a bit that has that value already changes none)."""
+        """Number of bits that the fault changed (a stuck bit may already have had its value)."""
         return int(np.bitwise_count(self.before ^ self.after).sum())
 
     @property
     def element_changes(self) -> Iterator[tuple[tuple[int, ...], float, float]]:
-        """Place in the tensor, value before and value after of every element, in order."""
+        """Index, value before and value after of every corrupted element, in order."""
         fault = self.fault
         index = np.unravel_index(fault.elements, fault.shape) if fault.shape else ()
         places = np.stack(index, axis=-1) if index else np.empty((len(fault), 0), np.int64)
@@ -58,21 +58,21 @@ class Receipt:
 
     @property
     def requested_elements(self) -> int:
-        """Elements that the faults name."""
+        """Number of elements that the faults should corrupt."""
         return sum(len(hit.fault) for hit in self.applied_faults)
 
     @property
     def verified_elements(self) -> int:
-        """Elements verified after writing; entering an injection raises unless it equals ``asked``."""
+        """Number of elements that were verified after writing."""
         return sum(len(hit.after) for hit in self.applied_faults)
 
     @property
     def changed_bits(self) -> int:
-        """Bits that differ from before, over all faults."""
+        """Number of bits that changed, over all faults."""
         return sum(hit.changed_bits for hit in self.applied_faults)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """A JSON object for each fault: the fault, and its words before and after in hex."""
+        """The faults as JSON objects, each with its words before and after in hex."""
         return [
             {
                 "fault": hit.fault.to_json(),

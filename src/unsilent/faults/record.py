@@ -1,4 +1,4 @@
-"""`Fault`: one concrete, fully determined corruption of one tensor, and nothing about where it came from.
+"""`Fault`: the record of one fully determined corruption of one tensor.
 
 The same record replays in memory, in a file, in a gradient or in a payload, so it speaks of words and flat
 positions only. Invariants: ``elements`` are distinct and ascending; arrays are read-only; the JSON form
@@ -77,16 +77,16 @@ class Fault:
 
     @property
     def codec(self) -> Codec:
-        """The layout of the bits of the dtype."""
+        """The bit layout of the tensor's dtype."""
         return codec(self.dtype)
 
     @property
     def corrupted_codec(self) -> Codec:
-        """The layout of the bits that are corrupted: of ``held``, else of the tensor."""
+        """The layout of the corrupted bits: that of dtype ``held`` if given, else of the tensor's dtype."""
         return codec(self.held or self.dtype)
 
     def apply(self, words: Array, source: Array | None = None) -> Array:
-        """Words before -> words after, both [n] of the codec's word dtype; a new array.
+        """Apply the fault to ``words`` and return a new array, both [n] of the codec's word dtype.
 
         ``source`` [n], for ``copy_from`` only: the words at ``operands`` before the fault. Raises
         ``UsageError`` where an array is missing or does not have one word per element.
@@ -126,7 +126,7 @@ class Fault:
             )
 
     def bit_positions(self) -> list[tuple[int, int]]:
-        """The (element, bit) pairs that a mask names, ascending; empty where whole words are replaced.
+        """The (element, bit) pairs that the fault masks, in ascending order; empty if it replaces whole words.
 
         For ``xor`` these are the flipped bits, for ``or`` those forced to 1, for ``and`` those forced to 0.
         """
@@ -186,7 +186,7 @@ class Fault:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Fault:
-        """Read a record that may come from anyone; raises ``UsageError`` on anything out of order."""
+        """Read a record from untrusted JSON; raises ``UsageError`` on any invalid content."""
         from unsilent.faults.fault_json import read_fault
 
         return read_fault(record)

@@ -1,4 +1,4 @@
-"""Drawing distinct things, uniformly or by weight, without touching every one of them.
+"""Drawing of distinct numbers, uniformly or by weight, without a list of all candidates.
 
 `draw_distinct` is a uniform subset. `successive_sample_counts` is weighted sampling without replacement in the sense of drawing
 one by one and redrawing what was drawn already (successive sampling; counts per group follow Wallenius'
@@ -23,7 +23,7 @@ _RACE = 4096  # as many clocks as are raced one by one
 
 
 def draw_distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
-    """``k`` of ``range(total)``, distinct, ascending; every such set equally likely."""
+    """Draw ``k`` distinct numbers of ``range(total)``, in ascending order, with every set equally likely."""
     if k == 1:
         return rng.integers(total, size=1)
     if 2 * k > total:  # draw what is left out instead: redrawing collisions would get slow
@@ -37,7 +37,7 @@ def draw_distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
 
 
 def successive_sample_counts(rng: np.random.Generator, slots: Ints, weight: npt.NDArray[np.float64], k: int) -> Ints:
-    """Numbers of distinct slots that fall into each group, when ``k`` are drawn one by one with the given weights.
+    """Numbers of drawn slots per group when ``k`` distinct slots are drawn one by one with given weights.
 
     ``slots`` int64[R]: slots per group; ``weight`` float64[R], positive: the weight of each single slot of
     that group; ``k <= slots.sum()``. Returns int64[R], at most ``slots``, with sum ``k``.
@@ -63,7 +63,7 @@ def successive_sample_counts(rng: np.random.Generator, slots: Ints, weight: npt.
 
 
 def shuffled_index(k: int, total: int) -> int:
-    """The ``k``-th number of ``range(total)`` in a shuffled order, which is always the same; no table of the order exists.
+    """The ``k``-th number of ``range(total)`` in a fixed shuffled order.
 
     A Feistel network over the next even power of two, walked until it ends inside the range (Black and Rogaway 2002).
     """
@@ -79,7 +79,7 @@ def shuffled_index(k: int, total: int) -> int:
 
 
 def _mixed(value: int, key: int) -> int:
-    """Splitmix64 (Steele, Lea and Flood 2014)."""
+    """The hash Splitmix64 (Steele, Lea and Flood 2014) of a value under a key."""
     x = (value + (key + 1) * 0x9E3779B97F4A7C15) & _WORD
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD

@@ -33,7 +33,7 @@ _LEAST_AXES = {"row": 2, "column": 2, "expert": 3}
 
 @dataclass(frozen=True)
 class Whole(Aligned):
-    """A pattern of one whole slice of a tensor, by its name."""
+    """A pattern of one whole slice of a tensor; ``slice`` names the kind of slice."""
 
     slice: str
 
@@ -60,7 +60,7 @@ class Whole(Aligned):
         return region.eligible_count // self._slice_size(region)
 
     def _slice_size(self, region: Region) -> int:
-        """Elements of one slice."""
+        """Number of elements in one slice."""
         shape = _shape_in_order(region)
         if self.slice in ("row", "column"):
             return shape[-1] if self.slice == "row" else shape[-2]
@@ -108,12 +108,12 @@ class Head(Whole):
 
 
 def _shape_in_order(region: Region) -> tuple[int, ...]:
-    """Lengths of the axes in the order of runs, slowest first; a scalar has one of length 1."""
+    """Lengths of the axes in the order that runs follow, slowest first; a scalar has one axis of length 1."""
     return tuple(region.shape[axis] for axis in region.axes or range(len(region.shape))) or (1,)
 
 
 def _channel_axis(region: Region) -> int:
-    """The axis whose indices are channels, among those of the order of runs."""
+    """The position of the channel axis in the order that runs follow."""
     last = max(len(region.shape) - 1, 0)
     if region.axes is not None:
         return last

@@ -1,4 +1,4 @@
-"""A fault whose site is known and whose elements are drawn once the tensor exists: its shape is known only then.
+"""A fault with a known site whose elements are drawn once the shape of the tensor is known.
 
 Faults act in one step, from a first to a last one, or always (a permanent fault): `faults_in_step`.
 """
@@ -28,7 +28,7 @@ _REACH = int.from_bytes(b"reach")
 
 @dataclass(frozen=True)
 class UnresolvedFault:
-    """A fault whose elements are not drawn yet: the text of one site, how and when; ``seed`` fixes the elements and values.
+    """A fault whose elements are not drawn yet; ``seed`` determines the elements and values.
 
     ``model`` may be given as its text. ``index``: which elements may be corrupted, as in an address (``3,5``; None: all).
     ``micro_step``, ``occurrence``, ``rank``, ``first_step`` and ``last_step`` mean what they mean in a `Fault`.
@@ -73,7 +73,7 @@ class UnresolvedFault:
     def resolve_for_tensor(
         self, dtype: str, shape: tuple[int, ...], elements: Ints | None = None, axes: Sequence[int] | None = None
     ) -> tuple[Fault, ...]:
-        """The fault in a tensor like this; none where the draw (a rate) hits nothing.
+        """Draw the fault's elements in a tensor like this; empty if a rate hits no element.
 
         ``elements``: those that may be corrupted (None: all). ``axes``: the order of the tensor's axes that runs follow, slowest
         first, with the channels last (None: C order, or that of ``elements``). Raises ``UsageError`` where the tensor cannot
@@ -90,7 +90,7 @@ class UnresolvedFault:
         return tuple(replace(fault, dtype=dtype, held=held, **moment) for fault in result)
 
     def affected_outputs(self, dependents: npt.NDArray[np.bool_], channel_axis: int) -> Ints | None:
-        """The outputs that see the corrupted operand, as a `Fault` names them; None: all that use it.
+        """The outputs that see the corrupted operand; None if all outputs that use it do.
 
         See `Window.within`. Drawn independently of the elements, and the same whenever it is asked.
         """
@@ -103,7 +103,7 @@ Timed = TypeVar("Timed", bound=Fault | UnresolvedFault)
 
 
 def faults_in_step(faults: Iterable[Timed], step: int) -> list[Timed]:
-    """The faults that act in a step: ``step`` names it, or it lies from ``first_step`` to ``last_step`` (None: open).
+    """The faults that act in this step, by ``step`` or by ``first_step`` and ``last_step`` (None: open).
 
     A fault that says nothing of the kind always acts.
 

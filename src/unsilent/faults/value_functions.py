@@ -40,7 +40,7 @@ _LOADED: dict[str, ValueFunction] = {}
 
 @dataclass(frozen=True)
 class ValueFunction:
-    """A function of the old bits under a name; what `value_model` returns, still callable as the function."""
+    """A named function of the old bits, returned by `value_model`; calling it calls the function."""
 
     name: str
     function: Callable[..., Any]
@@ -50,7 +50,7 @@ class ValueFunction:
 
 
 def value_model(name: str) -> Callable[[Callable[..., Any]], ValueFunction]:
-    """Make a function of the old bits a fault model, asked for as ``FILE.py:NAME`` wherever a fault model is.
+    """Decorator that makes a function of the old bits a fault model called ``FILE.py:NAME``.
 
     The function is called as ``function(words)``, ``function(words, random)`` or ``function(words, random, dtype)``, by the
     number of its arguments: ``words`` are the bits of the corrupted elements as unsigned integers of their width, ``random`` has
@@ -86,7 +86,7 @@ class FunctionValue(ValueModel):
 
 
 def function_fault_model(text: str) -> FaultModel | None:
-    """The fault model of a text ``FILE.py:NAME`` or ``FILE.py:NAME:count=3``, None for another text.
+    """Parse a fault model ``FILE.py:NAME`` or ``FILE.py:NAME:count=3``; None for any other text.
 
     Runs the file. Raises ``UsageError``.
     """
@@ -104,7 +104,7 @@ def function_fault_model(text: str) -> FaultModel | None:
 
 
 def load_value_function(file: str, name: str) -> FunctionValue:
-    """Run a Python file and return its value model of this name; raises ``UsageError``, also for what the file raises."""
+    """Run a Python file and return its value model of this name; raises ``UsageError``."""
     key, path = f"{name}@{function_hash(file)}", Path(file).expanduser()
     known = sys.modules.get(user_module_name(path))  # a campaign's fingerprint looks for it there
     if key in _LOADED and known is not None and known.__file__ == str(path.resolve()):
@@ -120,13 +120,13 @@ def load_value_function(file: str, name: str) -> FunctionValue:
 
 
 def function_hash(file: str) -> str:
-    """16 hex digits of the content of a file of value models."""
+    """Hash of the content of a file of value models, as 16 hex digits."""
     path = Path(file).expanduser()
     return xxhash.xxh3_64_hexdigest(read_plain(path, MOST_BYTES, f"{file} of --fault"))
 
 
 def apply_function(key: str, words: Array, random: Array, dtype: str) -> Array:
-    """The new words of a fault.
+    """The new words that a user's function makes of ``words``.
 
     The function is called twice: a fault can only be repeated, and judged by any engine, if the function is pure.
 

@@ -1,4 +1,4 @@
-"""Value models: what a corrupted element becomes. Those that change some of its bits are in `bitwise`, with the base.
+"""Value models that replace the whole value of a corrupted element.
 
 One small frozen dataclass each. A value model says how many ways it has to corrupt an element of a region (0:
 this region cannot be corrupted), and what is done to each corrupted (element, way). Only bit flips have several
@@ -157,7 +157,7 @@ VALUES: Mapping[str, type[ValueModel]] = MappingProxyType(
 
 
 def _number(text: str) -> tuple[int | None, int | None, float]:
-    """A value's text as raw bits, as exact integer (each ``None`` if it is not one) and as float."""
+    """Parse a value as raw bits, as an exact integer (``None`` if the text is neither) and as a float."""
     if re.fullmatch(r"0x[0-9a-f]{1,16}", text):
         return int(text, 16), None, 0.0
     exact = int(text) if re.fullmatch(r"[+-]?\d{1,400}", text, re.ASCII) else None

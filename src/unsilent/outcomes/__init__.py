@@ -1,4 +1,4 @@
-"""Outcomes of trials: judges (what an incorrect output is) and the classes a sample falls into."""
+"""Outcomes of trials: judges, which decide whether an output is incorrect, and the outcome classes of samples."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def judge(what: Judge | str | Callable[[Any, Any, Any], Any]) -> Judge:
 
 
 def judges_samples_apart(what: Judge) -> bool:
-    """Whether each verdict is known to depend on its own sample alone: of built-in judges, not of a user's own."""
+    """Whether the judge is known to judge each sample independently: all built-in judges, no user's own."""
     from unsilent.outcomes.judges import JUDGES
 
     return type(what) in JUDGES.values()
 
 
 def judge_text(what: Judge) -> str:
-    """A judge as the command line takes it (``topk:k=3``); a user's own by its ``repr``."""
+    """The command-line text of a judge (``topk:k=3``); ``repr`` for a judge of the user."""
     from dataclasses import fields, is_dataclass
 
     from unsilent.outcomes.judges import JUDGES
@@ -49,7 +49,7 @@ def judge_text(what: Judge) -> str:
 
 
 def judge_for_output(output: Any) -> str:
-    """The text of a judge that fits an output by its form."""
+    """The text of a built-in judge that fits the form of an output."""
     from unsilent.outcomes.decision_judges import decision_tensor
     from unsilent.outcomes.detections import is_detections
 
@@ -62,7 +62,7 @@ def judge_for_output(output: Any) -> str:
 
 
 def judge_by_decision(decision: Callable[[Any], Any]) -> Judge:
-    """Sugar: a judge by inequality of ``decision(output)``, one value (or row) a sample."""
+    """A judge that compares ``decision(output)``, one value (or row) per sample, for equality."""
     from unsilent.outcomes.judges import Function, decision_judge_function
 
     if not callable(decision):

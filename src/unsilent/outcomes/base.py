@@ -21,7 +21,7 @@ LOG_LIKELIHOOD = "log-likelihood per token"
 
 
 class Outcome(IntEnum):
-    """Outcome of a sample of a trial; the numbers are the codes in the store."""
+    """Outcome of a sample in a trial; the numbers are the codes in the store."""
 
     MASKED = 0
     """Output bit-identical to the golden output."""
@@ -42,12 +42,12 @@ class Outcome(IntEnum):
 
     @property
     def due(self) -> bool:
-        """Detected (or detectable) without a detector of its own."""
+        """Whether the error is detected (or detectable) without a dedicated detector."""
         return Outcome.NONFINITE <= self <= Outcome.HANG
 
     @property
     def incorrect(self) -> bool:
-        """Counts as an incorrect output in PVF = D / N: silent or loud."""
+        """Whether it counts as an incorrect output in PVF = D / N, silent or loud."""
         return Outcome.SDC <= self <= Outcome.HANG
 
 
@@ -65,8 +65,8 @@ class JudgeVerdict(NamedTuple):
 
 @runtime_checkable
 class Judge(Protocol):
-    """Says, sample by sample, whether a faulty output is incorrect with respect to the golden one."""
+    """Decides for each sample whether a faulty output is incorrect compared with the golden one."""
 
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        """Compare two outputs of ``run(model, batch)``; raises ``UsageError`` when the output does not fit the judge."""
+        """Judge the faulty output of a batch; raises ``UsageError`` if the outputs do not fit the judge."""
         ...

@@ -22,7 +22,7 @@ from unsilent.outcomes.tensors import leaves, samples_that_differ, samples_with_
 
 
 class BatchOutcome(NamedTuple):
-    """``codes``: uint8[n], one `Outcome` a sample; ``severity``: float64[n], 0 where masked.
+    """Outcomes of a batch: ``codes`` uint8[n], one `Outcome` per sample; ``severity`` float64[n], 0 if masked.
 
     ``scores``: of a workload with a score, those of the faulty output, float64[n]; NaN or None where they do not matter.
     """
@@ -32,14 +32,14 @@ class BatchOutcome(NamedTuple):
     scores: NDArray[np.float64] | None = None
 
     def only(self, samples: NDArray[np.int64]) -> BatchOutcome:
-        """The outcomes with all samples but these as not evaluated."""
+        """The outcomes of these samples, with all other samples marked as not evaluated."""
         rest = same_outcome_for_all(Outcome.SPARED, len(self.codes))
         rest.codes[samples], rest.severity[samples] = self.codes[samples], self.severity[samples]
         return rest._replace(scores=self.scores)
 
 
 def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
-    """Number of samples a judge sees in a batch; raises ``UsageError`` unless golden against itself is all correct."""
+    """Number of samples a judge sees in a batch; raises ``UsageError`` if it rejects the golden output."""
     verdict = _judged(judge, golden, golden, batch)
     if not len(verdict.incorrect):
         raise UsageError("a batch has no samples; leave empty batches out")
@@ -52,17 +52,17 @@ def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
 
 
 def _judged(judge: Judge, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-    """The verdict of a judge; one of the user's own may return anything that `to_verdict` takes."""
+    """The verdict of a judge, converted from any form that `to_verdict` accepts."""
     return to_verdict(judge, judge(golden, faulty, batch))
 
 
 def same_outcome_for_all(outcome: Outcome, samples: int) -> BatchOutcome:
-    """Every sample ended the same way (an exception, a crash, a hang; masked or spared)."""
+    """A batch outcome in which every sample has the same outcome, such as a crash or hang."""
     return BatchOutcome(np.full(samples, outcome, np.uint8), np.full(samples, np.inf if outcome.incorrect else 0.0))
 
 
 def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -> BatchOutcome:
-    """Outcome and severity of each sample of one batch."""
+    """Outcome and severity of each sample in one batch."""
     if has_one_result_a_sample(golden, samples) and has_one_result_a_sample(faulty, samples):
         each = [changed_and_nonfinite(g, f, 1) for g, f in zip(golden, faulty, strict=True)]
         changed, nonfinite = (np.concatenate([pair[i].cpu().numpy() for pair in each]) for i in (0, 1))
@@ -89,7 +89,7 @@ def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -
 def outcome_of_samples(
     changed: NDArray[np.bool_], nonfinite: NDArray[np.bool_], verdict: JudgeVerdict | None
 ) -> BatchOutcome:
-    """The outcome of samples that changed, and hold NaN or infinity that golden has not, bool[n] both.
+    """The batch outcome from masks of changed samples and of samples with new NaN or infinity, bool[n] both.
 
     ``verdict``: on those that changed and are finite, in order; None where there are none.
     """
@@ -103,7 +103,7 @@ def outcome_of_samples(
 
 
 def has_one_result_a_sample(output: Any, samples: int) -> bool:
-    """A list of dicts, one a sample, as detection models return: its tensors have no sample dimension."""
+    """Whether an output is a list with one dict per sample, as detection models return it."""
     return isinstance(output, list) and len(output) == samples and all(isinstance(o, Mapping) for o in output)
 
 
@@ -115,7 +115,7 @@ def has_nonfinite_values(output: Any) -> bool:
 def changed_and_nonfinite(
     golden_output: Any, faulty_output: Any, samples: int, wait: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Masks of samples that changed, and of those among them with NaN or infinity, bool[samples] both.
+    """Masks of the samples that changed, and of those with new NaN or infinity, bool[samples] both.
 
     ``wait=False``: everything stays on the device of the outputs, which must be one, and nothing waits for it.
     """

@@ -1,4 +1,4 @@
-"""Judges by decision: what a model decides for each sample (a class, a few tokens) must be what it decides without a fault.
+"""Judges that compare a model's decision for each sample (a class, a few tokens) with the fault-free decision.
 
 The few numbers that such a judge needs of an output, its *decision rows*, are found where the output is, on a GPU without waiting
 for it. They are compared on the CPU in numpy, for any number of trials at once. NaN never raises: it compares as different.
@@ -24,7 +24,7 @@ Doubles = NDArray[np.float64]
 
 
 def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
-    """The tensor a judge looks at, at least ``dims`` dimensions; raises ``UsageError`` when there is none."""
+    """The tensor that a judge examines, with at least ``dims`` dimensions; raises ``UsageError`` if there is none."""
     if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
         output = output["logits"]
     candidates = list(leaves(output))
@@ -40,18 +40,18 @@ def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
 
 
 def doubles(tensor: Tensor) -> Doubles:
-    """The values as numpy float64 on the CPU."""
+    """The values of a tensor as numpy float64 on the CPU."""
     with np.errstate(invalid="ignore"):  # a signalling NaN, as flips make
         return array_of(tensor).astype(np.float64, copy=False)
 
 
 def make_verdict(incorrect: NDArray[np.bool_], severity: Doubles) -> JudgeVerdict:
-    """A verdict whose severity is infinite where it was NaN; both [n]."""
+    """A verdict in which NaN severities are replaced by infinity; both arguments are [n]."""
     return JudgeVerdict(incorrect, np.where(np.isnan(severity), np.inf, severity))
 
 
 def same_shaped(golden: Any, faulty: Any, judge: Judge, dims: int) -> tuple[Tensor, Tensor]:
-    """The decision tensors of two outputs; raises ``UsageError`` where their shapes differ."""
+    """The decision tensors of two outputs; raises ``UsageError`` if their shapes differ."""
     g, f = decision_tensor(golden, judge, dims), decision_tensor(faulty, judge, dims)
     if g.shape != f.shape:
         raise UsageError(
@@ -62,35 +62,35 @@ def same_shaped(golden: Any, faulty: Any, judge: Judge, dims: int) -> tuple[Tens
 
 
 class DecisionJudge:
-    """A judge of decision rows. A subclass says which numbers these are, and compares them."""
+    """Base of the judges that compare decision rows; a subclass selects the rows and compares them."""
 
     DIMENSIONS: ClassVar[int] = 1
     """Least number of dimensions of an output."""
 
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        """The verdict, as of `Judge`."""
+        """The verdict on a faulty output, as defined by `Judge`."""
         g, f = (self.rows(x) for x in same_shaped(golden, faulty, self, self.DIMENSIONS))
         return self.compare(host_rows(g), host_rows(f))
 
     def decision_rows(self, output: Any) -> Tensor:
-        """The decision rows of an output, [n, ...], on its device and without waiting for it."""
+        """The decision rows of an output, [n, ...], on its device and without synchronisation."""
         return self.rows(decision_tensor(output, self, self.DIMENSIONS))
 
     def rows(self, output: Tensor) -> Tensor:
-        """The decision rows of a decision tensor; raises ``UsageError`` where its shape does not fit."""
+        """The decision rows of a decision tensor; raises ``UsageError`` if its shape does not fit."""
         raise NotImplementedError
 
     def compare(self, golden: NDArray[Any], faulty: NDArray[Any]) -> JudgeVerdict:
-        """Compare rows of `host_rows`: both [n, ...], of one trial or of several."""
+        """Compare golden and faulty rows from `host_rows`, both [n, ...], of one or several trials."""
         raise NotImplementedError
 
     def is_right(self, rows: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Mask of the answers that labels say, bool[n]; None where a label, int64[n], is not an answer of this judge."""
+        """Mask of the rows that agree with the labels, bool[n]; None if the decision cannot be compared with labels."""
         return None
 
 
 def host_rows(rows: Tensor) -> NDArray[Any]:
-    """Decision rows in numpy on the CPU: floating-point ones as float64; contiguous, so that no sum depends on strides."""
+    """Decision rows as a contiguous numpy array on the CPU; floating-point rows as float64."""
     values = doubles(rows) if rows.dtype.is_floating_point else array_of(rows)
     return np.ascontiguousarray(values)
 
@@ -110,7 +110,10 @@ def _scores_of_classes(output: Tensor, judge: Judge) -> Tensor:
 
 @dataclass(frozen=True)
 class Top1(DecisionJudge):
-    """The most likely class changed; severity: fall of that class's softmax probability. Output [n, classes]."""
+    """Judges a sample incorrect if the most likely class changed.
+
+    Severity: fall of that class's softmax probability. Output: [n, classes].
+    """
 
     DIMENSIONS = 2
 
@@ -131,7 +134,9 @@ class Top1(DecisionJudge):
 
 @dataclass(frozen=True)
 class TopK(DecisionJudge):
-    """The set of the k most likely classes changed; severity: share of the golden set that was lost. Output [n, classes].
+    """Judges a sample incorrect if the set of the k most likely classes changed.
+
+    Severity: share of the golden set that was lost. Output: [n, classes].
 
     Of classes with equal scores the first ones count.
     """
@@ -159,7 +164,9 @@ class TopK(DecisionJudge):
 
 @dataclass(frozen=True)
 class Threshold(DecisionJudge):
-    """A score crossed ``at`` and moved by more than ``tolerance``; severity: size of the move. Output [n] or [n, 1].
+    """Judges a sample incorrect if its score crossed ``at`` and moved by more than ``tolerance``.
+
+    Severity: size of the move. Output: [n] or [n, 1].
 
     ``logits=True`` applies the sigmoid first.
     """
@@ -192,7 +199,10 @@ class Threshold(DecisionJudge):
 
 @dataclass(frozen=True)
 class NextToken(Top1):
-    """The most likely next token (last position) changed; severity: fall of its probability. Output [n, time, vocabulary]."""
+    """Judges a sample incorrect if the most likely next token (last position) changed.
+
+    Severity: fall of its probability. Output: [n, time, vocabulary].
+    """
 
     DIMENSIONS = 3
 
@@ -202,7 +212,9 @@ class NextToken(Top1):
 
 @dataclass(frozen=True)
 class ExactSequence(DecisionJudge):
-    """Judge: any token differs; severity: share of positions. Output: token ids [n, time], or logits [n, time, vocabulary].
+    """Judges a sample incorrect if any token differs.
+
+    Severity: share of positions that differ. Output: token ids [n, time], or logits [n, time, vocabulary].
 
     Lengths may differ (generation that stops early): the missing part counts as different.
     """
@@ -235,7 +247,9 @@ class ExactSequence(DecisionJudge):
 
 @dataclass(frozen=True)
 class Segmentation(DecisionJudge):
-    """The map of pixel labels changed too much; severity: 1 - intersection over union of the golden and the faulty map.
+    """Judges a sample incorrect if its map of pixel labels changed too much.
+
+    Severity: 1 - intersection over union of the golden and the faulty map.
 
     Output: class scores [n, classes, height, width], or whole-number labels [n, height, width]. A map is taken as the set of its
     pairs (pixel, label), without pairs of the label ``background``; an answer is incorrect if the intersection over union of the
@@ -268,7 +282,7 @@ class Segmentation(DecisionJudge):
 
 
 def right_answers(judge: Judge, output: Any, labels: Any, samples: int) -> NDArray[np.bool_] | None:
-    """Mask of the answers in an output that labels say, bool[samples].
+    """Mask of the samples whose decision agrees with the label, bool[samples].
 
     None where there are no labels, or the judge decides nothing that a label could say. Raises ``UsageError`` for labels that are
     not one whole number a sample.

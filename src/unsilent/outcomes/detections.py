@@ -22,7 +22,9 @@ _FIELDS = ("boxes", "scores", "labels")
 
 @dataclass(frozen=True)
 class DetectionSet:
-    """An object was missed, added or given another class; severity: share of golden and faulty detections without a partner.
+    """Judges an image incorrect if an object was missed, added or given another class.
+
+    Severity: share of golden and faulty detections without a partner.
 
     Output: a dict with ``boxes`` [n, k, 4] (left, top, right, bottom), ``scores`` [n, k] and ``labels`` [n, k], padded with
     scores below ``score``; or a list with one such dict per image, without the first dimension, as detectors of torchvision
@@ -50,13 +52,13 @@ class DetectionSet:
         return JudgeVerdict(unpaired > 0, unpaired)
 
     def _images(self, output: Any) -> list[tuple[NDArray[np.float64], NDArray[Any]]]:
-        """Boxes [k, 4] and labels [k] that count, image by image."""
+        """Boxes [k, 4] and labels [k] of each image, with a score above the judge's threshold."""
         return [
             (boxes[scores >= self.score], labels[scores >= self.score]) for boxes, scores, labels in self._rows(output)
         ]
 
     def _rows(self, output: Any) -> list[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[Any]]]:
-        """Boxes, scores and labels, image by image."""
+        """Boxes, scores and labels of each image."""
         single = isinstance(output, Mapping)
         entries = _entries(output)
         if not is_detections(output):
@@ -79,7 +81,7 @@ class DetectionSet:
     def _unpaired(
         self, golden: tuple[NDArray[np.float64], NDArray[Any]], faulty: tuple[NDArray[np.float64], NDArray[Any]]
     ) -> float:
-        """Share of the detections of an image without a partner; 0 where there are none."""
+        """Share of an image's detections without a partner; 0 if the image has none."""
         from scipy.optimize import linear_sum_assignment
 
         count = len(golden[1]) + len(faulty[1])
@@ -94,12 +96,12 @@ def is_detections(output: Any) -> bool:
 
 
 def _entries(output: Any) -> Sequence[Any]:
-    """The dicts of an output."""
+    """The dicts of an output, one per image."""
     return [output] if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else [None]
 
 
 def box_overlap(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Intersection over union of boxes [j, 4] and [k, 4] (left, top, right, bottom): [j, k]; of equal boxes always 1."""
+    """Intersection over union [j, k] of boxes [j, 4] and [k, 4] (left, top, right, bottom); 1 for equal boxes."""
     a, b = first[:, None], second[None]
     with np.errstate(all="ignore"):  # infinite boxes give NaN, which is no overlap
         both = np.clip(np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]), 0, None).prod(-1)

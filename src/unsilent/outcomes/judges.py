@@ -1,4 +1,4 @@
-"""Judges: what counts as an incorrect output, always against the golden output of the same batch; their names.
+"""Built-in judges by name, which compare an output with the golden output of the same batch.
 
 Outputs may be nested; the *decision tensor* is the output itself, its ``logits`` entry, or its first floating-point
 tensor. All judges answer in numpy on the CPU and never raise because of NaN: a non-finite value compares as different.
@@ -33,7 +33,7 @@ from unsilent.outcomes.tensors import array_of, rows_of
 
 
 def to_verdict(judge: Judge, answer: Any) -> JudgeVerdict:
-    """The answer of a judge as arrays; an answer without severity has 1 where incorrect.
+    """Convert a judge's answer to a verdict; an answer without severity gets 1 for incorrect samples.
 
     Args:
         answer: ``incorrect`` or the pair ``(incorrect, severity)``: tensors of any dtype and device, arrays,
@@ -55,7 +55,10 @@ def to_verdict(judge: Judge, answer: Any) -> JudgeVerdict:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Judge: any value moved by more than ``atol + rtol * |golden|``; severity: largest relative move. Output [n, ...]."""
+    """Judges a sample incorrect if any value moved by more than ``atol + rtol * |golden|``.
+
+    Severity: largest relative move. Output: [n, ...].
+    """
 
     rtol: float = 1e-3
     atol: float = 1e-5
@@ -72,7 +75,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Function:
-    """A user's own rule: ``function(golden, faulty, batch) -> (incorrect bool[n], severity float[n])`` or incorrect alone."""
+    """A user's judge function: ``function(golden, faulty, batch)`` returns incorrect, or (incorrect, severity)."""
 
     function: Callable[[Any, Any, Any], Any]
 
@@ -98,7 +101,7 @@ ALL_JUDGES = WithInstalled("judge", GROUP, JUDGES)
 
 
 def decision_judge_function(decision: Callable[[Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """The function behind `judge_by_decision`: incorrect where ``decision`` of the two outputs is unequal."""
+    """The judge function for `judge_by_decision`: incorrect if ``decision`` differs between the two outputs."""
 
     def unequal(golden: Any, faulty: Any, batch: Any) -> np.ndarray[Any, np.dtype[Any]]:
         g, f = array_of(decision(golden)), array_of(decision(faulty))

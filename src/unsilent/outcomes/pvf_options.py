@@ -1,4 +1,4 @@
-"""Options of whoever reads stored outcomes."""
+"""Options for the analysis and display of stored outcomes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNITS = ("sample", "batch")
 
 @dataclass(frozen=True)
 class PvfAnalysisOptions:
-    """Options for reading stored trials; the same store answers any of them.
+    """Options for the analysis of stored trials; one store can be analysed with any of them.
 
     Attributes:
         unit: None: what is usual for the campaign.
@@ -32,7 +32,7 @@ class PvfAnalysisOptions:
 
 @dataclass(frozen=True)
 class PvfReportOptions:
-    """Options for showing a result."""
+    """Options for the display of a result."""
 
     fit_per_bit: Annotated[
         float | None, Option("Raw FIT (failures per 1e9 hours) of one bit of memory.", OUTPUT_PANEL)

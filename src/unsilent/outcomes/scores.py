@@ -1,4 +1,4 @@
-"""A task metric of single samples, such as the intersection over union of an image, and how much of it a fault costs.
+"""Task metrics of single samples, such as the intersection over union of an image, and their loss by a fault.
 
 Rule for outputs without an answer: a sample that ends as due, or whose faulty score is not finite or cannot be computed, has the
 lowest score. This is the rule of accuracy, where a right answer that ends as due is lost. A sample whose output is bit-identical
@@ -26,7 +26,7 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Score:
-    """How a workload scores the samples of an output.
+    """A task metric: how a workload scores the samples of an output.
 
     Attributes:
         name: Of the metric, for readers.
@@ -48,7 +48,7 @@ class Score:
             )
 
     def of_samples(self, output: Any, batch: Any, samples: int) -> Doubles:
-        """The score of each sample of an output, float64[samples]; raises ``UsageError`` for another shape."""
+        """The score of each sample in an output, float64[samples]; raises ``UsageError`` for a wrong shape."""
         given = array_of(call_user_code(self.function, output, batch))
         if given.shape != (samples,) or given.dtype.kind not in "biuf":
             raise UsageError(
@@ -57,7 +57,7 @@ class Score:
         return given.astype(np.float64)
 
     def of_golden(self, output: Any, batch: Any, samples: int) -> Doubles:
-        """Scores of golden outputs; raises ``UsageError`` where they are out of range, or differ when computed again."""
+        """Scores of a golden output; raises ``UsageError`` if they are out of range or not repeatable."""
         result = self.of_samples(output, batch, samples)
         outside = result[~((result >= self.lowest) & (result <= self.highest))]
         if outside.size:
@@ -71,7 +71,7 @@ class Score:
 
 
 def lost_score(codes: NDArray[np.uint8], faulty: Doubles, golden: Doubles, lowest: float, highest: float) -> float:
-    """Mean over the evaluated samples of golden minus faulty score; NaN where none was evaluated.
+    """Mean difference of golden and faulty score over evaluated samples; NaN if none was evaluated.
 
     Args:
         codes: One `Outcome` a sample, uint8[n].

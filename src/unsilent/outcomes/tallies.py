@@ -1,4 +1,4 @@
-"""Counts of the outcomes of trials: the question asked of them, and outcomes counted in its unit."""
+"""Counts of the outcomes of trials, and PVF estimates from them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ AT_ONCE = 2**24
 
 @dataclass(frozen=True)
 class PvfEstimator(PvfAnalysisOptions):
-    """The question put to stored trials, and the estimates that answer it."""
+    """Options of a PVF analysis, and the estimates from stored trials under these options."""
 
     def with_default_unit(self, transient: bool) -> PvfEstimator:
-        """The question put to a campaign: samples are counted where parameters are corrupted, else the one batch that is."""
+        """The estimator with the campaign's default unit: batches for transient faults, else samples."""
         return replace(self, unit=self.unit or ("batch" if transient else "sample"))
 
     def estimate(self, sample: StratifiedTrials) -> Interval:
-        """PVF over strata with their shares of the law, which are taken relative to their sum.
+        """The PVF over strata, weighted by their shares of the sampling law.
 
         Of a campaign that may stop at any of its looks the interval holds over all of them.
         """
@@ -47,13 +47,15 @@ class PvfEstimator(PvfAnalysisOptions):
         return stratified(parts, self.confidence)
 
     def with_joint_confidence(self, rows: int) -> PvfEstimator:
-        """The estimator at the confidence that makes ``rows`` intervals hold together (Bonferroni)."""
+        """The estimator with a higher confidence, at which ``rows`` intervals hold together (Bonferroni)."""
         return replace(self, confidence=1 - (1 - self.confidence) / max(rows, 1))
 
 
 @dataclass(frozen=True)
 class StratifiedTrials:
-    """The trials behind one row. ``look_number``: at which look they count, None where a campaign was planned at once.
+    """The trials behind one row of a result.
+
+    ``look_number``: the interim look at which they count, None if the campaign has no looks.
 
     ``exhaustive_of``: says what they are all of, so that nothing is estimated; empty where they are not all.
     ``not_run_counts``: by stratum, faults of a list that were not run yet; empty where trials are drawn.
@@ -66,7 +68,7 @@ class StratifiedTrials:
 
 
 def _part_of_list(parts: Sequence[Stratum], left: Sequence[int], confidence: float) -> Interval:
-    """The mean over a list of which a part was run, which is not a random sample: the rest may all be right or all wrong."""
+    """The interval for the mean over a list of which a part was run; the rest may be all right or all wrong."""
     each = [p.weight / max(p.n + rest, 1) for p, rest in zip(parts, left, strict=True)]
     wrong = math.fsum(w * p.n * p.mean for w, p in zip(each, parts, strict=True) if p.n)
     seen = math.fsum(w * p.n for w, p in zip(each, parts, strict=True))
@@ -77,7 +79,7 @@ def _part_of_list(parts: Sequence[Stratum], left: Sequence[int], confidence: flo
 
 @dataclass(frozen=True)
 class StratumTally:
-    """A stratum of a row: its share of the law, its trials, and what their mean was expected to be before they were run."""
+    """A stratum of a row: its share of the sampling law, its trials, and their expected mean from planning."""
 
     share: float
     tally: Tally
@@ -86,43 +88,43 @@ class StratumTally:
 
 @dataclass(frozen=True)
 class Tally:
-    """Outcomes of some trials in one unit: ``classes[i, o]`` units of trial i ended as `Outcome` o; int64[trials, 8]."""
+    """Outcome counts of trials, int64[trials, 8]: units of each trial that ended with each `Outcome`."""
 
     outcome_counts: NDArray[np.int64]
 
     @property
     def incorrect_per_trial(self) -> NDArray[np.int64]:
-        """Incorrect units a trial."""
+        """Number of incorrect units in each trial."""
         wrong: NDArray[np.int64] = self.outcome_counts[:, Outcome.SDC : Outcome.SPARED].sum(1)
         return wrong
 
     @property
     def units_per_trial(self) -> NDArray[np.int64]:
-        """Units a trial, without those it spared."""
+        """Number of evaluated units in each trial."""
         units: NDArray[np.int64] = self.outcome_counts[:, : Outcome.SPARED].sum(1)
         return units
 
     @property
     def incorrect_share_per_trial(self) -> NDArray[np.float64]:
-        """Share of the units of each trial that are incorrect; trials that judged none are left out."""
+        """Share of incorrect units in each trial that evaluated any."""
         sizes = self.units_per_trial
         some = sizes > 0
         return self.incorrect_per_trial[some] / sizes[some]
 
     @property
     def silent_share(self) -> float | None:
-        """Share of the incorrect units that are silent; None where none is incorrect."""
+        """Share of the incorrect units that are silent; None if no unit is incorrect."""
         wrong = int(self.incorrect_per_trial.sum())
         return float(self.outcome_counts[:, Outcome.SDC].sum()) / wrong if wrong else None
 
     def totals(self) -> dict[str, int]:
-        """Units by class name over all trials."""
+        """Number of units over all trials, by outcome name."""
         sums = self.outcome_counts.sum(0)
         return {o.name.lower(): int(sums[o]) for o in Outcome}
 
     @classmethod
     def of(cls, trials: Sequence[bytes], samples: Sequence[int], unit: str, counted: str = "") -> Tally:
-        """Count trials, each given as an `Outcome` byte a sample.
+        """Count the outcomes of trials, each given as one `Outcome` byte per sample.
 
         A batch ends as the worst of its samples (due over sdc over benign over masked).
 
@@ -140,13 +142,13 @@ class Tally:
 
     @classmethod
     def joined(cls, parts: Iterable[Tally]) -> Tally:
-        """Several tallies as one."""
+        """Join several tallies into one."""
         return cls(np.concatenate([p.outcome_counts for p in parts]))
 
 
 @dataclass(frozen=True)
 class ScoreTally(Tally):
-    """Trials of which not the share of incorrect units is averaged, but what they lost of a score, as a share of the range.
+    """A tally that averages the lost score of each trial, as a share of the score's range.
 
     ``shares``: float64[m], of the trials that evaluated a sample.
     """
@@ -155,12 +157,12 @@ class ScoreTally(Tally):
 
     @property
     def incorrect_share_per_trial(self) -> NDArray[np.float64]:
-        """``shares``."""
+        """The lost score of each trial, ``shares``."""
         return self.shares
 
 
 def _without_uncounted(codes: bytes, counted: str) -> bytes:
-    """The outcomes with the incorrect ones of samples that do not count as benign."""
+    """The outcome codes, with incorrect ones set to benign for samples that do not count."""
     values = np.frombuffer(codes, np.uint8)
     spared = (np.frombuffer(counted.encode(), np.uint8) == ord("0")) & incorrect(values)
     return np.where(spared, np.uint8(Outcome.BENIGN), values).tobytes()

@@ -1,4 +1,4 @@
-"""Outputs as tensors, samples and bits: any nesting of tuples, lists, dicts and dataclasses of tensors."""
+"""Conversion of nested outputs (tuples, lists, dicts, dataclasses) to tensors, samples and bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unsilent.sites.memory import WORDS
 
 
 def leaves(output: Any) -> Iterator[Tensor]:
-    """The tensors of an output in a fixed order; numbers and numeric arrays become tensors, all else is skipped."""
+    """The tensors of an output in a fixed order; numbers and numeric arrays become tensors, others are skipped."""
     for _, leaf in leaves_in(output):
         if isinstance(leaf, Tensor):
             yield leaf
@@ -31,7 +31,7 @@ def leaves(output: Any) -> Iterator[Tensor]:
 
 
 def array_of(value: Any) -> NDArray[Any]:
-    """A tensor, array, list or number as a numpy array on the CPU; floating-point types that numpy lacks become float64.
+    """A tensor, array, list or number as a numpy array on the CPU; types unknown to numpy become float64.
 
     What has no such form becomes an array of objects.
     """
@@ -49,24 +49,26 @@ def array_of(value: Any) -> NDArray[Any]:
 
 
 def float8_as_float32(tensor: Tensor) -> Tensor:
-    """A float8 tensor as float32, as torch has few operations for float8; others as they are."""
+    """A float8 tensor as float32, since torch has few float8 operations; other tensors are unchanged."""
     return tensor.float() if tensor.dtype.is_floating_point and tensor.element_size() == 1 else tensor
 
 
 def rows_of(tensor: Tensor) -> Tensor:
-    """``[n, everything else]``."""
+    """The tensor reshaped to two dimensions, ``[n, everything else]``."""
     return tensor.reshape(tensor.shape[0], prod(tensor.shape[1:])) if tensor.ndim else tensor.reshape(1, 1)
 
 
 def words_of(tensor: Tensor) -> Tensor:
-    """The bits of a tensor as integers of its own width (so that -0 differs from 0 and a NaN equals itself)."""
+    """The bits of a tensor as integers of the same width, so that -0 differs from 0 and a NaN equals itself."""
     if tensor.dtype.is_complex:
         tensor = torch.view_as_real(tensor)
     return tensor if tensor.dtype == torch.bool else tensor.contiguous().view(WORDS[tensor.element_size()])
 
 
 def samples_that_differ(golden: Tensor, faulty: Tensor, samples: int) -> Tensor:
-    """Mask of the samples that differ in any bit, bool[samples]; a tensor without a sample dimension stands for all of them.
+    """Mask of the samples that differ in any bit, bool[samples].
+
+    A tensor without a sample dimension counts for all samples.
 
     The result is on the device of the tensors, and nothing waits for it.
     """
@@ -76,7 +78,7 @@ def samples_that_differ(golden: Tensor, faulty: Tensor, samples: int) -> Tensor:
 
 
 def samples_with_nonfinite(tensor: Tensor, samples: int, wait: bool = True) -> Tensor:
-    """Mask of the samples with NaN or infinity, bool[samples], on the device of the tensor.
+    """Mask of the samples with NaN or infinity, bool[samples], on the tensor's device.
 
     ``wait``: look at one number first, which says it of nearly all; on a GPU this waits for it.
     """

@@ -1,4 +1,4 @@
-"""Outcome of a faulty training run compared with its fault-free twin: one class of nine, by thresholds that are settings.
+"""Outcome class of a faulty training run compared with its fault-free twin, by adjustable thresholds.
 
 | class | what it is |
 |---|---|
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class TrainingOutcome(StrEnum):
-    """Outcome of a faulty training run."""
+    """Outcome class of a faulty training run."""
 
     MASKED_BITWISE = "masked-bitwise"
     MASKED_BENIGN = "masked-benign"
@@ -50,17 +50,17 @@ class TrainingOutcome(StrEnum):
 
     @property
     def masked(self) -> bool:
-        """Whether the run ended as the golden one, or differs by nothing that counts."""
+        """Whether the run ended like the golden one, or without a difference that matters."""
         return self in _MASKED
 
     @property
     def harmful(self) -> bool:
-        """Whether something of worth was lost."""
+        """Whether the fault made the training run worse or ended it."""
         return not self.masked and self is not TrainingOutcome.IMPROVED
 
     @property
     def latent(self) -> bool:
-        """Harm that no error message tells of."""
+        """Whether the run was harmed without an error message."""
         return self in _LATENT
 
 
@@ -75,7 +75,7 @@ _LATENT = (
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Settings of the classes; shares are of 1, so 0.02 is two points of accuracy.
+    """Thresholds of the outcome classes; shares are fractions of 1, so 0.02 is two points of accuracy.
 
     Attributes:
         short_term: Steps after that of the fault within which a loss that is not finite counts as short-term
@@ -107,7 +107,7 @@ class Thresholds:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TrainingCurves:
-    """A training from the step of the fault to its end.
+    """Metric and losses of a training run from the step of the fault to its end.
 
     Attributes:
         metric: float64[n], the training metric of each step from that of the fault on, more is better;
@@ -131,7 +131,7 @@ def classify_training(
     beyond_noise: bool = True,
     training_metric: bool = True,
 ) -> TrainingOutcome:
-    """The class of one run.
+    """The outcome class of one faulty training run.
 
     Args:
         beyond_noise: Whether the run differs from golden by more than fault-free runs do; without that no
@@ -170,7 +170,7 @@ def classify_training(
 
 
 def _degrade(below: Curve, golden: Curve, t: Thresholds) -> TrainingOutcome:
-    """The kind of a decline: whether it loses the share ``drop`` of golden's metric at once, and as much again later."""
+    """The class of a degraded run: sharp, slow, or sharp and then slow."""
     share = below / np.where(golden > 0, golden, np.inf)
     at_once = float(share[1 : t.sharp_within + 1].max(initial=0.0))
     if not at_once > t.drop:
@@ -181,7 +181,7 @@ def _degrade(below: Curve, golden: Curve, t: Thresholds) -> TrainingOutcome:
 
 
 def averaged(curve: Curve, window: int) -> Curve:
-    """Moving mean of ``window`` steps, float64[max(n - window + 1, 1)]; of fewer steps the mean of all."""
+    """Moving mean over ``window`` steps, float64[max(n - window + 1, 1)]; the mean of all if there are fewer."""
     if not len(curve):
         return curve
     width = min(window, len(curve))

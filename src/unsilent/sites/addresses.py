@@ -1,4 +1,4 @@
-"""Addresses of sites: ``param:layer1.0.conv1.weight``, globs that select many, ``[3,5]`` for elements.
+"""Addresses of sites: ``param:layer1.0.conv1.weight``, globs for several sites, ``[3,5]`` for elements.
 
 Kinds: ``param`` (also where no kind is named), ``op:MODULE#OP.k/PHASE/OPERAND``, ``input:NAME``, ``kv:LAYER/key``; see
 `unsilent.faults.naming`. An index in brackets is numpy's basic indexing (integers, slices, ``...``); a single integer on a
@@ -55,7 +55,7 @@ class Address:
         return cls(kind, match["glob"], match["index"])
 
     def matching(self, names: Iterable[str]) -> list[str]:
-        """The names this address selects, in their own order; raises ``UsageError`` when there are none."""
+        """The names that this address selects, in their given order; raises ``UsageError`` if there are none."""
         known = list(names)
         result = [self.glob] if self.glob in known else [n for n in known if fnmatch.fnmatchcase(n, self.glob)]
         if not result:
@@ -67,7 +67,7 @@ class Address:
         return result
 
     def operations(self, known: Sequence[SiteName], non_sites: Collection[str] = ()) -> list[SiteName]:
-        """The operation sites this address selects among ``known``; ``non_sites``: names of operations that are no sites.
+        """The operation sites among ``known`` that this address selects.
 
         A glob is compared with ``MODULE#OP.k`` and ``MODULE.OP.k``, so that ``op:layer1.*`` has all that runs in ``layer1``.
         A module alone means its only operation, not counting casts. Raises ``UsageError`` when there is none, or several.
@@ -121,7 +121,7 @@ class Address:
 
 
 def component_hint(error: UsageError, addresses: Iterable[str], components: Mapping[str, Sequence[str]]) -> UsageError:
-    """The error of addresses that select nothing, and what to say instead where one of them is the name of a component."""
+    """A more helpful error if an address that selects nothing is the name of a component."""
     for text in addresses:
         kind, colon, rest = text.strip().partition(":")
         kind, rest = (kind, rest) if colon else ("param", kind)
@@ -145,7 +145,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _operand(text: str) -> tuple[str, str, str]:
-    """``MODULE#OP.k/PHASE/OPERAND`` -> its three parts; phase and operand may be left out together."""
+    """Split ``MODULE#OP.k/PHASE/OPERAND`` into its three parts; phase and operand may both be left out."""
     head, mark, rest = text.rpartition("#")
     stem, *suffix = rest.split("/")
     if not suffix:
@@ -171,7 +171,7 @@ def _is_glob(text: str) -> bool:
 
 
 def flat_elements(index: str, name: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """Flat C-order indices that ``[index]`` selects in a tensor of ``shape``; raises ``UsageError`` outside of it."""
+    """Flat C-order indices that ``[index]`` selects in a tensor of ``shape``; raises ``UsageError`` if out of range."""
     parts = [p.strip() for p in index.split(",")] if index.strip() else []
     if any(not _INDEX.fullmatch(p) for p in parts):
         raise UsageError(

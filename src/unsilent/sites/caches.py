@@ -1,4 +1,4 @@
-"""The key/value cache of a generating model, seen right before each call that is given one.
+"""Observation of a generating model's key/value cache before each call that receives one.
 
 Known forms: objects with ``layers[i].keys`` and ``.values`` (transformers 5), with ``key_cache`` and ``value_cache``
 (transformers 4), and tuples ``past_key_values[i][0]`` and ``[1]``.
@@ -19,7 +19,7 @@ ARGUMENT = "past_key_values"
 
 
 def kv_cache_entries(cache: Any) -> dict[str, Tensor]:
-    """``LAYER/key`` and ``LAYER/value`` -> the tensors of a cache that hold elements."""
+    """The non-empty tensors of a cache by name, ``LAYER/key`` and ``LAYER/value``."""
     pairs: Iterable[tuple[Any, Any]]
     if hasattr(cache, "layers"):
         pairs = ((getattr(part, "keys", None), getattr(part, "values", None)) for part in cache.layers)
@@ -45,7 +45,7 @@ def _takes_cache(module: nn.Module) -> bool:
 
 
 class KvCacheObserver:
-    """Tells of the cache before each outermost module call that is given one; a context manager around an evaluation.
+    """Context manager that reports the key/value cache before each outermost module call that receives one.
 
     Args:
         model: Model whose modules with a parameter ``past_key_values`` are watched.

@@ -1,4 +1,4 @@
-"""Calls of an operation with faults in its operands and outputs."""
+"""Calls of an operation with faults injected into its operands and outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OperationCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class AimedFault(NamedTuple):
-    """A fault, its site, and the entry that it means of an operation on lists (None: it has none)."""
+    """A fault, its site, and the list entry that it corrupts in an operation on tensor lists (None: no lists)."""
 
     site: SiteName
     wanted: FaultOrDraw
@@ -38,12 +38,12 @@ class AimedFault(NamedTuple):
 
     @property
     def has_output_window(self) -> bool:
-        """Whether some outputs alone see the fault."""
+        """Whether only some outputs see the fault."""
         return (self.wanted.reach if isinstance(self.wanted, Fault) else self.wanted.window) is not None
 
 
 def corrupted_call(call: OperationCall, aims: Sequence[AimedFault], landings: Landings) -> Any:
-    """The result of an operation with faults in what it reads and makes.
+    """The result of an operation with faults in its operands and outputs.
 
     A corrupted operand is a corrupted copy that this operation alone sees; one that the operation writes is corrupted in its own
     memory. Where a fault says which outputs see it, the operation runs twice and those are taken from the second run.
@@ -67,7 +67,7 @@ def corrupted_call(call: OperationCall, aims: Sequence[AimedFault], landings: La
 
 
 def _splice(call: OperationCall, aim: AimedFault, golden: Tensor | None, landings: Landings, number: int) -> None:
-    """Let some elements of a golden output be what a corrupted operand makes of them."""
+    """Replace some elements of the golden output by those computed from a corrupted operand."""
     if why := window_refusal(call[0], aim.site, number):
         landings.refuse(aim.wanted, why)
         return
@@ -82,7 +82,10 @@ def _splice(call: OperationCall, aim: AimedFault, golden: Tensor | None, landing
 
 
 def window_refusal(func: Any, site: SiteName, number: int) -> str:
-    """Why some outputs alone cannot see a fault; empty where they can: ``number`` of such faults came before."""
+    """Why a fault cannot be limited to some outputs; empty if it can.
+
+    ``number`` such faults precede it.
+    """
     if operation_name(func) not in PRODUCTS or site.operand not in OPERANDS[1:3]:
         return (
             "a window is possible only for the inputs of a matrix product or convolution, which have operand registers"
@@ -91,7 +94,7 @@ def window_refusal(func: Any, site: SiteName, number: int) -> str:
 
 
 def call_axes(call: OperationCall, site: SiteName, ndim: int) -> AxisOrder:
-    """The axes of a call's tensors as a site of it means them."""
+    """The order of axes of a call's tensors, for faults at a site."""
     transposed = operation_name(call[0]) == "convolution" and len(call[1]) > 6 and bool(call[1][6])
     return axes_of(call[0], site, ndim, transposed)
 
@@ -102,7 +105,7 @@ def _with_operand(
     landings: Landings,
     use: tuple[Tensor, Callable[[OperationCall], Tensor]] | None = None,
 ) -> tuple[OperationCall, CorruptedTensor | None]:
-    """The call with a corrupted operand; as it is where the fault does not fit."""
+    """The call with a corrupted operand, or the unchanged call if the fault does not fit."""
     func, args, kwargs = call
     number, tensors = listed_operand_number(func, args, aim.site.operand, aim.entry), operands_of(args, kwargs)
     if number is None or number >= len(tensors):

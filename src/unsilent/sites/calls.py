@@ -24,7 +24,7 @@ OUTSIDE = "(run)"
 
 
 class OperationNamer:
-    """Follows which module is being called; a context manager around one evaluation of one batch.
+    """Names each operation by the module that is being called; a context manager around one evaluation of a batch.
 
     Args:
         model: The module whose children give the names. Modules that are not part of it go by their caller's
@@ -48,7 +48,7 @@ class OperationNamer:
         return self._stack[-1]
 
     def next_name(self, func: Any) -> str:
-        """The name of an operation that is about to run; to be asked exactly once for each, in order."""
+        """The name of the next operation; must be called exactly once for each operation, in order."""
         key = (self._stack[-1], operation_name(func))
         k = self._counts[key]
         self._counts[key] = k + 1
@@ -68,7 +68,7 @@ class OperationNamer:
             handle.remove()
 
     def _is_followed(self, module: nn.Module) -> bool:
-        """Whether a call is one of the step, in whatever thread."""
+        """Whether the current thread works for the observed step."""
         return self._thread.includes()
 
     def _began(self, module: nn.Module, args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Hashes of tensors' bits, computed where the tensors are: proof that nothing has changed, without copies to the host.
+"""Hashes of tensors' bits, computed on the tensors' own device to prove that nothing has changed.
 
 On a device the hash is a sum of whole numbers, so it is the same in whatever order a device adds, and equal to that of a CPU. The
 bytes of a tensor are taken as 32-bit words, the last one filled with zeros, in chunks of `CHUNK` words:
@@ -33,7 +33,7 @@ UPPER = 2**32 - 1
 
 
 class ContentHash(NamedTuple):
-    """Hash of a tensor: its dtype, its shape, and 64 bits that stand for its elements."""
+    """Hash of a tensor: its dtype, its shape, and a 64-bit hash of its elements."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class ContentHash(NamedTuple):
 
 
 def content_hashes(tensors: Iterable[Tensor]) -> list[ContentHash]:
-    """A hash for each tensor: `device_hash`, or xxh3-64 of the bytes where the tensor is on the CPU."""
+    """A hash for each tensor, computed by `device_hash`, or by xxh3-64 of the bytes on the CPU."""
     tensors = list(tensors)
     bits: dict[int, int] = {}
     begun: dict[torch.device, list[tuple[int, Tensor]]] = {}
@@ -57,7 +57,7 @@ def content_hashes(tensors: Iterable[Tensor]) -> list[ContentHash]:
 
 
 def device_hash(tensor: Tensor) -> Tensor:
-    """The hash of a tensor's bits in logical order, as an int64 scalar on its device; nothing waits for it."""
+    """The hash of a tensor's bits in logical order, as an int64 scalar on its device, without synchronisation."""
     words = _words(tensor)
     factors = _factors(words.device)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
@@ -69,7 +69,7 @@ def device_hash(tensor: Tensor) -> Tensor:
 
 
 def chunk_factor(number: int) -> int:
-    """The odd factor of a chunk as a signed 64-bit number, from the finaliser of SplitMix64."""
+    """The odd factor of the chunk with this number, a pseudorandom signed 64-bit number (SplitMix64)."""
     mixed = (number + 1) * 0x9E3779B97F4A7C15 & MASK
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> shift)) * factor & MASK
@@ -79,13 +79,13 @@ def chunk_factor(number: int) -> int:
 
 @lru_cache(maxsize=16)
 def _factors(device: torch.device) -> Tensor:
-    """The odd factors of a chunk's words, int64[CHUNK]."""
+    """The odd factors of the words in a chunk, int64[CHUNK]."""
     drawn = np.random.Generator(np.random.PCG64(FACTORS_SEED)).integers(0, 2**64, CHUNK, np.uint64, endpoint=False)
     return torch.from_numpy((drawn | np.uint64(1)).view(np.int64)).to(device)
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor in logical order as int32 words, the last one filled with zeros; a view where that can be."""
+    """The bytes of a tensor in logical order as int32 words, padded with zeros; a view if possible."""
     dense = tensor.detach()
     dense = torch.view_as_real(dense.resolve_conj()) if dense.dtype.is_complex else dense
     dense = dense.contiguous()

@@ -1,4 +1,4 @@
-"""A fault's bits put into a tensor, in place or into a copy, and proof that they are there.
+"""Writing a fault's bits into a tensor, in place or into a copy, with verification.
 
 Works in the middle of a run: nothing here is seen by a dispatch mode, and autograd's version counters do not move.
 """
@@ -19,7 +19,7 @@ from unsilent.sites.memory import TensorMemory, Words, dtype_name, read_together
 
 
 def has_plain_memory(tensor: Tensor) -> bool:
-    """Whether the tensor is what its memory holds: strided, with memory, and not a view that negates or conjugates it."""
+    """Whether the tensor is strided, has memory, and is not a negated or conjugated view."""
     special = tensor.is_nested or tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
     return tensor.layout == torch.strided and not special
 
@@ -30,14 +30,14 @@ def corruptible(tensor: Tensor) -> bool:
 
 
 def intended(memory: TensorMemory, fault: Fault) -> tuple[Words, Words]:
-    """The words at the fault's elements now, and what it makes of them."""
+    """The words at the fault's elements before the fault and after it."""
     before = memory.read(fault.elements)
     source = memory.read(fault.operands) if fault.operation == "copy_from" else None
     return before, fault.apply(before, source)
 
 
 def intended_together(targets: Sequence[tuple[TensorMemory, Fault]]) -> list[tuple[Words, Words]]:
-    """Words before and after faults in different tensors: a device is waited for once or twice."""
+    """Words before and after faults in different tensors, with at most two waits for the device."""
     before = read_together([(memory, fault.elements) for memory, fault in targets])
     copying = [k for k, (_, fault) in enumerate(targets) if fault.operation == "copy_from"]
     sources = read_together([(targets[k][0], np.asarray(targets[k][1].operands, np.int64)) for k in copying])
@@ -46,13 +46,13 @@ def intended_together(targets: Sequence[tuple[TensorMemory, Fault]]) -> list[tup
 
 
 def write(memory: TensorMemory, fault: Fault, before: Words, words: Words) -> AppliedFault:
-    """Write ``words`` at the fault's elements and read them back; raises ``InjectionError`` unless all are there."""
+    """Write ``words`` at the fault's elements and read them back; raises ``InjectionError`` if they differ."""
     memory.write(fault.elements, words)
     return landed(fault, before, words, memory.read(fault.elements))
 
 
 def landed(fault: Fault, before: Words, words: Words, after: Words) -> AppliedFault:
-    """The applied fault; raises ``InjectionError`` where the words found ``after`` are not the ``words`` written."""
+    """The record of an applied fault; raises ``InjectionError`` if memory does not hold the words written."""
     if not np.array_equal(after, words):
         missed = int((after != words).sum())
         raise InjectionError(
@@ -63,7 +63,7 @@ def landed(fault: Fault, before: Words, words: Words, after: Words) -> AppliedFa
 
 
 def misfit(tensor: Tensor, fault: Fault) -> str:
-    """Why a fault does not fit a tensor (its dtype, shape or memory is another); empty where it fits."""
+    """Why a fault does not fit a tensor (other dtype or shape, no memory); empty if it fits."""
     result = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
     if result != (expected := f"{fault.dtype}{list(fault.shape)}"):
         return f"the fault is for {expected}, found {result}"
@@ -71,7 +71,7 @@ def misfit(tensor: Tensor, fault: Fault) -> str:
 
 
 def corrupt(tensor: Tensor, fault: Fault) -> AppliedFault:
-    """Apply a fault to a tensor in place, whatever its strides; raises ``InjectionError`` where it does not fit or land."""
+    """Apply a fault to a tensor in place, whatever its strides; raises ``InjectionError`` if that fails."""
     with no_dispatch():
         if why := misfit(tensor, fault):
             raise InjectionError(f"{fault.site}: {why}")
@@ -80,13 +80,13 @@ def corrupt(tensor: Tensor, fault: Fault) -> AppliedFault:
 
 
 def overlaps(tensor: Tensor) -> bool:
-    """Whether several of its elements may be one cell of memory (``expand``, ``unfold``)."""
+    """Whether several elements of the tensor may share one memory cell (``expand``, ``unfold``)."""
     with no_dispatch():
         return bool(torch._debug_has_internal_overlap(tensor) != 0)
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A copy with memory of its own: the whole storage, at the same offset and strides."""
+    """A copy of a tensor with its own memory: the whole storage, at the same offset and strides."""
     with no_dispatch():
         copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         copy.set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -94,7 +94,7 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def corrupted_copy(tensor: Tensor, fault: Fault) -> Tensor:
-    """A corrupted copy (see `copied`); the tensor itself is left alone.
+    """A corrupted copy of a tensor (see `copied`); the tensor itself is unchanged.
 
     Raises ``InjectionError`` where the fault does not fit or land.
     """

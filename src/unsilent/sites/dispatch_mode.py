@@ -1,4 +1,4 @@
-"""The base of our dispatch modes."""
+"""The base class of this package's dispatch modes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unsilent.sites.calls import OperationNamer
 
 
 class DispatchMode(TorchDispatchMode):
-    """A dispatch mode that is hidden from torch's compiler only once a compiler is there.
+    """A dispatch mode that is hidden from torch's compiler, once the compiler has been loaded.
 
     Torch hides every mode when its class is made, which imports the whole compiler: a second of CPU time and 70 MiB in each
     worker, for models that are hardly ever compiled.
@@ -30,7 +30,7 @@ class DispatchMode(TorchDispatchMode):
         self._entered = self._is_active = False
 
     def _around(self, stack: ExitStack) -> None:
-        """Enter what is to be there while the mode is."""
+        """Enter the contexts that must be active together with the mode."""
         if self._operation_names is not None:
             self._operation_names.mode = self
             stack.enter_context(self._operation_names)
@@ -41,7 +41,7 @@ class DispatchMode(TorchDispatchMode):
         return self._dispatched(func, args, kwargs or {})
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation is about to run: run it and return what it gives."""
+        """Run an operation and return its result."""
         return func(*args, **kwargs)
 
     @classmethod
@@ -72,11 +72,11 @@ class DispatchMode(TorchDispatchMode):
 
     @property
     def _starts_active(self) -> bool:
-        """Whether operations are seen from the beginning; else once the mode is set active."""
+        """Whether the mode sees operations from the beginning, and not only once it is set active."""
         return True
 
     def _set_active(self, active: bool) -> None:
-        """See operations from now on, or do not."""
+        """Start or stop seeing operations."""
         if active and not self._is_active:
             super().__enter__()  # type: ignore[no-untyped-call]
         elif self._is_active and not active:

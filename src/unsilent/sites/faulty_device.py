@@ -1,4 +1,4 @@
-"""A device that computes wrongly: what some operations give is corrupted, always or now and then, whoever calls them."""
+"""Simulation of a device that computes wrongly: results of some operations are corrupted, always or sometimes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OperationShape = tuple[str, tuple[int, ...]]
 
 
 def element_fault(tensor: Tensor, operation: str, elements: np.ndarray[Any, Any], bit_from_top: int) -> Fault:
-    """A fault of these elements of a tensor: ``xor``, ``or`` or ``and`` with one bit, counted from the sign."""
+    """A fault in these elements of a tensor: ``xor``, ``or`` or ``and`` with one bit, counted from the sign."""
     layout = codec(dtype_name(tensor.dtype))
     bit = layout.word_dtype.type(1 << (8 * layout.word_dtype.itemsize - 1 - bit_from_top))
     return resolved_fault(tensor, operation, elements, np.full(len(elements), bit, layout.word_dtype))
@@ -34,13 +34,13 @@ def element_fault(tensor: Tensor, operation: str, elements: np.ndarray[Any, Any]
 def resolved_fault(
     tensor: Tensor, operation: str, elements: np.ndarray[Any, Any], operands: np.ndarray[Any, Any]
 ) -> Fault:
-    """A fault of these elements of a tensor."""
+    """A fault in these elements of a tensor with the given operation and operands."""
     shape = tuple(tensor.shape)
     return Fault("op:device", dtype_name(tensor.dtype), shape, elements.astype(np.int64), operation, operands)
 
 
 class FaultyDevice(DispatchMode):
-    """Corrupts what some operations give, each time with a probability; active around all that the device computes.
+    """Corrupts results of some operations with a given probability while it is active.
 
     Args:
         fault: Returns the fault in a result.

@@ -1,4 +1,4 @@
-"""`inject`: a fault in one line of Python.
+"""`inject`: inject a fault in one line of Python.
 
 ``with unsilent.inject(model, "param:fc.weight[3,5]", bit=30) as receipt:`` corrupts a parameter,
 ``with unsilent.inject(model, "op:conv1/grad_wt", "random", optimizers=[optimizer]) as step:`` an operation of a training step.
@@ -51,7 +51,7 @@ def inject(
     micro_step: int | None = None,
     occurrence: int | None = None,
 ) -> ParameterInjection | StepInjection:
-    """A context manager that corrupts a model, or one training step of it.
+    """A context manager that injects faults into a model, or into one training step of it.
 
     Args:
         model: Any module; nothing is copied, hooked or wrapped that stays.
@@ -127,7 +127,7 @@ def inject(
 
 
 def _single_model(text: str) -> FaultModel:
-    """The fault model of a text, also that of a function in a file; raises ``UsageError``."""
+    """Parse one fault model, which may be a function in a file; raises ``UsageError`` for a mixture."""
     model = asked_fault_model(text)
     if not isinstance(model, FaultModel):
         raise UsageError(f"inject got the mixture {text!r}; give one of its fault models, as one fault is injected")
@@ -135,14 +135,14 @@ def _single_model(text: str) -> FaultModel:
 
 
 def _several(value: Any) -> list[Any]:
-    """The items of a collection as a list; of anything else a list of it."""
+    """The items of a collection as a list; any other value as a list of one item."""
     return list(value) if isinstance(value, Iterable) else [value]
 
 
 def _draw(
     site: str, fault: str | FaultModel | None, bit: int | None, seed: int, law: str, moment: dict[str, Any]
 ) -> UnresolvedFault:
-    """The draw for an address of a step."""
+    """The fault to be drawn at an address inside a training step."""
     address = Address.parse(site)
     if any(c in address.glob for c in "*?"):
         raise UsageError(

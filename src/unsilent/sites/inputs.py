@@ -1,4 +1,7 @@
-"""The tensors of a batch as sites: ``0`` for a lone tensor or the first of a tuple, ``input_ids`` of a dict, ``a.b`` nested."""
+"""The tensors of a batch as sites: ``input_ids`` of a dict, ``a.b`` if nested, ``0`` for a single tensor.
+
+The tensors of a tuple are named by their position, from ``0``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from unsilent.sites.corrupting import copied, corrupt, misfit
 
 
 def named_inputs(batch: Any) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a batch, in its own order."""
+    """Names and tensors of a batch, in the batch's order."""
     for path, leaf in leaves_in(batch):
         if isinstance(leaf, Tensor):
             yield _name(path), leaf
@@ -27,7 +30,7 @@ def _name(path: Path) -> str:
 
 
 def corrupted_inputs(batch: Any, faults: Sequence[Fault], applied_faults: list[AppliedFault]) -> Any:
-    """The batch with corrupted copies of the tensors that the ``input:`` faults name; the batch itself is left alone.
+    """The batch with corrupted copies of the tensors that ``input:`` faults name; the original is unchanged.
 
     ``applied_faults``: what landed is added to it.
 

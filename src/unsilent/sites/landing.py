@@ -1,4 +1,4 @@
-"""Application of faults to tensors in the middle of a run: each lands once, or it is remembered why it did not.
+"""Application of faults to tensors during a run, with a record of the faults that did not fit.
 
 What is wanted is a resolved `Fault`, or a `UnresolvedFault` whose elements are drawn now that the tensor is there.
 """
@@ -31,7 +31,7 @@ from unsilent.sites.output_windows import OperandRerun, dependent_outputs
 
 
 class AxisOrder(NamedTuple):
-    """Order of the axes of a corrupted tensor and of the output that sees it.
+    """Order of the axes of a corrupted tensor and of the output that it affects.
 
     Attributes:
         order: Axes of the corrupted tensor, slowest first (None: as they are).
@@ -47,7 +47,7 @@ FLAT = AxisOrder()
 
 
 def axes_of(func: Any, site: SiteName, ndim: int, transposed: bool = False) -> AxisOrder:
-    """The axes of an operation's tensors as a site of it means them.
+    """The order of axes of an operation's tensors, for faults at a site.
 
     Args:
         ndim: Number of axes of its image tensors.
@@ -71,18 +71,18 @@ FaultOrDraw = Fault | UnresolvedFault
 
 
 class CorruptedTensor(NamedTuple):
-    """A corrupted tensor, and which outputs see it (None: all)."""
+    """A corrupted tensor and the outputs that see the corruption (None: all)."""
 
     tensor: Tensor
     reach: Ints | None
 
 
 class _Unfit(Exception):
-    """A drawn fault has nothing to land in."""
+    """A fault does not fit the tensor that it was drawn for."""
 
 
 class Landings:
-    """The faults of one run that landed, and those that did not fit.
+    """Faults of one run that were applied, and faults that did not fit.
 
     Attributes:
         applied_faults: Faults that landed, in order.
@@ -96,19 +96,19 @@ class Landings:
 
     @property
     def count(self) -> int:
-        """Number of faults that landed."""
+        """Number of faults that were applied."""
         return len(self._landed)
 
     def has_landed(self, wanted: FaultOrDraw) -> bool:
-        """Whether a fault landed."""
+        """Whether a fault was applied."""
         return id(wanted) in self._landed
 
     def why(self, wanted: FaultOrDraw) -> str:
-        """Why it did not land where it was met; empty where it was not met."""
+        """Why a fault that was met could not be applied; empty if it was never met."""
         return next((why for misfit, why in reversed(self.misfits) if misfit is wanted), "")
 
     def refuse(self, wanted: FaultOrDraw, why: str) -> None:
-        """Remember that it does not fit."""
+        """Record that a fault does not fit, with the reason."""
         self.misfits.append((wanted, why))
 
     def corrupt(
@@ -120,7 +120,7 @@ class Landings:
         axes: AxisOrder = FLAT,
         use: OperandRerun | None = None,
     ) -> CorruptedTensor | None:
-        """Corrupt a tensor or a copy of it.
+        """Corrupt a tensor in place, or a copy of it if ``copy``.
 
         Args:
             site: Site where the fault is met, in full.
@@ -158,7 +158,7 @@ class Landings:
     def _faults(
         self, wanted: FaultOrDraw, tensor: Tensor, axes: AxisOrder, use: OperandRerun | None
     ) -> tuple[Fault, ...]:
-        """The resolved faults, with what sees them."""
+        """The resolved faults for a tensor, with the outputs that see them."""
         if isinstance(wanted, Fault):
             if wanted.reach is not None and use is None:
                 raise _Unfit(
@@ -187,7 +187,7 @@ class Landings:
 
 
 def _reach(wanted: UnresolvedFault, dependents: NDArray[np.bool_], order: tuple[int, ...]) -> Ints | None:
-    """The outputs that see a fault; positions are counted in the order of axes that runs follow, too, channels last."""
+    """The sorted flat positions of the outputs that see a fault; None if all of them do."""
     result = wanted.affected_outputs(dependents.transpose(order), len(order) - 1)
     if result is None:
         return None

@@ -1,4 +1,4 @@
-"""Lifetimes of the values of an evaluation: from the operation that writes one to the last one that reads it.
+"""Lifetimes of the values of an evaluation: from the operation that writes a value to the last one that reads it.
 
 A value is one state of one storage: an operation that writes into a storage ends the value that was there. Views are the same
 value; an operation that gives one, or memory that nothing wrote yet, moves no data.
@@ -29,7 +29,7 @@ from unsilent.sites.survey import own_elements
 
 
 class Read(NamedTuple):
-    """A reading of a value, or of a part of it, by the operation of that number.
+    """One read of a value, or of a part of it, by an operation.
 
     ``operand``: where a fault would corrupt what this operation alone reads; None where there is no such site.
     """
@@ -41,7 +41,7 @@ class Read(NamedTuple):
 
 @dataclass(eq=False)
 class StoredValue:
-    """A value: its site, the operation that wrote it (-1: it was there before), and who reads it, in order."""
+    """A value: its site, the number of the operation that wrote it (-1: none), and its reads in order."""
 
     site: str
     written: int
@@ -51,7 +51,7 @@ class StoredValue:
 
 
 class Window(NamedTuple):
-    """A time in which a fault would reach the same readers: from the end of one operation to that of another.
+    """A time span, between the ends of two operations, in which a fault in a value reaches the same readers.
 
     ``operand``: what such a fault corrupts, where it is not the value for all its readers. ``part``: of the value's elements.
     """
@@ -63,7 +63,7 @@ class Window(NamedTuple):
 
 
 def windows(value: StoredValue) -> Iterator[Window]:
-    """The times in which a value is needed; a fault after some of its reads reaches the later ones only.
+    """The time spans in which a value is still needed; a fault after some reads affects only later ones.
 
     Where several reads of the whole value are left, a fault is taken to reach all of its readers.
     """
@@ -84,7 +84,7 @@ def windows(value: StoredValue) -> Iterator[Window]:
 
 
 class LifetimeObserver(DispatchMode):
-    """Active around one evaluation of one batch: which values there are, and how many bytes each operation moves.
+    """Records the values of one evaluation of one batch, and the bytes that each operation moves.
 
     Args:
         model: Model whose modules give the names.
@@ -156,14 +156,14 @@ class LifetimeObserver(DispatchMode):
                 self.values[f"kv:{name}", number] = value
 
     def finish(self, output: Any) -> None:
-        """Let the values that an output consists of be needed to the end."""
+        """Record the values in the final output as needed until the end."""
         for tensor in tensors_in(output):
             value = self._now.get(_storage(tensor)) if has_plain_memory(tensor) else None
             if value is not None:
                 value.reads.append(Read(len(self.moved) - 1, tensor.numel(), None))
 
     def ends(self, seconds_per_byte: Callable[[StoredValue], float]) -> NDArray[np.float64]:
-        """Ends of all operations, if each takes the time to move its data; [0] is the begin, float64[operations + 1]."""
+        """End times of all operations, from the time to move their data; [0] is the start, float64[operations + 1]."""
         durations = [sum(seconds_per_byte(value) * size for value, size in moved) for moved in self.moved]
         return np.concatenate([[0.0], np.cumsum(durations)])
 
@@ -173,5 +173,5 @@ def _storage(tensor: Tensor) -> int:
 
 
 def seconds(ends: Sequence[float] | NDArray[np.float64], window: Window) -> float:
-    """Duration of a window."""
+    """Duration of a window in seconds."""
     return float(ends[window.end + 1] - ends[window.begin + 1])

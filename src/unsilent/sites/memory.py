@@ -1,4 +1,4 @@
-"""Bits of a live tensor: read and write single elements in place, whatever the dtype, device or strides.
+"""Access to single elements of a live tensor, whatever its dtype, device or strides.
 
 Everything goes through an integer view of the tensor's own storage, so no value is ever converted, NaN payloads survive
 and no copy of the tensor is made. Writes use ``.data``: a hardware fault does not tell autograd's version counter either.
@@ -23,12 +23,12 @@ WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``torch.float32`` -> ``"float32"``."""
+    """The name of a torch dtype without its prefix: ``"float32"`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def drop_repeated_dimensions(tensor: Tensor) -> Tensor:
-    """The tensor without the dimensions along which it repeats the same memory (stride 0, from ``expand``)."""
+    """The tensor without the dimensions that repeat the same memory (stride 0, from ``expand``)."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -36,14 +36,17 @@ def drop_repeated_dimensions(tensor: Tensor) -> Tensor:
 
 
 def content_of(tensor: Tensor) -> Any:
-    """The bytes of its elements in logical order, whatever the memory layout: -0 is not 0, and NaN equals itself."""
+    """The bytes of a tensor's elements in logical order, whatever the memory layout.
+
+    -0 differs from 0, and NaN equals itself.
+    """
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     # A dimension of size 1 may have any stride in a contiguous tensor, and then no view of its bytes is given.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data if dense.numel() else b""
 
 
 def read_together(parts: Sequence[tuple[TensorMemory, NDArray[np.int64]]]) -> list[Words]:
-    """The words of elements of several tensors: from a device one copy for all those of one width."""
+    """The words of elements of several tensors, with one copy from a device per element width."""
     result: dict[int, Words] = {}
     begun: dict[tuple[torch.device, int], list[int]] = {}
     for number, (memory, elements) in enumerate(parts):
@@ -76,7 +79,7 @@ class TensorMemory:
 
     @property
     def words(self) -> Tensor:
-        """The bits of all elements, as integers of their width; flat where the memory is dense."""
+        """The bits of all elements as integers of the element width; flat if the memory is dense."""
         return self._words
 
     @property
@@ -91,7 +94,7 @@ class TensorMemory:
         return self.begin_read(elements).cpu().numpy().view(self.codec.word_dtype)
 
     def begin_read(self, elements: NDArray[np.int64]) -> Tensor:
-        """The words of elements on the tensor's device, as signed integers; nothing waits for them."""
+        """The words of elements on the tensor's device, as signed integers, without synchronisation."""
         return self._words[self._on_device(self._index(elements))]
 
     def write(self, elements: NDArray[np.int64], words: Words) -> None:
@@ -104,7 +107,7 @@ class TensorMemory:
         self._words[self._on_device(index)] = values
 
     def hash(self) -> str:
-        """xxh3-128 of dtype, shape and all bits."""
+        """The xxh3-128 hash of dtype, shape and all bits."""
         digest = xxhash.xxh3_128(f"{self.codec.name}{list(self.shape)}".encode())
         digest.update(self._words.contiguous().cpu().numpy().data)
         return digest.hexdigest()

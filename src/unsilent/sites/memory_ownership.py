@@ -1,4 +1,4 @@
-"""Ownership of memory: bytes that several names share are counted once, under the first name."""
+"""Ownership of memory: bytes shared by several names are counted once, under the first name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class OwnedElements(NamedTuple):
-    """Elements that a tensor owns: flat elements ``owned`` (None: all), or the name it is tied to or a view of."""
+    """The flat elements that a tensor owns (None: all), or the name of the tensor that owns its memory."""
 
     owned: NDArray[np.int64] | None = None
     tied_to: str = ""
@@ -18,7 +18,7 @@ class OwnedElements(NamedTuple):
 
 
 class StorageOwnership:
-    """The claims on one storage so far."""
+    """The elements of one storage that tensors have claimed so far."""
 
     def __init__(self) -> None:
         self._owners: list[tuple[str, Tensor]] = []
@@ -45,7 +45,7 @@ class StorageOwnership:
         return OwnedElements(owned=free if elements is None else np.intersect1d(free, elements))
 
     def _marks(self) -> NDArray[np.bool_]:
-        """A mark for each byte of the storage, made when a second tensor turns up (rare)."""
+        """A mask of the storage's bytes that are claimed already."""
         if self._taken is None:
             owner = self._owners[0][1]
             self._taken = np.zeros(owner.untyped_storage().nbytes(), bool)
@@ -62,7 +62,7 @@ class StorageOwnership:
 
 
 def distinct_elements(tensor: Tensor) -> NDArray[np.int64] | None:
-    """The first element at each place, where a tensor overlaps itself (``unfold``, ``as_strided``); None: all of them."""
+    """The first element at each memory address of a tensor that overlaps itself; None: all elements."""
     if tensor.is_contiguous() or tensor.numel() < 2:
         return None
     _, first = np.unique(_bytes(tensor)[:, 0], return_index=True)
@@ -74,7 +74,7 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.int64]:
-    """Byte offsets in the storage, int64[elements, itemsize], C order."""
+    """Byte offsets of a tensor's elements in its storage, int64[elements, itemsize], C order."""
     offsets = np.zeros((), np.int64)
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         offsets = offsets[..., None] + np.arange(size, dtype=np.int64) * stride

@@ -1,4 +1,4 @@
-"""Modules, parameters and buffers of a model by the names that addresses, stores and reports have for them.
+"""Modules, parameters and buffers of a model by the names that are used in addresses, stores and reports.
 
 They are PyTorch's names, with escapes for characters that cannot be stored or shown (see `unsilent.basics.printable`).
 """
@@ -35,22 +35,22 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def named_modules(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
-    """Modules as of ``model.named_modules()``; raises ``UsageError`` for two names that are written alike."""
+    """Modules like ``model.named_modules()``; raises ``UsageError`` if two names are written alike."""
     return _written(model.named_modules(remove_duplicate=remove_duplicate))
 
 
 def named_parameters(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters as of ``model.named_parameters()``; raises ``UsageError`` for two names that are written alike."""
+    """Parameters like ``model.named_parameters()``; raises ``UsageError`` if two names are written alike."""
     return _written(model.named_parameters(remove_duplicate=remove_duplicate))
 
 
 def named_buffers(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Buffers as of ``model.named_buffers()``; raises ``UsageError`` for two names that are written alike."""
+    """Buffers like ``model.named_buffers()``; raises ``UsageError`` if two names are written alike."""
     return _written(model.named_buffers(remove_duplicate=remove_duplicate))
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, then buffers, tied ones once under their first name."""
+    """Parameters, then buffers, by name; tied tensors appear once, under their first name."""
     return dict(named_parameters(model)) | dict(named_buffers(model))
 
 
@@ -60,7 +60,7 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def unregistered(model: nn.Module) -> list[str]:
-    """Places that hold numbers outside of parameters and buffers: packed quantised weights, plain tensor attributes."""
+    """Names of places that hold numbers outside of parameters and buffers, such as packed quantised weights."""
     result = packed_weights(model)
     for name, module in named_modules(model):
         for key, value in vars(module).items():
@@ -70,7 +70,7 @@ def unregistered(model: nn.Module) -> list[str]:
 
 
 def packed_weights(model: nn.Module) -> list[str]:
-    """Places that hold the weights of quantised modules in a packed form, whose memory nothing but their own code reads."""
+    """Names of places that hold the weights of quantised modules in a packed form."""
     return [f"{name}.{_PACKED}".lstrip(".") for name, module in named_modules(model) if _PACKED in vars(module)]
 
 
@@ -85,7 +85,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def _uncopied(model: nn.Module) -> str:
-    """The attribute of a module that cannot be copied."""
+    """Description of the first attribute that cannot be copied."""
     for name, module in named_modules(model):
         for key, value in vars(module).items():
             try:
@@ -96,7 +96,7 @@ def _uncopied(model: nn.Module) -> str:
 
 
 def mode_readers(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that compute something else in training mode, such as dropout, by name: those whose code reads their mode."""
+    """The modules, by name, that may compute differently in training mode, such as dropout."""
     result = {}
     for name, module in named_modules(model):
         kind: Any = type(module)
@@ -106,7 +106,7 @@ def mode_readers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def reject_training_mode(readers: Mapping[str, nn.Module]) -> None:
-    """Raise ``UsageError`` where one of these `mode_readers` is in training mode."""
+    """Raise ``UsageError`` if one of these modules (from `mode_readers`) is in training mode."""
     for name, module in readers.items():
         if module.training:
             module_text = f"module {name!r}" if name else "the model"
@@ -115,7 +115,7 @@ def reject_training_mode(readers: Mapping[str, nn.Module]) -> None:
 
 @cache
 def _reads_mode(kind: Any) -> bool:
-    """Whether the code of a class of modules reads ``training``; code that torch.jit has compiled cannot be read, and may."""
+    """Whether the code of a module class reads ``training``; always true for code compiled by torch.jit."""
     own_classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
     functions = [value for each in own_classes for value in vars(each).values() if isinstance(value, FunctionType)]
     return issubclass(kind, torch.jit.ScriptModule) or any("training" in f.__code__.co_names for f in functions)

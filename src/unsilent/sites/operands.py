@@ -1,4 +1,4 @@
-"""Operands of an operation by role, its output, and which of them a fault can corrupt.
+"""Operands and outputs of an operation by role, with the outputs that a fault can corrupt.
 
 ``first`` and ``second`` are the factors of a product, as hardware sees them: activation and weight of a convolution, both
 matrices of an ``addmm`` (whose bias comes ``third``), indices and table of an embedding. Elsewhere they are the tensor arguments
@@ -30,7 +30,10 @@ PRODUCTS = ("convolution", "addmm", "mm", "bmm", "baddbmm", "addbmm", "mv", "add
 
 
 def operation_name(func: Any) -> str:
-    """``aten.relu_.default`` -> ``relu``; operations of other libraries keep their namespace: ``mylib.scan``."""
+    """The short name of an operation: ``relu`` for ``aten.relu_.default``.
+
+    Operations of other libraries keep their namespace: ``mylib.scan``.
+    """
     namespace, _, name = func._schema.name.partition("::")
     name = name if name.endswith("__") else name.removesuffix("_")
     return name if namespace == "aten" else f"{namespace}.{name}"
@@ -44,7 +47,7 @@ def operand_number(func: Any, operand: str) -> int:
 
 
 def listed_operand_number(func: Any, args: Sequence[Any], operand: str, entry: int | None) -> int | None:
-    """Number of an operand, or of an entry of its list, among the tensor arguments. None where it has none."""
+    """Number of an operand, or of an entry of its list, among the tensor arguments; None if there is none."""
     if entry is None:
         return operand_number(func, operand)
     lists = [list(tensors_in(a)) for a in args if isinstance(a, (list, tuple))]
@@ -53,17 +56,17 @@ def listed_operand_number(func: Any, args: Sequence[Any], operand: str, entry: i
 
 
 def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensor arguments: positional ones, then those by keyword."""
+    """The tensor arguments: positional ones, then keyword ones."""
     return [*tensors_in(tuple(args)), *tensors_in(tuple(kwargs.values()))]
 
 
 def first_tensor_list(args: Sequence[Any]) -> Sequence[Any] | None:
-    """The first list of tensors that an operation on lists is given; None for any other."""
+    """The first list of tensors among the arguments of an operation on lists; None for any other operation."""
     return next((a for a in args if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) for t in a)), None)
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The arguments that an operation writes into, by its schema."""
+    """The arguments that an operation writes into, according to its schema."""
     items: list[Tensor] = []
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -74,7 +77,10 @@ def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
 def corruptible_output(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, number: int = 0
 ) -> Tensor | None:
-    """The output of an operation that a fault can corrupt; None for a view of what it only read, and where nothing is written."""
+    """The output of an operation that a fault can corrupt, or None.
+
+    None for a view of an input, and for memory that nothing has written yet.
+    """
     out = next(itertools.islice(tensors_in(result), number, None), None)
     if out is None or not corruptible(out) or gives_uninitialised(func) or is_view(func, args, kwargs, result):
         return None
@@ -84,7 +90,7 @@ def corruptible_output(
 def output_of(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, number: int, entry: int | None
 ) -> Tensor | None:
-    """The output of that number; of an operation on lists, the entry of what it gives or writes."""
+    """The corruptible output with this number, or the list entry that an operation on lists returns or writes."""
     if entry is None:
         return corruptible_output(func, args, kwargs, result, number)
     outputs = list(tensors_in(result)) or written_by(func, args, kwargs)
@@ -92,7 +98,7 @@ def output_of(
 
 
 def is_view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> bool:
-    """Whether the first output is memory of an argument that the operation only read, or gave another shape (``t_``)."""
+    """Whether the first output is a view of an input that the operation did not write."""
     out = next(tensors_in(result), None)
     if out is None or not has_plain_memory(out):
         return False
@@ -105,14 +111,14 @@ def is_view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
 
 
 def gives_views(func: Any) -> bool:
-    """Whether an operation computes nothing: it gives what it was given in another shape."""
+    """Whether an operation only returns views of its inputs and computes nothing."""
     returns = [r.alias_info for r in func._schema.returns]
     named = operation_name(func) in ("_unsafe_view", "detach", "alias", "lift_fresh")
     return named or (bool(returns) and all(info is not None and not info.is_write for info in returns))
 
 
 def draws_numbers(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operation draws random numbers; attention without dropout, say, might but does not."""
+    """Whether an operation draws random numbers; attention without dropout, for example, does not."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for i, argument in enumerate(func._schema.arguments):
@@ -122,12 +128,12 @@ def draws_numbers(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def gives_uninitialised(func: Any) -> bool:
-    """Whether an operation gives memory that nothing has written yet: ``empty``, ``empty_like``, ``new_empty`` and so on."""
+    """Whether an operation returns uninitialised memory: ``empty``, ``empty_like``, ``new_empty`` and so on."""
     return operation_name(func).startswith(("empty", "new_empty"))
 
 
 def same_place(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are the same elements of the same memory."""
+    """Whether two tensors consist of the same elements of the same memory."""
     return first is second or (
         first.untyped_storage()._cdata == second.untyped_storage()._cdata
         and (first.storage_offset(), first.shape, first.stride())
@@ -138,7 +144,7 @@ def same_place(first: Tensor, second: Tensor) -> bool:
 def exchanged(
     call: tuple[tuple[Any, ...], dict[str, Any]], number: int, new: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with their tensor of that number replaced."""
+    """The arguments of a call with the tensor of this number replaced."""
     left = number
 
     def change(path: Path, tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The operations of one evaluation as sites: which can be corrupted, and faults applied to them while they run.
+"""The operations of one evaluation as sites, and the faults applied to them while they run.
 
 One dispatch mode sees every operation with its real operands, below autograd and module hooks. It changes nothing but what
 a fault names: a run with the mode on and no fault gives the same bits, which `unsilent.sites.survey` checks.
@@ -31,7 +31,7 @@ Tell = Callable[[SiteName, "Tensor | None", "int | None"], None]
 
 
 class OperationInjector(DispatchMode):
-    """Active around one evaluation of one batch: names every operation, applies faults, tells what could be corrupted.
+    """Names every operation of one evaluation of a batch, applies faults, and reports corruptible sites.
 
     Args:
         model: Model whose modules give the names.
@@ -76,7 +76,7 @@ class OperationInjector(DispatchMode):
         return result
 
     def _cache(self, number: int, cache: Any) -> None:
-        """Corrupt and describe the key/value cache that a call is given."""
+        """Corrupt and report the key/value cache that a call receives."""
         result = kv_cache_entries(cache)
         for name, fault in self._cached:
             if fault.occurrence == number and name in result:

@@ -1,4 +1,4 @@
-"""Faults in an operand register that some outputs alone see.
+"""Faults in an operand register that only some outputs see.
 
 The operation runs with the golden operand and with the corrupted one; what sees the fault is taken from the second.
 """
@@ -22,14 +22,14 @@ from unsilent.sites.memory import TensorMemory, dtype_name
 
 
 class OperandRerun(NamedTuple):
-    """The golden result of an operand, and a function that computes the result of any other in its place."""
+    """The golden result of an operation, and a function that recomputes it with another operand."""
 
     golden: Tensor
     rerun: Callable[[Tensor], Tensor]
 
 
 def dependent_outputs(use: OperandRerun, operand: Tensor, elements: Ints) -> NDArray[np.bool_]:
-    """Mask of the output's elements that are computed from ``elements`` of an operand; bool of the output's shape.
+    """Mask of the outputs that depend on these elements of an operand, bool in the output's shape.
 
     Those that become NaN where the operand is NaN, whatever the other factor (0 * NaN is NaN). Fast algorithms that share sums
     among outputs (Winograd, FFT) are switched off for this. Raises ``UsageError`` for operands that know no NaN.
@@ -47,7 +47,7 @@ def dependent_outputs(use: OperandRerun, operand: Tensor, elements: Ints) -> NDA
 
 
 def splice_outputs(golden: Tensor, corrupted: Tensor, reach: Ints) -> None:
-    """Write those elements of ``corrupted`` into ``golden``; raises ``UsageError`` for positions that it does not have."""
+    """Copy the elements of ``corrupted`` at these positions into ``golden``; raises ``UsageError`` if out of range."""
     if golden.shape != corrupted.shape or (reach.size and int(reach[-1]) >= golden.numel()):
         result = f"{dtype_name(golden.dtype)}{list(golden.shape)}"
         raise UsageError(f"the reach has position {int(reach[-1])}, which is outside the output {result}")
@@ -59,7 +59,7 @@ def splice_outputs(golden: Tensor, corrupted: Tensor, reach: Ints) -> None:
 
 @contextmanager
 def _plainly() -> Iterator[None]:
-    """Convolutions by sums alone, as hardware's operand registers are thought of."""
+    """Context in which convolutions are computed as plain sums, without cuDNN and oneDNN."""
     onednn: Any = torch.backends.mkldnn
     before = onednn.enabled
     with torch.backends.cudnn.flags(enabled=False):

@@ -1,4 +1,4 @@
-"""Parameters and buffers as sites: what there is in a model, and faults applied to it in place, with undo and proof.
+"""Parameters and buffers as sites: their inventory in a model, and faults in place with verified undo.
 
 Every element of memory is counted once: a tied weight goes by the first name in ``named_parameters`` and a view of
 another parameter's memory gives only the elements that are not in it. Integer weights count too: they are memory. Index buffers
@@ -35,7 +35,7 @@ INDEX_DTYPES = (torch.int64, torch.bool)
 
 @dataclass(frozen=True)
 class ParameterSite:
-    """A tensor of a model: its memory, and the elements that are its own (None: all)."""
+    """A tensor of a model: its memory, and the elements that it owns (None: all)."""
 
     name: str
     memory: TensorMemory
@@ -91,17 +91,17 @@ class Parameters:
 
     @property
     def site_aliases(self) -> dict[str, str]:
-        """Every name that a site goes by, tied ones too, with its name in ``sites``."""
+        """Every name of a site, including tied names, mapped to its name in ``sites``."""
         return {**{name: name for name in self.sites}, **self._ties}
 
     @property
     def unfit(self) -> dict[str, str]:
-        """Names of tensors that cannot be corrupted by that name, and why."""
+        """Names of tensors that cannot be corrupted under that name, with the reason."""
         views = {name: f"it is a view of the memory of {owner!r}" for name, owner in self._views.items()}
         return {**self.skipped, **views}
 
     def select(self, *addresses: str) -> tuple[Region, ...]:
-        """The regions that the addresses select together, each element once, in the model's order.
+        """The regions that the addresses select, in the model's order, with each element only once.
 
         Raises ``UsageError`` for a glob that matches nothing, an index outside its tensor, or memory without a codec.
         """
@@ -135,7 +135,7 @@ class Parameters:
         )
 
     def passed_over(self, *addresses: str) -> list[str]:
-        """The index buffers that the addresses match and do not select."""
+        """The index buffers that the addresses match but do not select."""
         chosen = {region.site.removeprefix("param:") for region in self.select(*addresses)}
         matched = {self._ties.get(name, name) for _, names in self._matching(addresses) for name in names}
         return [name for name in self.index_buffers if name in matched - chosen]
@@ -146,12 +146,12 @@ class Parameters:
             yield address, address.matching(known)
 
     def _meant(self, names: Sequence[str]) -> Sequence[str]:
-        """The names that an address means among those it matches: index buffers only where it matches no other site."""
+        """The names that an address selects: index buffers only if it matches nothing else."""
         weights = [name for name in names if self._ties.get(name, name) not in self.index_buffers]
         return weights if any(self._ties.get(name, name) in self.sites for name in weights) else names
 
     def _refuse_exact(self, name: str, address: Address) -> None:
-        """A glob passes over what cannot be corrupted by that name; an exact name gets an answer."""
+        """Raise ``UsageError`` if an address is exactly the name of a tensor that cannot be corrupted."""
         if name == address.glob and name in self.skipped:
             raise UsageError(f"{name!r} cannot be corrupted ({self.skipped[name]}); known dtypes: {', '.join(CODECS)}")
         if name == address.glob:
@@ -175,7 +175,7 @@ class Parameters:
         chosen[name] = wanted
 
     def hash(self) -> str:
-        """xxh3-128 over all bits of all sites."""
+        """The xxh3-128 hash of all bits of all sites."""
         digest = xxhash.xxh3_128()
         for name, site in self.sites.items():
             digest.update(f"{name}={site.memory.hash()};".encode())
@@ -186,14 +186,14 @@ class Parameters:
         return content_hashes(site.memory.words for site in self.sites.values())
 
     def check(self, expected: Sequence[ContentHash] | str) -> None:
-        """Raise ``InjectionError`` where any bit differs from when ``content_hashes()``, or ``hash()``, gave ``expected``."""
+        """Raise ``InjectionError`` if any bit differs from when ``content_hashes()`` or ``hash()`` was called."""
         if (self.hash() if isinstance(expected, str) else self.content_hashes()) != expected:
             raise InjectionError(
                 "the bits of the model changed, although all injected faults were undone; find what else changed the model"
             )
 
     def memory(self, fault: Fault) -> TensorMemory:
-        """The memory a fault means; raises ``UsageError`` when this model has no such tensor."""
+        """The memory that a fault corrupts; raises ``UsageError`` if the model has no such tensor."""
         if is_transient(fault.site):
             raise UsageError(f"{fault.site!r} exists only while the model runs; give a param: fault")
         name = fault.site.removeprefix("param:")
@@ -209,12 +209,12 @@ class Parameters:
         return memory
 
     def inject(self, faults: Sequence[Fault] | Fault, *, strict: bool = False) -> ParameterInjection:
-        """A context manager that applies the faults on entry and takes them back on exit (see `Injection`)."""
+        """A context manager that applies the faults on entry and undoes them on exit (see `ParameterInjection`)."""
         return ParameterInjection(self, (faults,) if isinstance(faults, Fault) else tuple(faults), strict)
 
 
 class ParameterInjection:
-    """Applies faults on entry, restores and proves the restored bits on exit; entering gives the `Receipt`.
+    """Context manager that applies faults on entry, and restores and verifies the bits on exit.
 
     Faults on the same tensor are applied in order and undone in reverse. ``strict`` also refuses, after restoring, when the
     corrupted words were changed by anything else meanwhile: injections that overlap and are not nested, say.
@@ -240,11 +240,11 @@ class ParameterInjection:
 
     @property
     def _in_different_tensors(self) -> bool:
-        """Whether no fault is in a tensor of another one: then their order means nothing."""
+        """Whether every fault is in a different tensor, so that their order does not matter."""
         return len({id(memory) for _, memory in self._targets}) == len(self._targets)
 
     def _apply(self, targets: Sequence[tuple[Fault, TensorMemory]]) -> list[AppliedFault]:
-        """Faults in different tensors, with so few reads that a device is hardly waited for."""
+        """Apply faults in different tensors, with few reads from a device."""
         words = intended_together([(memory, fault) for fault, memory in targets])
         for (fault, memory), (before, after) in zip(targets, words, strict=True):
             self._undo.append((memory, fault.elements, before, after))
@@ -265,7 +265,7 @@ class ParameterInjection:
             )
 
     def _write_back(self) -> bool:
-        """Write back the last words first, or all at once where the order means nothing; what is interrupted is done again."""
+        """Restore the original words in reverse order; returns whether all memory was intact."""
         intact = True
         while self._undo:
             undone = self._undo[:] if self._in_different_tensors else self._undo[-1:]
@@ -284,7 +284,7 @@ class ParameterInjection:
 
 
 def _address(text: str, known: Sequence[str]) -> Address:
-    """Parse an address; a name as it stands comes first, for names may hold colons and brackets."""
+    """Parse a parameter address; an exact parameter name takes precedence over the address syntax."""
     name = escape_unprintable(text.strip().removeprefix("param:"))
     address = Address("param", name) if name in known else Address.parse(text)
     if address.kind != "param":

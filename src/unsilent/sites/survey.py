@@ -1,4 +1,4 @@
-"""Sites that can be corrupted in the fault-free evaluations: of operations, inputs and caches, batch by batch."""
+"""Survey of the sites of operations, inputs and caches that can be corrupted in fault-free evaluations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unsilent.sites.operations import OperationInjector
 
 
 class TransientKey(NamedTuple):
-    """Key of a tensor of one evaluation: site, batch, and which time (of cache entries)."""
+    """Key of a tensor in one evaluation: site, batch and occurrence (for cache entries)."""
 
     site: SiteName
     step: int
@@ -32,7 +32,7 @@ class TransientKey(NamedTuple):
 
 
 class Survey:
-    """The transient sites of a workload, found by watching one fault-free evaluation of every batch when first asked.
+    """The transient sites of a workload, found in one fault-free evaluation of every batch on first use.
 
     Args:
         model: Model that runs.
@@ -56,7 +56,7 @@ class Survey:
                     self._add(SiteName("input", name), tensor, step, None)
 
     def select_regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
-        """The regions that ``op:``, ``input:`` and ``kv:`` addresses select together, each element once.
+        """The regions that ``op:``, ``input:`` and ``kv:`` addresses select, with each element only once.
 
         Raises ``UsageError`` for an address that selects nothing, with what there is.
         """
@@ -70,14 +70,14 @@ class Survey:
         return tuple(chosen[key] for key in self._regions if key in chosen)
 
     def has_site_of(self, step: int, fault: Fault) -> bool:
-        """Whether the fault-free evaluation of a batch has what a fault means."""
+        """Whether the fault-free evaluation of a batch contains the tensor that a fault corrupts."""
         site = parse_site(fault.site)
         self._look([site.operand] if site.operand in OPERANDS[1:] else [])
         value = self._regions.get(TransientKey(site, step, fault.occurrence))
         return value is not None and (value.dtype, value.shape) == (fault.dtype, tuple(fault.shape))
 
     def _look(self, operands: Sequence[str]) -> None:
-        """Watch every batch, once, and again where more operands are asked for."""
+        """Evaluate every batch once, and again only if more operands are needed."""
         if self._operands is not None and self._operands.issuperset(operands):
             return
         self._operands = frozenset(operands) | (self._operands or frozenset())
@@ -119,7 +119,7 @@ class Survey:
         return [names[name] for name in address.matching(names)]
 
     def _indexed(self, address: Address, sites: set[SiteName]) -> list[tuple[TransientKey, Region]]:
-        """The regions of those sites, narrowed to the index of the address where a batch is large enough to have it."""
+        """The regions of these sites, limited to the address's index; batches too small for the index are left out."""
         matching = [(key, region) for key, region in self._regions.items() if key.site in sites]
         if address.index is None:
             return matching
@@ -142,7 +142,7 @@ class Survey:
 
 
 def own_elements(tensor: Tensor) -> NDArray[np.int64] | None:
-    """The elements with memory of their own (None: all), where a tensor overlaps itself."""
+    """The elements with their own memory in a tensor that may overlap itself (None: all)."""
     with no_dispatch():  # asked in the middle of a run that is being watched
         return None if torch._debug_has_internal_overlap(tensor) == 0 else distinct_elements(tensor)
 

@@ -1,4 +1,4 @@
-"""Targets: what is corrupted, grouped by component, layer, tensor or bit, with the share of the sampling law each one holds.
+"""Targets: corrupted elements grouped by component, layer, tensor or bit, with their shares of the sampling law.
 
 A fault in values of a run acts in one evaluation of one batch: `RegionsByBatch` draws the batch, the fault falls within it.
 """
@@ -52,12 +52,12 @@ class Target:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
+        """Number of elements in the target."""
         return sum(r.eligible_count for r in self.regions)
 
     @property
     def bits_by_width(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of an element width and the bits that a fault may fall on in elements of it."""
+        """Pairs of an element width and the number of corruptible bits in elements of that width."""
         mapping: Counter[int] = Counter()
         for region in self.regions:
             width = codec(region.dtype).bits
@@ -66,7 +66,7 @@ class Target:
 
 
 class RegionsByBatch:
-    """The regions of a target by the batch they act in; parameters act in all of them (``step`` None).
+    """The regions of a target grouped by batch; parameters are regions of all batches (``step`` None).
 
     Drawing the batch by its mass and then a slot within it is the sampling law over all regions for one flip, and keeps
     several flips in one evaluation. Where regions have weights, each is drawn by its own.
@@ -86,7 +86,7 @@ class RegionsByBatch:
         self._ends = np.cumsum(np.array(mass, np.int64))
 
     def draw_batch(self, rng: np.random.Generator) -> tuple[int | None, Population]:
-        """A batch and what can be corrupted in it; draws nothing where there is one."""
+        """Draw a batch and return it with its population; a single batch needs no draw."""
         chosen = 0
         if self._weighted_ends.size > 1:
             place = rng.random() * self._weighted_ends[-1]
@@ -97,7 +97,7 @@ class RegionsByBatch:
 
 
 def default_components(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Default components: the children of the first module that has several, or parameters of its own."""
+    """Default components: the child modules of the first module that has several children or own parameters."""
     prefix = ""
     while len(children := dict(model.named_children())) == 1 and not list(model.parameters(recurse=False)):
         name, model = next(iter(children.items()))
@@ -110,7 +110,7 @@ def default_components(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def component_of(site: SiteName, components: Mapping[str, Sequence[str]]) -> str:
-    """First component one of whose globs matches, else ``other``; ``input`` and ``kv`` are components of their own.
+    """The first component with a matching glob, else ``other``; ``input`` and ``kv`` are their own components.
 
     Globs are over parameter names; ``layer1.*`` owns the operation ``layer1.0.conv1#convolution.0`` as well.
     """
@@ -166,7 +166,7 @@ def _joined(pieces: Sequence[Target]) -> Target:
 
 
 def check_components(parameters: Parameters, components: Mapping[str, Sequence[str]]) -> None:
-    """Every component must own something: a glob with a typo would put its parameters into ``other`` unseen.
+    """Check that every component owns a tensor; a typo in a glob would put its tensors into ``other``.
 
     Raises ``UsageError`` for one that does not, or for globs that are no list.
     """
@@ -187,7 +187,7 @@ def check_components(parameters: Parameters, components: Mapping[str, Sequence[s
 
 
 def with_index_buffers(parameters: Parameters, components: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """The components, and first of all one of the index buffers; a component that holds nothing else keeps its own."""
+    """The components, preceded by one for the index buffers that share a component with other tensors."""
     owner = {name: component_of(SiteName("param", name), components) for name in parameters.sites}
     shared = {OTHER, *(component for name, component in owner.items() if name not in parameters.index_buffers)}
     result = [glob.escape(name) for name in parameters.index_buffers if owner[name] in shared]
@@ -219,7 +219,7 @@ def _pieces(region: Region, site: SiteName, component: str, per: str, strata: st
 
 
 def _by_sign(target: Target, negative: NDArray[np.bool_] | None) -> list[Target]:
-    """The top exponent bit of one region by the sign of its elements; other targets as they are.
+    """Split a target for the top exponent bit by the sign of its elements; other targets are unchanged.
 
     A flip of it makes a value huge, and an activation function like ReLU often stops huge numbers of one sign only.
     """

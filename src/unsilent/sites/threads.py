@@ -1,4 +1,4 @@
-"""Separation of steps that several threads make at once, although torch's hooks belong to the whole process."""
+"""Separation of training steps that run in several threads at once, although torch's hooks are process-wide."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
 class StepThread:
-    """The thread that makes a step, with threads that torch's backward passes use for it.
+    """The thread of a training step, together with the threads that torch uses for its backward passes.
 
     Made in that thread; a thread of torch's own belongs to the step where ``mode`` is active in it, which torch passes on.
 
@@ -24,11 +24,11 @@ class StepThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller's thread is the step's own."""
+        """Whether the current thread is the step's own thread."""
         return threading.get_ident() == self._ident
 
     def includes(self, is_of_step: bool = False) -> bool:
-        """Whether the caller's thread works for the step; ``is_of_step``: what it works on is the step's, such as its model."""
+        """Whether the current thread works for the step; ``is_of_step``: whether it uses the step's model or data."""
         if self.is_current:
             return True
         if not isinstance(threading.current_thread(), threading._DummyThread):
@@ -37,7 +37,7 @@ class StepThread:
 
 
 class SharedContext(AbstractContextManager[None]):
-    """A context that changes the whole process: entered by the first of several users, left by the last.
+    """A process-wide context: entered by the first of several users, exited by the last.
 
     If each entered and left it alone, whoever leaves last would put back what another had set.
 

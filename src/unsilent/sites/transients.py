@@ -1,4 +1,4 @@
-"""Faults in one evaluation of one batch: operations, inputs and cache entries corrupted together, and what did not land."""
+"""Faults in one evaluation of one batch: in operations, inputs and cache entries together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unsilent.sites.operations import OperationInjector
 
 
 class TransientInjection:
-    """Applies transient faults; a context manager around the evaluation of ``corrupt.batch``.
+    """Context manager that applies transient faults to one evaluation of its ``batch``.
 
     Attributes:
         batch: The inputs to run, corrupted copies where a fault names them.
@@ -55,7 +55,7 @@ class TransientInjection:
         return [(f, landings.why(f) or _never(f)) for f in self._inside if not landings.has_landed(f)]
 
     def error(self, fault: Fault, why: str) -> InjectionError:
-        """The error for a fault that did not land."""
+        """The error for a fault that was not applied."""
         return InjectionError(f"{fault.site} was not hit: {why}; use the workload and batch that it was drawn for")
 
     def __enter__(self) -> TransientInjection:

@@ -1,4 +1,4 @@
-"""Arrays in, numbers out: intervals for what campaigns counted. Runs without torch."""
+"""Statistics on arrays, such as confidence intervals for the results of campaigns. Runs without torch."""
 
 from unsilent.statistics.bounded import Stratum, bounded_mean, ratio_of_means, stratified
 from unsilent.statistics.intervals import Interval, clopper_pearson

@@ -1,4 +1,4 @@
-"""Intervals for the mean of outcomes between 0 and 1: single trials, trials of many samples, strata, unequal weights.
+"""Intervals for the mean of outcomes between 0 and 1, also for clusters, strata and unequal weights.
 
 One fault is scored on many samples, so an outcome is the share of samples it makes wrong, any number from 0 to 1; faults are
 independent, samples are not. Where all outcomes are 0 or 1 this is the interval of Clopper & Pearson (1934).
@@ -49,7 +49,7 @@ class Stratum:
 
     @classmethod
     def of(cls, outcomes: NDArray[Any] | Sequence[float], weight: float = 1.0, centre: float = 0.0) -> Self:
-        """The stratum of one outcome for each trial; raises ``ValueError`` for one outside of [0, 1]."""
+        """The stratum with one outcome per trial; raises ``ValueError`` for an outcome outside of [0, 1]."""
         values, counts = np.unique(np.asarray(outcomes, dtype=np.float64), return_counts=True)
         if values.size and not (values[0] >= 0 and values[-1] <= 1):
             raise ValueError(f"outcomes must lie between 0 and 1, got {values[0]} to {values[-1]}")
@@ -62,17 +62,17 @@ class Stratum:
 
     @property
     def mean(self) -> float:
-        """Mean outcome; needs trials."""
+        """Mean outcome; requires at least one trial."""
         return float(self.counts @ self.values / self.counts.sum())
 
     @property
     def variance(self) -> float:
-        """Variance of an outcome, unbiased; 0.0 for one trial."""
+        """Unbiased variance of the outcomes; 0.0 for one trial."""
         return float(self.counts @ (self.values - self.mean) ** 2) / max(self.n - 1, 1)
 
 
 def bounded_mean(outcomes: NDArray[Any] | Sequence[float], confidence: float = 0.95) -> Interval:
-    """The mean of independent outcomes in [0, 1], float64[n].
+    """The interval for the mean of independent outcomes in [0, 1], float64[n].
 
     >>> bounded_mean([0, 0, 1, 0]).method
     'Gaffke (Clopper-Pearson)'
@@ -83,7 +83,7 @@ def bounded_mean(outcomes: NDArray[Any] | Sequence[float], confidence: float = 0
 def ratio_of_means(
     parts: NDArray[Any] | Sequence[float], wholes: NDArray[Any] | Sequence[float], most: float, confidence: float = 0.95
 ) -> Interval:
-    """The ratio of two means over independent clusters: expected part of a cluster by its expected size (samples of a fault).
+    """The interval for a ratio of two means over independent clusters, such as the samples of a fault.
 
     A share ``p`` is in the interval if it is in that of the mean of ``part / most + p (1 - whole / most)``, which is ``p`` where
     ``p`` is the ratio, and lies in [0, 1]. The reported ``n`` counts clusters.
@@ -113,7 +113,7 @@ def ratio_of_means(
     tail = (1 - confidence) / 2
 
     def limit(p: float, worst: float, quantile: float) -> float:
-        """A limit of `bounded_mean` at p."""
+        """A limit of the `bounded_mean` interval for a given ratio p."""
         stratum = Stratum.of(np.clip(part / most + p * (1 - whole / most), 0, 1))
         value = dirichlet_mean_quantile(*_merged(stratum.values, stratum.counts, worst), quantile)
         return max(value, stratum.mean) if worst else min(value, stratum.mean)
@@ -126,7 +126,7 @@ def ratio_of_means(
 
 
 def stratified(strata: Iterable[Stratum], confidence: float = 0.95) -> Interval:
-    """``sum W_h p_h`` from trials of each stratum; the weights are not negative and sum to 1.
+    """The interval for the weighted mean ``sum W_h p_h`` of strata; weights are at least 0 and sum to 1.
 
     A stratum without trials may be anything from 0 to 1: its weight is added to the upper limit and the estimate is None
     (unless its weight is 0). The reported ``n`` counts trials.
@@ -148,7 +148,7 @@ def stratified(strata: Iterable[Stratum], confidence: float = 0.95) -> Interval:
 
 
 def _known(strata: Sequence[Stratum], seen: float, confidence: float, label: str) -> Interval:
-    """`stratified` of strata that all have trials, over a whole of ``seen``."""
+    """The interval like in `stratified` for strata that all have trials, whose weights sum to ``seen``."""
     n = sum(s.n for s in strata)
     rates = [s.weight * n / s.n for s in strata]
     offset = math.fsum(s.weight * s.expected_mean for s in strata)
@@ -166,7 +166,7 @@ def _known(strata: Sequence[Stratum], seen: float, confidence: float, label: str
 
 
 def _merged(values: Floats, counts: Floats, extra: float) -> tuple[Floats, Floats]:
-    """Distinct values with their counts, one more trial of ``extra`` among them."""
+    """Distinct values with their counts, after one trial of value ``extra`` was added."""
     distinct, where = np.unique(np.append(values, extra), return_inverse=True)
     return distinct, np.bincount(where, np.append(counts, 1.0)).astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""Whether two numbers differ: difference and ratio of two estimates, paired or not, and many such questions at once.
+"""Comparison of two estimates: difference and ratio, paired or not, and corrections for many comparisons.
 
 Sources: Zou & Donner 2008, Statistics in Medicine 27:1693 (limits of a difference from those of its parts); Donner & Zou 2012,
 Statistical Methods in Medical Research 21:347 (of a ratio); Holm 1979; Bonferroni.
@@ -21,7 +21,9 @@ _FINEST, _LOG_STEP = 1e-9, 1e-6
 
 
 def difference(first: Interval, second: Interval) -> Interval:
-    """``first - second`` of independent estimates at the same confidence; of shares, limits lie in [-1, 1]; ``n``: the smaller.
+    """The interval for ``first - second`` of independent estimates at the same confidence.
+
+    Limits of a difference of shares lie in [-1, 1]; ``n`` is the smaller of the two.
 
     >>> from unsilent.statistics import clopper_pearson
     >>> round(difference(clopper_pearson(56, 70), clopper_pearson(48, 80)).low, 4)
@@ -39,14 +41,14 @@ Counts = tuple[int, int]
 
 
 def joint_differences(pairs: Sequence[tuple[Counts, Counts]], confidence: float = 0.95) -> list[Interval]:
-    """``first - second`` of each pair of shares, with limits that hold for all pairs together (Bonferroni)."""
+    """The difference of each pair of shares, with limits that hold for all pairs together (Bonferroni)."""
     alone = 1 - (1 - confidence) / max(len(pairs), 1)
     result = [difference(clopper_pearson(*first, alone), clopper_pearson(*second, alone)) for first, second in pairs]
     return [replace(d, confidence=confidence, method=f"{d.method}, joint over {len(pairs)}") for d in result]
 
 
 def _part(first: Interval, second: Interval, sign: int, first_limit: float, second_limit: float) -> float:
-    """One limit of the difference of two rates: from the interval of each, and from their estimates where there are any."""
+    """One limit of the difference of two rates, from their intervals and estimates."""
     if first.estimate is None or second.estimate is None:
         return first_limit - second_limit
     return (
@@ -57,7 +59,10 @@ def _part(first: Interval, second: Interval, sign: int, first_limit: float, seco
 
 
 def ratio(first: Interval, second: Interval) -> Interval:
-    """``first / second`` of independent estimates at the same confidence; from 0 to infinity, None where ``second`` is 0."""
+    """The interval for ``first / second`` of independent estimates at the same confidence.
+
+    The limits lie between 0 and infinity; the estimate is None if ``second`` is 0.
+    """
     _alike(first, second)
     n, label = min(first.n, second.n), "ratio (Donner & Zou)"
     if first.estimate is None or second.estimate is None:
@@ -75,7 +80,10 @@ def ratio(first: Interval, second: Interval) -> Interval:
 
 
 def _quotient(p: float, q: float, p_limit: float, q_limit: float, sign: int) -> float:
-    """A root of ``x^2 t (2q - t) - 2 x p q + m (2p - m)``, where the limit of ``p - x q`` is 0; m, t: limits of p and q."""
+    """One limit of the ratio of two rates: the ratio ``x`` at which a limit of ``p - x q`` is 0.
+
+    A root of ``x^2 t (2q - t) - 2 x p q + m (2p - m)``; m and t are limits of p and q.
+    """
     a, c = q_limit * (2 * q - q_limit), p_limit * (2 * p - p_limit)
     root = math.sqrt(max(0.0, (p * q) ** 2 - a * c))
     if sign < 0:
@@ -86,12 +94,12 @@ def _quotient(p: float, q: float, p_limit: float, q_limit: float, sign: int) -> 
 
 
 def paired(differences: NDArray[Any] | Sequence[float], confidence: float = 0.95) -> Interval:
-    """Mean difference of outcomes that share their faults, each from -1 to 1, float64[n]."""
+    """The interval for the mean of paired outcome differences, each from -1 to 1, float64[n]."""
     return paired_strata([(1.0, differences)], confidence)
 
 
 def paired_strata(strata: Iterable[tuple[float, NDArray[Any] | Sequence[float]]], confidence: float = 0.95) -> Interval:
-    """``sum W_h d_h`` over strata of a weight and `paired` differences each; the weights sum to 1.
+    """The interval for the weighted mean ``sum W_h d_h`` of paired differences in strata; the weights sum to 1.
 
     Most differences are 0, so that is what every stratum is measured from (`Stratum.centre`).
     """
@@ -105,10 +113,10 @@ def paired_strata(strata: Iterable[tuple[float, NDArray[Any] | Sequence[float]]]
 
 
 def p_value(interval_at: Callable[[float], Interval]) -> float:
-    """The smallest error level from 1e-9 at which an interval of that confidence leaves 0 out; 1 where none does."""
+    """The smallest error level, at least 1e-9, at which the interval excludes 0; 1 if none does."""
 
     def outside(log_level: float) -> float:
-        """Distance of 0 from the interval; below 0 inside. Intervals of a greater level are narrower."""
+        """Distance of 0 from the interval at an error level; negative inside."""
         result = interval_at(1 - math.exp(log_level))
         return max(result.low, -result.high)
 
@@ -123,7 +131,7 @@ def p_value(interval_at: Callable[[float], Interval]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p values: below alpha they hold together, whatever depends on what."""
+    """Holm-adjusted p values, which control the family-wise error rate under any dependence."""
     order = np.argsort(p_values)
     adjusted, worst = [0.0] * len(order), 0.0
     for rank, i in enumerate(order.tolist()):
@@ -133,7 +141,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p values: of those below alpha, a share of at most alpha is false on average, where p values depend positively.
+    """Adjusted p values that control the false discovery rate under positive dependence.
 
     Source: Benjamini & Hochberg 1995, J. R. Statist. Soc. B 57:289.
     """

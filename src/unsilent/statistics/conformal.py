@@ -1,4 +1,4 @@
-"""Thresholds with a chosen rate of false alarms, from scores of clean samples alone (split conformal prediction).
+"""Thresholds with a chosen false-alarm rate from scores of clean samples (split conformal prediction).
 
 If clean scores are exchangeable, a further clean sample exceeds the threshold with at most the chosen probability, whatever the
 distribution of scores. Source: Vovk, Gammerman, Shafer, *Algorithmic Learning in a Random World* (2005), chapter 2.
@@ -25,7 +25,7 @@ EXCHANGES = 2000
 
 
 def samples_needed(rate: float) -> int:
-    """Clean samples from which on a threshold can have this rate of false alarms.
+    """The least number of clean samples for a threshold with this false-alarm rate.
 
     >>> samples_needed(0.01)
     99
@@ -45,7 +45,7 @@ def _check_rate(rate: float) -> None:
 
 
 def conformal_threshold(scores: Sequence[float] | NDArray[np.float64], rate: float) -> float:
-    """The score that a further clean sample exceeds with a probability of at most ``rate``.
+    """The score that a new clean sample exceeds with a probability of at most ``rate``.
 
     Args:
         scores: Scores of clean samples, float64[n]; infinity is allowed.
@@ -70,7 +70,7 @@ def conformal_threshold(scores: Sequence[float] | NDArray[np.float64], rate: flo
 
 
 def promised_rate(rate: float, originals: int) -> float:
-    """The largest probability of a false alarm of a sample of a further original, with a threshold at this rate.
+    """Upper limit of the false-alarm probability for a sample of a new original, given the threshold's rate.
 
     Args:
         rate: Rate that was asked for.
@@ -89,7 +89,7 @@ def exchanged_false_alarms(
     confidence: float,
     seed: int = 0,
 ) -> tuple[int, int]:
-    """The limits between which the number of false alarms lies with this probability, if originals of both parts are alike.
+    """Limits for the number of false alarms if the calibration and test originals are exchangeable.
 
     Originals of both parts are exchanged at random, `EXCHANGES` times; each time the threshold is taken anew, and the alarms
     among the samples of the others are counted. All samples of an original stay together, however alike they are.
@@ -126,7 +126,7 @@ def exchanged_false_alarms(
 def _test_samples_above(
     scores: NDArray[np.float64], owner: NDArray[np.int64], chosen: NDArray[np.bool_], above: int
 ) -> int:
-    """Samples of other groups than the chosen ones whose score is above the chosen one with this rank, from 0; scores fall."""
+    """Number of samples outside of the chosen groups with scores above the chosen score of rank ``above``."""
     upto = 4 * above + 100
     while True:
         is_chosen = chosen[owner[:upto]]

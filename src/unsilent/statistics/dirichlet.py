@@ -1,4 +1,4 @@
-"""Means of fixed values under Dirichlet weights: their distribution function and quantiles, to full precision.
+"""Distribution function and quantiles of a mean of fixed values under Dirichlet weights, to full precision.
 
 ``M = sum_j D_j v_j`` with ``D ~ Dirichlet(counts)``. With gamma variables ``G_j`` of shape ``counts_j``, ``M > t`` is
 ``sum_j G_j (v_j - t) > 0``, whose probability is a contour integral of its moment generating function through the saddle
@@ -28,7 +28,7 @@ _STEPS = 80
 
 
 def probability_above(values: Floats, counts: Floats, t: float) -> float:
-    """P(M > t). ``values``: float64[m], distinct; ``counts``: float64[m], above 0."""
+    """The probability P(M > t) for the Dirichlet mean M of distinct values with positive counts, float64[m] both."""
     a = values - t
     if not (a > 0).any():
         return 0.0
@@ -40,7 +40,7 @@ def probability_above(values: Floats, counts: Floats, t: float) -> float:
 
 
 def dirichlet_mean_quantile(values: Floats, counts: Floats, q: float) -> float:
-    """The t with P(M > t) = 1 - q, for 0 < q < 1, to a millionth of the standard deviation of M."""
+    """The q-quantile of a Dirichlet mean (0 < q < 1), to a millionth of its standard deviation."""
     low, high = float(values.min()), float(values.max())
     if low == high:
         return low
@@ -52,7 +52,7 @@ def dirichlet_mean_quantile(values: Floats, counts: Floats, q: float) -> float:
 
 
 def _unit_quantile(values: Floats, counts: Floats, q: float) -> float:
-    """`dirichlet_mean_quantile` of values that reach from 0 to 1."""
+    """The quantile like `dirichlet_mean_quantile`, for values that range from 0 to 1."""
     from scipy.optimize import brentq  # slow to load, and no campaign needs it to start
 
     low, high = 0.0, 1.0
@@ -81,7 +81,7 @@ def _unit_quantile(values: Floats, counts: Floats, q: float) -> float:
 
 
 def _tail(a: Floats, c: Floats) -> float:
-    """P(sum c_j-gamma a_j > 0) where its mean is at most 0 and some a_j are above 0."""
+    """The probability P(sum c_j-gamma a_j > 0), for a mean of at most 0 and some positive a_j."""
     a = np.maximum(a, -_HUGE * a.max()) / a.max()  # the scale does not matter, but powers must be finite
     s, curve = _saddle(a, c)
     scale = 1 / math.sqrt(curve)
@@ -97,7 +97,7 @@ def _tail(a: Floats, c: Floats) -> float:
 
 
 def _integral(a: Floats, c: Floats, s: float, scale: float, bend: float, step: float) -> float | None:
-    """The contour integral over half a hyperbola through the saddle point; None where the integrand climbs on it."""
+    """The contour integral over half a hyperbola through the saddle point; None if the integrand grows along it."""
 
     def exponent(t: NDArray[Any]) -> NDArray[np.complex128]:
         y, root = np.sinh(t), np.cosh(t)  # in t it falls smoothly, whether like a normal curve or like a power of y
@@ -122,7 +122,7 @@ def _integral(a: Floats, c: Floats, s: float, scale: float, bend: float, step: f
 
 
 def _saddle(a: Floats, c: Floats) -> tuple[float, float]:
-    """The place where ``-sum c log(1 - a s) - log s`` is least between 0 and its pole, and its second derivative there."""
+    """The minimum of ``-sum c log(1 - a s) - log s`` between 0 and its pole, and the second derivative there."""
     low, high = 0.0, 1 / float(a.max())
     s = high / 2
     for _ in range(_STEPS):

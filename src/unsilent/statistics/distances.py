@@ -1,4 +1,4 @@
-"""Distances between the weights of replicas: raw L2, and after each vector is scaled to unit length.
+"""Distances between the weights of replicas: L2 of the raw weights, and of weights scaled to unit length.
 
 Raw distance grows with the weights and one huge weight is all of it; the normalised one lies between 0 and 2 and compares models
 of any size. Both come from differences, never from ``|a|^2 + |b|^2 - 2 ab``, whose rounding would show distance between equal
@@ -37,7 +37,7 @@ class Distances:
 
 
 def distance(first: NDArray[Any], second: NDArray[Any]) -> tuple[float, float]:
-    """Raw and normalised distance of two weight vectors [P]; infinite where a weight is not finite.
+    """Raw and normalised distance of two weight vectors [P]; infinite if any weight is not finite.
 
     ``|a/|a| - b/|b||^2 = (|a - b|^2 - (|a| - |b|)^2) / (|a| |b|)``. Zeros are at 0 from zeros, and at 1 from all else.
 
@@ -63,7 +63,10 @@ def distance(first: NDArray[Any], second: NDArray[Any]) -> tuple[float, float]:
 
 
 def weight_distances(load: Callable[[int], NDArray[Any]], count: int) -> Distances:
-    """Distances of all pairs; ``load(r)`` gives the weights of replica r, [P], and two of them are in memory at a time."""
+    """Distances of all pairs of replicas; ``load(r)`` returns the weights of replica r, [P].
+
+    At most two replicas are in memory at a time.
+    """
     raw, unit = np.zeros((count, count)), np.zeros((count, count))
     for i in range(count - 1):
         weights = np.asarray(load(i), dtype=np.float64)

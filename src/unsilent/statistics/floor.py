@@ -1,4 +1,4 @@
-"""Verdicts on whether runs differ from the clean ones beyond noise: a p value, a margin, and one word.
+"""Verdicts on whether runs differ from clean runs by more than noise: p values, margins and one word.
 
 | word | what it says |
 |---|---|
@@ -47,7 +47,7 @@ def noise_verdict(
     tests: int = 1,
     fitted: bool = False,
 ) -> NoiseVerdict:
-    """The verdict on one run; ``tests``: how many runs are judged in this study, this one included.
+    """The verdict on one run; ``tests`` is the number of runs that the study tests, including this one.
 
     >>> clean = NullDistribution([RunComparison(f"r{i}", "twin", {"loss": i / 100}) for i in range(19)])
     >>> found = noise_verdict(RunComparison("corrupted", "twin", {"loss": 0.5}), clean, [Measure("loss", margin=0.1)])
@@ -66,7 +66,7 @@ def noise_verdicts(
     tests: int | None = None,
     fitted: bool = False,
 ) -> list[NoiseVerdict]:
-    """Many runs, each with the clean comparisons it is held against, judged together.
+    """The verdicts on many runs, each tested against its own clean comparisons, corrected together.
 
     Args:
         measures: Measures that count, with margins; several are combined into one p value per run.
@@ -101,7 +101,7 @@ def noise_verdicts(
 
 
 def replicas_needed(level: float, tests: int = 1, correction: Correction = "holm") -> int:
-    """Clean replicas without which a rank test cannot call anything at this level.
+    """The least number of clean replicas with which a rank test can be significant at this level.
 
     >>> replicas_needed(0.05), replicas_needed(0.05, tests=70)
     (19, 1399)
@@ -121,7 +121,7 @@ def _refuse_few(n: int, level: float, tests: int, correction: Correction) -> Non
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Runs that are tested together; ``size`` counts those of the study that are not here, too."""
+    """Runs that are tested together; ``size`` also counts the runs of the study that are not given here."""
 
     questions: Sequence[_Question]
     measures: Sequence[Measure]
@@ -131,7 +131,7 @@ class _Family:
     fitted: bool
 
     def verdicts(self) -> list[NoiseVerdict]:
-        """A verdict on each run, in their order."""
+        """The verdict on each run, in order."""
         raw = [self._p(observed, null) for observed, null in self.questions]
         p = np.array([p_values for p_values, _ in raw])
         runs, single = self._corrected(p)
@@ -142,7 +142,7 @@ class _Family:
         ]
 
     def _p(self, observed: RunComparison, null: NullDistribution) -> tuple[NDArray[np.float64], float]:
-        """P values of the measures, and of their equivalence."""
+        """P values of a run's measures, and the p value of its equivalence."""
         if observed.same_bits:
             return np.ones(len(self.measures)), 1.0
         x = np.array([observed.values[m.name] for m in self.measures], dtype=np.float64)
@@ -155,12 +155,12 @@ class _Family:
         )
 
     def _adjusted(self, p: list[float]) -> list[float]:
-        """Corrected for all runs of the study; those that are not here count as not significant."""
+        """P values corrected for all runs of the study; runs not given here count as not significant."""
         whole = [*p, *[1.0] * (self.size - len(p))]
         return (holm(whole) if self.correction == "holm" else benjamini_hochberg(whole))[: len(p)]
 
     def _corrected(self, p: NDArray[np.float64]) -> tuple[list[float], NDArray[np.float64]]:
-        """Corrected p values of runs, and of single measures, float64[runs, measures]."""
+        """Corrected p values of the runs, and of single measures, float64[runs, measures]."""
         if self.correction == "holm":
             single = step_down(p, self.size)
             return [float(row.min()) for row in single], single
@@ -207,7 +207,7 @@ class _Family:
 
 
 def step_down(p: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
-    """Holm over runs whose measures are already corrected among each other; p and result float64[runs, measures].
+    """Holm correction over runs whose measures are already corrected; p and result float64[runs, measures].
 
     From the least p upwards, each is multiplied by the number of runs of which something is still to be called. Before the first
     false call these include every run with an unaffected measure, so any false call has at most the level. With one measure it
@@ -226,7 +226,7 @@ def step_down(p: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
 def _untested(
     observed: RunComparison, null: NullDistribution, measures: Sequence[Measure], level: float, tests: int
 ) -> NoiseVerdict:
-    """The verdict where bits alone decide: they are equal, or there is no noise."""
+    """The verdict without a test, for a run with equal bits or clean comparisons without noise."""
     findings: tuple[MeasureResult, ...] = tuple(measure_result(observed, null, m, beyond=False) for m in measures)
     if observed.same_bits:
         text = verdict_sentence("identical", findings)
@@ -243,5 +243,5 @@ def _untested(
 
 
 def _below(p: float, level: float) -> bool:
-    """Whether p is at most the level, up to rounding."""
+    """Whether p is at most the level, within rounding."""
     return p <= level * (1 + 1e-12)

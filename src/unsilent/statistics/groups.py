@@ -1,4 +1,4 @@
-"""Error spread of classes and sub-groups over replicas, corrected for their size.
+"""Spread of the error of classes and sub-groups over replicas, corrected for the group size.
 
 A small group varies more than a large one by itself, so the raw spread of a class says nothing compared with that of the whole.
 Which correction is right follows from the replicas sharing one test set. Let ``e_i`` be 1 where a replica gets sample i wrong,
@@ -52,7 +52,7 @@ _NOISE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class ClassErrorRates:
-    """Rates of one class, per replica, float64[R]: true positives of all positives, and the two kinds of error.
+    """Recall, false-negative rate and false-positive rate of one class, per replica, float64[R].
 
     Recall and FNR are shares of the samples that *are* of the class, FPR of those that are *not*.
     """
@@ -64,7 +64,7 @@ class ClassErrorRates:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpread:
-    """Spread of the error of one group over replicas.
+    """Spread of one group's error over replicas.
 
     Attributes:
         n: Number of samples.
@@ -90,12 +90,12 @@ class GroupSpread:
     draws: int
 
     def is_near_level(self, level: float) -> bool:
-        """Whether ``corrected`` is so near to a level that other random groups might be on its other side."""
+        """Whether ``corrected`` is too close to the level to be decided with these random groups."""
         return abs(self.corrected - level) <= ERRORS * self.p_standard_error
 
 
 def class_error_rates(predictions: NDArray[Any], truth: NDArray[Any], positive: int) -> ClassErrorRates:
-    """Recall, FNR and FPR of class ``positive``; predictions int[R, n], truth int[n].
+    """Recall, FNR and FPR of class ``positive``, from predictions int[R, n] and truth int[n].
 
     >>> class_error_rates(np.array([[1, 0, 0, 1]]), np.array([1, 1, 1, 0]), positive=1).fnr
     array([0.66666667])
@@ -164,7 +164,7 @@ def group_spread(
 
 
 def _in_common(wrong: Floats, sd: Interval, confidence: float) -> Interval:
-    """The root of the mean covariance of two samples, with limits.
+    """The interval for the square root of the mean covariance of two samples.
 
     It cannot be below 0, its estimate can. So the upper limit is at least half the width, as if the estimate were 0, and at least
     that of the group's variance less what single samples add. Where pairs of replicas say nothing (one sample that changes sides
@@ -184,7 +184,7 @@ def _in_common(wrong: Floats, sd: Interval, confidence: float) -> Interval:
 
 
 def _kernel(wrong: Floats) -> Floats:
-    """Kernel of the mean covariance of two samples, [R, R]: that of Var(X) less that of ``sum v_i / n^2``, scaled to pairs."""
+    """Pairwise terms over replicas, [R, R], whose mean is the mean covariance of two samples."""
     n = wrong.shape[1]
     apart = np.array([(wrong != row).mean(axis=1) for row in wrong]) / 2 / n
     shares = wrong.mean(axis=1)
@@ -195,7 +195,7 @@ def _kernel(wrong: Floats) -> Floats:
 
 
 def _common(wrong: Floats) -> float:
-    """Mean covariance of two different samples over replicas."""
+    """Mean covariance over replicas of two different samples."""
     count = wrong.shape[0]
     return float(np.sum(_kernel(wrong))) / float(count * (count - 1))
 
@@ -203,7 +203,7 @@ def _common(wrong: Floats) -> float:
 def _ranks(
     wrong: Floats, members: Sequence[NDArray[np.bool_]], draws: int | None, seed: int
 ) -> tuple[list[float], int]:
-    """Share of random groups, the observed one among them, that vary at least as much as each group; how many were drawn.
+    """Share of random groups that vary at least as much as each group, and the number of random groups.
 
     Samples that all replicas get right, or all get wrong, add the same to all; the others are counted in whole numbers, so that
     equal groups are equal.
@@ -228,6 +228,6 @@ def _ranks(
 
 
 def _squares(sums: NDArray[np.float32]) -> Any:
-    """The variance over replicas [R] or [R, draws] of whole numbers, times a constant: a whole number."""
+    """Variance over replicas, [R] or [R, draws], times a constant that makes it a whole number."""
     exact = sums.astype(np.float64)
     return len(exact) * (exact**2).sum(axis=0) - exact.sum(axis=0) ** 2

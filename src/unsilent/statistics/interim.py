@@ -1,4 +1,4 @@
-"""Stopping when the number looks good, without losing the level: looks declared in advance, each with a share of the error.
+"""Interim looks at a running campaign that may stop it, each with a share of the error level.
 
 A row's trials grow from look to look by a fixed factor, and the interval of look ``i`` has confidence ``1 - alpha * share(i)``
 with ``sum share(i) = 1``: the chance that any look misses is at most alpha (Bonferroni over an endless series of looks, so
@@ -17,15 +17,15 @@ GROWTH = 1.5
 
 
 def error_share(look: int) -> float:
-    """Part of alpha that look 0, 1, 2 … may spend; all together 1."""
+    """Share of alpha for look 0, 1, 2 …; the shares of all looks sum to 1."""
     return FIRST if look == 0 else (1 - FIRST) / (look * (look + 1))
 
 
 def confidence_at(look: int, confidence: float) -> float:
-    """Confidence of the interval of one look, where any of them may be the last."""
+    """Confidence of the interval at one look, so that all looks together reach ``confidence``."""
     return 1 - (1 - confidence) * error_share(look)
 
 
 def size_at(look: int, first: int) -> int:
-    """Trials of a stratum at a look that had ``first`` at look 0."""
+    """Number of trials at a look, for a stratum with ``first`` trials at look 0."""
     return math.ceil(first * GROWTH**look)

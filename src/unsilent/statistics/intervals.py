@@ -1,4 +1,4 @@
-"""Confidence intervals for a share of events, that of Clopper & Pearson (1934), and for a median.
+"""Confidence intervals for a share of events (Clopper & Pearson 1934) and for a median.
 
 Quantiles are SciPy's; ``scipy.special`` is used because it loads ten times faster than ``scipy.stats`` and is what that calls.
 
@@ -19,7 +19,7 @@ from unsilent.basics.interval import Interval as Interval
 
 
 def clopper_pearson(events: float, n: float, confidence: float = 0.95) -> Interval:
-    """Interval by inverting both binomial tails: covers at least as asked; both arguments may be real."""
+    """The Clopper-Pearson interval for a share of events; ``events`` and ``n`` may be real numbers."""
     events = _checked(events, n, confidence)
     if n == 0:
         return Interval(None, 0.0, 1.0, confidence, 0, "Clopper-Pearson")
@@ -31,7 +31,7 @@ def clopper_pearson(events: float, n: float, confidence: float = 0.95) -> Interv
 
 
 def median_interval(values: Sequence[float] | NDArray[np.float64], confidence: float = 0.95) -> Interval:
-    """The median of one or more independent values; limits are order statistics, infinite where there are too few values.
+    """The interval for the median of independent values; a limit is infinite if there are too few values.
 
     They hold for every distribution.
     """
@@ -46,18 +46,18 @@ def median_interval(values: Sequence[float] | NDArray[np.float64], confidence: f
 
 
 def check_confidence(confidence: float) -> None:
-    """Raise ``ValueError`` for a confidence that is none."""
+    """Raise ``ValueError`` unless the value is a valid confidence level."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence!r}")
 
 
 def normal_quantile(confidence: float) -> float:
-    """The z of a two-sided normal interval."""
+    """The normal quantile z of a two-sided interval with this confidence."""
     return float(ndtri((1 + confidence) / 2))
 
 
 def _checked(events: float, n: float, confidence: float) -> float:
-    """The events, cut to [0, n] where they leave it by rounding alone."""
+    """The number of events, clipped to [0, n] against rounding errors."""
     check_confidence(confidence)
     slack = 1e-9 * max(n, 1.0)
     if not (math.isfinite(n) and n >= 0 and -slack <= events <= n + slack):

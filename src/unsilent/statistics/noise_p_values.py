@@ -1,4 +1,4 @@
-"""P values of one comparison among clean ones: for being beyond them, and for being within a margin of them.
+"""P values of one comparison against clean ones: for exceeding the noise, and for staying within a margin.
 
 *Beyond noise.* Observed and clean comparisons are put into one pool of R + 1, every measure is standardised with mean and
 standard deviation of the whole pool, the same for all members, and each member counts by its largest standardised value (of
@@ -37,7 +37,9 @@ _REFUTED = 0.05
 
 
 def beyond_noise_p_values(observed: Floats, null: Floats, measures: Sequence[Measure]) -> Floats:
-    """P value of each measure, corrected for the number of measures, float64[k]; their least is that of all together.
+    """P value of each measure, corrected for the number of measures, float64[k].
+
+    The smallest of them is the p value of all measures together.
 
     Args:
         observed: float64[k]; what is not finite is beyond all that is.
@@ -53,7 +55,7 @@ def beyond_noise_p_values(observed: Floats, null: Floats, measures: Sequence[Mea
 
 
 def standardised(pool: Floats, measures: Sequence[Measure]) -> Floats:
-    """The pool in standard deviations from its mean, more is further out; a measure without spread gives 0."""
+    """The pool as distances from its mean in standard deviations; 0 for a measure without spread."""
     z = np.zeros_like(pool)
     for k, measure in enumerate(measures):
         column = pool[:, k]
@@ -72,7 +74,7 @@ def standardised(pool: Floats, measures: Sequence[Measure]) -> Floats:
 
 
 def within_margin_p_value(observed: Floats, null: Floats, measures: Sequence[Measure]) -> float:
-    """P value of every measure being off by its margin or more; small where all are proven to be within."""
+    """P value of the hypothesis that at least one measure is off by its margin or more."""
     return max(_within(float(observed[k]), null[:, k], m) for k, m in enumerate(measures))
 
 
@@ -102,12 +104,12 @@ class FittedNull:
         self._clean = [_scaled(values[:, k], m, len(measures)) for k, m in enumerate(measures)]
 
     def beyond_noise_p_values(self, observed: Floats) -> Floats:
-        """P values as of the function `beyond_noise_p_values`, corrected for the number of measures by Bonferroni."""
+        """P values like those of the function `beyond_noise_p_values`, with a Bonferroni correction."""
         p = [self._beyond(float(x), k) for k, x in enumerate(observed)]
         return np.minimum(1.0, np.array(p, dtype=np.float64) * len(p))
 
     def within_margin_p_value(self, observed: Floats) -> float:
-        """The p value as of the function `within_margin_p_value`."""
+        """The p value like that of the function `within_margin_p_value`."""
         return max(self._within(float(x), k) for k, x in enumerate(observed))
 
     def _beyond(self, x: float, k: int) -> float:
@@ -124,7 +126,7 @@ class FittedNull:
         return below if measure.is_distance else max(below, self._upper(x + measure.margin, k))
 
     def _upper(self, x: float, k: int) -> float:
-        """Chance that one more clean value is x or more."""
+        """Probability that another clean value is x or more."""
         if self._measures[k].is_distance and x <= 0:
             return 1.0
         y = math.log(x) if self._measures[k].is_distance else x
@@ -134,7 +136,7 @@ class FittedNull:
 
 
 def _scaled(clean: Floats, measure: Measure, count: int) -> Floats:
-    """The values on the scale on which they should be normal."""
+    """The clean values on the scale on which they should be normal; raises ``UsageError`` if they are not."""
     from scipy.stats import shapiro  # slow to load
 
     law = "log-normal" if measure.is_distance else "normal"

@@ -1,4 +1,4 @@
-"""Clean comparisons that another may be held against, and whether they may: what must be exchangeable with what.
+"""Clean comparisons of runs as a null distribution, with checks that they are exchangeable.
 
 A rank says something only where, were the fault without effect, the observed comparison could have been any of the clean ones.
 Two designs have that, and nothing else is accepted:
@@ -29,7 +29,7 @@ from unsilent.basics.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number by which runs are compared, and how much of it matters.
+    """A number by which runs are compared, and the least change of it that matters.
 
     Attributes:
         name: "accuracy".
@@ -55,7 +55,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Measures of one run compared with another.
+    """Measured differences between one run and another.
 
     Attributes:
         run, other: Their names; ``other`` is the clean twin where there is one.
@@ -109,7 +109,7 @@ class NullDistribution:
 
     @cached_property
     def clean_twin(self) -> str | None:
-        """The run all are compared with; None where they are pairs (one comparison alone is taken for that with a twin)."""
+        """The run that all others are compared with; None if the comparisons have no run in common."""
         other_runs = {c.other for c in self.clean_comparisons}
         return self.clean_comparisons[0].other if len(other_runs) == 1 else None
 
@@ -120,24 +120,24 @@ class NullDistribution:
 
     @cached_property
     def has_no_noise(self) -> bool:
-        """Whether there is no noise: every comparison is of equal bits."""
+        """Whether every clean comparison is of runs with equal bits."""
         return all(c.same_bits for c in self.clean_comparisons)
 
     @cached_property
     def has_no_identical(self) -> bool:
-        """No clean comparison is of equal bits."""
+        """Whether no clean comparison is of runs with equal bits."""
         return not any(c.same_bits for c in self.clean_comparisons)
 
     def values(self, measures: Sequence[Measure]) -> NDArray[np.float64]:
-        """Float64[n, measures]."""
+        """The values of the measures, float64[n, measures]."""
         return np.array([[c.values[m.name] for m in measures] for c in self.clean_comparisons], dtype=np.float64)
 
     def is_constant(self, measure: Measure) -> bool:
-        """All clean values of it are equal."""
+        """Whether all clean values of a measure are equal."""
         return len({c.values[measure.name] for c in self.clean_comparisons}) == 1
 
     def check_comparable(self, observed: RunComparison, measures: Sequence[Measure]) -> None:
-        """Raise `UsageError` where an observed comparison cannot be held against these."""
+        """Raise `UsageError` if a comparison cannot be tested against these clean ones."""
         _same_kind(self.clean_comparisons[0], observed)
         known = {c.run for c in self.clean_comparisons}
         if missing := [m.name for m in measures if m.name not in observed.values]:

@@ -1,4 +1,4 @@
-"""Numbers of trials that are needed: for one share, and for strata whose variances a pilot has shown.
+"""Required numbers of trials, for one share or for strata with variances from a pilot.
 
 Sources: Leveugle et al. 2009 (DATE, sample size of a finite fault population); Neyman 1934 (allocation in proportion to weight
 times deviation).
@@ -27,7 +27,9 @@ _HOPELESS = 10**15
 
 
 def sample_size(half_width: float, confidence: float = 0.95, share: float = 0.5, population: int | None = None) -> int:
-    """Trials after which a normal interval of a ``share`` has this half-width; without repeats where a population is given.
+    """Number of trials for a normal interval of a ``share`` with this half-width.
+
+    With a ``population``, trials are drawn without replacement.
 
     >>> sample_size(0.01, population=8_630_000)
     9593
@@ -44,7 +46,7 @@ def sample_size(half_width: float, confidence: float = 0.95, share: float = 0.5,
 
 
 def expected_half_width(variance: Any, coarsest: Any, confidence: Any, step: Any = None) -> Any:
-    """Half-width to be expected, roughly, of `stratified` where its estimate has this variance; arrays broadcast.
+    """Approximate half-width of the `stratified` interval for an estimate with this variance.
 
     The estimate is taken to be a sum of Poisson-like steps (a gamma distribution under resampling); the upper limit has one more
     outcome, of the stratum with the coarsest trials. Their sum is a gamma distribution with the same first three moments. With
@@ -68,7 +70,7 @@ def expected_half_width(variance: Any, coarsest: Any, confidence: Any, step: Any
 
 
 def expected_interval(pilot: Sequence[Stratum], sizes: Sequence[int], confidence: float) -> Interval:
-    """The interval of so many trials of each stratum that end as those of the pilot did."""
+    """The interval for these numbers of trials if their outcomes are distributed like the pilot's."""
     return stratified(
         [replace(s, counts=s.counts * (n / s.counts.sum())) for s, n in zip(pilot, sizes, strict=True)], confidence
     )
@@ -77,7 +79,7 @@ def expected_interval(pilot: Sequence[Stratum], sizes: Sequence[int], confidence
 def allocate(
     pilot: Sequence[Stratum], half_width: float, confidence: float = 0.95, is_rough: bool = False
 ) -> tuple[int, ...]:
-    """About the fewest trials of each stratum for which the half-width that is foreseen is at most ``half_width``.
+    """Approximately the fewest trials of each stratum for which the expected half-width is small enough.
 
     ``pilot``: its trials show means and variances. Every stratum gets trials in proportion to its weight, since what it has
     not shown may be there all the same, and those that vary more by Neyman's rule. ``is_rough``: without computing the interval
@@ -102,7 +104,7 @@ def allocate(
 def _sizes(
     weights: NDArray[np.float64], spread: NDArray[np.float64], half_width: float, confidence: float
 ) -> NDArray[np.float64]:
-    """float64[coarsenesses, strata]: sizes of trials that are as coarse at most, with as much Neyman allocation as is needed."""
+    """Candidate numbers of trials per stratum, one row per coarseness, float64[coarsenesses, strata]."""
     empty = float(expected_half_width(0.0, 1.0, confidence))
     base = np.maximum(weights / (_COARSENESSES * half_width / empty)[:, None], MIN_TRIALS)
 
@@ -130,7 +132,7 @@ def _sizes(
 
 
 def oracle_trials(truth: Sequence[Stratum], half_width: float, confidence: float = 0.95) -> int:
-    """About the fewest trials of a design that knows what outcomes each stratum has and reports the interval of `stratified`.
+    """Approximately the fewest trials of a design that knows each stratum's outcomes in advance.
 
     ``truth``: all outcomes of each stratum with their probabilities (or numbers) as counts. It looks once and has no pilot, so no
     campaign that stops when it is precise can need fewer on average, apart from luck; the ratio to it is what planning costs.

@@ -1,4 +1,4 @@
-"""Differences among replicas of one training run: spread of a number, churn of predictions, the step at which runs part.
+"""Differences among replicas of one training run: spread of a number, churn of predictions, first differing step.
 
 Every measure here is a mean over pairs of replicas (a U-statistic of degree 2), the variance too: it is the mean of ``(x - y)^2 /
 2``. Pairs share replicas, so R replicas are R independent things and not R (R - 1) / 2. Intervals therefore leave out one
@@ -35,7 +35,7 @@ MAX_LIMIT_FACTOR = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Variation of one number over replicas.
+    """Variation of one number over replicas, with intervals.
 
     Attributes:
         sd: Standard deviation with n - 1 in the denominator.
@@ -49,14 +49,14 @@ class Spread:
 
     @property
     def range(self) -> float:
-        """Greatest minus least; it grows with the number of replicas, so it has no interval."""
+        """Greatest minus least value; without an interval, since it grows with the number of replicas."""
         return self.greatest - self.least
 
 
 def spread(
     values: Sequence[float] | NDArray[Any], confidence: float = 0.95, max_difference: float | None = None
 ) -> Spread:
-    """Spread of a number each replica has, float64[R].
+    """Spread over replicas of a number with one value per replica, float64[R].
 
     ``max_difference``: the greatest difference there can be, 1 for an accuracy.
 
@@ -85,12 +85,12 @@ def spread(
 
 
 def max_possible_sd(count: int, most: float = 1.0) -> float:
-    """The greatest sd (n - 1) that so many values within [0, most] can have, a little above it for odd counts."""
+    """Upper limit of the sample standard deviation of ``count`` values within [0, most]."""
     return most * math.sqrt(count / (count - 1)) / 2
 
 
 def _normal_factors(count: int, confidence: float) -> tuple[float, float]:
-    """Limits of the sd of a normal law as multiples of that of a sample."""
+    """Limits of a normal distribution's standard deviation, as multiples of the sample's."""
     from scipy.special import chdtri
 
     tail = (1 - confidence) / 2
@@ -99,7 +99,7 @@ def _normal_factors(count: int, confidence: float) -> tuple[float, float]:
 
 
 def pairwise_churn(predictions: NDArray[Any]) -> NDArray[np.float64]:
-    """Churn of each pair: the share of samples predicted *differently*. Takes int[R, n], gives float64[R, R]."""
+    """Share of samples that two replicas predict differently, for each pair; int[R, n] -> float64[R, R]."""
     predictions = np.asarray(predictions)
     if predictions.ndim != 2 or predictions.shape[1] == 0 or predictions.dtype.kind not in "iub":
         raise UsageError(
@@ -110,7 +110,7 @@ def pairwise_churn(predictions: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def churn(predictions: NDArray[Any], confidence: float = 0.95) -> Interval:
-    """Mean share of predictions that differ between two replicas; predictions int[R, n].
+    """Mean share of predictions that differ between two replicas; predictions are int[R, n].
 
     >>> churn(np.array([[0, 1, 2, 1], [0, 1, 2, 2], [0, 1, 1, 1]])).estimate
     0.3333333333333333
@@ -121,7 +121,7 @@ def churn(predictions: NDArray[Any], confidence: float = 0.95) -> Interval:
 def mean_over_pairs(
     matrix: NDArray[np.float64], confidence: float = 0.95, max_difference: float | None = None
 ) -> Interval:
-    """Mean over pairs of replicas of what the matrix says of each, float64[R, R], symmetric; the diagonal is not read.
+    """Mean of a symmetric matrix over pairs of different replicas, float64[R, R].
 
     ``max_difference``: the greatest a pair can have. Where all replicas are equal the upper limit is what R // 2 pairs
     without a common replica leave open (Clopper & Pearson, times ``max_difference``), and infinite where there is no
@@ -156,7 +156,7 @@ def mean_over_pairs(
 
 
 def _half(without: NDArray[np.float64], confidence: float) -> float:
-    """Half-width from the estimates that leave out one replica each."""
+    """Half-width of an interval from the jackknife estimates, which each leave out one replica."""
     from scipy.special import stdtrit
 
     count = len(without)
@@ -165,14 +165,14 @@ def _half(without: NDArray[np.float64], confidence: float) -> float:
 
 
 def sd_interval_from_variance(interval: Interval) -> Interval:
-    """The interval of a standard deviation from that of a variance; what lies below 0 becomes 0."""
+    """The interval of a standard deviation from that of a variance; negative limits become 0."""
     parts = (interval.estimate or 0.0, interval.low, interval.high)
     estimate, low, high = (math.sqrt(max(0.0, x)) for x in parts)
     return replace(interval, estimate=estimate, low=low, high=high)
 
 
 def first_differing_index(first: Sequence[Any], second: Sequence[Any]) -> int | None:
-    """Index of the first record (of a hash per step, say) in which two series differ; None where they are the same.
+    """Index of the first record in which two series differ; None if they are equal.
 
     Where one series ends early, that is where they part.
 
@@ -188,7 +188,7 @@ def first_differing_index(first: Sequence[Any], second: Sequence[Any]) -> int | 
 
 
 def median_first_differing_step(steps: Sequence[int | None], confidence: float = 0.95) -> Interval:
-    """Median step at which replicas part from one clean twin; None, never parted, counts as infinite.
+    """Median first step at which replicas differ from one clean twin; None (never) counts as infinite.
 
     Limits are order statistics, so they hold for every distribution; too few replicas leave them at 0 and infinity. Not for
     the steps of all pairs, which share replicas.
@@ -199,7 +199,7 @@ def median_first_differing_step(steps: Sequence[int | None], confidence: float =
 
 
 def check_replica_count(count: int) -> None:
-    """Raise `UsageError` where so many replicas have no interval."""
+    """Raise `UsageError` if there are too few replicas for an interval."""
     if count < MIN_REPLICAS:
         raise UsageError(
             f"{count} replicas are too few to measure how much replicas differ; "
@@ -208,7 +208,7 @@ def check_replica_count(count: int) -> None:
 
 
 def check_finite(subject: str, values: NDArray[np.float64]) -> None:
-    """Raise `UsageError` that names the first replica with a value that is not finite."""
+    """Raise `UsageError` naming the first replica with a value that is not finite."""
     if not np.isfinite(values).all():
         first = int(np.argwhere(~np.isfinite(values))[0][0])
         raise UsageError(

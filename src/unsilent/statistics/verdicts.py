@@ -1,4 +1,4 @@
-"""The words of the floor test: what is said of one measure, and of one run."""
+"""Verdict words and sentences of the noise floor test, for one measure and for one run."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ def measure_result(
 
 
 def verdict_word(findings: Sequence[MeasureResult], equivalent: bool) -> VerdictWord:
-    """The word for a run of other bits than its twin's; ``equivalent``: all measures are proven to be within their margins."""
+    """The verdict word for a run whose bits differ from its twin's.
+
+    ``equivalent``: whether all measures are proven to be within their margins.
+    """
     beyond = [f for f in findings if f.beyond_noise]
     if any(f.is_worse and abs(f.effect) >= f.margin for f in beyond):
         return "harmful"
@@ -99,7 +102,7 @@ def verdict_word(findings: Sequence[MeasureResult], equivalent: bool) -> Verdict
 
 
 def verdict_sentence(word: VerdictWord, findings: Sequence[MeasureResult], equivalence: float | None = None) -> str:
-    """Word and result of a verdict in one sentence, without the method."""
+    """The verdict in one sentence with its word and result, without the method."""
     if word == "identical":
         return "identical: the bits equal those of the clean twin"
     if word == "masked":

@@ -1,4 +1,4 @@
-"""An accelerator described by numbers, and the weighted fault models that follow from them.
+"""An accelerator described by numbers, and its weighted fault models.
 
 Every group of flip-flops has a share of all flip-flops and an activeness (how often what it holds is used); together they say how
 often a fault that is used begins there. With the probability that such a fault is not masked they give the failure rate
@@ -31,7 +31,7 @@ _STAGES = {"first": "input", "second": "weight", "third": "accumulator", "out": 
 
 @dataclass(frozen=True)
 class WeightedPreset:
-    """A fault model with a weight: ``preset`` of the group of flip-flops ``group``, in a register of dtype ``held``.
+    """A fault model with a weight: ``preset``, for registers of dtype ``held`` in the flip-flop group ``group``.
 
     ``fastest``: what runs of outputs follow, see `UnresolvedFault`. ``weight``: its share of all faults that are
     used, 0 to 1.
@@ -46,7 +46,7 @@ class WeightedPreset:
     def fault_at_operation(
         self, operation: str, phase: str = "fwd", seed: int = 0, value: str | None = None, **moment: Any
     ) -> UnresolvedFault:
-        """The fault of this preset in an operation; see `Preset.draw`. Equal in all phases: dX and dW are products, too."""
+        """The fault of this preset in an operation, the same in all phases; see `Preset.fault_at_operation`."""
         return self.preset.fault_at_operation(
             operation, phase, seed, value, **{"held": self.held, "fastest": self.fastest, **moment}
         )
@@ -54,7 +54,7 @@ class WeightedPreset:
 
 @dataclass(frozen=True)
 class AcceleratorRow:
-    """An entry with the facts of its group, for a table. ``fit``: of the whole group, None where it is not known.
+    """A row of an accelerator's table: one fault model and the facts of its flip-flop group.
 
     ``weight_split_reason``: why the group's weight is divided among its entries as it is; empty where there is one entry.
     """
@@ -77,13 +77,16 @@ class AcceleratorRow:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A description, and what follows from it."""
+    """An accelerator's description, with the fault models and FIT rates that are computed from it."""
 
     description: AcceleratorDescription
 
     @cached_property
     def weighted_presets(self) -> tuple[WeightedPreset, ...]:
-        """All weighted fault models, in the order of the description; raises ``UsageError`` where it has no flip-flops."""
+        """All weighted fault models, in the order of the description.
+
+        Raises ``UsageError`` if the description has no flip-flops.
+        """
         if self.description.array is None:
             raise UsageError(
                 f"the accelerator {self.description.name!r} describes no flip-flops; add array, dtypes, groups and other"
@@ -99,29 +102,29 @@ class Accelerator:
         return tuple(result)
 
     def draw_weighted_preset(self, rng: np.random.Generator) -> WeightedPreset:
-        """A fault model of the accelerator, drawn by weight."""
+        """Draw a fault model of the accelerator by weight."""
         weights = np.array([e.weight for e in self.weighted_presets])
         return self.weighted_presets[int(rng.choice(weights.size, p=weights / weights.sum()))]
 
     @property
     def raw_fit_by_group(self) -> dict[str, float]:
-        """The FIT of each group of flip-flops in use, before anything is masked; empty where the raw rate is not known."""
+        """The FIT of each flip-flop group in use, before masking; empty if the raw rate is unknown."""
         raw, groups = self.description.raw_fit, self.description.groups
         return {} if raw is None else {name: raw * group.share * group.activeness for name, group in groups.items()}
 
     def fit_rate_of(self, group: str) -> float | None:
-        """The FIT of one group of flip-flops; None where raw rate or unmasked probability are not known."""
+        """The FIT of one flip-flop group; None if the raw rate or the unmasked probability is unknown."""
         unmasked, raw = self.description.groups[group].unmasked, self.raw_fit_by_group.get(group)
         return None if raw is None or unmasked is None else raw * unmasked
 
     @property
     def fit_rate(self) -> float | None:
-        """The FIT of all groups together; None where `why_no_fit_rate` says why."""
+        """The FIT of all flip-flop groups together; None if it is unknown (see `why_no_fit_rate`)."""
         return None if self.why_no_fit_rate else sum(self.fit_rate_of(name) or 0.0 for name in self.description.groups)
 
     @property
     def why_no_fit_rate(self) -> str:
-        """Why there is no FIT of flip-flops; empty where there is."""
+        """Why the FIT of the flip-flops is unknown; empty if it is known."""
         if not self.description.groups:
             return "no flip-flops are described"
         if self.description.raw_fit is None:
@@ -130,7 +133,7 @@ class Accelerator:
         return f"the probability that a fault in {', '.join(missing)} is not masked is unknown" if missing else ""
 
     def table(self) -> tuple[AcceleratorRow, ...]:
-        """One row per weighted preset; none where no flip-flops are described."""
+        """One row per weighted preset; empty if no flip-flops are described."""
         return tuple(self._row(entry) for entry in self.weighted_presets) if self.description.groups else ()
 
     def _row(self, entry: WeightedPreset) -> AcceleratorRow:
@@ -151,7 +154,7 @@ class Accelerator:
         return "as described" if has_parts else f"not known, 1/{several} each"
 
     def _presets(self, name: str, group: FlipFlopGroup) -> tuple[tuple[Preset, ...], list[float]]:
-        """The fault models of a group, and how its weight is divided among them."""
+        """The fault models of a group, and their parts of the group's weight."""
         if group.faults is None:
             presets = tuple(p for p in self._family if p.kind == group.kind)
             return presets, [1 / len(presets)] * len(presets)

@@ -1,4 +1,4 @@
-"""Tables of the TOML file that describes an accelerator, checked.
+"""Validated tables of the TOML file that describes an accelerator.
 
 Every table of facts has a key ``evidence``: one grade for all its facts, or a table with one grade for each. No number about
 hardware has a default; what is left out is not known, or not there (no tail, nothing passed on, no tile). A file describes
@@ -40,7 +40,7 @@ _LARGEST = 10**9
 
 
 def _refusing(check: Any) -> AfterValidator:
-    """A check that raises ``UsageError``, as pydantic wants it."""
+    """Turn a check that raises ``UsageError`` into a pydantic validator."""
 
     def validate(value: Any) -> Any:
         try:
@@ -113,7 +113,7 @@ Dtype = Annotated[str, _refusing(_float_dtype)]
 
 
 class DescriptionTable(BaseModel):
-    """Base of the tables; ``facts``: what needs a grade."""
+    """Base of the tables; ``facts`` names the fields that need an evidence grade."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
     facts: ClassVar[tuple[str, ...]] = ()
@@ -144,12 +144,12 @@ class DescriptionTable(BaseModel):
         return self
 
     def evidence_grade(self, fact: str) -> str:
-        """The grade of one of the facts."""
+        """The evidence grade of one fact."""
         return self.evidence[fact] if isinstance(self.evidence, dict) else str(self.evidence)
 
     @property
     def evidence_summary(self) -> str:
-        """All grades in short words: ``read``, or ``share derived, activeness assumed``."""
+        """The evidence grades of all facts in short words: ``read``, or ``share derived, activeness assumed``."""
         if not isinstance(self.evidence, dict):
             return str(self.evidence)
         grades = set(self.evidence.values())
@@ -172,19 +172,19 @@ class MultiplierArray(DescriptionTable):
     tile: Annotated[str, _refusing(read_tile)] | None = None
 
     def hold_cycles(self, name: str) -> int | None:
-        """A hold in cycles; None for all."""
+        """The number of cycles in a field of the table; None for ``all``."""
         value = getattr(self, name)
         return None if value == "all" else int(value)
 
     @property
     def tile_sizes(self) -> tuple[int, int] | None:
-        """Rows and columns."""
+        """Rows and columns of the output tile; None if the array has no tile."""
         result = None if self.tile is None else read_tile(self.tile)
         return None if result is None else (result.rows, result.columns)
 
 
 class StageDtypes(DescriptionTable):
-    """The dtype in which each stage holds a value."""
+    """The dtype of the values in each stage."""
 
     facts: ClassVar[tuple[str, ...]] = ("input", "weight", "accumulator", "output")
     input: Dtype
@@ -194,7 +194,7 @@ class StageDtypes(DescriptionTable):
 
 
 class CustomFault(DescriptionTable):
-    """A fault model that a description gives itself. ``part``: of the group's weight (None: equal parts)."""
+    """A fault model of the description's own; ``part`` is its part of the group's weight (None: equal parts)."""
 
     operand: Literal["first", "second", "third", "out"]
     model: Annotated[str, _refusing(fault_model)]
@@ -208,7 +208,7 @@ class CustomFault(DescriptionTable):
 
     @property
     def window(self) -> OutputWindow | None:
-        """The window of the outputs; None where nothing is said of it."""
+        """The window of outputs that see the fault; None if the description gives none."""
         if (self.channels, self.positions, self.tail, self.onward) == (None, None, False, False):
             return None
         return OutputWindow(self.channels, self.positions, self.tail, self.onward)
@@ -223,7 +223,7 @@ class CustomFault(DescriptionTable):
 
 
 class FlipFlopGroup(DescriptionTable):
-    """A group of flip-flops: of a known kind, or with fault models of its own."""
+    """A group of flip-flops, either of a known kind or with its own fault models."""
 
     facts: ClassVar[tuple[str, ...]] = ("share", "activeness", "unmasked")
     share: Share
@@ -244,7 +244,7 @@ class FlipFlopGroup(DescriptionTable):
 
 
 class ErrorPattern(DescriptionTable):
-    """Corruption of the bits of a memory by one event. ``share``: of all events of the memory."""
+    """Corruption of a memory's bits by one event; ``share`` is its share of all events of the memory."""
 
     facts: ClassVar[tuple[str, ...]] = ("share",)
     model: Annotated[str, _refusing(_event)]
@@ -252,7 +252,7 @@ class ErrorPattern(DescriptionTable):
 
 
 class Memory(DescriptionTable):
-    """A memory, and what it holds.
+    """A memory of the accelerator: its size, contents, error rate and protection.
 
     Attributes:
         size: Bytes, as text.
@@ -303,27 +303,30 @@ class Memory(DescriptionTable):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it holds."""
+        """Size of the memory in bytes."""
         return parse_bytes(self.size)
 
     @property
     def bytes_per_second(self) -> int:
-        """Bandwidth of the memory."""
+        """Bandwidth of the memory in bytes per second."""
         return parse_bytes(self.bandwidth)
 
     @property
     def fit_per_bit(self) -> float:
-        """Events in 1e9 hours of one bit of data."""
+        """Events per 1e9 hours and bit of data."""
         return self.fit_per_mbit / 2**20
 
     @property
     def code(self) -> Code | None:
-        """The code that protects it; None without protection."""
+        """The error-correcting code of the memory; None without protection."""
         return None if self.code_word is None else make_code(str(self.protection), self.code_word)
 
 
 class AcceleratorDescription(DescriptionTable):
-    """A whole file. ``groups`` is empty where no flip-flops are described; then there is no array either."""
+    """A whole description file.
+
+    ``groups`` is empty if no flip-flops are described; then there is no array either.
+    """
 
     facts: ClassVar[tuple[str, ...]] = ("raw_fit", "other")
     name: Name

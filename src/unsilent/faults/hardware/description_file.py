@@ -1,4 +1,4 @@
-"""Descriptions of accelerators from files: those that come with the package, and a person's own."""
+"""Loading of accelerator descriptions, either shipped with the package or written by a user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_BYTES = 2**20
 
 
 def load_accelerator(which: str) -> Accelerator:
-    """The accelerator of a name among `SHIPPED` or of a ``.toml`` file; raises ``UsageError``."""
+    """Load an accelerator by a name from `SHIPPED` or from a ``.toml`` file; raises ``UsageError``."""
     if which in SHIPPED:
         content = (resources.files("unsilent.faults.hardware") / f"{which}.toml").read_bytes()
     elif which.endswith(".toml") or os.sep in which:
@@ -28,7 +28,7 @@ def load_accelerator(which: str) -> Accelerator:
 
 
 def parse_accelerator(content: bytes, where: str) -> Accelerator:
-    """The accelerator that a file's content describes; ``where`` names it in the one-line ``UsageError``."""
+    """Parse the content of a description file; ``where`` names the file in the one-line ``UsageError``."""
     try:
         return Accelerator(AcceleratorDescription.model_validate(parse_toml(content, where)))
     except ValidationError as error:
@@ -36,7 +36,7 @@ def parse_accelerator(content: bytes, where: str) -> Accelerator:
 
 
 def _first(error: ValidationError) -> str:
-    """The first thing that is wrong, in one line."""
+    """The first validation error, in one line."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ")

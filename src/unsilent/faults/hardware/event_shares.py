@@ -1,4 +1,4 @@
-"""Shares of the events of a pattern that a memory's code corrects, reports or misses: exact, or counted from drawn events.
+"""Shares of memory error events that the memory's code corrects, reports or misses, exact or sampled.
 
 What a code makes of an event repeats along a tensor: with the elements after which code words begin at the beginning of an
 element again. So all events of a few elements are decoded, with the number of places that are like each of them, and those at the
@@ -31,7 +31,7 @@ MOST_CASES = 100_000
 
 
 class EventShares(NamedTuple):
-    """Shares of events by outcome; ``draws``: how many events they were counted from, 0 where they are exact."""
+    """Shares of events by outcome; ``draws`` is the number of sampled events, 0 if the shares are exact."""
 
     shares: Mapping[str, float]
     draws: int = 0
@@ -40,7 +40,10 @@ class EventShares(NamedTuple):
 def outcome_shares(
     model: FaultModel, regions: Sequence[Region], code: Code | None, weights: Sequence[float] = (1.0,)
 ) -> EventShares:
-    """Shares of the outcomes of events of a model that fall on each region by its weight; the drawn ones are always the same."""
+    """Shares of the outcomes of a model's events, which fall on each region by its weight.
+
+    Sampled events are the same in every call.
+    """
     if code is None:
         return EventShares({"missed": 1.0})
     total = math.fsum(weights)
@@ -65,7 +68,7 @@ def _drawn(model: FaultModel, regions: Sequence[Region], code: Code, shares: np.
 
 
 def _counts(model: FaultModel, region: Region, code: Code) -> Mapping[str, int] | None:
-    """Numbers of equally likely events of a region by outcome; None where they are too many, or not known one by one."""
+    """Numbers of equally likely events in a region by outcome; None if they are too many to enumerate."""
     model = fitted(model, region)
     if not isinstance(model.value, Flip | Burst | MultiBit):
         return None
@@ -85,7 +88,7 @@ def _counts(model: FaultModel, region: Region, code: Code) -> Mapping[str, int] 
 def _counts_of_tensor(
     model: FaultModel, places: _Places, dtype: str, size: int, code: Code
 ) -> Mapping[str, int] | None:
-    """Numbers of events by outcome in a whole tensor, of whose places only one of each kind is decoded."""
+    """Numbers of events in a whole tensor by outcome; equivalent places are decoded only once."""
     region = Region("param:any", dtype, (size,))
     width = region.codec.bits
     period = math.lcm(places.step * width, code.word) // (places.step * width)
@@ -114,7 +117,7 @@ def _sum(parts: Iterable[tuple[int, Mapping[str, int]]]) -> Mapping[str, int]:
 def _counts_at(
     elements: range | tuple[int, ...], value: ValueModel, dtype: str, code: Code, end: int | None
 ) -> Mapping[str, int]:
-    """Outcomes of all sets of flips in these elements of a row of ``end`` bits; None: of whole words alone."""
+    """Outcomes of all sets of flips in these elements of a row of ``end`` bits (None: a row of whole words)."""
     region = Region("param:any", dtype, (1,))
     counts, width = Counter[str](), region.codec.bits
     for flips in _flip_sets(value, region):
@@ -138,13 +141,13 @@ class _Places:
     size: int
 
     def at(self, index: int) -> range:
-        """The elements of a place; one at the end may be cut."""
+        """The elements of one place; a place at the end of the tensor may be cut."""
         start = index * self.step
         return range(start, min(start + self.reach, self.size), self.stride)
 
 
 def _places(pattern: Pattern, size: int) -> _Places | None:
-    """None for a pattern whose elements do not follow from where it begins."""
+    """The places of a pattern in a tensor; None if the start does not determine the pattern's elements."""
     if isinstance(pattern, Strided):
         return _Places(size - pattern.span + 1, 1, pattern.stride, pattern.span, size)
     if isinstance(pattern, Count) and pattern.k == 1:
@@ -155,7 +158,7 @@ def _places(pattern: Pattern, size: int) -> _Places | None:
 
 
 def _flip_sets(value: ValueModel, region: Region) -> Iterator[tuple[int, ...]]:
-    """The equally likely sets of bits that an event flips in each of its elements."""
+    """The equally likely sets of bits that an event can flip in an element."""
     assert isinstance(value, Flip | Burst | MultiBit)
     chosen = sorted(region.codec.selected_bits(value.bits))
     if isinstance(value, Burst):
@@ -165,6 +168,6 @@ def _flip_sets(value: ValueModel, region: Region) -> Iterator[tuple[int, ...]]:
 
 
 def _flip_set_count(value: ValueModel, region: Region) -> int:
-    """Number of sets of flips, at most."""
+    """Upper limit of the number of sets of flips."""
     assert isinstance(value, Flip | Burst | MultiBit)
     return math.comb(len(region.codec.selected_bits(value.bits)), value.flips if isinstance(value, MultiBit) else 1)

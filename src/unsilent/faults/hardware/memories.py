@@ -1,4 +1,4 @@
-"""Codes that protect a memory, computed word by word, and what they make of an event that flips bits.
+"""Codes that protect a memory, and their word-by-word effect on an event that flips bits.
 
 A code decodes the flips of each of its words: ``corrected`` if none is left, ``detected`` if the memory reports an error,
 ``missed`` if flips are left and nothing is reported, ``miscorrected`` if the code flipped another bit besides.
@@ -43,13 +43,13 @@ Flips = frozenset[int]
 
 
 class Code(Protocol):
-    """Decodes words of ``word`` bits of data."""
+    """An error-correcting code for words of ``word`` data bits."""
 
     @property
     def word(self) -> int: ...
     def __hash__(self) -> int: ...
     def decode(self, flips: Flips) -> Flips | None:
-        """The bits of data that are wrong after decoding a word with these flips; None where an error is reported."""
+        """The data bits that are wrong after a word with these flips is decoded; None if an error is reported."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class SymbolCode:
 
 @lru_cache(maxsize=1)
 def _field() -> tuple[Sequence[int], Mapping[int, int]]:
-    """Powers of a generator of the field of 256 elements, and their logarithms."""
+    """Powers of a generator of the field of 256 elements, and the logarithms of the elements."""
     powers = [1]
     while len(powers) < FIELD:
         double = powers[-1] << 1
@@ -125,7 +125,7 @@ def _field() -> tuple[Sequence[int], Mapping[int, int]]:
 
 @lru_cache(maxsize=64)
 def make_code(protection: str, word: int) -> Code:
-    """The code of this name; raises ``UsageError`` for words that it does not have."""
+    """The code of this name; raises ``UsageError`` for a word size that the code does not support."""
     if protection == "chipkill":
         most = (FIELD - 3) * SYMBOL
         if word % SYMBOL or word > most:
@@ -138,7 +138,7 @@ def make_code(protection: str, word: int) -> Code:
 
 
 def _lightest_columns(word: int, odd: bool) -> tuple[int, ...]:
-    """Columns of as few check bits as do, of the lowest weights above 1 (of odd ones alone), rows as equally full as they can be.
+    """Check columns of the lowest weights above 1 (only odd weights if ``odd``), balanced over the rows.
 
     Hsiao's rule (IBM Journal of Research and Development 14, 1970). Which column belongs to which bit is not in it: the order
     here is drawn once for each code.
@@ -157,7 +157,7 @@ def _lightest_columns(word: int, odd: bool) -> tuple[int, ...]:
 
 
 def _balanced(columns: Sequence[int], number: int, check: int) -> list[int]:
-    """``number`` of the columns, each time one whose rows have fewest ones so far."""
+    """Choose ``number`` of the columns so that the rows hold similar numbers of ones."""
     bits = np.array([[column >> row & 1 for row in range(check)] for column in columns], np.int64)
     filled, left, chosen = np.zeros(check, np.int64), np.ones(len(columns), bool), list[int]()
     for _ in range(number):
@@ -169,12 +169,12 @@ def _balanced(columns: Sequence[int], number: int, check: int) -> list[int]:
 
 
 def flips_bits(model: FaultModel) -> bool:
-    """Whether the faults of a model flip bits, whatever these are."""
+    """Whether the faults of a model flip bits."""
     return isinstance(model.value, Flip | Burst | MultiBit)
 
 
 def fitted(model: FaultModel, region: Region) -> FaultModel:
-    """The model, with as many elements of its run as a region has; an event is cut at the end of a tensor."""
+    """The model with its pattern shortened to the size of the region."""
     pattern, size = model.pattern, region.eligible_count
     if isinstance(pattern, Strided) and pattern.span > size:
         return model.with_count(max(1, (size - 1) // pattern.stride + 1))
@@ -182,7 +182,7 @@ def fitted(model: FaultModel, region: Region) -> FaultModel:
 
 
 def decoded(fault: Fault, code: Code | None) -> tuple[str, Fault]:
-    """The outcome of a fault in a memory with this code, and the fault that is left in what the memory returns."""
+    """The outcome of a fault in a memory with this code, and the fault that remains after decoding."""
     if code is None:
         return "missed", fault
     width = fault.codec.bits
@@ -205,7 +205,7 @@ def decoded(fault: Fault, code: Code | None) -> tuple[str, Fault]:
 
 
 def decoded_bits(flipped: Sequence[int], code: Code, end: int | None) -> tuple[str, list[int]]:
-    """The outcome of flips in a row of ``end`` bits (None: of whole words), and the bits that are wrong after decoding.
+    """The outcome of flips in a row of ``end`` bits (None: whole words), and the bits still wrong after decoding.
 
     A miscorrection behind the end is left out.
     """

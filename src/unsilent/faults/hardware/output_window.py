@@ -1,4 +1,4 @@
-"""Outputs that see a corrupted operand register: of the units that read it in a cycle, while it holds the value.
+"""Outputs that are affected by a corrupted operand register while it holds the corrupted value.
 
 An operand that is wrong in a register, rather than in the buffer behind it, is seen by some of the outputs that use it.
 Channels (the outputs that units compute side by side) and positions (what is streamed past them, one a cycle) are both taken in
@@ -20,7 +20,7 @@ from unsilent.faults.sampling import Ints
 
 @dataclass(frozen=True)
 class OutputWindow:
-    """An aligned group of ``channels`` channels x an aligned run of ``positions`` positions (None: all of them).
+    """An aligned group of ``channels`` channels and an aligned run of ``positions`` positions (None: all).
 
     ``from_random_cycle``: the fault falls into one of the run's cycles; positions before it were computed with the right value.
     ``from_random_unit``: the value travels from unit to unit and is corrupted in one of them; channels before it saw the
@@ -40,7 +40,7 @@ class OutputWindow:
 
     @property
     def text(self) -> str:
-        """Short words for it, such as ``16 channels x 1 position``."""
+        """A short description, such as ``16 channels x 1 position``."""
         channels = "all channels" if self.channels is None else _several(self.channels, "channel")
         positions = "all positions" if self.positions is None else _several(self.positions, "position")
         return f"{channels}{' onward' * self.onward} x {positions}{' from the fault on' * self.tail}"
@@ -48,7 +48,7 @@ class OutputWindow:
     def draw_affected_outputs(
         self, dependents: npt.NDArray[np.bool_], channel_axis: int, rng: np.random.Generator
     ) -> Ints:
-        """The outputs among ``dependents`` (bool, in the shape of the output) that see the corrupted register.
+        """Draw the outputs among ``dependents`` (bool, in the output's shape) that see the corrupted register.
 
         Returns flat C-order positions, ascending, int64[m]; none only where nothing depends on the operand. Positions are all
         axes but ``channel_axis``, flattened in C order. Every (group of channels, run of positions) that holds a dependent is

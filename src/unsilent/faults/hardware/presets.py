@@ -1,4 +1,4 @@
-"""Published fault models of training accelerators, and the same family for other sizes.
+"""Published fault models of training accelerators, also for multiplier arrays of other sizes.
 
 Source: the 18 injection types of the artifact of *Understanding and Mitigating Hardware Failures in Deep Learning Training
 Systems* (ISCA 2023, DOI 10.1145/3579371.3589105). A preset says where: operand, elements, and the outputs that see
@@ -47,12 +47,12 @@ class Preset:
 
     @cached_property
     def model(self) -> FaultModel:
-        """Pattern and default value."""
+        """The fault model with the preset's default value."""
         return fault_model(self.fault_model_text)
 
     @property
     def affected_outputs_text(self) -> str:
-        """The outputs that see the corrupted operand, in words."""
+        """Description of the outputs that see the corrupted operand."""
         if self.operand == "out":
             return "itself"
         return "all that use it" if self.window is None else self.window.text
@@ -88,7 +88,7 @@ class Preset:
 
 
 class ArraySizes(NamedTuple):
-    """The sizes of an array of multipliers that fault models follow from.
+    """The sizes of a multiplier array that determine its fault models.
 
     ``outputs``: fed in one cycle by one input register. ``reduction``: operands that one output takes in one cycle.
     ``weight_hold``, ``input_hold``: cycles that a register keeps its value (None: as long as anything is streamed). ``tail``,
@@ -105,7 +105,7 @@ class ArraySizes(NamedTuple):
 
 
 def presets_for_array(sizes: ArraySizes) -> tuple[Preset, ...]:
-    """All presets of an array of these sizes; those of (16, 64, 16, 1) have the published names."""
+    """All presets of an array of these sizes; for sizes (16, 64, 16, 1) they have the published names."""
     p, c = sizes.outputs, sizes.reduction
     seen = OutputWindow(p, sizes.input_hold, sizes.tail and sizes.input_hold != 1, sizes.onward and p > 1)
     streamed = OutputWindow(1, sizes.weight_hold, sizes.tail and sizes.weight_hold != 1)
@@ -131,14 +131,14 @@ def presets_for_array(sizes: ArraySizes) -> tuple[Preset, ...]:
 
 
 def _global(name: str, operand: str, text: str, values_text: str, window: OutputWindow | None = None) -> Preset:
-    """Control of the whole array fails."""
+    """A preset for a failure of the control of the whole array."""
     how = "are arbitrary" if text.startswith("random") else "are stale or values of other elements"
     long = " for a number of cycles" if "cycles" in text else ""
     return Preset(name, "global control", operand, text, window, f"{values_text} {how}{long}")
 
 
 def _lines_out(n: int) -> tuple[Preset, ...]:
-    """The outputs of one cycle, and of several."""
+    """Presets that corrupt the outputs of one cycle or of several cycles."""
     once, long = f"the {n} outputs of one cycle", f"the {n} outputs of every cycle"
     return (
         _global(f"N{n}_RD", "out", f"random:block={n}", once),
@@ -149,7 +149,7 @@ def _lines_out(n: int) -> tuple[Preset, ...]:
 
 
 def _lines_in(n: int, windows: Mapping[str, tuple[str, OutputWindow]]) -> tuple[Preset, ...]:
-    """Presets of the operands read in one cycle, for all outputs, for those of one cycle, and in several cycles."""
+    """Presets that corrupt the operands read in one cycle or in several cycles."""
     result = []
     for name, (suffix, window) in windows.items():
         operand, noun = ("first", "inputs") if name == "INPUT" else ("second", "weights")
@@ -162,7 +162,7 @@ def _lines_in(n: int, windows: Mapping[str, tuple[str, OutputWindow]]) -> tuple[
 
 
 def _tiles(rows: int, columns: int) -> tuple[Preset, ...]:
-    """Presets of the outputs of one instruction, where that writes a tile."""
+    """Presets that corrupt the output tile of one instruction."""
     tile, outputs_text = f"tile={rows}x{columns}", f"the {rows} x {columns} outputs of one instruction"
     return (
         _global("TILE_RD", "out", f"random:{tile}", outputs_text),
@@ -194,7 +194,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 
 def preset(name: str) -> Preset:
-    """A published preset; raises ``UsageError`` for another name."""
+    """The published preset of this name; raises ``UsageError`` for an unknown name."""
     if name not in PRESETS:
         raise unknown_name_error("preset", name, PRESETS)
     return PRESETS[name]

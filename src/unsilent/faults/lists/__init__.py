@@ -1,4 +1,4 @@
-"""Lists of given faults in files: our own JSON lines, and what SCI-FI, PyTorchALFI and hdf5_corrupter write.
+"""Lists of faults in files: this package's JSON lines, and files of SCI-FI, PyTorchALFI and hdf5_corrupter.
 
 A file is read into entries, one a trial (`read_entries`); an entry says what it corrupts in the words of its file, and `resolve`
 makes `Fault` records of it for the tensors that a model really has. Files come from anywhere: they are parsed, never executed,

@@ -39,7 +39,7 @@ _LARGEST = 2**53
 
 @dataclass(frozen=True)
 class PyTorchAlfi:
-    """The matrix of a PyTorchALFI run; its scenario file says rnd_mode, rnd_value_type and layer_types."""
+    """The fault matrix of a PyTorchALFI run, with settings from the run's scenario file."""
 
     rnd_mode: str = ""
     rnd_value_type: str = ""
@@ -69,7 +69,7 @@ class PyTorchAlfi:
             raise UsageError(f"max_faults_per_image is {self.max_faults_per_image}; expected 1 or more")
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
-        """One entry for each column, or for as many columns together as an image was given faults."""
+        """One entry for each column, or for each group of columns that belongs to one image."""
         if "neurons_inj" in name.rpartition("/")[2]:
             raise WrongEntry(
                 "the file name says neuron faults, which do not name their images; give a list of weight faults",
@@ -135,7 +135,7 @@ def _matrix(content: bytes) -> NDArray[Any]:
 
 
 def _npy(content: bytes) -> NDArray[Any]:
-    """The array of a ``.npy`` whose header tells the truth about its size."""
+    """The array of a ``.npy`` file, whose header is checked against its size."""
     file = io.BytesIO(content)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:

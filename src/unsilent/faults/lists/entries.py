@@ -1,4 +1,4 @@
-"""Entries of a list of faults, before anybody knows the model they are for."""
+"""Entries of a list of faults, before the model is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unsilent.faults.record import Fault
 
 
 class ColumnNames(NamedTuple):
-    """Names of the columns of a format, for messages."""
+    """Names of the columns of a file format, for messages."""
 
     layer: str
     coordinates: tuple[str, ...]
@@ -21,21 +21,21 @@ class ColumnNames(NamedTuple):
 
 
 class NthLayer(NamedTuple):
-    """A layer by its number among the layers of some kinds, in the order in which the model holds them."""
+    """A layer by its number among the model's layers of the given kinds."""
 
     number: int
     kinds: tuple[str, ...]
 
 
 class ParameterPath(NamedTuple):
-    """A parameter by the path that a file has for it: ``/model/fc.weight``."""
+    """A parameter by its path in a file: ``/model/fc.weight``."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class ListedCorruption:
-    """A corruption of one element of one layer's ``weight``, or of the parameter that a path names.
+    """A corruption of one element of a layer's ``weight``, or of a parameter named by a path.
 
     ``index``: a flat C-order position, or coordinates. ``operation``: ``xor`` with the bit ``operand`` (0 is the least
     significant one), or ``set`` to the number ``operand``. ``required_dtype``: the one dtype for which that is what the
@@ -52,22 +52,22 @@ class ListedCorruption:
 
 
 class FaultListEntry(NamedTuple):
-    """The faults of one trial, and the place of the file that has them (``line 3``)."""
+    """The faults of one trial, and their place in the file (``line 3``)."""
 
     file_position: str
     corruptions: tuple[Fault | ListedCorruption, ...]
 
 
 class Format(Protocol):
-    """A way to write a list of faults."""
+    """A file format of fault lists."""
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
-        """The entries in the file's order; ``name`` is the file's. Raises `WrongEntry`."""
+        """The entries in the order of the file called ``name``; raises `WrongEntry`."""
         ...
 
 
 class WrongEntry(UsageError):
-    """Something is wrong in a list: the message, and the column of the entry; `errors_at` and `errors_in` add place and file."""
+    """An error in a fault list, with its column; `errors_at` and `errors_in` add the line and the file."""
 
     def __init__(self, message: str, column: str = "") -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class WrongEntry(UsageError):
 
 @contextmanager
 def errors_at(place: str = "", column: str = "") -> Iterator[None]:
-    """Within, what is wrong is wrong at a place of the file (``line 3``), and in a column, unless the error names another."""
+    """Context in which errors get a place of the file (``line 3``) and a column, if they have none yet."""
     try:
         yield
     except UsageError as error:
@@ -87,7 +87,7 @@ def errors_at(place: str = "", column: str = "") -> Iterator[None]:
 
 @contextmanager
 def errors_in(name: str) -> Iterator[None]:
-    """Within, what is wrong is wrong in the file of this name: errors begin with it, the place and the column."""
+    """Context in which error messages begin with the file's name, the place and the column."""
     try:
         yield
     except WrongEntry as error:

@@ -1,4 +1,4 @@
-"""Files with lists of faults: which format it is, and how much is read of it at most."""
+"""Reading of files with fault lists: detection of the format, and limits on the size."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ EMPTY = "holds no fault; give a list of one or more faults, like the output of u
 
 
 def read_list_bytes(path: str) -> bytes:
-    """The content of a list; raises ``UsageError`` for what is not a regular file, cannot be read or is larger than any list."""
+    """The content of a fault list; raises ``UsageError`` unless it is a readable regular file of allowed size."""
     return read_plain(path, MOST_BYTES, f"the list of faults {path}")
 
 
 def read_entries(content: bytes, name: str, format_name: str | None = None) -> Iterator[FaultListEntry]:
-    """The entries of a list, in its order; ``format_name`` names the format (None: by the content).
+    """The entries of a fault list in order; ``format_name`` names the format (None: detected from the content).
 
     Raises ``UsageError``, while it goes, at the first thing that is wrong, and for a list without faults or with too many.
     """
@@ -47,7 +47,7 @@ def read_entries(content: bytes, name: str, format_name: str | None = None) -> I
 
 
 def kind_of_list(path: str, format_name: str | None = None) -> str:
-    """The kind of sites that a list corrupts (``param``, ``op``, ``input``, ``kv``), from its first entry."""
+    """The kind of sites that a fault list corrupts (``param``, ``op``, ``input``, ``kv``), from its first entry."""
     entry = next(read_entries(read_list_bytes(path), path, format_name))
     first = entry.corruptions[0]
     return kind_of(first.site) if isinstance(first, Fault) else "param"

@@ -1,4 +1,4 @@
-"""The injection sequences that hdf5_corrupter (github.com/diepe28/hdf5_corrupter) saves.
+"""The injection sequences that are written by hdf5_corrupter (github.com/diepe28/hdf5_corrupter).
 
 Read in ``corrupter.py``, ``hdf5_common.py`` and ``hdf5_corrupter.py`` at 676c62a: one JSON object, location -> its
 injections, in their order, each ``[index, bits]``. A location is a dataset, or the beginning of the names of several; the
@@ -34,7 +34,7 @@ _COLUMNS = ColumnNames("location", ("index",), "bits")
 
 
 class SequenceEntry(NamedTuple):
-    """An injection of a sequence, as the file has it; ``location`` is a dataset's name or its beginning."""
+    """An injection as the file stores it; ``location`` is a dataset's name or the beginning of one."""
 
     location: str
     coordinates: tuple[int, ...]
@@ -44,12 +44,12 @@ class SequenceEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Hdf5Corrupter:
-    """The JSON of an injection sequence of hdf5_corrupter; together=true injects all of it in one trial."""
+    """An injection sequence of hdf5_corrupter in JSON; ``together`` injects all of it in one trial."""
 
     together: bool = False
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
-        """One entry for each injection, or one for all; injections without bits are passed over."""
+        """One entry for each injection, or one for all of them; injections without bits are skipped."""
         everything: list[ListedCorruption] = []
         for entry in _entries(content):
             if entry.bits is None:
@@ -64,7 +64,7 @@ class Hdf5Corrupter:
 
 
 def _corruptions(entry: SequenceEntry, bits: tuple[int, ...] | int) -> list[ListedCorruption]:
-    """The flips of an injection; raises `WrongEntry` where they cannot be made in a model."""
+    """The bit flips of an injection; raises `WrongEntry` if a model cannot have them."""
     if isinstance(bits, int):
         raise WrongEntry(f"bit {bits} is of an integer; lists for a model corrupt floating-point parameters")
     if not entry.coordinates:
@@ -77,12 +77,12 @@ def _corruptions(entry: SequenceEntry, bits: tuple[int, ...] | int) -> list[List
 
 
 def is_sequence(content: bytes) -> bool:
-    """Whether a file begins as a sequence does: an object whose first value is a list of lists."""
+    """Whether a file begins like a sequence: an object whose first value is a list of lists."""
     return _BEGIN.match(content[:4096].removeprefix(b"\xef\xbb\xbf")) is not None
 
 
 def read_sequence(content: bytes, name: str) -> list[SequenceEntry]:
-    """The injections of a sequence, in the file's order; ``name`` is the file's, for messages. Raises ``UsageError``."""
+    """The injections of a sequence in the order of the file called ``name``; raises ``UsageError``."""
     with errors_in(name):
         return _entries(content)
 

@@ -1,4 +1,4 @@
-"""Our own list: JSON lines of `Fault` records, as ``Fault.to_json`` and ``unsilent export`` write them.
+"""Fault lists in JSON lines of `Fault` records, as ``Fault.to_json`` and ``unsilent export`` write them.
 
 A line is one trial: a record, a list of records (one a tensor), or a row of ``unsilent export`` with its ``faults``. The head of
 a canonical export is passed over; the single object of an export to ``.json`` is read as well.
@@ -31,10 +31,10 @@ batch (``step``) acts in all of them."""
 
 @dataclass(frozen=True)
 class JsonLines:
-    """Fault records as JSON lines, also what unsilent export writes."""
+    """Fault records as JSON lines, including the output of ``unsilent export``."""
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
-        """One entry for each line; blank lines are passed over."""
+        """One entry for each line; blank lines are skipped."""
         for number, line in enumerate(io.BytesIO(content), 1):
             if not line.strip():
                 continue
@@ -56,7 +56,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _trials(value: Any, place: str) -> Iterator[tuple[str, list[Any]]]:
-    """The places and records of the trials in a line."""
+    """The place and the fault records of each trial in a line."""
     if isinstance(value, list):
         yield place, value
     elif not isinstance(value, dict):
@@ -74,7 +74,7 @@ def _trials(value: Any, place: str) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _row(row: Any) -> list[Any]:
-    """The records in a row of ``unsilent export``."""
+    """The fault records in a row of ``unsilent export``."""
     result = row.get("faults") if isinstance(row, dict) else None
     if isinstance(result, dict) and "digest" in result:
         raise WrongEntry("this fault is too large for a store, which holds only its digest; delete this line")
@@ -96,7 +96,7 @@ def _faults(records: list[Any]) -> tuple[Fault, ...]:
 
 
 def _placed(fault: Fault) -> Fault:
-    """The fault by the canonical name of its site; raises ``UsageError`` for a moment that no campaign here can keep to."""
+    """The fault with the canonical name of its site; raises ``UsageError`` if no campaign can apply it."""
     site = parse_site(site_in_memory(fault.site))
     if site.kind not in SUPPORTED_TIMING_FIELDS:
         raise UsageError(

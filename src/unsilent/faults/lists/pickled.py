@@ -1,4 +1,4 @@
-"""A pickled numpy array of plain numbers, read without unpickling (`unsilent.basics.pickle_values`): nothing in it is called.
+"""A pickled numpy array of plain numbers, read without unpickling (`unsilent.basics.pickle_values`).
 
 Anything but the structure that numpy writes for an array is refused. Protocols 3 to 5.
 """
@@ -19,11 +19,11 @@ _DTYPES = {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)} | {"f4", "
 
 
 class NotAnArray(ValueError):
-    """A pickle holds no array; the message is a phrase that says what it holds."""
+    """The pickle does not hold an array; the message says what it holds."""
 
 
 def read_array(content: bytes) -> NDArray[Any]:
-    """The array, read-only; raises ``NotAnArray``."""
+    """The array in a pickle, read-only; raises ``NotAnArray``."""
     try:
         result, _ = read_pickle(content, _MOST_MEMORY)
     except PickleDamaged as error:
@@ -32,7 +32,7 @@ def read_array(content: bytes) -> NDArray[Any]:
 
 
 def _array(result: Any) -> NDArray[Any]:
-    """The array that numpy would make of it, where that is all there is."""
+    """The numpy array that a pickle's value describes; raises ``NotAnArray`` for any other value."""
     match result:
         case Call(
             Name("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"),

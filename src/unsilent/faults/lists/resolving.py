@@ -1,4 +1,4 @@
-"""Entries of a list made into `Fault` records for the tensors that a model has."""
+"""Conversion of fault list entries to `Fault` records for a model's tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WEIGHT = ".weight"
 
 @dataclass(frozen=True)
 class ModelTensors:
-    """Tensors of a model that can be corrupted, and those that cannot.
+    """Tensors of a model that can be corrupted, and tensors that cannot.
 
     Attributes:
         regions: Tensors that can be corrupted.
@@ -56,7 +56,7 @@ class ModelTensors:
         return region
 
     def weight_region(self, layer: str | NthLayer | ParameterPath) -> Region:
-        """The weight of a layer, or the parameter that a path names; raises ``UsageError``."""
+        """The region of a layer's weight, or of the parameter named by a path; raises ``UsageError``."""
         if isinstance(layer, ParameterPath):
             return self._at_path(layer.path)
         if isinstance(layer, NthLayer):
@@ -67,7 +67,7 @@ class ModelTensors:
         return self.parameter_region(f"{layer}{_WEIGHT}")
 
     def _at_path(self, path: str) -> Region:
-        """The parameter whose name a path ends with: ``/model/fc.weight`` is ``fc.weight``, ``/conv1/bias`` is ``conv1.bias``."""
+        """The parameter whose name is the end of a path: ``fc.weight`` for ``/model/fc.weight``."""
         dotted = path.strip("/").replace("/", ".")
         fitting = [n for n in (*self.names, *self.not_corruptible) if f".{dotted}".endswith(f".{n}")]
         return self.parameter_region(max(fitting, key=len, default=dotted))
@@ -84,7 +84,7 @@ class ModelTensors:
 
 
 def resolve_entry(entry: FaultListEntry, tensors: ModelTensors, name: str) -> tuple[Fault, ...]:
-    """The faults of one trial, one a tensor; ``name`` is the list's. Raises ``UsageError`` for what does not fit the model."""
+    """The faults of one trial, one per tensor; raises ``UsageError`` for a fault that does not fit the model."""
     with errors_in(name), errors_at(entry.file_position):
         return _resolved(entry, tensors)
 
@@ -110,7 +110,7 @@ def _resolved(entry: FaultListEntry, tensors: ModelTensors) -> tuple[Fault, ...]
 
 
 def _checked(fault: Fault, tensors: ModelTensors) -> Fault:
-    """A record whose site, dtype and shape the model has, by the name that its tensor goes by."""
+    """The fault under its tensor's main name, after a check of its site, dtype and shape."""
     site = parse_site(fault.site)
     if site.kind == "param":
         with errors_at(column="site"):
@@ -132,7 +132,7 @@ def _checked(fault: Fault, tensors: ModelTensors) -> Fault:
 
 
 def _nowhere(fault: Fault, tensors: ModelTensors) -> WrongEntry:
-    """The error for a value of a run that is not there."""
+    """The error for a fault in a value that does not occur in the run."""
     steps = sorted({step for site, step, _ in tensors.regions if site == fault.site and step is not None})
     if steps:
         call = "" if fault.occurrence is None else f" at call {fault.occurrence}"
@@ -144,7 +144,7 @@ def _nowhere(fault: Fault, tensors: ModelTensors) -> WrongEntry:
 
 
 def _located(corrupt: ListedCorruption, tensors: ModelTensors) -> tuple[str, int]:
-    """Site and flat element of a listed corruption; raises `WrongEntry` for a layer, an index or a bit that is not there."""
+    """Site and flat element of a listed corruption; raises `WrongEntry` if the model has no such element."""
     columns = corrupt.columns
     with errors_at(column=columns.layer):
         region = tensors.weight_region(corrupt.layer)
@@ -172,7 +172,7 @@ def _located(corrupt: ListedCorruption, tensors: ModelTensors) -> tuple[str, int
 
 
 def _joined(site: str, result: Sequence[tuple[int, ListedCorruption]], tensors: ModelTensors) -> Fault:
-    """All corrupts of one tensor as one fault; two flips of one bit are none, as when they are done one after the other."""
+    """All corruptions of one tensor as one fault; two flips of the same bit cancel."""
     region = tensors.regions[site, None, None]
     operation = result[0][1].operation
     operands: dict[int, int] = {}

@@ -25,7 +25,7 @@ _COLUMNS = ColumnNames("Layer", ("TensorIndex",), "Bit")
 
 @dataclass(frozen=True)
 class SciFi:
-    """The CSV of a weight fault list of SCI-FI."""
+    """A weight fault list of SCI-FI in CSV."""
 
     def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
         """One entry for each row."""
@@ -74,7 +74,7 @@ def _corrupt(row: list[str]) -> ListedCorruption:
 
 
 def _index(text: str) -> int | tuple[int, ...] | None:
-    """``17`` or ``(0, 1, 2, 2)``; None for anything else."""
+    """Parse ``17`` or ``(0, 1, 2, 2)``; None for anything else."""
     text = text.strip()
     if not (text.startswith("(") and text.endswith(")")):
         return parse_whole_number(text)

@@ -1,1 +1,1 @@
-"""Faults inside one training step: forward and backward operations, what is kept between them, updates and collectives."""
+"""Faults inside one training step: forward and backward operations, saved activations, updates and collectives."""

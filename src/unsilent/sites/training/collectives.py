@@ -36,7 +36,7 @@ _SPACES = ("c10d", "_c10d_functional", "c10d_functional")
 
 
 def collective_name(func: Any) -> str | None:
-    """``c10d.allreduce_`` -> ``all_reduce``; None for what is no collective."""
+    """The name of a collective: ``all_reduce`` for ``c10d.allreduce_``; None for any other operation."""
     space, _, name = str(func._schema.name).partition("::")
     name = name.removesuffix("_")
     if space not in _SPACES or name in ("wait_tensor", "barrier", "monitored_barrier"):
@@ -45,13 +45,13 @@ def collective_name(func: Any) -> str | None:
 
 
 class CollectiveNamer:
-    """Counts the collectives of a step."""
+    """Numbers the collectives of a step to name them."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     def next_name(self, func: Any) -> str | None:
-        """The name of a collective that is about to run; None where it is none. To be asked once for each, in order."""
+        """The name of the next collective, or None; must be called once for each operation, in order."""
         name = collective_name(func)
         if name is None:
             return None
@@ -61,7 +61,7 @@ class CollectiveNamer:
 
 
 def payload_argument(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, bool]:
-    """Number of the tensor argument that is sent, and whether the collective writes it, too; schemas do not tell."""
+    """Number of the tensor argument that is sent, and whether the collective also writes to it."""
     space, _, name = str(func._schema.name).partition("::")
     if space != "c10d":
         return 0, False
@@ -71,7 +71,7 @@ def payload_argument(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 
 
 def received(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Tensor | None:
-    """The tensor with what came, once it has come."""
+    """The received tensor, after the communication has ended."""
     for item in result if isinstance(result, (tuple, list)) else (result,):
         if hasattr(item, "wait") and not isinstance(item, Tensor):
             item.wait()

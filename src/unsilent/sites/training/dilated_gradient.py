@@ -1,4 +1,4 @@
-"""A convolution's input gradient as accelerators compute it.
+"""A convolution's input gradient, computed like accelerators do: from an output gradient with inserted zeros.
 
 They convolve the output's gradient with stride 1, with zeros around it and, where the forward convolution has strides, between
 its elements.
@@ -47,7 +47,7 @@ class DilatedGradient:
 
     @staticmethod
     def misfit(call: OperationCall, site: SiteName) -> str:
-        """Why a site has no stuffed operand; empty where it has one."""
+        """Why a site cannot have an operand with inserted zeros; empty if it can."""
         func, args, _ = call
         if operation_name(func) != "convolution" or (site.phase, site.operand) != ("grad_in", "first"):
             return "only grad_in/first of a convolution can be a stuffed operand"
@@ -56,14 +56,14 @@ class DilatedGradient:
         return ""
 
     def dilate(self, gradient: Tensor) -> Tensor:
-        """The gradient of the output [N, O, …] with zeros between and around."""
+        """The output gradient [N, O, …] with zeros inserted between and around its elements."""
         stuffed = gradient.new_zeros(*gradient.shape[:2], *self._size)
         stuffed[self._places(gradient)] = gradient
         self._golden = stuffed.clone()
         return stuffed
 
     def faulty_input_gradient(self, stuffed: Tensor, golden: Tensor) -> Tensor:
-        """The gradient of the input: golden but for what depends on an element that is not as it was."""
+        """The golden input gradient with the elements that depend on changed elements recomputed."""
         words = WORDS[stuffed.element_size()]
         changed = stuffed.view(words) != self._golden.view(words)
         probe = torch.zeros_like(stuffed).masked_fill_(changed, torch.nan)

@@ -1,4 +1,4 @@
-"""The gradients that one operation hands back, corrupted where its backward node computes them.
+"""Corruption of the gradients that one operation's backward node computes.
 
 An output of the backward (``grad_wt/out``) is replaced on its way out of the node by a corrupted copy, so that only what follows
 sees it. An operand of one gradient (``grad_in/second``) is corrupted by running again what the node ran, with a corrupted one in
@@ -29,7 +29,7 @@ from unsilent.sites.training.dilated_gradient import DilatedGradient
 
 
 class BackwardOperation(NamedTuple):
-    """An operation of a backward node, as it ran."""
+    """An operation that a backward node ran, with its arguments and result."""
 
     func: Any
     args: tuple[Any, ...]
@@ -38,7 +38,7 @@ class BackwardOperation(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Origin of a tensor: number and output of a node, or the leaf itself."""
+    """Origin of a tensor in the autograd graph: number and output of a node, or the leaf tensor itself."""
 
     number: int
     output: int
@@ -46,7 +46,7 @@ class Edge(NamedTuple):
 
 
 def edge_of(tensor: Tensor) -> Edge | None:
-    """The edge that the gradient of a tensor takes; None where it needs none."""
+    """The autograd edge of a tensor's gradient; None if it requires no gradient."""
     if not tensor.requires_grad:
         return None
     node = tensor.grad_fn
@@ -54,12 +54,12 @@ def edge_of(tensor: Tensor) -> Edge | None:
 
 
 def operand_of_gradient(site: SiteName) -> int:
-    """Number of the operand (0: first) whose gradient a site is."""
+    """Number (0: first) of the operand that a gradient site belongs to."""
     return 0 if site.phase == "grad_in" else 1 + (int(site.operand.partition(".")[2] or 0))
 
 
 class GradientInjector:
-    """The backward of one operation that faults name; made when it is called, attached to its node once that is known.
+    """Corrupts gradients in the backward pass of one operation.
 
     Args:
         name: Name of the operation.
@@ -90,11 +90,11 @@ class GradientInjector:
 
     @property
     def has_operand_faults(self) -> bool:
-        """Whether what the node runs has to be remembered."""
+        """Whether operands of the backward node are corrupted, so that its operations must be recorded."""
         return any(not site.operand.startswith("out") for site, _ in self._wanted)
 
     def attach(self, results: Any, see: Callable[[bool], None] | None = None) -> bool:
-        """Find the node behind the results; False where autograd has made none.
+        """Find the autograd node of the results and hook it; False if there is no node.
 
         ``see``: called around what the node runs, where that has to be seen.
         """
@@ -109,22 +109,22 @@ class GradientInjector:
         return False
 
     def detach(self) -> None:
-        """Remove the hooks and forget everything."""
+        """Remove the hooks and drop all recorded data."""
         for handle in self._handles:
             handle.remove()
         self._tensors, self._edges, self._ran = [], [], []
 
     def add_recomputed_operands(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Called with the operands of the same operation when checkpointing runs it again: the node is given those."""
+        """Add the operands of the same operation when checkpointing recomputes it."""
         if self.has_operand_faults:
             self._tensors.append(operands_of(args, kwargs))
 
     def add_operation(self, ran: BackwardOperation) -> None:
-        """Add an operation that the node runs."""
+        """Record an operation that the node runs."""
         self._ran.append(ran)
 
     def _match(self, node: Any) -> dict[int, int]:
-        """Position of a tensor argument -> position of its gradient."""
+        """Map positions of tensor arguments to positions of their gradients."""
         result, start = {}, 0
         nexts = [Edge(-1, 0, getattr(fn, "variable", None)) if hasattr(fn, "variable") else
                  Edge(fn._sequence_nr() if fn is not None else -2, nr, None) for fn, nr in node.next_functions]  # fmt: skip
@@ -136,7 +136,7 @@ class GradientInjector:
         return result
 
     def _hand_back(self, computed: tuple[Tensor | None, ...], above: tuple[Tensor | None, ...]) -> Any:
-        """The hook of the node: the gradients, with faults in them."""
+        """The hook of the node: return the gradients with faults in them."""
         gradients, remade = list(computed), set[int]()
         for site, fault in self._wanted:
             place, why = self._place(site, computed)
@@ -157,7 +157,7 @@ class GradientInjector:
         return tuple(gradients)
 
     def _place(self, site: SiteName, computed: tuple[Tensor | None, ...]) -> tuple[int | None, str]:
-        """Position of the gradient that a site means; None with the reason."""
+        """Position of the gradient that a site names, or None with the reason."""
         number = operand_of_gradient(site)
         if number == 0 and "." in site.operand:
             why = "grad_in has only one gradient; the gradients of further operands are grad_wt/out, grad_wt/out.1 …"
@@ -196,7 +196,7 @@ class GradientInjector:
     def _again(
         self, site: SiteName, fault: FaultOrDraw, old: Tensor, golden: Tensor, run: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor | None:
-        """The gradient as it is with a corrupted operand in the place of the old one."""
+        """The gradient recomputed with a corrupted operand; None if the fault does not fit."""
         window = fault.reach if isinstance(fault, Fault) else fault.window
         if window is not None and (why := window_refusal(self._func, site, 0)):
             self._landings.refuse(fault, why)
@@ -215,7 +215,7 @@ class GradientInjector:
         return partly
 
     def _stuffed(self, site: SiteName, fault: Fault, golden: Tensor, above: tuple[Tensor | None, ...]) -> Tensor | None:
-        """The gradient of a convolution's input, computed as accelerators do from a stuffed gradient of the output."""
+        """The input gradient of a convolution, computed from a corrupted output gradient with inserted zeros."""
         why = DilatedGradient.misfit(self._settings, site)
         if why or above[0] is None:
             self._landings.refuse(fault, why or "its output received no gradient")
@@ -226,7 +226,7 @@ class GradientInjector:
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """A corrupted gradient in the place of a golden one that has a graph itself (``create_graph``), which is kept."""
+    """Autograd function that returns a corrupted gradient but keeps the graph of the golden one."""
 
     @classmethod
     def put(cls, golden: Tensor, corrupted: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ class _InPlaceOf(torch.autograd.Function):
 
 
 def _dense(gradient: Tensor) -> Tensor:
-    """A gradient with memory for every element: that of a sum is one number, expanded."""
+    """The gradient with separate memory for every element; the gradient of a sum is one expanded number."""
     if gradient.layout != torch.strided:
         return gradient
     with no_dispatch():
@@ -251,7 +251,7 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 class BackwardReplay:
-    """Operations of a node run again, with one tensor in the place of another.
+    """Reruns the operations of a backward node with one tensor replaced.
 
     Args:
         ran: Operations in order.
@@ -264,7 +264,7 @@ class BackwardReplay:
         self._memory = old.untyped_storage()._cdata if by_memory and has_plain_memory(old) else None
 
     def is_needed_for(self, goal: Tensor) -> bool:
-        """Whether a result depends on it."""
+        """Whether a result depends on the replaced tensor."""
         dirty: set[int] = set()
         for ran in self._ran:
             if any(id(t) in dirty or self._is_old(t) for t in operands_of(ran.args, ran.kwargs)):
@@ -272,7 +272,7 @@ class BackwardReplay:
         return id(self._result(goal)) in dirty or self._is_old(goal)
 
     def run(self, new: Tensor, goal: Tensor) -> Tensor:
-        """The result as it would have been; raises ``InjectionError`` where the node wrote over what it reads."""
+        """The recomputed result; raises ``InjectionError`` if the node overwrote one of its inputs."""
         known: dict[int, Tensor] = {}
 
         def now(tensor: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ class BackwardReplay:
         return now(self._result(goal))
 
     def _result(self, goal: Tensor) -> Tensor:
-        """The tensor of a recorded operation that the goal is."""
+        """The recorded tensor that corresponds to the goal."""
         results = (t for ran in reversed(self._ran) for t in tensors_in(ran.result))
         same = (
             t for t in results if t is goal or (has_plain_memory(t) and has_plain_memory(goal) and same_place(t, goal))
@@ -302,7 +302,7 @@ class BackwardReplay:
         return self._memory is not None and has_plain_memory(tensor) and tensor.untyped_storage()._cdata == self._memory
 
     def _window(self, tensor: Tensor, new: Tensor) -> Tensor:
-        """The new tensor as an operation reads it: with the offset and strides of the old one's view."""
+        """The new tensor with the offset and strides that an operation used to read the old one."""
         if tensor is self._old or not self._is_old(tensor):
             return new if tensor is self._old else tensor
         view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -1,4 +1,4 @@
-"""A training step with faults in it: operations forward, backward and of the update, collectives, and memory.
+"""A training step with faults in operations (forward, backward, update), collectives and memory.
 
 One dispatch mode, active for this step only, sees operations with their real operands: those of the modules that faults name,
 of the update or of the backward node that is hit, and all of the step where that is not enough to name them. It changes nothing
@@ -59,7 +59,7 @@ from unsilent.sites.training.updates import (
 
 
 class SavedActivation(NamedTuple):
-    """A tensor as its memory and its place in it."""
+    """A weak reference to a saved tensor: its memory, dtype, shape and strides."""
 
     memory: StorageWeakRef
     dtype: torch.dtype
@@ -70,13 +70,13 @@ class SavedActivation(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> SavedActivation:
-        """Remember a tensor without keeping it."""
+        """Make a weak reference to a tensor."""
         memory = StorageWeakRef(tensor.untyped_storage())
         offset = int(tensor.storage_offset())
         return cls(memory, tensor.dtype, tensor.device, offset, tuple(tensor.shape), tuple(tensor.stride()))
 
     def tensor(self) -> Tensor | None:
-        """The tensor, if anyone has kept it."""
+        """The tensor, or None if its memory has been freed."""
         storage: Any = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
         if storage is None:
             return None
@@ -89,7 +89,7 @@ NOUNS = {"param": "parameter", "optim": "state of an optimizer", "gradient": "pa
 
 
 class StepInjection(DispatchMode):
-    """Active around one training step: forward passes, backward passes and the update.
+    """Injects faults into one training step: forward passes, backward passes and the update.
 
     Args:
         model: Model whose modules and parameters give the names.
@@ -154,12 +154,12 @@ class StepInjection(DispatchMode):
 
     @property
     def applied_faults(self) -> list[AppliedFault]:
-        """The faults that landed so far."""
+        """The faults that were applied so far."""
         return self._landings.applied_faults
 
     @property
     def receipt(self) -> Receipt:
-        """Proof of what landed."""
+        """The record of all applied faults."""
         return Receipt(tuple(self.applied_faults))
 
     def _around(self, stack: ExitStack) -> None:
@@ -206,7 +206,7 @@ class StepInjection(DispatchMode):
         return self._watched is None
 
     def _moved(self, begins: bool) -> None:
-        """A module or an update begins, or has ended: see operations from the outermost place on where a fault can be hit.
+        """Start or stop observing operations when a module call or an update begins or ends.
 
         What is entered when something begins is left when it ends. So modes that others enter and leave in between are not
         touched, nor what compiled code restores when it is left, and a backward pass may call modules in its own threads.
@@ -225,17 +225,17 @@ class StepInjection(DispatchMode):
 
     @property
     def _is_there(self) -> bool:
-        """Whether this is among the modes that see operations of this thread."""
+        """Whether this mode sees the operations of the current thread."""
         return any(mode is self for mode in _get_current_dispatch_mode_stack())
 
     def _enter_below(self) -> None:
-        """Enter the stack of modes below those that were entered in this step, as if it had been there from the beginning."""
+        """Enter the stack of dispatch modes below the modes that were entered during this step."""
         above = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack() - self._depth)]
         for mode in (self, *reversed(above)):
             _push_mode(mode)
 
     def _leave(self) -> None:
-        """Leave the stack of modes, and nobody else."""
+        """Remove this mode, and no other, from the stack of dispatch modes."""
         above = []
         while self._is_there and (mode := _pop_mode()) is not self:
             above.append(mode)
@@ -244,7 +244,7 @@ class StepInjection(DispatchMode):
 
     @property
     def _is_elsewhere(self) -> bool:
-        """Whether what runs belongs to a module, called by a watched one, that no fault names."""
+        """Whether the current operation belongs to a module that no fault names."""
         if self._starts_active or self._updates.active or self._sees_node:
             return False
         return self._calls.module not in (self._watched or ())
@@ -254,7 +254,7 @@ class StepInjection(DispatchMode):
 
     @property
     def _is_done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all faults have been applied."""
         plans = self._plans
         return bool(plans.all) and self._landings.count == len(plans.all) and not plans.module_only_names
 
@@ -268,7 +268,7 @@ class StepInjection(DispatchMode):
         self._corrupt_saved()
 
     def _see_node(self, operations: bool) -> None:
-        """See what one backward node runs, in whatever thread that is."""
+        """Start or stop observing the operations of one backward node, in whatever thread it runs."""
         if operations and not self._is_there:
             self._enter_below()
             self._sees_node = True
@@ -346,7 +346,7 @@ class StepInjection(DispatchMode):
     # -- gradients -------------------------------------------------------------------------------------------------
 
     def _expect(self, met: OperationOccurrence, call: OperationCall) -> None:
-        """Get ready for the backward of an operation whose gradients faults name, and which is about to get its node."""
+        """Prepare faults in the gradients of an operation that is about to run."""
         plans = [
             p for p in self._plans.faults_at_operation("grad", met.name) if (p.wanted.micro_step or 0) == met.micro_step
         ]
@@ -361,7 +361,7 @@ class StepInjection(DispatchMode):
         self._pending = gradients, None
 
     def _settle(self) -> None:
-        """The operation before has its node by now."""
+        """Attach the prepared gradient faults to the autograd node of the previous operation."""
         if self._pending is None:
             return
         gradients, result = self._pending
@@ -385,7 +385,7 @@ class StepInjection(DispatchMode):
             self._saved.append((plan, SavedActivation.of(tensor)))
 
     def _corrupt_saved(self) -> None:
-        """Corrupt activations that were saved, when the backward pass begins."""
+        """Corrupt saved activations when the backward pass begins."""
         activations, self._saved = self._saved, []
         for plan, place in activations:
             tensor = place.tensor()
@@ -395,7 +395,7 @@ class StepInjection(DispatchMode):
                 self._corrupt(plan, tensor, False)
 
     def _before_update(self) -> None:
-        """Called when an optimizer begins its step: the first one ends the backward pass."""
+        """Handle the start of an optimizer step: the first one ends the backward pass."""
         if self._updated:
             return
         self._updated = self._corrupting = True
@@ -407,7 +407,7 @@ class StepInjection(DispatchMode):
             self._corrupting = False
 
     def _corrupt_memory(self, *kinds: str) -> None:
-        """Parameters and state of optimizers, or gradients."""
+        """Corrupt parameters and optimizer state, or the given kinds of memory."""
         plans = [plan for kind in kinds or ("param", "state") for plan in self._of(kind)]
         parameters = named_tensors(self._model) if plans else {}
         for plan in plans:
@@ -441,7 +441,7 @@ class StepInjection(DispatchMode):
         return None if corrupted is None else corrupted.tensor
 
     def _missed(self, plan: PlannedFault) -> InjectionError | UsageError:
-        """The error of a fault that did not land."""
+        """The error for a fault that was not applied."""
         names = self.names
         if not self._starts_active and not names["fwd"]:  # then the other modules that ran
             module_name = plan.site.name.partition("#")[0]

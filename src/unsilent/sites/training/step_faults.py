@@ -1,4 +1,4 @@
-"""The faults of one step by where they are met, and why one of them was not."""
+"""The faults of one training step by stage and site, and errors for faults that were not applied."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _NOUNS = {"optim": "operation of the update", "comm": "collective"}
 
 
 class PlannedFault(NamedTuple):
-    """A fault and its site taken apart; ``site.name`` is that of an operation also where the fault names its module alone."""
+    """A fault with its parsed site; ``site.name`` is an operation even if the fault names only a module."""
 
     site: SiteName
     wanted: FaultOrDraw
 
     def acts(self, met: OperationOccurrence) -> bool:
-        """Whether the fault means this time that the operation is called."""
+        """Whether the fault acts in this run of the operation."""
         return (self.wanted.micro_step or 0) == met.micro_step and (self.wanted.occurrence or 0) == met.occurrence
 
 
 class StepFaults:
-    """Faults of a step, by the place where they are met.
+    """The faults of a step, by stage and site.
 
     Args:
         faults: Faults and draws; those of other ranks than ``rank`` of ``ranks`` are left out.
@@ -71,11 +71,11 @@ class StepFaults:
         self._casts: dict[str, dict[str, None]] = {}
 
     def faults_in_stage(self, where: str) -> Mapping[str, Sequence[PlannedFault]]:
-        """The faults of a channel by name."""
+        """The faults of one stage, by name."""
         return self._by[where]
 
     def faults_at_operation(self, where: str, name: str) -> list[PlannedFault]:
-        """The faults at an operation, those included that name its module alone."""
+        """The faults at an operation, including those that name only its module."""
         plans, module = self._by[where], name.partition("#")[0]
         result = list(plans.get(name, ()))
         if module in plans and next(iter(self._bound.get((where == _GRADIENT, module), ())), "") == name:
@@ -83,7 +83,7 @@ class StepFaults:
         return result
 
     def bind_operation(self, met: OperationOccurrence, call: OperationCall) -> None:
-        """Bind an operation before it runs: a site that names a module alone means its only one, not counting casts."""
+        """Register an operation before it runs, for sites that name only its module."""
         module = met.name.partition("#")[0]
         if module not in self.module_only_names or gives_views(call[0]) or gives_uninitialised(call[0]):
             return
@@ -95,7 +95,7 @@ class StepFaults:
             self._bound.setdefault((True, module), {})[met.name] = None
 
     def ambiguity_error(self, plan: PlannedFault) -> UsageError | None:
-        """Why a site that names a module alone means several operations, or none but casts."""
+        """The error for a module name that matches several operations or only casts; None if it is unambiguous."""
         module = plan.site.name
         bound = self._bound.get((step_stage(plan.site) == _GRADIENT, module), {})
         casts = self._casts.get(module, {}) if (False, module) not in self._bound else {}
@@ -115,7 +115,7 @@ class StepFaults:
         micro_steps: int,
         backward: bool,
     ) -> InjectionError | UsageError:
-        """The error of a fault that did not land.
+        """The error for a fault that was not applied.
 
         ``names``: what was met, by channel. ``micro_steps``: how many there were. ``backward``: whether a backward pass ran.
         """
@@ -148,7 +148,7 @@ class StepFaults:
 
 
 def watched_modules(plans: Sequence[PlannedFault], modules: Collection[str]) -> frozenset[str] | None:
-    """The modules whose own operations have to be seen for these faults; None: all operations of the step.
+    """The modules whose operations must be observed for these faults; None: all operations of the step.
 
     What an operation is called follows from its module alone. Everything has to be seen where a fault names none of ``modules``
     (an operation outside of them, a collective), an operation that is run again, or nothing (no fault: the names are wanted).
@@ -166,14 +166,14 @@ def watched_modules(plans: Sequence[PlannedFault], modules: Collection[str]) -> 
 
 
 def step_stage(site: SiteName) -> str:
-    """The stage of a step in which a site is met."""
+    """The stage of a training step that a site belongs to."""
     if site.kind == "op":
         return _GRADIENT if site.phase.startswith("grad") else site.phase
     return "state" if site.kind == "optim" else site.kind
 
 
 def _absent(site: SiteName, where: str, there: list[str]) -> UsageError | None:
-    """Why no operation of that name was met; the nearest are named. None where it was."""
+    """The error for an operation name that did not occur, with the nearest names; None if it occurred."""
     owner, mark, _ = site.name.partition("#")
     owners = dict.fromkeys(name.partition("#")[0] for name in there)
     if site.name in (there if mark else owners if where != "optim" else ()):
@@ -192,5 +192,5 @@ def _absent(site: SiteName, where: str, there: list[str]) -> UsageError | None:
 
 
 def as_list(value: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """One or several values of these types as a list."""
+    """A list of one or several values of these types."""
     return [value] if isinstance(value, kinds) else list(value)

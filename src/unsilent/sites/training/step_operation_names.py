@@ -1,4 +1,4 @@
-"""Names of the operations of a training step, and which backward node belongs to which of them.
+"""Names of the operations of a training step, and their backward nodes.
 
 Autograd numbers its nodes, and takes the number of an operation's node just before the operation is dispatched; so the number
 that was given out last, when an operation that needs a gradient runs, is that of its node. A profiler pairs them so, too.
@@ -31,17 +31,17 @@ RECOMPUTED = "(recomputed)"
 
 
 def current_node() -> Any:
-    """The autograd node that is being evaluated, None in a forward pass."""
+    """The autograd node that is being evaluated; None in a forward pass."""
     return torch._C._current_autograd_node()
 
 
 def next_number() -> int:
-    """The number that the next node will get."""
+    """The number that the next autograd node will get."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
 class ModuleCall(NamedTuple):
-    """A call of a module in the forward pass: last nodes before it and in it, operations counted before it, its region."""
+    """A forward call of a module: its range of autograd nodes, its operation counts, its checkpoint region."""
 
     begin: int
     counts: Counter[str]
@@ -49,12 +49,12 @@ class ModuleCall(NamedTuple):
     region: int | None
 
     def distance(self, node: int) -> int:
-        """Distance of its nodes from one."""
+        """Distance of a node from the range of this call's nodes; 0 inside."""
         return max(self.begin - node, node - self.end, 0)
 
 
 class OperationOccurrence(NamedTuple):
-    """A run of an operation: its name, the micro-step, and whether it runs for the first time (0) or again (1)."""
+    """A run of an operation: its name, the micro-step, and 0 for the first run or 1 for a recomputation."""
 
     name: str
     micro_step: int
@@ -62,7 +62,7 @@ class OperationOccurrence(NamedTuple):
 
 
 class StepOperationNamer(OperationNamer):
-    """Follows the module calls of one training step; ``moved`` is called when one begins (True) or has ended.
+    """Names the operations of one training step; ``moved`` is called when a module call begins (True) or ends.
 
     Attributes:
         called_modules: Names of those that were called.
@@ -94,25 +94,25 @@ class StepOperationNamer(OperationNamer):
 
     @property
     def module_names(self) -> Collection[str]:
-        """Names of all modules."""
+        """Names of all modules of the model."""
         return self._names.values()
 
     @property
     def has_run_backward(self) -> bool:
-        """Whether a backward pass ran."""
+        """Whether a backward pass has run."""
         return self._backward or self._micro_step > 0
 
     @property
     def current_micro_step(self) -> int:
-        """Number of backward passes that were over when this forward pass began."""
+        """Number of backward passes that ended before this forward pass began."""
         return self._micro_step
 
     def mark_backward(self) -> None:
-        """Note that a backward node runs."""
+        """Record that a backward node runs."""
         self._backward = True
 
     def next_occurrence(self, func: Any, again: bool) -> OperationOccurrence:
-        """The name of a forward operation that is about to run; to be asked exactly once for each, in order."""
+        """The next forward operation's name and occurrence; must be called exactly once for each, in order."""
         module, operation = self.module, operation_name(func)
         if again and len(self._stack) == 1:
             module = RECOMPUTED
@@ -141,7 +141,7 @@ class StepOperationNamer(OperationNamer):
         self._moved(True)
 
     def _earlier(self, module: int, name: str, node: int) -> ModuleCall:
-        """The call that is run again."""
+        """The original module call that is being recomputed."""
         where, calls = checkpoint_region(), self._calls[module]
         candidates = [call for call in calls if call.region == where and where is not None]
         if not candidates:  # torch does not tell: those nearest to the node that asks
@@ -165,7 +165,7 @@ class StepOperationNamer(OperationNamer):
         self._moved(False)
 
     def follow_backward(self, begins: Callable[[], None] | None) -> None:
-        """Follow backward passes in any thread, and call ``begins`` when one comes to what the model returned.
+        """Follow backward passes in any thread; ``begins`` is called when one reaches the model's output.
 
         For who sees no operations then, by which a pass that was not begun by torch's own functions could be noticed.
         """
@@ -181,7 +181,7 @@ class StepOperationNamer(OperationNamer):
 
 
 class _BackwardCallbacks:
-    """Callbacks before every backward pass; torch's entry to it is replaced while there are any."""
+    """Callbacks before every backward pass; patches torch's backward function while there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -216,7 +216,7 @@ _CALLBACKS = _BackwardCallbacks()
 
 @contextmanager
 def before_backward(callback: Callable[[bool], None]) -> Iterator[None]:
-    """Calls back whenever a backward pass is about to begin: nodes that are made by then can still be given hooks.
+    """Context in which ``callback`` is called before every backward pass.
 
     The callback is told whether the pass builds a graph itself (``create_graph``).
     """
@@ -228,7 +228,7 @@ def before_backward(callback: Callable[[bool], None]) -> Iterator[None]:
 
 
 def checkpoint_region() -> int | None:
-    """The checkpointed region (non-reentrant) that is being run, for the first time or again; None outside of any."""
+    """The checkpointed region (non-reentrant) that is running, first or recomputed; None outside of any."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     pack: Any = hooks[0] if hooks else None
     for cell in getattr(getattr(pack, "_torchdynamo_orig_callable", pack), "__closure__", None) or ():
@@ -243,7 +243,7 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel")
 
 
 def model_inside_wrapper(model: nn.Module) -> nn.Module:
-    """The model inside a wrapper or a compiled module, whose own name would stand before all others."""
+    """The model inside a wrapper or a compiled module."""
     while True:
         if isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
             model = compiled

@@ -1,4 +1,4 @@
-"""Sites that can be corrupted in a training step, with dtypes and shapes: one fault-free step is watched."""
+"""Survey of the corruptible sites of a training step, with dtypes and shapes, in one fault-free step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Shaped = tuple[str, tuple[int, ...]]
 
 
 class SurveyedGradients(GradientInjector):
-    """The gradients that one operation returns, with their dtypes and shapes; keeps none of its operands."""
+    """The gradients that one operation returns, with dtypes and shapes, without its operands."""
 
     def __init__(
         self, name: str, number: int, call: OperationCall, tell: Callable[[SiteName, Tensor | Shaped | None], None]
@@ -67,7 +67,7 @@ class SurveyedGradients(GradientInjector):
 
 
 class StepSurvey(StepInjection):
-    """Active around one fault-free step, of which it changes no bit; afterwards `select_regions` says what there is.
+    """Records the corruptible sites of one fault-free training step, for `select_regions`.
 
     Args:
         model: Model as of `StepInjection`.
@@ -81,11 +81,11 @@ class StepSurvey(StepInjection):
 
     @property
     def kinds(self) -> set[str]:
-        """Kinds of sites that there are: ``op``, ``param``, ``optim`` and so on."""
+        """Kinds of sites in the step: ``op``, ``param``, ``optim`` and so on."""
         return {site.kind for site in self._regions}
 
     def select_regions(self, *addresses: str) -> tuple[Region, ...]:
-        """Regions that addresses like ``op:layer1.*/grad_wt/out`` and ``optim:*`` select together, in the order of the step.
+        """The regions that addresses like ``op:layer1.*/grad_wt/out`` and ``optim:*`` select, in the step's order.
 
         Raises ``UsageError`` for an address that selects nothing, with what there is.
         """

@@ -1,4 +1,4 @@
-"""The operations of an optimizer's update, named by the parameter they work for: ``op:fc.weight#addcdiv.0/optim/out``.
+"""The operations of an optimizer's update, named by the parameter they update: ``op:fc.weight#addcdiv.0/optim/out``.
 
 The parameter that an operation works for follows from its memory: that of the parameter, its gradient or its state, and what was
 computed of these. An operation on lists (``_foreach_addcdiv_``) works for the parameter of each entry.
@@ -23,19 +23,19 @@ from unsilent.sites.threads import StepThread
 
 
 class UpdateOperation(NamedTuple):
-    """An operation of an update for one parameter: its name, and the entry of its lists (None: it has none)."""
+    """An update operation for one parameter: its name, and its entry in the operation's lists (None: no lists)."""
 
     name: str
     entry: int | None
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a distributed tensor that is here."""
+    """The local shard of a distributed tensor; any other tensor unchanged."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
 class UpdateTracker:
-    """Follows the updates of optimizers; a context manager around a step.
+    """Context manager that follows the updates of optimizers in one step.
 
     Args:
         before: Called before each of them.
@@ -72,7 +72,7 @@ class UpdateTracker:
         self.active, self._owners = False, {}
 
     def name_operations(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[UpdateOperation]:
-        """Names of an operation for the parameters it works for; to be asked exactly once for each, in order."""
+        """Names of the next operation, one per updated parameter; must be called exactly once for each, in order."""
         entries = first_tensor_list(args)
         operation, result = operation_name(func), []
         if entries is None:
@@ -88,7 +88,7 @@ class UpdateTracker:
         return result
 
     def assign_results(self, work: Sequence[UpdateOperation], result: Any) -> None:
-        """Called with the result: new memory belongs to whom it was made for."""
+        """Assign the memory of an operation's result to the parameters that it was computed for."""
         results = list(tensors_in(result))
         for operation in work:
             tensors = results if operation.entry is None else results[operation.entry : operation.entry + 1]
@@ -126,7 +126,7 @@ class UpdateTracker:
             self._moved(False)
 
     def _is_followed(self, optimizer: Optimizer) -> bool:
-        """Whether an update is one of the step, in whatever thread: a hook may make it during the backward pass."""
+        """Whether an update belongs to the observed step, in whatever thread it runs."""
         if self._thread.is_current:
             return True
         parameter_ids = {id(p) for p in self._model.parameters()}
@@ -134,7 +134,7 @@ class UpdateTracker:
 
 
 def state_of(optimizers: Sequence[Optimizer], model: nn.Module, name: str, entry: str) -> Tensor | None:
-    """A tensor of an optimizer's state; None where it has none (yet)."""
+    """A tensor of an optimizer's state; None if it does not exist (yet)."""
     parameter = dict(named_parameters(model)).get(name)
     for optimizer in optimizers:
         value = optimizer.state.get(parameter, {}).get(entry) if parameter is not None else None
@@ -144,7 +144,7 @@ def state_of(optimizers: Sequence[Optimizer], model: nn.Module, name: str, entry
 
 
 def optimizer_state_names(optimizers: Sequence[Optimizer], model: nn.Module) -> list[str]:
-    """The tensors of state that can be corrupted, as ``fc.weight/exp_avg``."""
+    """The optimizer state tensors that can be corrupted, named like ``fc.weight/exp_avg``."""
     return [
         f"{name}/{entry}"
         for name, p in named_parameters(model)
@@ -155,5 +155,5 @@ def optimizer_state_names(optimizers: Sequence[Optimizer], model: nn.Module) -> 
 
 
 def current_gradients(model: nn.Module) -> dict[str, Tensor]:
-    """The gradients that parameters have now, by the name of the parameter."""
+    """The current gradients of the parameters, by parameter name."""
     return {name: local(p.grad) for name, p in named_parameters(model) if p.grad is not None}
