@@ -188,9 +188,8 @@ class CachedEngine(PlainEngine):
     def _hold_one_more(self, faults: Sequence[Fault]) -> None:
         """Hold the golden values of one more batch that is used often.
 
-        Only one batch at a time, so that no trial takes long.
-
-        Trials of some samples need so many golden values that those of the batch of ``faults`` are held at once.
+        Only one batch at a time, so that no trial takes long. Trials of some samples need so many golden values that
+        those of the batch of ``faults`` are held at once.
         """
         steps = {fault.step for fault in faults} if self._sampled else set()
         due = next((i for i, r in self._unheld.items() if i in steps or r.passes >= PASSES_BEFORE_HOLDING), None)
@@ -222,9 +221,9 @@ class CachedEngine(PlainEngine):
         self._hold_one_more(faults)
 
     def prepare_for_transient_faults(self) -> None:
-        """Prepare for faults in operations and inputs; done once.
+        """Prepare for faults in operations and inputs.
 
-        Holds the golden values that such faults need, and measures operations on single samples.
+        Done once. Holds the golden values that such faults need, and measures operations on single samples.
         """
         if self._operations:
             return
@@ -383,9 +382,8 @@ class CachedEngine(PlainEngine):
     def _take(self, batch: int, replayer: Replayer, many: Sequence[Sequence[Fault]], packed: bool = True) -> list[Any]:
         """Outputs of some trials for one batch, computed from the tape.
 
-        The golden output if nothing differs, and `Diverged` for a trial that has to be run in full.
-
-        ``packed``: on rows where that can be. Faults of parameters, which only a single trial may have, are in place.
+        The golden output if nothing differs, and `Diverged` for a trial that has to be run in full. ``packed``: on
+        rows where that can be. Faults of parameters, which only a single trial may have, are in place.
         """
         with torch.no_grad():
             starts = [trial_entry_of(replayer.tape, self.parameters, faults) for faults in many]

@@ -24,9 +24,9 @@ DTYPES = {
 
 
 def resolve_device(device: str) -> str:
-    """The device to use for a device name; ``auto`` means CUDA if it is available.
+    """The device to use for a device name such as ``cuda`` or ``auto``.
 
-    Raises ``UsageError`` for a device that is not available.
+    ``auto`` means CUDA if it is available. Raises ``UsageError`` for a device that is not available.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -52,9 +52,7 @@ def torch_dtype(dtype: str) -> torch.dtype:
 def place_model(model: nn.Module, device: str, dtype: str | None) -> nn.Module:
     """The model on the device, with floating-point tensors in ``dtype``.
 
-    The model itself if nothing has to change, else a copy.
-
-    The user's own model is never moved or rounded.
+    The model itself if nothing has to change, else a copy. The user's own model is never moved or rounded.
     """
     if not device.startswith("cpu"):
         torch.backends.cudnn.benchmark = False
@@ -112,7 +110,10 @@ def environment(device: str = "cpu") -> str:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Context in which torch uses ``count`` CPU threads; the bits of sums depend on this number."""
+    """Context in which torch uses ``count`` CPU threads.
+
+    The bits of sums depend on this number.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -44,7 +44,10 @@ def digest(values: Sequence[Any]) -> int:
 
 
 def tensors_hasher(tensors: Iterable[Tensor]) -> Any:
-    """An xxh3-64 hash object that is updated with the bytes of all elements; more can be added to it."""
+    """An xxh3-64 hash object that has hashed the bytes of all elements.
+
+    More bytes can be added to it.
+    """
     result = xxhash.xxh3_64()
     for tensor in tensors:
         result.update(content_of(tensor))
@@ -72,7 +75,7 @@ def digest_unordered(tensor: Tensor) -> int:
 
 
 def digest_all(hashes: Sequence[int]) -> int:
-    """One hash for several hashes; 0 for none."""
+    """One hash that combines several hashes, or 0 for no hash."""
     return int(xxhash.xxh3_64_intdigest(repr(hashes).encode())) if hashes else 0
 
 

@@ -23,7 +23,7 @@ BLOCK = 1 << 20
 
 
 class PropagationStart(NamedTuple):
-    """The start of a fault's propagation.
+    """The operations and values on a tape at which a fault starts.
 
     Operations that are re-executed in any case, and values that differ from the beginning.
     """
@@ -34,7 +34,7 @@ class PropagationStart(NamedTuple):
 
 @dataclass(frozen=True)
 class FaultPropagation:
-    """The sources that reach each operation and each value of a tape, as bit sets.
+    """The faults that reach each operation and each value of a tape, as bit sets.
 
     ``ran``: the operation is re-executed. ``dirty``: the value may differ. ``needed``: an operation that is re-executed
     reads it and it is golden. ``may_end_at``: when it has been made nothing else that is still read differs, so that comparing it
@@ -48,7 +48,7 @@ class FaultPropagation:
 
 
 def propagate_faults(tape: Tape, sources: Sequence[PropagationStart]) -> FaultPropagation:
-    """Propagate every source along the tape to its end."""
+    """Find the operations and values on a tape that each fault reaches."""
     forced: dict[int, Bits] = {}
     values = len(tape.values)
     result = FaultPropagation([], [0] * values, [0] * values, [0] * values)
@@ -73,7 +73,7 @@ def propagate_faults(tape: Tape, sources: Sequence[PropagationStart]) -> FaultPr
 
 
 def _make(tape: Tape, result: FaultPropagation, values: Iterable[int], bits: Bits, live: set[int]) -> None:
-    """Store which sources reach the values of an operation.
+    """Store which faults reach the values of an operation.
 
     ``live``: earlier values that differ for some source and are still read.
     """

@@ -71,9 +71,8 @@ class GraphCosts:
     def trials_on_rows(self, by_graphs: float, trials: int) -> int:
         """The number of sampled trials to evaluate on single samples instead of by graphs.
 
-        They are the first ones of ``trials``: all, none, or a few while the cost is not known.
-
-        ``by_graphs``: seconds of a trial by graphs, which evaluate whole batches.
+        They are the first ones of ``trials``: all, none, or a few while the cost is not known. ``by_graphs``: seconds
+        of a trial by graphs, which evaluate whole batches.
         """
         if self.groups_on_rows < GROUPS:
             return min(trials, TRIED)
@@ -318,9 +317,9 @@ class GraphedEngine(CachedEngine):
         return min([] if value is None else tape.values[value].readers, default=len(tape.nodes))
 
     def staged(self, trials: Sequence[Sequence[Fault]], batch: int | None = None) -> Staged:
-        """The faults of trials copied to the device; all faults must be of one kind.
+        """The faults of several trials, copied to the device.
 
-        ``batch``: the batch for faults that do not name one.
+        All faults must be of one kind. ``batch``: the batch for faults that do not name one.
         """
         if all(parse_site(fault.site).kind == "op" for faults in trials for fault in faults):
             points = [self._points[faults[0].step or 0] for faults in trials]

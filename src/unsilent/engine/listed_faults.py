@@ -1,9 +1,8 @@
 """Faults from a list in a file, used in place of randomly drawn faults.
 
-They are resolved for the workload and sorted into targets, one fault per trial.
-
-What is measured is the list itself: trial k of a target is the k-th of its faults in the file's order, a target's share is its
-part of the list, and once all were run nothing is left to estimate.
+They are resolved for the workload and sorted into targets, one fault per trial. What is measured is the list itself:
+trial k of a target is the k-th of its faults in the file's order, a target's share is its part of the list, and once
+all were run nothing is left to estimate.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class _Graph:
         return items
 
     def leaning(self, value: int, held: Collection[int]) -> set[int]:
-        """The held values that depend on ``value``, or on which it depends, without a held value in between.
+        """The nearest held values before and after ``value`` in the graph of a tape.
 
         ``value`` itself is not held.
         """
@@ -253,9 +253,9 @@ class _Order:
         self._rounds = self._run()
 
     def at(self, n: int) -> tuple[float, int]:
-        """The n-th value to drop, and its loss per byte, which never falls with ``n``.
+        """The loss per byte and the number of the n-th value to drop.
 
-        The loss is infinite when no value is left.
+        The loss never falls with ``n``. The loss is infinite when no value is left.
         """
         while len(self._given_up) <= n:
             batch = next(self._rounds, None)

@@ -40,9 +40,7 @@ def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outp
     """Check that no operation reads a parameter without the tape.
 
     The tape is executed on copies of the parameters while the parameters themselves are corrupted, and must give the
-    golden output.
-
-    ``outputs`` turns what the tape gives into the output. Raises `Unrecordable`.
+    golden output. ``outputs`` turns what the tape gives into the output. Raises `Unrecordable`.
     """
     tape = replayer.tape
     live, memory_values = tape.externals, set(tape.by_storage.values())

@@ -217,11 +217,9 @@ class PlainEngine:
     def trial(self, faults: Sequence[Fault], samples: Samples = None) -> TrialOutcome:
         """The outcome of one trial: inject the faults, evaluate the batches in which they act, and restore.
 
-        A trial without faults is masked and is not run.
-
-        ``samples``: the only ones that count, of the batch that the faults act in (None: all).
-
-        Raises ``ProcessUnusable`` where taking back raises, as on a device that an assertion has stopped.
+        A trial without faults is masked and is not run. ``samples``: the only ones that count, of the batch that the
+        faults act in (None: all). Raises ``ProcessUnusable`` where taking back raises, as on a device that an
+        assertion has stopped.
         """
         if not faults:
             return TrialOutcome(tuple(same_outcome_for_all(Outcome.MASKED, n) for n in self.samples))
@@ -372,9 +370,8 @@ class PlainEngine:
     def _evaluate(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of one batch under the faults that act in it.
 
-        Faults in parameters must be in memory already.
-
-        An engine that knows the output to be bit-identical returns ``self.golden[batch]`` itself: nothing to classify.
+        Faults in parameters must be in memory already. An engine that knows the output to be bit-identical returns
+        ``self.golden[batch]`` itself: nothing to classify.
         """
         transient = [f for f in faults if is_transient(f.site)]
         if not transient:

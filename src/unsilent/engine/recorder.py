@@ -1,9 +1,8 @@
 """Recording of an evaluation as a tape of operations, without their values.
 
-A dispatch mode sees every operation below autograd.
-
-What a dispatch mode does not see is intercepted on `torch.Tensor` (``tolist``, ``numpy``, ``data_ptr`` …): Python then
-knows bits of a tensor, so a trial in which they differ must not be taken from the tape.
+A dispatch mode sees every operation below autograd. What a dispatch mode does not see is intercepted on `torch.Tensor`
+(``tolist``, ``numpy``, ``data_ptr`` …): Python then knows bits of a tensor, so a trial in which they differ must not
+be taken from the tape.
 """
 
 from __future__ import annotations
@@ -114,7 +113,10 @@ class Recorder(DispatchMode):
         return result
 
     def _give_up(self, name: str, why: Exception) -> None:
-        """Store the reason why this run cannot be recorded; the run itself continues."""
+        """Store the reason why this run cannot be recorded.
+
+        The run itself continues.
+        """
         self._broken = why if isinstance(why, Unrecordable) else Unrecordable(f"{name} ({type(why).__name__}: {why})")
 
     def _begin(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:
@@ -306,7 +308,7 @@ def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str,
 
 @contextmanager
 def _readbacks_told(recorder: Recorder) -> Any:
-    """Context in which the recorder is told whenever Python reads a tensor without an operation."""
+    """Context that reports to the recorder whenever Python reads a tensor without an operation."""
 
     def reported(name: str, method: Any) -> Any:
         @wraps(method)

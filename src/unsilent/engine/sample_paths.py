@@ -1,9 +1,7 @@
 """The operations after which the effect of a fault can be followed for each sample separately.
 
-No later operation mixes samples.
-
-It is not enough that the samples of a trial do not reach an operation that mixes: the others may, under the same fault, and what
-they do to the result there comes back to these.
+No later operation mixes samples. It is not enough that the samples of a trial do not reach an operation that mixes:
+the others may, under the same fault, and what they do to the result there comes back to these.
 """
 
 from __future__ import annotations

@@ -144,11 +144,11 @@ class RowPlan:
         return bool(self.tape.values[value].readers) or self.tape.values[value].output
 
     def lies_apart(self, window: StorageWindow) -> bool:
-        """Whether a window covers the same elements in each sample's part of its value."""
+        """Whether a strided view covers the same elements of every sample in a batch."""
         return self._apart(window, self.tape.values[window.value].nbytes)
 
     def _apart(self, window: StorageWindow, nbytes: int) -> bool:
-        """Whether a window covers the same elements in each sample's part of ``nbytes`` bytes of memory."""
+        """Whether a strided view covers the same elements of every sample in ``nbytes`` bytes of memory."""
         size = window.dtype.itemsize
         if not window.shape or window.shape[0] % self.batch or nbytes % (self.batch * size) or not prod(window.shape):
             return False
@@ -163,7 +163,7 @@ class RowPlan:
         return _words(holder.untyped_storage(), holder, self.batch)
 
     def window(self, words: Tensor, window: StorageWindow) -> Tensor:
-        """The view of some samples that corresponds to a window on the whole batch.
+        """The given view of a batch, applied to some samples only.
 
         ``words``: contiguous, [rows, words of a sample].
         """
@@ -220,11 +220,10 @@ class RowPlan:
     # -- trying ------------------------------------------------------------------------------------------------
 
     def try_row_counts(self, replayer: Replayer, except_for: Collection[int] = ()) -> None:
-        """Test every operation on all numbers of samples per call; done once.
+        """Test with how many samples per call each operation gives the same bits.
 
-        Operations in ``except_for``, or without golden values at hand, are left out.
-
-        Operations of one kind are tried once; all samples being alike in one of them says nothing about the others.
+        Done once. Operations in ``except_for``, or without golden values at hand, are left out. Operations of one kind
+        are tried once; all samples being alike in one of them says nothing about the others.
         """
         if self.measured:
             return

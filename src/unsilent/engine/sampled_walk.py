@@ -58,9 +58,8 @@ class SampledWalk(Walk):
     def outputs(self) -> Iterator[tuple[list[Tag], Holders]]:
         """Outputs that contain the results of some trials and samples.
 
-        Each with its trials and samples, and tensors that hold the output's values.
-
-        In one output no sample belongs to two trials. A trial whose output is golden is in none.
+        Each with its trials and samples, and tensors that hold the output's values. In one output no sample belongs to
+        two trials. A trial whose output is golden is in none.
         """
         self._visit_all()
         tags = {tag for value, rows in self._rows.items() if self._tape.values[value].output for tag in rows.tags}
@@ -133,9 +132,7 @@ class SampledWalk(Walk):
     def _run_beside_golden(self, node: Node, tag: Tag) -> dict[int, CorruptedRows] | None:
         """Run an operation on one sample with golden operands, in one call with its golden neighbours.
 
-        Nothing has to be copied for that.
-
-        None where that is not possible.
+        Nothing has to be copied for that. None where that is not possible.
         """
         plan, replayer = self._plan, self._replayer
         assert plan is not None
@@ -182,7 +179,7 @@ def joined(parts: Sequence[CorruptedRows]) -> CorruptedRows:
 
 
 def without_shared_samples(tags: Iterable[Tag]) -> list[list[Tag]]:
-    """Split the tags into as few lists as possible so that no list has a sample twice."""
+    """Split (trial, sample) pairs into as few lists as possible, with no sample twice in a list."""
     lists: list[list[Tag]] = []
     seen: dict[int, int] = {}
     for tag in tags:

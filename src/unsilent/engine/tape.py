@@ -30,7 +30,7 @@ class Diverged(Exception):
 
 
 class StorageWindow(NamedTuple):
-    """The view of a value's memory that a tensor is.
+    """Description of a tensor as a strided view of a value's memory.
 
     Strides and offset count elements.
     """
@@ -43,7 +43,7 @@ class StorageWindow(NamedTuple):
 
 
 def window_of(tensor: Tensor, value: int) -> StorageWindow:
-    """The window that describes a tensor as a view of a value."""
+    """The description of a tensor as a strided view of a value."""
     return StorageWindow(value, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
@@ -58,14 +58,14 @@ def fits(tensor: Tensor, window: StorageWindow) -> bool:
 
 
 def view_window(holder: Tensor, window: StorageWindow) -> Tensor:
-    """The tensor of a window on the storage of ``holder``."""
+    """The view ``window`` of the storage of ``holder``."""
     if holder.dtype == window.dtype:
         return holder.as_strided(window.shape, window.stride, window.offset)
     return _tensor_on(holder.untyped_storage(), holder, window)
 
 
 def tensor_at_window(holder: Tensor, window: StorageWindow) -> Tensor:
-    """The tensor of a window on the storage of ``holder``.
+    """The view ``window`` of the storage of ``holder``, or ``holder`` itself if it is that view.
 
     ``holder`` itself if it has that form.
     """
@@ -160,7 +160,7 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """The content of some memory from one write to the next."""
+    """The content of some memory between two writes into it."""
 
     index: int
     producer: int | None

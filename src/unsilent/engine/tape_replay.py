@@ -1,4 +1,6 @@
-"""Re-execution of a tape: only operations that depend on corrupted values, until no used value differs from golden.
+"""Re-execution of the operations on a tape that depend on corrupted values.
+
+It ends as soon as no value that is still used differs from golden.
 
 Everything an operation reads that is not dirty is golden: a value that is kept, or one that is made again from what is
 kept. Whatever could make the real run take another way (a number that Python reads, a shape that depends on data, an
@@ -75,9 +77,8 @@ class Replayer:
     def run_golden(self, keep: Callable[[int], bool], observe: Callable[[Node | None], Any] | None = None) -> Holders:
         """Execute the whole tape from its external values and return the values of the output.
 
-        Values for which ``keep`` returns true are held.
-
-        ``observe`` is called before every operation, with it, and once more with None at the end.
+        Values for which ``keep`` returns true are held. ``observe`` is called before every operation, with it, and
+        once more with None at the end.
         """
         live: Holders = {}
         outputs: Holders = {}
@@ -203,9 +204,8 @@ class Replayer:
     def run(self, starts: Sequence[TrialEntry], packed: bool = True) -> list[Holders | Diverged]:
         """Execute the operations that depend on the faults of some trials.
 
-        A trial that corrupts parameters must be the only one.
-
-        ``packed``: on rows, where corruption stays within samples or there are several trials.
+        A trial that corrupts parameters must be the only one. ``packed``: on rows, where corruption stays within
+        samples or there are several trials.
 
         Returns:
             for each trial, holders of the output's values that differ from golden, or why it must be run plainly.

@@ -133,9 +133,7 @@ def trace_batch(
 ) -> FaultTrace:
     """The spread of a trial's faults through the evaluation of one batch.
 
-    The model is restored afterwards.
-
-    Raises as `trace` does, and ``InjectionError`` for a fault that is not there.
+    The model is restored afterwards. Raises as `trace` does, and ``InjectionError`` for a fault that is not there.
     """
     acting, missed = acting_in(batch, faults), list[str]()
     engine.check_and_prepare(acting)

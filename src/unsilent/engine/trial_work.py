@@ -1,9 +1,8 @@
 """The expected cost of a trial, from counted work instead of measured time.
 
-It is the same on every machine and with every engine.
-
-The work of an evaluation is the multiplications and additions of its matrix products and convolutions, and the bytes that
-operations write. Only the ratio of the seconds matters, and to within a factor of two.
+It is the same on every machine and with every engine. The work of an evaluation is the multiplications and additions
+of its matrix products and convolutions, and the bytes that operations write. Only the ratio of the seconds matters,
+and to within a factor of two.
 """
 
 from __future__ import annotations

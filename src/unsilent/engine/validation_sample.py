@@ -18,7 +18,6 @@ class ValidationSample(NamedTuple):
     """One trial on one batch, with the trials that were evaluated together with it.
 
     ``group_faults``: the faults of all these trials; those of the trial itself are at ``group_index``.
-
     ``group_samples``: the samples that counted of each; None for all.
     """
 

@@ -241,7 +241,7 @@ class Walk:
         }
 
     def _call_on_rows(self, node: Node, rows: Mapping[int, Tensor], size: int) -> dict[int, Tensor]:
-        """An operation's results for ``size`` samples, as words by value.
+        """The results of an operation for ``size`` samples, as memory words by value.
 
         Its other operands are golden.
         """
@@ -258,7 +258,7 @@ class Walk:
         return results
 
     def _gather(self, value: int, tags: list[Tag]) -> Tensor:
-        """The memory words of a value for each tag, corrupted if the tag has corrupted ones, else golden."""
+        """The memory words of a value for some samples of trials, golden if they are not corrupted."""
         plan, rows = self._plan, self._rows.get(value)
         assert plan is not None
         if rows is not None and rows.tags == tags[: len(rows.tags)]:

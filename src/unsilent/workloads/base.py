@@ -35,11 +35,17 @@ class InferenceWorkload(Protocol):
     """Facts for the reader of a report: data, reached accuracy … (JSON values)."""
 
     def model(self) -> nn.Module:
-        """The trained model in eval mode; the same object at every call."""
+        """The trained model in eval mode.
+
+        Every call returns the same object.
+        """
         ...
 
     def batches(self) -> Sequence[Any]:
-        """The evaluation batches, in a fixed order, on the CPU; the same values at every call."""
+        """The evaluation batches on the CPU, in a fixed order.
+
+        Every call returns the same values.
+        """
         ...
 
     def run(self, model: nn.Module, batch: Any) -> Any:
@@ -59,11 +65,10 @@ class CalibratedWorkload(InferenceWorkload, Protocol):
     """A workload that can also give clean inputs outside of its evaluation batches."""
 
     def clean_batches(self, part: str, samples: int) -> Sequence[Any]:
-        """Batches of clean inputs of one part, in the form of `batches`.
+        """Batches of clean inputs for one of the parts `CLEAN_PARTS`, in the form of `batches`.
 
-        The originals of a part are used neither in the training, nor in `batches`, nor in another part.
-
-        The same values at every call; altered copies of one original are in one batch.
+        The originals of a part are used neither in the training, nor in `batches`, nor in another part. The same
+        values at every call; altered copies of one original are in one batch.
 
         Args:
             part: One of `CLEAN_PARTS`.
@@ -86,7 +91,7 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
 
 def as_inputs(batch: Any, run: Callable[[nn.Module, Any], Any]) -> Any:
-    """The batch, as a tuple if it is a list of inputs for `call_model`.
+    """The batch, converted to a tuple if it is a list of inputs for `call_model`.
 
     The tuple marks its items as inputs of one call, not as samples.
     """
@@ -101,7 +106,7 @@ def labels_of(workload: InferenceWorkload) -> Sequence[Any] | None:
 
 
 def score_of(workload: InferenceWorkload) -> Score | None:
-    """The score of a workload, from its method ``score(output, batch)``; None without that method.
+    """The score of a workload, or None if it has no method ``score(output, batch)``.
 
     ``score_name`` and ``score_range`` are read if they are there. Raises ``UsageError`` for a range that is none.
     """
@@ -239,9 +244,10 @@ class Workload:
         return self._labels
 
     def clean_batches(self, part: str, samples: int) -> Sequence[Any]:
-        """Batches of clean inputs of one part, from the argument ``clean``; see `CalibratedWorkload`.
+        """Batches of clean inputs for one part, from the argument ``clean``.
 
-        If ``clean`` is a dict of batches, only whole batches are returned, up to the number of samples.
+        See `CalibratedWorkload`. If ``clean`` is a dict of batches, only whole batches are returned, up to the number
+        of samples.
 
         Raises:
             UsageError: the workload has no clean inputs of that part.
@@ -264,11 +270,10 @@ class Workload:
         return result
 
     def clean_originals(self, part: str, samples: int) -> Sequence[Sequence[int]]:
-        """The number of the original of each sample in each batch of `clean_batches`.
+        """Numbers of the originals of the samples in each batch of `clean_batches`.
 
-        Samples with the same number are not independent.
-
-        From the method ``originals_of_samples(part, samples)`` of ``clean``; without it, each sample is an original of its own.
+        Samples with the same number are not independent. From the method ``originals_of_samples(part, samples)`` of
+        ``clean``; without it, each sample is an original of its own.
 
         Raises:
             UsageError: the workload has no clean inputs of that part.
@@ -295,7 +300,7 @@ class Workload:
 
 
 def own_originals(batches: Iterable[Any]) -> list[range]:
-    """Numbers of the original samples in batches without repeated samples: each sample is its own original."""
+    """Numbers of the originals for batches in which each sample is its own original."""
     ends = list(accumulate((count_samples(batch) for batch in batches), initial=0))
     return [range(first, end) for first, end in pairwise(ends)]
 

@@ -97,9 +97,10 @@ def _are_alike(items: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def _other_count(value: Any) -> int | None:
-    """The number of samples if inputs of equal form were samples, or samples were inputs.
+    """The number of samples in the other possible reading of a batch.
 
-    None if the batch can be read in one way only.
+    In that reading, tensors of equal form are samples instead of inputs, or inputs instead of samples. None if the
+    batch can be read in one way only.
     """
     if isinstance(value, list) and value and _are_alike(value):
         return len(value[0])

@@ -111,7 +111,10 @@ def digest_of_parts(*parts: bytes | memoryview) -> str:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of a model by name; a tied tensor only under its first name."""
+    """Parameters and buffers of a model by name.
+
+    A tied tensor has only its first name.
+    """
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 

@@ -29,9 +29,8 @@ PARTS_IN_TURN = (CALIBRATION, TEST, CALIBRATION, TEST, SHIFTED)
 def split_originals(free: Sequence[int] | Tensor) -> dict[str, Tensor]:
     """Split the originals into a calibration, a test and a shifted part, int64 each.
 
-    Two fifths are for calibration, two fifths for test and one fifth is shifted.
-
-    ``free``: originals that neither the training nor the evaluation uses.
+    Two fifths are for calibration, two fifths for test and one fifth is shifted. ``free``: originals that neither the
+    training nor the evaluation uses.
     """
     rows = torch.as_tensor(free, dtype=torch.int64)
     turn = np.array(PARTS_IN_TURN)[np.arange(len(rows)) % len(PARTS_IN_TURN)]

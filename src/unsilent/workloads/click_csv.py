@@ -127,7 +127,10 @@ def _labels(path: str, name: str, values: Sequence[str], positive: str) -> NDArr
 
 
 def _numbers(values: Sequence[str]) -> NDArray[np.float64] | None:
-    """The values of a column as numbers, NaN if missing; None if the column is not numeric."""
+    """The values of a column as numbers, or None if the column is not numeric.
+
+    Missing values are NaN.
+    """
     try:
         numbers = np.array([np.nan if v.strip().lower() in MISSING else float(v) for v in values])
     except ValueError:

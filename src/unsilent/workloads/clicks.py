@@ -48,9 +48,9 @@ class Clicks:
 
 @cache
 def synthetic_clicks(rows: int = 80_000) -> Clicks:
-    """The synthetic click data; on average half of the labels are 1.
+    """The synthetic click data.
 
-    The arrays are shared and must not be written to.
+    On average half of the labels are 1. The arrays are shared and must not be written to.
     """
     rng = np.random.default_rng(20240501)
     tables = tuple(int(size) for size in np.geomspace(10, 10_000, SPARSE).round())

@@ -45,9 +45,8 @@ class Text(NamedTuple):
 def load_help_texts() -> Text:
     """The help texts as token ids.
 
-    They are read once per process and must not be written to.
-
-    Topics quote each other, so paragraphs are taken once each; every tenth is held out.
+    They are read once per process and must not be written to. Topics quote each other, so paragraphs are taken once
+    each; every tenth is held out.
     """
     from pydoc_data.topics import topics
 
@@ -109,9 +108,10 @@ def _contexts_of_block(text: Tensor, block: int) -> Tensor:
 
 
 def _new_blocks(text: Tensor, evaluated: Tensor) -> Tensor:
-    """Numbers int64 of the blocks without a context that is evaluated, trained on or in an earlier block.
+    """Numbers int64 of the blocks in which all contexts are new.
 
-    Lines of tables and of blanks occur several times.
+    A new context is neither evaluated, nor in an earlier block, nor in the training text. Lines of tables and of
+    blanks occur several times.
     """
     training = _as_bytes(load_help_texts().train)
     seen, result = {_as_bytes(context) for context in evaluated}, []
@@ -128,7 +128,10 @@ def _as_bytes(tokens: Tensor) -> bytes:
 
 
 def held_out_contexts() -> tuple[Tensor, Tensor]:
-    """All contexts of the held-out text and, for each position, the next character; [n, 64] each."""
+    """All contexts of the held-out text and, for each position, the next character.
+
+    Both are [n, 64].
+    """
     test = load_help_texts().test
     count = (len(test) - 1) // CONTEXT * CONTEXT
     return test[:count].view(-1, CONTEXT), test[1 : count + 1].view(-1, CONTEXT)

@@ -24,9 +24,7 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_
 def prepare(ref: str, model: Any, tokens: int, length: int) -> int:
     """Set a model up to generate ``tokens`` tokens and return the largest allowed prompt length.
 
-    A prompt has at most ``length`` tokens.
-
-    Raises ``UsageError`` when the model cannot generate, or not so many.
+    A prompt has at most ``length`` tokens. Raises ``UsageError`` when the model cannot generate, or not so many.
     """
     if not getattr(model, "can_generate", bool)():
         raise UsageError(

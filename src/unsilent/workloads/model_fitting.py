@@ -63,7 +63,7 @@ class Goal:
     error: type[UnsilentError] = UnsilentError
 
     def check(self, workload: str, reached: float) -> None:
-        """Raise the goal's error if ``reached`` is below the floor (or NaN)."""
+        """Raise an error if ``reached`` is below the goal or NaN."""
         if not reached >= self.floor:
             raise self.error(
                 f"workload {workload!r} reached {self.metric} {reached:.4f}, "

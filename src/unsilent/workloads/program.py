@@ -80,9 +80,8 @@ class GraphRunningModule(OriginalModule):
 class Program(GraphRunningModule):
     """An exported program as a module on the CPU and in eval mode.
 
-    It is called with the inputs of the original model.
-
-    Tied weights stay tied when it is moved or converted, and devices that are written into the code follow it.
+    It is called with the inputs of the original model. Tied weights stay tied when it is moved or converted, and
+    devices that are written into the code follow it.
 
     Args:
         exported: Program as ``torch.export.load`` returned it.

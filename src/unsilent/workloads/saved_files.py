@@ -24,9 +24,8 @@ from unsilent.workloads.npz import read_npz
 def read_saved(path: str | Path, kind: str) -> Any:
     """The object in a file of ``torch.save`` or safetensors, on the CPU.
 
-    ``kind`` names the content in errors, for example "weights".
-
-    Raises ``UsageError`` when it cannot be read, is damaged, or would have to run code.
+    ``kind`` names the content in errors, for example "weights". Raises ``UsageError`` when it cannot be read, is
+    damaged, or would have to run code.
     """
     from safetensors.torch import load_file
 

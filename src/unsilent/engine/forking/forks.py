@@ -143,11 +143,9 @@ class ForkEngine:
     ) -> Forked:
         """Inject faults in one step and continue the training.
 
-        ``moment``: the moment in the step at which memory is corrupted; see `Step`.
-
-        ``lasts``: steps in which the same faults act, from this one on; None: all until the end.
-
-        Raises ``UsageError`` for a fault that does not fit the step, ``InjectionError`` for one that does not land.
+        ``moment``: the moment in the step at which memory is corrupted; see `Step`. ``lasts``: steps in which the same
+        faults act, from this one on; None: all until the end. Raises ``UsageError`` for a fault that does not fit the
+        step, ``InjectionError`` for one that does not land.
         """
         golden, state = self.golden, self.golden.state_before_step(step)
         inside = None if self._band is None else _Inside(golden, self._band, step)
@@ -223,7 +221,7 @@ def _goes_on(state: TrainingState) -> bool:
 
 
 class _Inside:
-    """Counts for how many steps one run has been inside the band."""
+    """Counts the steps that one run has spent inside the fault-free band."""
 
     def __init__(self, golden: GoldenTraining, band: FaultFreeBand, step: int) -> None:
         self._golden, self._band, self._count = golden, band, 0
@@ -231,7 +229,7 @@ class _Inside:
         self._worth = {at: held_out_score(result) for at, result in golden.interim_evaluations.items()}
 
     def long_enough(self, state: TrainingState, now: int, loss: float) -> bool:
-        """Whether the run has been inside the band for long enough to be ended.
+        """Whether the run has been inside the fault-free band for long enough to be ended.
 
         Called after each step.
         """

@@ -1,4 +1,7 @@
-"""The fault-free run of a training: records and state hashes of all steps, some snapshots, and the final evaluation."""
+"""The fault-free run of a training, from which faulty runs are forked.
+
+It keeps records and state hashes of all steps, some snapshots, and the final evaluation.
+"""
 
 from __future__ import annotations
 
@@ -105,9 +108,8 @@ class GoldenTraining:
     def state_before_step(self, step: int) -> TrainingState:
         """The golden state before a step, in the tensors that all forks share.
 
-        Restores the nearest earlier snapshot and runs golden steps from it.
-
-        Raises ``ProcessUnusable`` where what has run before raises now.
+        Restores the nearest earlier snapshot and runs golden steps from it. Raises ``ProcessUnusable`` where what has
+        run before raises now.
         """
         if not 0 <= step < self.steps:
             raise UsageError(f"step is {step}; expected 0 to {self.steps - 1}")
@@ -132,7 +134,10 @@ class GoldenTraining:
 
 
 def metric_of(record: StepRecord) -> float:
-    """The accuracy of a step, or its negative loss if it has none; larger is better."""
+    """The accuracy of a step, or its negative loss if it has no accuracy.
+
+    A larger value is better.
+    """
     return float(record.metrics.get(METRIC, -record.loss))
 
 

@@ -1,9 +1,8 @@
 """Faults of many trials, prepared on the host and copied to a device together.
 
-So no trial waits for the device.
-
-What a trial writes is computed beforehand from the golden words, all faults of one tensor together. On the device each trial logs
-the words that it finds, leaves and restores; the log is read once for all trials, and is the proof of each.
+So no trial waits for the device. What a trial writes is computed beforehand from the golden words, all faults of one
+tensor together. On the device each trial logs the words that it finds, leaves and restores; the log is read once for
+all trials, and is the proof of each.
 """
 
 from __future__ import annotations

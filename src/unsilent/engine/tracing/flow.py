@@ -1,9 +1,7 @@
 """A dispatch mode that records the values which each operation of a training step reads and writes.
 
-Operations have the names that faults use.
-
-Values go by hashes. With those that do not depend on the order of elements, two runs of which one has the rows of its batch in
-another order read the same, until a sum rounds in another way.
+Operations have the names that faults use. Values go by hashes. With those that do not depend on the order of elements,
+two runs of which one has the rows of its batch in another order read the same, until a sum rounds in another way.
 """
 
 from __future__ import annotations
@@ -89,9 +87,9 @@ class DataflowRecorder(DispatchMode):
         return result
 
     def _see(self, key: OutputKey, tensor: Tensor) -> None:
-        """Store the name of the last operation, given with each of its outputs.
+        """Store the name of the operation that ran last.
 
-        A gradient that was added to has no operation.
+        Called with each of its outputs. A gradient that was added to has no operation.
         """
         last = self.recorded_operations[-1] if self.recorded_operations else None
         if last is not None and last.key is None and not key.kernel.startswith(ACCUMULATED):

@@ -235,10 +235,8 @@ def common_prefix_length(first: Sequence[TracedOutput], second: Sequence[TracedO
 def _scratch(first: Sequence[TracedOutput], second: Sequence[TracedOutput]) -> set[int]:
     """Numbers of the outputs that hold scratch memory, because they differ between two golden runs.
 
-    Raises ``UsageError`` for any other difference.
-
-    A kernel may give scratch memory as a further output, which nobody reads: if no first output of any operation differs,
-    what differs is that.
+    Raises ``UsageError`` for any other difference. A kernel may give scratch memory as a further output, which nobody
+    reads: if no first output of any operation differs, what differs is that.
     """
     both = common_prefix_length(first, second)
     result = [i for i in range(both) if first[i] != second[i]]

@@ -159,5 +159,5 @@ def _groups_of(state: TrainingState) -> list[_Group]:
 
 
 def _row_name(group: int) -> str:
-    """The name in a snapshot for the optimizer state of a group's part, which is not a parameter of the model."""
+    """The name under which a snapshot stores the optimizer state of a parameter group."""
     return f"parameter {group}"

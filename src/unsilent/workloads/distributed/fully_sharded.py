@@ -61,9 +61,8 @@ class Fsdp2(Strategy):
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that are sharded separately.
 
-    They are its children, and the items of lists and of sequences of blocks.
-
-    Without those that share a parameter with another part, which have to stay together: in the model's own group.
+    They are its children, and the items of lists and of sequences of blocks. Without those that share a parameter with
+    another part, which have to stay together: in the model's own group.
     """
     blocks = [block for child in model.children() for block in _parts(child) if any(True for _ in block.parameters())]
     in_model = _uses(model)
@@ -76,7 +75,7 @@ def _uses(module: nn.Module) -> Counter[int]:
 
 
 def _parts(child: nn.Module) -> Iterator[nn.Module]:
-    """The items of a list, a dict or a sequence of blocks; any other child itself."""
+    """The items of a list, dict or sequence of blocks, or else the child itself."""
     is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
     of_blocks = isinstance(child, nn.Sequential) and all(any(True for _ in part.children()) for part in child)
     if is_list or of_blocks:

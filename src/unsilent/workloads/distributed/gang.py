@@ -86,9 +86,8 @@ class Gang(Closing):
     def train_to(self, step: int, path: Path) -> Path:
         """Train ``step`` steps without a fault and return the path of the full checkpoint.
 
-        Rank 0 writes the checkpoint to ``path``.
-
-        Goes on from the last such call where that was for an earlier step. Raises `GangLost`.
+        Rank 0 writes the checkpoint to ``path``. Goes on from the last such call where that was for an earlier step.
+        Raises `GangLost`.
         """
         self._running().ask(TrainOrder(step, _writable(path)), self.deadline)
         return path

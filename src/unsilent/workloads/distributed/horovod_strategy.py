@@ -81,9 +81,8 @@ class Horovod(Strategy):
 def _meeting_place(ranks: int) -> Iterator[dict[str, str]]:
     """The environment variables of this rank, as ``horovodrun --gloo`` would set them.
 
-    Inside the context, rank 0 runs the server through which the ranks find each other.
-
-    The server of ``horovodrun`` listens on all interfaces; hence one of our own, of the same classes.
+    Inside the context, rank 0 runs the server through which the ranks find each other. The server of ``horovodrun``
+    listens on all interfaces; hence one of our own, of the same classes.
     """
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars

@@ -22,7 +22,10 @@ Tensors = dict[str, Tensor]
 
 
 def own_tensors(model: nn.Module) -> tuple[Tensors, int]:
-    """This rank's floating-point parameters, then its buffers, by name; and the number of parameters."""
+    """This rank's floating-point parameters and buffers by name, and the number of parameters.
+
+    Parameters come first.
+    """
     parameters = {name: local(p.detach()) for name, p in named_parameters(model) if p.is_floating_point()}
     buffers = {name: local(b) for name, b in named_buffers(model) if b.is_floating_point()}
     return parameters | buffers, len(parameters)

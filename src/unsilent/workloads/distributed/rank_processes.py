@@ -85,9 +85,8 @@ class RankProcesses(Closing):
     def ask(self, order: Any, seconds: float, take: Take | None = None) -> list[Any]:
         """Send an order to all ranks and return their answers.
 
-        ``take`` is called with each message that a rank sends before its answer.
-
-        Where one does not come in time, all ranks are ended, and `GangLost` or the error of the order is raised.
+        ``take`` is called with each message that a rank sends before its answer. Where one does not come in time, all
+        ranks are ended, and `GangLost` or the error of the order is raised.
         """
         for rank in self._ranks:
             _send(rank, order)

@@ -27,7 +27,9 @@ Snapshot = Mapping[str, Any]
 
 
 class Strategy:
-    """Base class of the strategies; an instance of it is the strategy `single`.
+    """Base class of the strategies.
+
+    An instance of this class is the strategy `single`.
 
     Attributes:
         holds_whole_model: Whether the model of a rank is whole between steps, so that it can be evaluated there.

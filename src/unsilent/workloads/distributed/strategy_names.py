@@ -24,7 +24,7 @@ STRATEGIES_PAGE = "docs/concepts/checkpoints.md#distributed-strategies"
 
 
 def check_strategy(name: str, ranks: int) -> None:
-    """Raise ``UsageError`` for an unknown strategy, or one that cannot run here or on so many ranks."""
+    """Raise ``UsageError`` unless the strategy is known and can run here on ``ranks`` ranks."""
     if name not in STRATEGIES:
         raise unknown_name_error("strategy", name, STRATEGIES)
     package = PACKAGES.get(name)

@@ -29,10 +29,9 @@ IOU = 0.5
 def average_precision(found: Detections, boxes: Tensor, digits: Tensor) -> float:
     """Mean average precision over the classes that occur.
 
-    For each class it is the area under precision against recall, with the largest precision at any higher recall.
-
-    A detection is right if its box has an IoU of 0.5 or more with an object of its class that no better detection has taken;
-    it is compared with the object that it overlaps most.
+    For each class it is the area under precision against recall, with the largest precision at any higher recall. A
+    detection is right if its box has an IoU of 0.5 or more with an object of its class that no better detection has
+    taken; it is compared with the object that it overlaps most.
 
     Args:
         found: Detections of n images; those with score 0 are left out.

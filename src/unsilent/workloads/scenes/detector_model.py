@@ -73,9 +73,8 @@ def boxes_of(cells: Tensor) -> Tensor:
 def target_of(boxes: Tensor, digits: Tensor, height: int, width: int) -> Tensor:
     """Training targets of the cells, [n, 5, height, width].
 
-    The digit (-1: none) and the box in the encoding of `boxes_of`.
-
-    A cell stands for the nearest digit whose centre is less than one cell away from its own, in both directions.
+    The digit (-1: none) and the box in the encoding of `boxes_of`. A cell stands for the nearest digit whose centre is
+    less than one cell away from its own, in both directions.
 
     Args:
         boxes: float32 [n, k, 4].

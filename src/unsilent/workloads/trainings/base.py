@@ -48,9 +48,9 @@ class Seeds:
 
     @classmethod
     def same_for_all(cls, seed: int) -> Seeds:
-        """Seeds with the same number for every source; the streams of random numbers stay independent.
+        """Seeds with the same number for every source of randomness.
 
-        The rows of a batch are not permuted.
+        The streams of random numbers stay independent. The rows of a batch are not permuted.
         """
         return cls(seed, seed, seed, seed)
 

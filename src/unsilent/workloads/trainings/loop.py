@@ -1,7 +1,8 @@
-"""`Training`: a training workload made from a few functions; the built-in trainings use it too.
+"""`Training`: a training workload made from a few functions.
 
-One step: the batch, its augmentation, the permutation of its rows, forward, backward, clipping, the update (through the loss
-scaler), the schedule. Each part draws from its own stream; see `randomness`.
+The built-in trainings use it too. One step: the batch, its augmentation, the permutation of its rows, forward,
+backward, clipping, the update (through the loss scaler), the schedule. Each part draws from its own stream; see
+`randomness`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Random numbers that depend only on the seed, the stream and the step or epoch.
 
-The caller's generators are left unchanged.
-
-Code of the user's own may draw from torch's, numpy's or Python's global generators. All three are seeded before each part of
-a step: building the model from ``init``, a batch from ``order`` and ``augment``, the forward pass from ``dropout``.
+The caller's generators are left unchanged. Code of the user's own may draw from torch's, numpy's or Python's global
+generators. All three are seeded before each part of a step: building the model from ``init``, a batch from ``order``
+and ``augment``, the forward pass from ``dropout``.
 """
 
 from __future__ import annotations

@@ -53,9 +53,8 @@ def make_training(
 ) -> Training:
     """A built-in training on batches that ``take`` returns for row numbers below ``rows``.
 
-    ``parts``: further arguments of `Training`, namely model, loss, evaluate and info.
-
-    Raises ``UsageError`` for options that make no sense.
+    ``parts``: further arguments of `Training`, namely model, loss, evaluate and info. Raises ``UsageError`` for
+    options that make no sense.
     """
     steps, batch, optimizer, rate, dropout, amp, device = options
     if not 0 <= dropout < 1:

@@ -1,9 +1,8 @@
 """The check that a training is restored bit for bit.
 
-Four ways: run again, and from a snapshot in new objects, in the same objects and in a new process.
-
-A training that does not cannot serve as anybody's clean twin. What is missing is found by training on: what a snapshot forgot
-shows in some tensor after a few steps, and the first one is named.
+Four ways: run again, and from a snapshot in new objects, in the same objects and in a new process. A training that
+does not cannot serve as anybody's clean twin. What is missing is found by training on: what a snapshot forgot shows in
+some tensor after a few steps, and the first one is named.
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ def check_restorable(
 ) -> RestoreCheckResult:
     """Check that a training gives the same bits after it was restored in each way.
 
-    It trains ``steps`` steps, takes a snapshot, trains as many steps more, and compares every tensor.
-
-    Raises ``UsageError`` that names the way, the step and the first tensor that differs.
+    It trains ``steps`` steps, takes a snapshot, trains as many steps more, and compares every tensor. Raises
+    ``UsageError`` that names the way, the step and the first tensor that differs.
     """
     if steps < 1:
         raise UsageError(f"steps is {steps}; expected at least 1")

@@ -58,9 +58,8 @@ def _cloned(tensor: Tensor) -> Tensor:
 def restored_value(current: Any, kept: Any, device: torch.device | None = None) -> Any:
     """The value of a snapshot for the place of ``current``.
 
-    ``current`` itself with the content of ``kept`` if it is a tensor that fits, else a copy of ``kept``.
-
-    ``device``: where tensors with dimensions belong (None: where they were).
+    ``current`` itself with the content of ``kept`` if it is a tensor that fits, else a copy of ``kept``. ``device``:
+    where tensors with dimensions belong (None: where they were).
     """
     if isinstance(kept, Tensor):
         if isinstance(current, Tensor) and _alike(current, kept):

@@ -37,9 +37,7 @@ class BatchSource(Protocol):
 class RowBatches:
     """Batches of ``size`` out of ``count`` rows, in a new random order in each epoch.
 
-    The last incomplete batch is left out.
-
-    ``take``: maps int64 row numbers [size] to a batch.
+    The last incomplete batch is left out. ``take``: maps int64 row numbers [size] to a batch.
     """
 
     count: int
@@ -82,10 +80,9 @@ class StepBatches:
 class IteratedBatches:
     """Batches from an iterable such as a data loader, which is iterated again in each epoch.
 
-    To continue inside of an epoch, it is iterated from the start up to the cursor.
-
-    A sampler with a ``generator`` gets one of the order's stream, and all else that is drawn for a batch is augmentation. Where
-    there is no such sampler, nobody can tell the two apart in the first batch of an epoch: it is drawn from the order's stream.
+    To continue inside of an epoch, it is iterated from the start up to the cursor. A sampler with a ``generator`` gets
+    one of the order's stream, and all else that is drawn for a batch is augmentation. Where there is no such sampler,
+    nobody can tell the two apart in the first batch of an epoch: it is drawn from the order's stream.
     """
 
     make: Callable[[], Iterable[Any]]

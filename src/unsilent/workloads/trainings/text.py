@@ -74,10 +74,9 @@ def train_llama(
 ) -> Training:
     """The training of a Llama of transformers, built from its configuration.
 
-    It has RMSNorm, rotary positions, SwiGLU and no biases.
-
-    With ``dtype=bf16`` parameters, activations, gradients and moments are bfloat16, as of a model that was cast as a whole;
-    ``dtype=fp32,amp=bfloat16`` is autocast on float32 parameters.
+    It has RMSNorm, rotary positions, SwiGLU and no biases. With ``dtype=bf16`` parameters, activations, gradients and
+    moments are bfloat16, as of a model that was cast as a whole; ``dtype=fp32,amp=bfloat16`` is autocast on float32
+    parameters.
     """
     name = "train-llama"
     check_transformer_size(name, width, depth, HEADS)
