@@ -401,10 +401,11 @@ class CachedEngine(PlainEngine):
     def check_intact(self, by_copies: bool = False) -> None:
         """Check like `PlainEngine.check_intact`, and check one random trial of each batch against a full run.
 
-        It is drawn from those that went through the tape since the last proof, in the company that it went in.
+        The trial is drawn from those that were evaluated on the tape since the last check, and is repeated in the same
+        group of trials.
 
         Raises:
-            UnsilentError: it does not.
+            UnsilentError: the two results differ.
         """
         super().check_intact(by_copies)
         for witness in self.validation_samples.take():

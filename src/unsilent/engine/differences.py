@@ -1,8 +1,8 @@
 """The first operation whose result differs between two fault-free runs.
 
-Only for the message about a workload that cannot be repeated. Both runs are watched by a dispatch mode that hashes the
-raw bits of what every operation is given from outside and of what it makes. Memory that nobody has written yet is zeroed first,
-so that it is not taken for a difference; if that makes the runs equal, it was read.
+Used only for the message about a workload that cannot be repeated. Both runs are watched by a dispatch mode that
+hashes the raw bits of what every operation is given from outside and of what it makes. Memory that nobody has written
+yet is zeroed first, so that it is not taken for a difference; if that makes the runs equal, it was read.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def tensors_hasher(tensors: Iterable[Tensor]) -> Any:
 def digest_unordered(tensor: Tensor) -> int:
     """A 64-bit hash of the elements of a tensor that does not depend on their order.
 
-    The same for a view, a transpose, or rows in another order; another, but for a chance of 2^-64, where elements differ.
+    The hash is the same for a view, a transpose, or rows in another order. Different elements give the same hash with
+    a chance of 2^-64.
     """
     total = 0
     with no_dispatch():

@@ -28,7 +28,9 @@ def make_engine(
     score: Score | None = None,
     sampled: bool = False,
 ) -> PlainEngine:
-    """The engine of a name: ``auto`` uses every shortcut that passes its checks, ``plain`` uses none.
+    """The engine that evaluates the workload in a campaign.
+
+    ``engine``: ``auto`` uses every shortcut that passes its checks, ``plain`` uses none.
 
     Args:
         memory: Bytes for golden values, default a quarter of what is free.

@@ -2,9 +2,10 @@
 
 References to the tensors stay valid.
 
-Held are: parameters, buffers, gradients, state and settings of optimizers, schedulers and the like, and the generators of
-torch (with those of CUDA devices in use), numpy and Python. A counter in user code or a data loader's place is not seen here.
-What can go into a file, and come back in another process, is the snapshot of a training workload.
+The copy holds parameters, buffers, gradients, state and settings of optimizers, schedulers and the like, and the
+generators of torch (with those of CUDA devices in use), numpy and Python. A counter in user code or a data loader's
+place is not seen here. What can go into a file, and come back in another process, is the snapshot of a training
+workload.
 """
 
 from __future__ import annotations

@@ -132,9 +132,9 @@ def _everything(site: SiteName) -> str:
 
 
 def _owner(faults: Faults, components: Mapping[str, Sequence[str]], per: str) -> Target:
-    """The target of a trial, without regions.
+    """The target to which the faults of a trial belong.
 
-    If its faults are in several targets, the names are joined.
+    The target has no regions. If its faults are in several targets, the names are joined.
     """
     if per not in LEVELS or per == "bit":
         raise UsageError(f"--per is {per!r}; expected component, layer or tensor for a list of faults")

@@ -75,8 +75,8 @@ class BlockwiseOperation:
     def agrees(self, apply: Any, tensors: Sequence[Tensor], golden: Tensor) -> bool:
         """Whether every aligned block has the same bits as in the full result.
 
-        Also measures the time of one block. So it must be for golden weights and for others: sums of round numbers are
-        the same in every order.
+        Also measures the time of one block. Golden and random weights are both tested, because sums of round numbers
+        are the same in every order.
         """
         count = self.channels // BLOCK
         now = clock(golden.device)

@@ -37,7 +37,7 @@ HIDDEN = "the output depends on parameters or inputs through something other tha
 
 
 def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outputs: Callable[[Any], Any]) -> None:
-    """Check that no operation reads a parameter without the tape.
+    """Check that no operation reads parameter memory that is not on the tape.
 
     The tape is executed on copies of the parameters while the parameters themselves are corrupted, and must give the
     golden output. ``outputs`` turns what the tape gives into the output. Raises `Unrecordable`.

@@ -273,7 +273,7 @@ class RowPlan:
         return bool((words == words[:1]).all())
 
     def _cases(self, node: Node, replayer: Replayer) -> Iterator[RowTestCase | None]:
-        """Test cases for an operation: golden samples, and random ones.
+        """Test cases for an operation, with golden samples and with random samples.
 
         None if samples affect each other.
         """

@@ -122,7 +122,7 @@ class Replayer:
         return self._make_again(value) if holder is None else holder
 
     def _make_again(self, value: int) -> Tensor:
-        """Compute a golden value again from held values.
+        """Recompute a golden value from held values.
 
         What nothing reads any more is dropped on the way, so no more is alive than in a plain run; the rest stays until the
         walk has passed its last reader, or `forget`.

@@ -45,7 +45,7 @@ class ValidationSamples:
     def add(self, batch: int, company: Sequence[Faults], place: int, changed: bool,
         samples: Sequence[NDArray[np.int64]] | None = None,
     ) -> None:  # fmt: skip
-        """Add a trial that was evaluated on the tape to its end."""
+        """Add a trial that was completed on the tape."""
         kind = batch, changed, len(company) > 1
         seen, witness = self._witnesses.get(kind, (0, None))
         if witness is None or self._chance.random() * (seen + 1) < 1:

@@ -153,7 +153,7 @@ class Walk:
             return {}
 
     def _take(self, trial: int, results: Holders, node: Node) -> None:
-        """Mark the results of an operation for one trial as different from golden, unless they are equal."""
+        """Store the results of an operation for one trial as corrupted values, unless they are golden."""
         live = {v: h for v, h in results.items() if not self._spent(v, node.index)}
         if not live or trial in self._lost:
             return

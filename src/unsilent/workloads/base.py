@@ -67,8 +67,8 @@ class CalibratedWorkload(InferenceWorkload, Protocol):
     def clean_batches(self, part: str, samples: int) -> Sequence[Any]:
         """Batches of clean inputs for one of the parts `CLEAN_PARTS`, in the form of `batches`.
 
-        The originals of a part are used neither in the training, nor in `batches`, nor in another part. The same
-        values at every call; altered copies of one original are in one batch.
+        The originals of a part are used neither in the training, nor in `batches`, nor in another part. Every call
+        returns the same values; altered copies of one original are in one batch.
 
         Args:
             part: One of `CLEAN_PARTS`.

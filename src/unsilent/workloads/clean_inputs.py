@@ -69,7 +69,7 @@ class CleanInputs:
         return [joined([self.make(part, original, copies) for original, copies in batch]) for batch in plan]
 
     def originals_of_samples(self, part: str, samples: int) -> list[list[int]]:
-        """The original of each sample in the batches that a call returns.
+        """The original of each sample in the batches for the same part and number of samples.
 
         Raises ``UsageError`` like the call.
         """

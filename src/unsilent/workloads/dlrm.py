@@ -107,7 +107,7 @@ LARGEST = 10.0
 
 
 def clean_requests(clicks: Clicks, first_free: int) -> CleanSource:
-    """The argument ``clean`` of the workload, which gives clean requests.
+    """A source of clean requests, for the argument ``clean`` of the workload.
 
     Rows from ``first_free`` on are neither trained on nor evaluated.
     """

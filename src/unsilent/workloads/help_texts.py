@@ -34,7 +34,7 @@ ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 
 
 class Text(NamedTuple):
-    """Token ids int64 for training and held out."""
+    """The help texts as token ids int64, divided into training and held-out text."""
 
     train: Tensor
     test: Tensor
@@ -143,7 +143,7 @@ def loss(scores: Tensor, target: Tensor) -> Tensor:
 
 
 def log_likelihood(scores_of: Callable[[Any], Tensor], output: Any, windows: Tensor) -> Tensor:
-    """Mean log-likelihood of the characters of each context, without its first, in nats: float64[n]."""
+    """Mean log-likelihood of each context in nats, without its first character: float64[n]."""
     likelihoods = scores_of(output)[:, :-1].double().log_softmax(-1)
     return likelihoods.gather(2, windows[:, 1:, None]).squeeze(2).mean(1)
 

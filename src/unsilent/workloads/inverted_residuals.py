@@ -78,7 +78,7 @@ class InvertedResidual(nn.Module):
 def convolution(
     c_in: int, c_out: int, kernel: int, act: Callable[[], nn.Module] | None = None, *, stride: int = 1, groups: int = 1
 ) -> nn.Sequential:
-    """A convolution without bias, a batch norm, and optionally an activation."""
+    """A sequence of convolution without bias, batch norm, and optionally an activation."""
     layers: list[nn.Module] = [
         nn.Conv2d(c_in, c_out, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(c_out),

@@ -1,7 +1,7 @@
 """Checks and cost measurements of the graph of a batch before it is used.
 
-It must give the golden output, and with every parameter and input shaken the bits of a plain run: a graph that missed what
-a run depends on would give other bits.
+The graph must give the golden output, and with every parameter and input shaken the bits of a plain run: a graph that
+missed what a run depends on would give other bits.
 """
 
 from __future__ import annotations

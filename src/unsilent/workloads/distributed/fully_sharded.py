@@ -61,8 +61,8 @@ class Fsdp2(Strategy):
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that are sharded separately.
 
-    They are its children, and the items of lists and of sequences of blocks. Without those that share a parameter with
-    another part, which have to stay together: in the model's own group.
+    They are its children, and the items of lists and of sequences of blocks. Modules that share a parameter with
+    another module are left out: they stay together in the model's own group.
     """
     blocks = [block for child in model.children() for block in _parts(child) if any(True for _ in block.parameters())]
     in_model = _uses(model)

@@ -189,7 +189,7 @@ class ScenesWorkload(Workload):
         return [scenes.images for scenes in clean_scenes(part, samples)]
 
     def clean_originals(self, part: str, samples: int) -> Sequence[Sequence[int]]:
-        """The number of the digit group of each scene.
+        """For each scene, the number of the group of digits that it is composed of.
 
         All scenes of one batch are composed of the same few digits.
         """

@@ -46,7 +46,7 @@ def stream_seed(seeds: Seeds, stream: str, *at: int) -> int:
 
 
 def seed_globals(seed: int) -> None:
-    """Seed torch's global generators (those of CUDA if it is in use), numpy's and Python's."""
+    """Seed the global generators of torch (with CUDA if it is in use), numpy and Python."""
     # Not torch.manual_seed: it would start up accelerators that nobody uses.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
@@ -56,7 +56,7 @@ def seed_globals(seed: int) -> None:
 
 
 def global_generators() -> list[Any]:
-    """The global generators of torch, numpy and Python, with that of the current CUDA device."""
+    """The global generators of torch, numpy, Python and the current CUDA device."""
     devices = [torch.cuda.default_generators[torch.cuda.current_device()]] if torch.cuda.is_initialized() else []
     return [torch.default_generator, *devices, np.random.mtrand._rand, random._inst]
 
@@ -79,7 +79,9 @@ def save_generator_states(others: Sequence[Any] = ()) -> Callable[[], None]:
 
 
 def generator_state(generator: Any) -> Any:
-    """The state of a generator of torch, numpy or Python, for `set_generator_state`.
+    """The state of a generator of torch, numpy or Python.
+
+    `set_generator_state` restores it.
 
     Raises:
         UsageError: it has none that can be put back, as ``random.SystemRandom``.

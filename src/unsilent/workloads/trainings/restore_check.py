@@ -1,8 +1,8 @@
 """The check that a training is restored bit for bit.
 
-Four ways: run again, and from a snapshot in new objects, in the same objects and in a new process. A training that
-does not cannot serve as anybody's clean twin. What is missing is found by training on: what a snapshot forgot shows in
-some tensor after a few steps, and the first one is named.
+Four ways: run again, and from a snapshot in new objects, in the same objects and in a new process. A training that is
+not restored bit for bit cannot serve as a clean twin. What is missing is found by training on: what a snapshot forgot
+shows in some tensor after a few steps, and the first one is named.
 """
 
 from __future__ import annotations
