@@ -174,7 +174,7 @@ class RowPlan:
         return empty.set_(words.untyped_storage(), start + window.offset, shape, window.stride)
 
     def shared(self, tensor: Tensor, rows: int) -> Tensor:
-        """A tensor that all samples share, expanded to ``rows`` samples if it was expanded to the batch."""
+        """A tensor that all samples share, in the shape for ``rows`` samples."""
         if tensor.ndim and tensor.shape[0] == self.batch and tensor.stride(0) == 0:
             return tensor.as_strided((rows, *tensor.shape[1:]), tensor.stride())
         return tensor
@@ -247,7 +247,7 @@ class RowPlan:
         self.sizes, self.measured = {index: dict(sizes) for index, sizes in other.sizes.items()}, other.measured
 
     def _agreeing(self, node: Node, sizes: Sequence[int], replayer: Replayer) -> dict[int, float]:
-        """For each number of samples per call that gives the same bits, the time of a call."""
+        """The time of a call for each number of samples at which the call gives the same bits."""
         values = [self.tape.values[v] for v in (*node.values, *node.new_values) if v in self._carrying]
         spent: dict[int, list[float]] = {n: [] for n in sizes if all(self._lined(node, v, n) for v in values)}
         for seed, case in enumerate(self._cases(node, replayer)) if spent else ():

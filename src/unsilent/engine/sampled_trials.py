@@ -49,7 +49,7 @@ def group_size(engine: CachedEngine) -> int:
 
 
 def outcomes_together(engine: CachedEngine, many: Sequence[SampledTrial | None]) -> dict[int, TrialOutcome]:
-    """Outcomes by number of the trials that could be evaluated on single samples.
+    """Outcomes of the trials that could be evaluated on single samples, by trial number.
 
     The other trials have to be evaluated on the whole batch.
     """

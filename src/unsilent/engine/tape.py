@@ -119,7 +119,7 @@ class ArgumentSlot(NamedTuple):
 
 
 class Write(NamedTuple):
-    """A write of an operation into memory: the number of the value before and of the value after."""
+    """Memory that an operation writes into, as the number of its value before and after the write."""
 
     old: int
     new: int

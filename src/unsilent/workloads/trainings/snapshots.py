@@ -172,7 +172,7 @@ def _tensor_description(tensor: Tensor) -> str:
 
 
 def first_snapshot_difference(a: Any, b: Any, where: str = "") -> str | None:
-    """A description of the first difference between two nestings in bits, or None.
+    """A description of the first place at which two nestings have different bits, or None.
 
     NaNs are compared by their bits.
     """
