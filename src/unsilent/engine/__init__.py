@@ -1,4 +1,7 @@
-"""Running a workload again, golden and faulty: all of it (`PlainEngine`) or what a fault changes (`CachedEngine`)."""
+"""Engines that evaluate a workload with and without faults.
+
+`PlainEngine` runs the whole workload, `CachedEngine` only the operations that a fault affects.
+"""
 
 from unsilent.engine.engine_choice import ENGINES as ENGINES
 from unsilent.engine.engine_choice import make_engine as make_engine

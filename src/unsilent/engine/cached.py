@@ -1,4 +1,4 @@
-"""The engine with shortcuts: a trial costs what depends on its fault, and gives the bits that the plain engine gives.
+"""The engine that evaluates only the operations that a fault affects, with the same bits as the plain engine.
 
 A batch is put on a tape once; a trial re-executes the operations that read corrupted memory and what follows from them,
 until nothing that is still needed differs from golden. Source of the idea: SCI-FI (Gavarini et al. 2023), which starts late
@@ -53,7 +53,7 @@ HELD_AT_ONCE = 16 << 20
 
 
 class CachedEngine(PlainEngine):
-    """Evaluates a workload under faults by running what the fault changes.
+    """Evaluates a workload under faults by running only the operations that a fault affects.
 
     ``sampled``: whether trials are to be evaluated on some samples of a batch, which takes preparation.
 
@@ -87,7 +87,7 @@ class CachedEngine(PlainEngine):
         self.record()
 
     def record(self) -> None:
-        """Put every batch on a tape, and check each before it is trusted.
+        """Record every batch on a tape, and check each tape before it is used.
 
         Raises ``ProcessUnusable`` where the checks, which corrupt parameters and inputs, end in a device that only raises.
         """
@@ -117,7 +117,10 @@ class CachedEngine(PlainEngine):
         self.notes = tuple(self.fallback_notes())
 
     def _record(self, i: int) -> Replayer:
-        """Replayer of one batch: a tape that gives the golden output, with costs of all operations and no value held."""
+        """Record one batch and return the replayer of its tape.
+
+        The tape gives the golden output and knows the costs of all operations; no golden value is held yet.
+        """
         try:
             tape = record(lambda: self._run(self.batches[i]), self.model, named_inputs(self.batches[i]))
         except Unrecordable:
@@ -136,7 +139,7 @@ class CachedEngine(PlainEngine):
         return replayer
 
     def _hold(self) -> None:
-        """Hold the golden values that the budget allows, and try what can be tried with them."""
+        """Hold the golden values that the memory budget allows, and test the shortcuts that use them."""
         able = [(i, r) for i, r in enumerate(self.replayers) if r is not None]
         device = able[0][1].tape.device if able else torch.device("cpu")
         tapes = [r.tape for _, r in able]
@@ -154,7 +157,10 @@ class CachedEngine(PlainEngine):
                 self.replayers[i] = None
 
     def _try_shortcuts(self, i: int, replayer: Replayer, keep: frozenset[int]) -> None:
-        """Check one tape and find out what can be computed in blocks and on rows: once for batches of one structure."""
+        """Check one tape and find the operations that can run in blocks or on single samples.
+
+        Done once for all batches whose tapes have the same structure.
+        """
         first = self._checked.get(replayer.structure, replayer)
         replayer.plan_to_hold(keep)
         if first is replayer or replayer.kept or self._is_held_at_once(replayer):
@@ -175,14 +181,15 @@ class CachedEngine(PlainEngine):
             replayer.adopt(first)
 
     def _is_held_at_once(self, replayer: Replayer) -> bool:
-        """Whether golden values are cheap to hold, or dear to be without."""
+        """Whether to hold the golden values of a batch now, because they are small or costly to miss."""
         size = sum(replayer.tape.values[v].nbytes for v in replayer.planned)
         return size <= HELD_AT_ONCE or replayer.needs_golden_values or replayer.tape.device.type != "cpu"
 
     def _hold_one_more(self, faults: Sequence[Fault]) -> None:
-        """Hold the golden values of a batch that has been used often; of one at a time, so that no trial takes long.
+        """Hold the golden values of one more batch that is used often.
 
-        Trials of some samples need so many golden values that those of the batch of ``faults`` are held at once.
+        Only one batch at a time, so that no trial takes long. Trials of some samples need so many golden values that
+        those of the batch of ``faults`` are held at once.
         """
         steps = {fault.step for fault in faults} if self._sampled else set()
         due = next((i for i, r in self._unheld.items() if i in steps or r.passes >= PASSES_BEFORE_HOLDING), None)
@@ -194,24 +201,30 @@ class CachedEngine(PlainEngine):
         self.ledger.forget_batch(due)
 
     def _check_hidden(self, i: int, replayer: Replayer) -> None:
-        """Check that nothing but what is on the tape matters."""
+        """Check that the output depends on nothing that the tape does not contain."""
         hidden_read_check(self, i, replayer, partial(assemble_output, replayer))
         perturbation_check(self, i, replayer.tape)
         self._run(self.batches[i])  # what the model raised meanwhile must not have left it raising
 
     def output_without_tape(self, batch: int, faults: Sequence[Fault]) -> Any:
-        """The output of a plain run of one batch; faults of parameters are in place."""
+        """The output of a full run of one batch.
+
+        Faults in parameters must be injected already.
+        """
         return super()._evaluate(batch, faults)
 
     def check_and_prepare(self, faults: Sequence[Fault]) -> None:
-        """Prepare as `PlainEngine.prepare`, and for faults in values of a run, before any memory is corrupted."""
+        """Check the faults of a trial and prepare for them, before any memory is corrupted."""
         super().check_and_prepare(faults)
         if any(is_transient(f.site) for f in faults):
             self.prepare_for_transient_faults()
         self._hold_one_more(faults)
 
     def prepare_for_transient_faults(self) -> None:
-        """Hold the golden values that faults in operations and inputs need, and measure rows; done once."""
+        """Prepare for faults in operations and inputs.
+
+        Done once. Holds the golden values that such faults need, and measures operations on single samples.
+        """
         if self._operations:
             return
         self._operations = True
@@ -220,7 +233,10 @@ class CachedEngine(PlainEngine):
             self._hold()
 
     def output_from_tape(self, batch: int, faults: Sequence[Fault], packed: bool = True) -> Any:
-        """The batch's output from the tape, on rows if they are ready and ``packed``; raises `Diverged`."""
+        """The output of a batch computed from its tape.
+
+        ``packed``: on single samples where that is possible. Raises `Diverged` if the batch has to be run in full.
+        """
         replayer = self.replayers[batch]
         assert replayer is not None
         try:
@@ -232,7 +248,7 @@ class CachedEngine(PlainEngine):
         return result
 
     def fallback_notes(self) -> list[str]:
-        """Notes for a report on the shortcuts: batches that run plainly, and why."""
+        """Notes for a report: the batches that run without shortcuts, and the reasons."""
         why = Counter(self.fallback_reasons.values())
         notes = []
         if self._sampled and not judges_samples_apart(self.judge):
@@ -247,7 +263,10 @@ class CachedEngine(PlainEngine):
     def trials(
         self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
     ) -> Iterator[TrialOutcome]:
-        """Outcomes as of `PlainEngine.trials`; those with ``samples``, or no faults in parameters, share the tape."""
+        """Outcomes of several trials, like `PlainEngine.trials`.
+
+        Trials with ``samples`` or without faults in parameters are evaluated together.
+        """
         if samples is not None and self._sampled:
             yield from self._sampled_trials(many, samples)
             return
@@ -270,7 +289,7 @@ class CachedEngine(PlainEngine):
             yield outcome
 
     def _sampled_trials(self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples]) -> Iterator[TrialOutcome]:
-        """Trials whose faults are in parameters, with the samples that count."""
+        """Outcomes of trials with faults in parameters, each evaluated on some samples only."""
         self._refresh()
         for faults in many:
             self.check_and_prepare(faults)
@@ -283,17 +302,20 @@ class CachedEngine(PlainEngine):
             yield ready[i] if i in ready else self.trial(faults, chosen)
 
     def spared_outcome(self, batch: int) -> BatchOutcome:
-        """The outcome of a batch that is not evaluated."""
+        """The outcome of a batch that a trial does not evaluate."""
         return same_outcome_for_all(Outcome.SPARED, self.samples[batch])
 
     def preferred_group_size(self, transient: bool, sampled: bool = False) -> int:
-        """How many trials it likes to be given at a time, as it may run them together; ``sampled``: trials of some samples."""
+        """How many trials the engine should be given at a time, because it may run them together.
+
+        ``sampled``: trials that are evaluated on some samples only.
+        """
         if sampled and self._sampled:
             return group_size(self)
         return PACK if transient and any(r is not None and r.row_plan.sizes for r in self.replayers) else 1
 
     def _packed(self, many: Sequence[Sequence[Fault]]) -> dict[int, dict[int, Any]]:
-        """Outputs by trial and batch of the trials that could share calls."""
+        """Outputs of the trials that could be evaluated together, by trial and batch."""
         mapping: dict[int, dict[int, Any]] = {}
         for batch, replayer in enumerate(self.replayers):
             sharing = [
@@ -309,7 +331,10 @@ class CachedEngine(PlainEngine):
         return mapping
 
     def _pack(self, batch: int, sharing: Sequence[tuple[int, Sequence[Fault]]]) -> dict[int, Any]:
-        """The outputs of trials that share calls on one batch, those that did not go through left out."""
+        """Outputs of trials that are evaluated together on one batch.
+
+        Trials that have to be run in full are left out.
+        """
         replayer = self.replayers[batch]
         assert replayer is not None
         try:
@@ -355,9 +380,10 @@ class CachedEngine(PlainEngine):
         return result
 
     def _take(self, batch: int, replayer: Replayer, many: Sequence[Sequence[Fault]], packed: bool = True) -> list[Any]:
-        """The outputs of some trials, from the tape; golden itself where nothing differs; `Diverged` where it must be run.
+        """Outputs of some trials for one batch, computed from the tape.
 
-        ``packed``: on rows where that can be. Faults of parameters, which only a single trial may have, are in place.
+        The golden output if nothing differs, and `Diverged` for a trial that has to be run in full. ``packed``: on
+        rows where that can be. Faults of parameters, which only a single trial may have, are in place.
         """
         with torch.no_grad():
             starts = [trial_entry_of(replayer.tape, self.parameters, faults) for faults in many]
@@ -373,12 +399,13 @@ class CachedEngine(PlainEngine):
     # -- proofs ------------------------------------------------------------------------------------------------
 
     def check_intact(self, by_copies: bool = False) -> None:
-        """Check as `PlainEngine.check_intact`, and that a random trial of each batch, run plainly, gives the tape's bits.
+        """Check like `PlainEngine.check_intact`, and check one random trial of each batch against a full run.
 
-        It is drawn from those that went through the tape since the last proof, in the company that it went in.
+        The trial is drawn from those that were evaluated on the tape since the last check, and is repeated in the same
+        group of trials.
 
         Raises:
-            UnsilentError: it does not.
+            UnsilentError: the two results differ.
         """
         super().check_intact(by_copies)
         for witness in self.validation_samples.take():
@@ -389,7 +416,7 @@ class CachedEngine(PlainEngine):
                 )
 
     def _stands(self, witness: ValidationSample) -> bool:
-        """Whether a trial gives the same bits on the tape and plainly."""
+        """Whether a trial gives the same bits from the tape and in a full run."""
         batch, faults, replayer = witness.batch, witness.faults, self.replayers[witness.batch]
         assert replayer is not None
         try:
@@ -413,7 +440,7 @@ class CachedEngine(PlainEngine):
         return super().inject_parameter_faults(faults)
 
     def _refresh(self) -> bool:
-        """Record again where somebody has written into the model; whether that was so."""
+        """Record again if other code has written into the model, and return whether that was so."""
         if self._versions == self._count_writes():
             return False
         self.parameters, self.validation_samples = Parameters(self.model), ValidationSamples()
@@ -423,13 +450,16 @@ class CachedEngine(PlainEngine):
         return True
 
     def _count_writes(self) -> list[int]:
-        """Versions of tensors, which change when anyone but us writes into the model: the recording is stale then."""
+        """Version counters of the model's tensors, which increase when other code writes into them."""
         return [tensor._version for tensor in self._watched]
 
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """The context of preparations: what they raise makes the process unusable, and is not the trial's doing."""
+    """Context for preparations, in which an unexpected exception is raised as ``ProcessUnusable``.
+
+    A trial is not to blame for it.
+    """
     try:
         yield
     except (UnsilentError, KeyboardInterrupt, GeneratorExit):
@@ -439,7 +469,7 @@ def preparing() -> Iterator[None]:
 
 
 def timer(now: Callable[[], float]) -> Callable[[Node | None], None]:
-    """Called before every operation runs; puts the seconds since into the one before."""
+    """A function to be called before every operation, which stores the seconds of the previous operation."""
     last: list[tuple[Node, float]] = []
 
     def observe(node: Node | None) -> None:

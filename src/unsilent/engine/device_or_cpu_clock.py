@@ -1,4 +1,4 @@
-"""The clock that shortcuts are judged by: CPU time of this thread, or the time of a device that works on its own."""
+"""The clock for timing shortcuts: CPU time of this thread, or wall time of an asynchronous device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 
 
 def clock(device: torch.device) -> Callable[[], float]:
-    """A function that gives seconds; on CUDA it waits for what was launched, so it belongs into trials of kernels alone."""
+    """A function that returns the time in seconds.
+
+    On CUDA it waits for all launched kernels, so it is meant for timing single kernels.
+    """
     if device.type != "cuda":
         return time.thread_time
 

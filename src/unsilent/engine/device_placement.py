@@ -1,4 +1,4 @@
-"""Putting a model, its inputs and copies of its outputs where they should be."""
+"""Placement of a model, its inputs and copies of its outputs on a device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ DTYPES = {
 
 
 def resolve_device(device: str) -> str:
-    """``auto`` is CUDA where there is one; raises ``UsageError`` for a device that is not there."""
+    """The device to use for a device name such as ``cuda`` or ``auto``.
+
+    ``auto`` means CUDA if it is available. Raises ``UsageError`` for a device that is not available.
+    """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, index = device.partition(":")
@@ -38,7 +41,7 @@ def resolve_device(device: str) -> str:
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """The torch dtype of a ``--dtype`` name."""
+    """The torch dtype for a value of the option ``--dtype``."""
     if dtype not in DTYPES:
         from unsilent.basics.errors import unknown_name_error
 
@@ -47,9 +50,9 @@ def torch_dtype(dtype: str) -> torch.dtype:
 
 
 def place_model(model: nn.Module, device: str, dtype: str | None) -> nn.Module:
-    """The model on the device, floating-point tensors in ``dtype``: itself where it is so already, else a copy.
+    """The model on the device, with floating-point tensors in ``dtype``.
 
-    The user's own model is never moved or rounded.
+    The model itself if nothing has to change, else a copy. The user's own model is never moved or rounded.
     """
     if not device.startswith("cpu"):
         torch.backends.cudnn.benchmark = False
@@ -68,7 +71,7 @@ def _fits(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> bo
 
 
 def place(value: Any, device: str, dtype: str | None) -> Any:
-    """Tensors of a nested input on the device; floating-point ones in ``dtype``.
+    """A nested input with its tensors on the device and floating-point tensors in ``dtype``.
 
     A part of a larger tensor, as ``images.split(64)`` gives, is copied: its memory is then that of this input alone.
     """
@@ -82,7 +85,7 @@ def place(value: Any, device: str, dtype: str | None) -> Any:
 
 
 def _is_part(tensor: Tensor) -> bool:
-    """Whether a plain tensor without gaps lies in memory that has room for more."""
+    """Whether a contiguous tensor occupies only a part of its storage."""
     dense = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.is_contiguous()
     return dense and not tensor.requires_grad and tensor.untyped_storage().nbytes() > tensor.nbytes
 
@@ -99,7 +102,7 @@ def clone(value: Any) -> Any:
 
 
 def environment(device: str = "cpu") -> str:
-    """Name of the device and software that the bits of an answer depend on besides the model and its input."""
+    """The device and software on which the bits of an output depend, as text."""
     if torch.device(device).type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     return f"CPU with {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
@@ -107,7 +110,10 @@ def environment(device: str = "cpu") -> str:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Within, torch uses so many threads on the CPU, as the bits of sums depend on their number."""
+    """Context in which torch uses ``count`` CPU threads.
+
+    The bits of sums depend on this number.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,8 +1,8 @@
-"""Where two fault-free runs part: the first operation whose result differs, by name.
+"""The first operation whose result differs between two fault-free runs.
 
-Only for the message about a workload that cannot be repeated. Both runs are watched by a dispatch mode that hashes the
-raw bits of what every operation is given from outside and of what it makes. Memory that nobody has written yet is zeroed first,
-so that it is not taken for a difference; if that makes the runs equal, it was read.
+Used only for the message about a workload that cannot be repeated. Both runs are watched by a dispatch mode that
+hashes the raw bits of what every operation is given from outside and of what it makes. Memory that nobody has written
+yet is zeroed first, so that it is not taken for a difference; if that makes the runs equal, it was read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
-    """Hashes of one operation's arguments from Python, of tensors no operation made, and of its results."""
+    """Hashes of one operation's Python arguments, its external input tensors and its results."""
 
     name: str
     python_arguments_hash: int
@@ -37,7 +37,10 @@ class OperationRecord:
 
 
 class OperationRecorder(DispatchMode):
-    """Active around one run; ``steps`` then says what it did. ``clear``: zero memory that nobody has written."""
+    """Records the operations of one run in ``steps``.
+
+    ``clear``: fill uninitialised memory with zeros.
+    """
 
     def __init__(self, model: nn.Module, clear: bool) -> None:
         self._calls = OperationNamer(model)
@@ -48,7 +51,7 @@ class OperationRecorder(DispatchMode):
         """Storages of results by address, held so that no address is used twice."""
 
     def run(self, run: Callable[[], Any]) -> list[OperationRecord]:
-        """Watch one run."""
+        """Record the operations of one run."""
         with self:
             run()
         self._result_storages.clear()
@@ -75,7 +78,9 @@ class OperationRecorder(DispatchMode):
 
 
 def first_difference(run: Callable[[], Any], model: nn.Module) -> str | None:
-    """Name the operation at which two runs part, and say how, in words that follow "first at ".
+    """Description of the first operation at which two runs differ, or None.
+
+    The text continues a sentence after "first at".
 
     Args:
         run: One evaluation.
@@ -111,7 +116,7 @@ def _first_difference(run: Callable[[], Any], model: nn.Module, clear: bool) -> 
 
 
 def _why(a: OperationRecord, b: OperationRecord) -> str | None:
-    """How two executions of one operation differ; None: not at all."""
+    """Description of the difference between two executions of one operation, or None without a difference."""
     if a.python_arguments_hash != b.python_arguments_hash:
         return "which Python calls with other arguments in each run, maybe from a counter or a changing order"
     if a.external_inputs_hash != b.external_inputs_hash:
@@ -128,7 +133,7 @@ def _quoted(step: OperationRecord | None) -> str:
 
 
 def _storage(tensor: Tensor) -> int | None:
-    """Identity of the memory of a tensor; None where it has none to speak of."""
+    """An identifier of the memory of a tensor, or None for a tensor without strided memory."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except NotImplementedError:  # sparse and the like

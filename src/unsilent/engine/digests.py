@@ -1,4 +1,4 @@
-"""Hashes of what an operation is given and what it gives: of all bits of tensors, and of numbers that Python gives."""
+"""Hashes of the arguments and results of operations, which cover every bit of tensors and numbers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from unsilent.sites.training.updates import local
 
 
 def own_generator(values: Sequence[Any]) -> bool:
-    """Whether an operation was given a generator other than torch's global ones."""
+    """Whether an operation was given a generator that is not one of torch's global generators."""
     generators = [v for v in values if isinstance(v, torch._C.Generator)]
     defaults = (torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ()))
     return any(all(g is not d for d in defaults) for g in generators)
 
 
 def digest(values: Sequence[Any]) -> int:
-    """xxh3-64 of dtypes, shapes and all bits of tensors, and of other values as text; below all modes, so that nobody sees it."""
+    """xxh3-64 hash of tensors (dtype, shape, all bits) and of other values as text.
+
+    Computed below all dispatch modes, so that none of them sees it.
+    """
     result = xxhash.xxh3_64()
     with no_dispatch():
         for value in values:
@@ -41,7 +44,10 @@ def digest(values: Sequence[Any]) -> int:
 
 
 def tensors_hasher(tensors: Iterable[Tensor]) -> Any:
-    """xxh3-64, to be gone on with, of the bytes of all elements."""
+    """An xxh3-64 hash object that has hashed the bytes of all elements.
+
+    More bytes can be added to it.
+    """
     result = xxhash.xxh3_64()
     for tensor in tensors:
         result.update(content_of(tensor))
@@ -49,9 +55,10 @@ def tensors_hasher(tensors: Iterable[Tensor]) -> Any:
 
 
 def digest_unordered(tensor: Tensor) -> int:
-    """64 bits that stand for the elements of a tensor, bit for bit, in whatever order they lie: a sum over a mix of each.
+    """A 64-bit hash of the elements of a tensor that does not depend on their order.
 
-    The same for a view, a transpose, or rows in another order; another, but for a chance of 2^-64, where elements differ.
+    The hash is the same for a view, a transpose, or rows in another order. Different elements give the same hash with
+    a chance of 2^-64.
     """
     total = 0
     with no_dispatch():
@@ -69,12 +76,15 @@ def digest_unordered(tensor: Tensor) -> int:
 
 
 def digest_all(hashes: Sequence[int]) -> int:
-    """One hash for several hashes; 0 for none."""
+    """One hash that combines several hashes, or 0 for no hash."""
     return int(xxhash.xxh3_64_intdigest(repr(hashes).encode())) if hashes else 0
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
-    """The strided memory that a tensor consists of; nothing of one without memory that can be read."""
+    """The strided tensors that hold the memory of a tensor.
+
+    Empty for a tensor whose memory cannot be read.
+    """
     if tensor.is_meta or is_traceable_wrapper_subclass(tensor) or not tensor.numel() or tensor.is_nested:
         return []
     if tensor.layout == torch.sparse_coo:
@@ -86,12 +96,15 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def digest_given(args: Any, kwargs: dict[str, Any]) -> int:
-    """Hash of the arguments that Python passes to an operation besides tensors."""
+    """Hash of the arguments of an operation that are not tensors."""
     return digest([value for value in flatten((*args, *kwargs.values())) if not isinstance(value, Tensor)])
 
 
 def exact_value_bytes(value: Any) -> bytes:
-    """Numbers to the last bit; things without a text of their own (their address differs) by their type."""
+    """Bytes that represent a value exactly for a hash.
+
+    An object that is not a plain value is represented by its type, because its text may contain an address.
+    """
     if isinstance(value, float):
         return value.hex().encode()
     if value is None or isinstance(value, (bool, int, complex, str, torch.dtype, torch.device, torch.layout)):

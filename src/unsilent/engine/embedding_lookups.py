@@ -1,7 +1,7 @@
-"""How often each row of each embedding table is looked up in one evaluation.
+"""Counts of how often each row of each embedding table is looked up in one evaluation.
 
-Seen at operation level, so that functional embeddings and tables shared with an output layer are found as well as
-``nn.Embedding`` and ``nn.EmbeddingBag`` modules.
+Lookups are seen at operation level, so that functional embeddings and tables shared with an output layer are found as
+well as ``nn.Embedding`` and ``nn.EmbeddingBag`` modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _EMBEDDINGS = ("aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_
 
 
 class EmbeddingLookupCounter(DispatchMode):
-    """Active around an evaluation; ``counts`` then holds int64[rows] by parameter name."""
+    """Counts the lookups of embedding rows in an evaluation, in ``counts``.
+
+    ``counts``: int64[rows] by parameter name.
+    """
 
     def __init__(self, parameters: Parameters) -> None:
         super().__init__()

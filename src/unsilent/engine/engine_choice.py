@@ -1,4 +1,7 @@
-"""The engine that runs a campaign. It changes what a row costs, never what is in it."""
+"""The choice of the engine for a campaign.
+
+It changes the cost of a result, never the result.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ def make_engine(
     score: Score | None = None,
     sampled: bool = False,
 ) -> PlainEngine:
-    """``auto``: every shortcut that a check allows; ``plain``: none.
+    """The engine that evaluates the workload in a campaign.
+
+    ``engine``: ``auto`` uses every shortcut that passes its checks, ``plain`` uses none.
 
     Args:
         memory: Bytes for golden values, default a quarter of what is free.

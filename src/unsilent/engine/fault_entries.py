@@ -1,4 +1,4 @@
-"""Where the faults of a trial enter a tape."""
+"""The places on a tape at which the faults of a trial take effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ WORD = 4
 
 
 def trial_entry_of(tape: Tape, parameters: Parameters, faults: Sequence[Fault]) -> TrialEntry:
-    """The values and operations that faults change; those of parameters are in memory already.
+    """The values and operations on a tape that the faults of a trial change.
+
+    Faults in parameters must be in memory already.
 
     Raises:
         Diverged: a fault that this tape cannot place; the plain run says what is wrong with it.
@@ -61,7 +63,7 @@ def _parameter(start: TrialEntry, tape: Tape, tensor: Tensor, fault: Fault) -> N
 
 
 def _extent(window: StorageWindow) -> tuple[int, int]:
-    """First byte of the storage that a window reaches, and the one after its last."""
+    """The range of bytes in its storage that a window covers, as start and end."""
     if 0 in window.shape:
         return 0, 0
     last = window.offset + sum((n - 1) * s for n, s in zip(window.shape, window.stride, strict=True))
@@ -69,7 +71,7 @@ def _extent(window: StorageWindow) -> tuple[int, int]:
 
 
 def storage_offsets(tensor: Tensor, elements: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places of elements (flat, in C order) in the storage of a tensor, in elements."""
+    """Offsets in a tensor's storage, in elements, of elements given by flat index in C order."""
     if tensor.is_contiguous():
         return np.asarray(elements + int(tensor.storage_offset()), np.int64)
     return strided_offsets(elements, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
@@ -78,7 +80,7 @@ def storage_offsets(tensor: Tensor, elements: NDArray[np.int64]) -> NDArray[np.i
 def strided_offsets(
     elements: NDArray[np.int64], shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> NDArray[np.int64]:
-    """Offsets in memory of elements of a tensor with this geometry."""
+    """Offsets in memory of the elements of a tensor with given shape, strides and offset."""
     offsets = np.full(len(elements), offset, np.int64)
     for places, step in zip(np.unravel_index(elements, shape) if shape else (), stride, strict=True):
         offsets += places * step

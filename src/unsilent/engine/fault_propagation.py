@@ -1,4 +1,4 @@
-"""Values and operations that faults reach on a tape, for many faults at once: nothing is executed or looked at.
+"""The values and operations on a tape that faults reach, computed for many faults without executing anything.
 
 A set of faults is a Python integer, bit ``i`` for fault ``i``: a set operation on thousands of faults then costs less than
 a microsecond, and the tape is walked once for all of them. Everything here is what *can* happen: a fault whose effect
@@ -23,7 +23,10 @@ BLOCK = 1 << 20
 
 
 class PropagationStart(NamedTuple):
-    """Where a fault enters: operations that are re-executed whatever they read, values that differ from the start."""
+    """The operations and values on a tape at which a fault starts.
+
+    Operations that are re-executed in any case, and values that differ from the beginning.
+    """
 
     nodes: tuple[int, ...] = ()
     values: tuple[int, ...] = ()
@@ -31,7 +34,7 @@ class PropagationStart(NamedTuple):
 
 @dataclass(frozen=True)
 class FaultPropagation:
-    """Sources for which something holds, by operation and by value.
+    """The faults that reach each operation and each value of a tape, as bit sets.
 
     ``ran``: the operation is re-executed. ``dirty``: the value may differ. ``needed``: an operation that is re-executed
     reads it and it is golden. ``may_end_at``: when it has been made nothing else that is still read differs, so that comparing it
@@ -45,7 +48,7 @@ class FaultPropagation:
 
 
 def propagate_faults(tape: Tape, sources: Sequence[PropagationStart]) -> FaultPropagation:
-    """Follow every source to the end of the tape."""
+    """Find the operations and values on a tape that each fault reaches."""
     forced: dict[int, Bits] = {}
     values = len(tape.values)
     result = FaultPropagation([], [0] * values, [0] * values, [0] * values)
@@ -70,7 +73,10 @@ def propagate_faults(tape: Tape, sources: Sequence[PropagationStart]) -> FaultPr
 
 
 def _make(tape: Tape, result: FaultPropagation, values: Iterable[int], bits: Bits, live: set[int]) -> None:
-    """Note the values of an operation. ``live``: older values that are dirty for some source and still read."""
+    """Store which faults reach the values of an operation.
+
+    ``live``: earlier values that differ for some source and are still read.
+    """
     busy = 0
     for value in live if bits else ():
         busy |= result.dirty[value]
@@ -83,13 +89,13 @@ def _make(tape: Tape, result: FaultPropagation, values: Iterable[int], bits: Bit
 
 
 def costs(tape: Tape) -> NDArray[np.float64]:
-    """Seconds of each operation, float64[nodes]; one each where nobody measured."""
+    """Seconds of each operation, float64[nodes]; all ones if they were not measured."""
     array = np.array([node.seconds for node in tape.nodes])
     return array if array.sum() > 0 else np.ones(len(tape.nodes))
 
 
 def set_weights(sets: Sequence[Bits], weights: ArrayLike) -> NDArray[np.float64]:
-    """Sum of the weights of the members of each set, float64[sets]."""
+    """The sum of the weights of the members of each set, float64[sets]."""
     heavy = np.asarray(weights, np.float64)
     numbers: dict[Bits, int] = {}
     places = [numbers.setdefault(s, len(numbers)) for s in sets]

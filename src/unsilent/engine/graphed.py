@@ -1,4 +1,6 @@
-"""The engine for a GPU: a trial launches one CUDA graph a batch and waits for nothing; many verdicts are read together.
+"""The engine for a GPU, which evaluates a trial by launching one CUDA graph per batch.
+
+A trial waits for nothing; the verdicts of many trials are read together.
 
 A model of many small operations keeps a GPU waiting for Python. A graph of the whole evaluation, with the verdict inside, costs a
 fraction of that. Faults go into the memory that the graph reads. What a graph cannot do goes the way of `CachedEngine`: faults in
@@ -44,32 +46,33 @@ GROUPS, TRIED = 2, 128
 
 @dataclass
 class GraphCosts:
-    """Seconds of trials: ``by_graphs``, and of some samples ``on_rows``."""
+    """Measured seconds of trials by graphs, and of trials on some samples only."""
 
     by_graphs: MeasuredCost = field(default_factory=MeasuredCost)
     on_rows: MeasuredCost = field(default_factory=MeasuredCost)
     groups_on_rows: int = 0
 
     def add(self, seconds: float, trials: int) -> None:
-        """A group of trials by graphs, preparation and reading included."""
+        """Add the seconds of a group of trials by graphs, including preparation and reading."""
         for _ in range(trials):
             self.by_graphs.add(seconds / trials)
 
     def add_on_rows(self, seconds: float, trials: int) -> None:
-        """A group of trials of some samples that went another way."""
+        """Add the seconds of a group of sampled trials that were not evaluated by graphs."""
         self.groups_on_rows += 1
         if self.groups_on_rows > 1:
             self.on_rows.add(seconds / trials)
 
     @property
     def trial_seconds(self) -> float:
-        """Seconds of a trial by graphs; 0 where that is not known."""
+        """Seconds of one trial by graphs, or 0 if not known."""
         return self.by_graphs.mean if self.by_graphs.trials >= ENOUGH else 0.0
 
     def trials_on_rows(self, by_graphs: float, trials: int) -> int:
-        """How many of so many trials of some samples, the first ones, are to be evaluated on rows: all, none, or some to try it.
+        """The number of sampled trials to evaluate on single samples instead of by graphs.
 
-        ``by_graphs``: seconds of a trial by graphs, which evaluate whole batches.
+        They are the first ones of ``trials``: all, none, or a few while the cost is not known. ``by_graphs``: seconds
+        of a trial by graphs, which evaluate whole batches.
         """
         if self.groups_on_rows < GROUPS:
             return min(trials, TRIED)
@@ -77,7 +80,10 @@ class GraphCosts:
 
 
 def is_cheapest(graph: BatchGraph, from_tape: float) -> bool:
-    """Whether a graph is the cheapest evaluation of its batch; ``from_tape``: seconds of the output from the tape."""
+    """Whether a graph is the cheapest way to evaluate its batch.
+
+    ``from_tape``: seconds to compute the output from the tape.
+    """
     return graph.seconds <= min(PLAIN_ABOVE * graph.plain_seconds, from_tape + graph.verdict_seconds)
 
 
@@ -92,7 +98,7 @@ Staged = StagedFaults | StagedPointFaults
 
 
 class GraphedEngine(CachedEngine):
-    """Evaluates trials by CUDA graphs where that is measured to be cheapest, else as `CachedEngine`.
+    """Evaluates trials by CUDA graphs if that is measured to be cheapest, else like `CachedEngine`.
 
     Attributes:
         graphs: Graphs by batch, of those that could be captured; ``graph_refusals`` says why another could not.
@@ -131,11 +137,11 @@ class GraphedEngine(CachedEngine):
 
     @property
     def has_scratch_memory(self) -> bool:
-        """Whether a run writes into buffers of the model."""
+        """Whether a run of the model writes into its buffers."""
         return bool(self._scratch)
 
     def _try(self, i: int, graphs: dict[int, BatchGraph], make: Callable[[], BatchGraph]) -> None:
-        """Make the graph of one batch, or remember why there is none."""
+        """Make the graph of one batch, or store the reason why there is none."""
         try:
             graphs[i] = make()
         except UnsilentError:
@@ -144,7 +150,7 @@ class GraphedEngine(CachedEngine):
             self.graph_refusals[i] = str(error) if isinstance(error, NotGraphed) else kind_and_line(error)
 
     def _capture_operations(self) -> dict[int, BatchGraph]:
-        """Graphs of all batches in which faults of operations can enter."""
+        """Graphs of all batches in which faults in operations can be injected."""
         graphs: dict[int, BatchGraph] = {}
         with preparing():
             for i in self.graphs:
@@ -168,7 +174,10 @@ class GraphedEngine(CachedEngine):
     # -- trials ------------------------------------------------------------------------------------------------
 
     def preferred_group_size(self, transient: bool, sampled: bool = False) -> int:
-        """Size as of `CachedEngine.preferred_group_size`, and enough for graphs."""
+        """How many trials the engine should be given at a time.
+
+        At least as many as for `CachedEngine`, and enough for graphs.
+        """
         size = super().preferred_group_size(transient, sampled)
         if not self.graphs:
             return size
@@ -181,13 +190,16 @@ class GraphedEngine(CachedEngine):
 
     @property
     def _trial_seconds(self) -> float:
-        """Seconds of a trial in all batches by graphs."""
+        """Seconds of a trial that evaluates all batches by graphs."""
         return self.graph_costs.trial_seconds or sum(graph.seconds for graph in self.graphs.values())
 
     def trials(
         self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
     ) -> Iterator[TrialOutcome]:
-        """Outcomes as of `PlainEngine.trials`; trials that graphs evaluate are evaluated first."""
+        """Outcomes of several trials, like `PlainEngine.trials`.
+
+        Trials by graphs are evaluated first.
+        """
         self._refresh()
         tried = self.graph_costs.trials_on_rows(self._trial_seconds, len(many)) if samples is not None else 0
         ready = self._by_graphs(many, tried) if self.graphs and self._reads_the_model else {}
@@ -210,11 +222,14 @@ class GraphedEngine(CachedEngine):
 
     @property
     def _reads_the_model(self) -> bool:
-        """Whether graphs read the model's memory: nobody has given a parameter other memory since."""
+        """Whether graphs still read the model's memory, that is, no parameter was moved to other memory."""
         return all(site.memory.is_attached for site in self.parameters.sites.values())
 
     def _by_graphs(self, many: Sequence[Sequence[Fault]], first: int) -> dict[int, TrialOutcome]:
-        """The outcomes, by number from ``first``, of the trials that graphs can evaluate and for which that is cheapest."""
+        """Outcomes of the trials for which graphs are the cheapest way, by trial number.
+
+        Only trials from number ``first`` on are considered.
+        """
         result: dict[int, TrialOutcome] = {}
         for graphs, fits in ((self.graphs, self._lies_in_memory), (None, self._enters_operations)):
             fitting = [i for i, faults in enumerate(many) if i >= first and faults and fits(faults)]
@@ -245,7 +260,7 @@ class GraphedEngine(CachedEngine):
         return result
 
     def _lies_in_memory(self, faults: Sequence[Fault]) -> bool:
-        """Whether the faults of a trial lie in memory that graphs read, and not in what may be an index."""
+        """Whether all faults of a trial are in memory that graphs read and that holds no indices."""
         return all(self._is_writable(fault) for fault in faults)
 
     def _is_writable(self, fault: Fault) -> bool:
@@ -258,12 +273,12 @@ class GraphedEngine(CachedEngine):
         return tensor.dtype not in INDICES and tensor.device == self.placed_on and not misfit(tensor, fault)
 
     def _enters_operations(self, faults: Sequence[Fault]) -> bool:
-        """Whether all faults of a trial are in outputs of operations of one batch."""
+        """Whether all faults of a trial are in outputs of operations in one batch."""
         outputs = all(parse_site(f.site).kind == "op" and parse_site(f.site).operand == "out" for f in faults)
         return outputs and len({f.step for f in faults}) == 1 and faults[0].step in self.graphs
 
     def _is_cheapest(self, graphs: Mapping[int, BatchGraph], faults: Sequence[Fault]) -> bool:
-        """Whether graphs can evaluate a trial, and are measured to be the cheapest way."""
+        """Whether graphs can evaluate a trial and are the cheapest way by measurement."""
         acting = [i for i in range(len(self.batches)) if acting_in(i, faults)]
         if any(i not in graphs for i in acting):
             return False
@@ -278,7 +293,10 @@ class GraphedEngine(CachedEngine):
         return self.parameters.memory(fault)
 
     def _seconds_from_tape(self, batch: int, faults: Sequence[Fault]) -> float:
-        """Seconds of an evaluation from the tape: measured, else of all operations from the first corrupted one."""
+        """Seconds of an evaluation from the tape.
+
+        Estimated from the operations after the first corrupted one if not measured yet.
+        """
         key, replayer = cost_class_of(batch, faults), self.replayers[batch]
         known = self.ledger.costs.get(key)
         if known is not None and known.tape_cost.trials >= ENOUGH:
@@ -299,7 +317,10 @@ class GraphedEngine(CachedEngine):
         return min([] if value is None else tape.values[value].readers, default=len(tape.nodes))
 
     def staged(self, trials: Sequence[Sequence[Fault]], batch: int | None = None) -> Staged:
-        """The faults of trials, all of one kind, on the device; ``batch``: where those without one of their own act."""
+        """The faults of several trials, copied to the device.
+
+        All faults must be of one kind. ``batch``: the batch for faults that do not name one.
+        """
         if all(parse_site(fault.site).kind == "op" for faults in trials for fault in faults):
             points = [self._points[faults[0].step or 0] for faults in trials]
             at = [
@@ -313,7 +334,7 @@ class GraphedEngine(CachedEngine):
     def _run_graphs(
         self, trials: Sequence[Sequence[Fault]], graphs: Mapping[int, BatchGraph]
     ) -> list[TrialOutcome | None]:
-        """The outcome of each trial; None of one whose run may take another way than the golden one."""
+        """The outcome of each trial, or None if its run may take another path than the golden run."""
         begun = time.perf_counter()
         staged = self.staged(trials)
         for graph in graphs.values():
@@ -340,7 +361,7 @@ class GraphedEngine(CachedEngine):
         return TrialOutcome(tuple(known), graphed=True)
 
     def check_intact(self, by_copies: bool = False) -> None:
-        """Check as `CachedEngine.check_intact`; and a random trial of each graph since the last proof, run plainly."""
+        """Check like `CachedEngine.check_intact`, and check one random trial of each graph against a full run."""
         super().check_intact(by_copies)
         for sample in self._graph_samples.take():
             i, faults = sample.batch, sample.faults
@@ -354,7 +375,10 @@ class GraphedEngine(CachedEngine):
 
 
 def input_memory(batch: object) -> dict[str, TensorMemory]:
-    """Memory of each input that can be corrupted in place, by site: no indices, no memory that several inputs share."""
+    """Memory of the inputs that can be corrupted in place, by site.
+
+    Inputs that hold indices or share memory are left out.
+    """
     named = [(f"input:{name}", tensor) for name, tensor in named_inputs(batch)]
     named = [(site, tensor) for site, tensor in named if corruptible(tensor)]
     users = Counter(tensor.untyped_storage().data_ptr() for _, tensor in named)

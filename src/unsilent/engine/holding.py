@@ -1,8 +1,11 @@
-"""The state of a training as it is now, to be put back bit for bit: into the same tensors, so that nobody who holds them notices.
+"""A copy of the state of a training that is restored bit for bit into the same tensors.
 
-Held are: parameters, buffers, gradients, state and settings of optimizers, schedulers and the like, and the generators of
-torch (with those of CUDA devices in use), numpy and Python. A counter in user code or a data loader's place is not seen here.
-What can go into a file, and come back in another process, is the snapshot of a training workload.
+References to the tensors stay valid.
+
+The copy holds parameters, buffers, gradients, state and settings of optimizers, schedulers and the like, and the
+generators of torch (with those of CUDA devices in use), numpy and Python. A counter in user code or a data loader's
+place is not seen here. What can go into a file, and come back in another process, is the snapshot of a training
+workload.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ TensorCopier = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 def clones(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Copies in memory of their own, each with its original."""
+    """Copies of tensors in separate memory, each paired with its original."""
     return [t.detach().clone() for t in tensors]
 
 
@@ -32,7 +35,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class HeldTraining:
-    """A copy of the state.
+    """A copy of the state of a training: model, optimizers and other objects with state.
 
     Args:
         stateful_objects: Schedulers, scalers and the like: whatever has ``state_dict`` and
@@ -89,14 +92,14 @@ class HeldTraining:
         self.generators = save_generator_states(generators)
 
     def has_content_of(self, tensor: Tensor) -> bool | None:
-        """Whether a tensor still has the bits that are held of it; None where it is not held."""
+        """Whether a tensor still has the bits of its copy, or None if no copy is held."""
         copied = next((copied for live, copied in zip(self.live, self._copies, strict=True) if live is tensor), None)
         if copied is None or copied.shape != tensor.shape:
             return None
         return torch.equal(copied.to(tensor.device), tensor.detach())
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore the whole state."""
         self._restore_attributes()
         for live_groups, kept_groups in self._groups:
             live_groups[:] = kept_groups
@@ -123,7 +126,7 @@ class HeldTraining:
         self.generators()
 
     def _restore_attributes(self) -> None:
-        """Put back what modules have as plain attributes, or had as others before they became plain."""
+        """Restore the attributes of modules that are or were plain values."""
         for attributes, kept_attributes in self._attributes:
             for name in [k for k, v in attributes.items() if isinstance(v, _PLAIN) and k not in kept_attributes]:
                 del attributes[name]
@@ -134,5 +137,5 @@ class HeldTraining:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all copies."""
+        """Number of bytes of all copies."""
         return sum(t.numel() * t.element_size() for t in self._copies)

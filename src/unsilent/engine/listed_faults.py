@@ -1,7 +1,8 @@
-"""Faults that a file lists instead of a law that draws them: resolved for the workload, sorted into targets, one a trial.
+"""Faults from a list in a file, used in place of randomly drawn faults.
 
-What is measured is the list itself: trial k of a target is the k-th of its faults in the file's order, a target's share is its
-part of the list, and once all were run nothing is left to estimate.
+They are resolved for the workload and sorted into targets, one fault per trial. What is measured is the list itself:
+trial k of a target is the k-th of its faults in the file's order, a target's share is its part of the list, and once
+all were run nothing is left to estimate.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Faults = tuple[Fault, ...]
 
 
 class ListedFaults:
-    """The faults of a file.
+    """The faults of a list, sorted into targets.
 
     Args:
         path: Path of the list.
@@ -96,17 +97,20 @@ class ListedFaults:
         )
 
     def count(self, target: str) -> int:
-        """How many faults fall in a target."""
+        """The number of faults in a target."""
         return len(self._faults[target])
 
     def faults_of_trial(self, target: str, number: int) -> tuple[int | None, Faults]:
-        """The batch that is corrupted (None: all of them) and the faults of a target's trial, from 0."""
+        """The corrupted batch (None: all batches) and the faults of one trial of a target.
+
+        Trials are numbered from 0.
+        """
         faults = self._faults[target][number]
         return faults[0].step, faults
 
 
 def _tensors(engine: PlainEngine, entries: Sequence[FaultListEntry]) -> ModelTensors:
-    """Tensors of the workload of the kinds that are in the list."""
+    """The tensors of the workload of all kinds that occur in the list."""
     sites = [parse_site(p.site) for e in entries for p in e.corruptions if isinstance(p, Fault)]
     addresses = dict.fromkeys(_everything(site) for site in sites) or {"param:*": None}
     if "param:*" in addresses:  # which leaves out index buffers
@@ -123,12 +127,15 @@ def _tensors(engine: PlainEngine, entries: Sequence[FaultListEntry]) -> ModelTen
 
 
 def _everything(site: SiteName) -> str:
-    """The address of all sites like this one."""
+    """The address of all sites of the same kind as this one."""
     return f"op:*/fwd/{site.operand}" if site.kind == "op" else f"{site.kind}:*"
 
 
 def _owner(faults: Faults, components: Mapping[str, Sequence[str]], per: str) -> Target:
-    """The target that a trial belongs to, still without regions; where its faults fall in several, all their names together."""
+    """The target to which the faults of a trial belong.
+
+    The target has no regions. If its faults are in several targets, the names are joined.
+    """
     if per not in LEVELS or per == "bit":
         raise UsageError(f"--per is {per!r}; expected component, layer or tensor for a list of faults")
     sites = [parse_site(fault.site) for fault in faults]

@@ -1,4 +1,4 @@
-"""The choice of golden values to hold when not all of them fit, and how much memory they get when nobody said.
+"""The choice of golden values to hold in limited memory, and the default memory budget.
 
 A trial reads golden values as well as corrupted ones, and compares with them to end early. A value that is not held is made
 again, from the nearest values that are. `plan_memory` starts with everything useful and gives up one value after the
@@ -37,7 +37,10 @@ SHARE = 4
 
 
 def default_budget(device: torch.device | str) -> int:
-    """Bytes for golden values on ``device``: a quarter of the free memory, 1 GiB where that is not known."""
+    """Bytes for golden values on ``device`` by default.
+
+    A quarter of the free memory, or 1 GiB if that is not known.
+    """
     device = torch.device(device)
     if device.type == "cuda" and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info(device)[0]) // SHARE
@@ -59,7 +62,7 @@ FAR = 100
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The golden values that are held, and their bytes.
+    """The golden values to hold, and their number of bytes.
 
     ``kept_values``: golden values by tape. ``held``: bytes, ``minimum`` included: what is held whatever the plan.
     ``unlimited_bytes``: bytes with which nothing would have to be made again.
@@ -78,7 +81,9 @@ def plan_memory(
     operations: float = 0.0,
     worker_count: int = 1,
 ) -> MemoryPlan:
-    """Choose what to hold in ``budget`` bytes, which ``worker_count`` workers share, and in each of them all tapes.
+    """Choose the golden values to hold within ``budget`` bytes.
+
+    ``worker_count`` workers share the budget, and each worker holds values of all tapes.
 
     Args:
         tapes: Tapes with the cost of each operation in ``seconds``.
@@ -113,7 +118,7 @@ def plan_memory(
 
 
 def _too_small(budget: int, sharers: int, minimum: int, batches: int) -> UsageError:
-    """Speaks of the whole, as ``--memory`` does."""
+    """The error for a budget that is too small, in terms of the total that ``--memory`` gives."""
     each = f" is {human_bytes(budget // sharers)} for each of {sharers} workers" if sharers > 1 else " is too small"
     need = "1 batch needs" if batches == 1 else f"{batches} batches need"
     return UsageError(
@@ -123,7 +128,7 @@ def _too_small(budget: int, sharers: int, minimum: int, batches: int) -> UsageEr
 
 
 def minimum_memory(tape: Tape) -> int:
-    """Bytes that a tape holds whatever is planned: constants that the recorder copied, and the outputs."""
+    """Number of bytes that a tape always holds: constants that the recorder copied, and the outputs."""
     memory_values = set(tape.by_storage.values())
     held = [t for v, t in tape.externals.items() if v not in memory_values] + [leaf for leaf, _ in tape.output_tensors]
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}
@@ -131,7 +136,7 @@ def minimum_memory(tape: Tape) -> int:
 
 
 def parameter_fault_weights(tape: Tape) -> dict[int, float]:
-    """How often faults corrupt externals: those that stay where they are and are no inputs, by their bytes."""
+    """Relative frequency of faults in each parameter or buffer of a tape, by its number of bytes."""
     inputs = {entry.window.value for entry in tape.inputs.values()}
     return {v: float(tape.values[v].nbytes) for v in tape.by_storage.values() if v not in inputs}
 
@@ -139,7 +144,7 @@ def parameter_fault_weights(tape: Tape) -> dict[int, float]:
 def _sources(
     tape: Tape, law: Mapping[int, float], operations: float
 ) -> tuple[list[PropagationStart], NDArray[np.float64]]:
-    """Faults and their probabilities."""
+    """Possible faults as starts of propagation, and their probabilities."""
     total = sum(law.values()) or 1.0
     sources = [PropagationStart(nodes=tuple(tape.values[v].readers)) for v in law]
     odds = [w / total * (1 - operations) for w in law.values()]
@@ -151,13 +156,13 @@ def _sources(
 
 
 def _structure(tape: Tape, law: Mapping[int, float]) -> object:
-    """The structure that two tapes share if they need the same values in the same order: batches of one shape."""
+    """A key that is equal for tapes which need the same values in the same order, such as batches of one shape."""
     nodes = tuple((n.name, n.new_values, *sorted(n.values)) for n in tape.nodes)
     return nodes, tuple((v.nbytes, v.output) for v in tape.values), tuple(law.items())
 
 
 class _Graph:
-    """Readers and makers of each value of a tape, as plain lists."""
+    """The readers and producers of each value of a tape, as plain lists."""
 
     def __init__(self, tape: Tape) -> None:
         internal = {v.index for v in tape.values if v.producer is not None}
@@ -167,7 +172,7 @@ class _Graph:
         self.producer = [v.producer for v in tape.values]
 
     def demand(self, needed: Sequence[Bits], held: Collection[int]) -> tuple[list[Bits], list[Bits]]:
-        """Faults under which each value is needed; those under which each operation is executed again."""
+        """The faults under which each value is needed, and under which each operation is executed again."""
         asked_for = list(needed)
         again = [0] * len(self.made)
         for n in range(len(self.made) - 1, -1, -1):
@@ -181,7 +186,10 @@ class _Graph:
         return asked_for, again
 
     def chains(self, held: Collection[int]) -> list[Bits]:
-        """The operations (in groups of neighbours) that it takes to execute each one from what is held."""
+        """The operations that have to run before each operation when only ``held`` values are available.
+
+        As bit sets of groups of neighbouring operations.
+        """
         count = len(self.made)
         items: list[Bits] = []
         for n in range(count):
@@ -195,13 +203,19 @@ class _Graph:
         return items
 
     def leaning(self, value: int, held: Collection[int]) -> set[int]:
-        """Held values that are made again with the help of ``value`` (which is not held), or from which it is made."""
+        """The nearest held values before and after ``value`` in the graph of a tape.
+
+        ``value`` itself is not held.
+        """
         ahead = _walk(value, held, lambda v: chain.from_iterable(self.made[r] for r in self.readers[v]))
         return ahead | _walk(value, held, lambda v: self.reads[self.producer[v] or 0])
 
 
 def _walk(value: int, held: Collection[int], neighbours: Callable[[int], Iterable[int]]) -> set[int]:
-    """The nearest held values in one direction; in a tangle only some of them, since blocking too few costs little."""
+    """The nearest held values in one direction of the graph.
+
+    In a complex graph only some of them are found, since missing a few costs little.
+    """
     members: set[int] = set()
     seen, stack = {value}, [value]
     while stack and len(seen) < FAR:
@@ -216,7 +230,7 @@ def _walk(value: int, held: Collection[int], neighbours: Callable[[int], Iterabl
 
 
 class _Order:
-    """The order in which the useful values of a tape are given up, found as far as it is asked for.
+    """The order in which values of a tape are dropped when memory is short, computed on demand.
 
     Works in rounds: the cheaper half of what is held goes, in order, except what leans on another value of the same round
     (its cost has just changed). So there are about log2(values) rounds, each linear in the tape.
@@ -239,7 +253,10 @@ class _Order:
         self._rounds = self._run()
 
     def at(self, n: int) -> tuple[float, int]:
-        """Loss for each byte, never falling with ``n``, and the value that goes as the n-th; infinity when all are gone."""
+        """The loss per byte and the number of the n-th value to drop.
+
+        The loss never falls with ``n``. The loss is infinite when no value is left.
+        """
         while len(self._given_up) <= n:
             batch = next(self._rounds, None)
             if batch is None:
@@ -263,7 +280,7 @@ class _Order:
             yield batch
 
     def _losses(self, values: list[int]) -> NDArray[np.float64]:
-        """Expected seconds that a trial takes longer without each value, for each of its bytes."""
+        """The expected additional seconds of a trial without each value, per byte of the value."""
         demanded = self._graph.demand(self._needed, self._held)[0]
         chains = self._graph.chains(self._held)
         often = set_weights([demanded[v] for v in values], self._odds)
@@ -275,7 +292,10 @@ class _Order:
 def _other_uses(
     tape: Tape, result: FaultPropagation, odds: NDArray[np.float64], seconds: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Seconds that holding a value saves compared with making it again: a trial that ends early, or need not run plainly."""
+    """Seconds that a held value saves beyond its recomputation.
+
+    A trial can end early by comparing with it, or avoid a full run.
+    """
     # An output that is golden need not be put together and judged; that is taken for one operation.
     answer = seconds.sum() / max(1, len(seconds))
     onward = np.array([seconds[v.readers].sum() + answer * v.output for v in tape.values])

@@ -1,4 +1,4 @@
-"""Partial kernels: a weight reaches one output channel, so only an aligned block of channels is computed again.
+"""Computing only a block of output channels, because a weight affects only one output channel.
 
 A block of a convolution or a matrix product is another call of the kernel, and may give other bits. So every block of every
 operation is computed once from golden values and compared, and timed; an operation is done in blocks only where all of
@@ -30,7 +30,7 @@ _OUTPUTS: Mapping[str, Mapping[int, int]] = {
 
 
 def blockwise_output_count(node: Node) -> int:
-    """How many outputs an operation has that can be computed in blocks, 0 where it cannot be tried."""
+    """Number of outputs of an operation that might be computed in blocks, or 0 if it cannot be."""
     if node.func is None or node.func._schema.name not in _OUTPUTS or len(node.results) != 1:
         return 0
     out = node.results[0]
@@ -45,7 +45,7 @@ def blockwise_output_count(node: Node) -> int:
 
 
 class BlockwiseOperation:
-    """One operation, computed in blocks of its outputs."""
+    """An operation that can be computed in blocks of its outputs."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -57,7 +57,10 @@ class BlockwiseOperation:
         """Measured CPU time of one block."""
 
     def compute(self, apply: Any, tensors: Sequence[Tensor], block: int) -> Tensor:
-        """The block of the result; ``apply(node, tensors)`` runs the operation."""
+        """One block of the result.
+
+        ``apply(node, tensors)`` runs the operation.
+        """
         parts = list(tensors)
         for k, dim in self._dims.items():
             if parts[k].shape[dim] == self.channels:
@@ -66,13 +69,14 @@ class BlockwiseOperation:
         return result
 
     def golden_part(self, golden: Tensor, block: int) -> Tensor:
-        """One block of a whole result, by the number of the block."""
+        """One block of a full result, selected by its number."""
         return golden.narrow(1, block * BLOCK, BLOCK)
 
     def agrees(self, apply: Any, tensors: Sequence[Tensor], golden: Tensor) -> bool:
-        """Whether every aligned block has the bits of the whole; measures the time of one on the way.
+        """Whether every aligned block has the same bits as in the full result.
 
-        So it must be for golden weights and for others: sums of round numbers are the same in every order.
+        Also measures the time of one block. Golden and random weights are both tested, because sums of round numbers
+        are the same in every order.
         """
         count = self.channels // BLOCK
         now = clock(golden.device)
@@ -93,7 +97,10 @@ class BlockwiseOperation:
         )
 
     def corrupted_blocks(self, value: int, offsets: NDArray[np.int64]) -> set[int] | None:
-        """The blocks that corrupted bytes of a value reach, by their places in its storage; None: not in blocks."""
+        """The blocks that depend on the corrupted bytes of a value, or None if the operation cannot run in blocks.
+
+        ``offsets``: places of the bytes in the storage of the value.
+        """
         blocks: set[int] = set()
         for k, window in enumerate(self.node.reads):
             if window.value != value:
@@ -106,7 +113,7 @@ class BlockwiseOperation:
 
 
 def _overlaps(window: StorageWindow) -> bool:
-    """Whether an element of the memory may stand in several places of a window (expanded, unfolded)."""
+    """Whether an element of memory may occur several times in a window, as in an expanded or unfolded tensor."""
     reach = 0
     for stride, size in sorted(zip(window.stride, window.shape, strict=True)):
         if size > 1:
@@ -117,7 +124,10 @@ def _overlaps(window: StorageWindow) -> bool:
 
 
 def _coordinates(window: StorageWindow, offsets: NDArray[np.int64], dim: int) -> NDArray[np.int64]:
-    """Positions along a dimension of the elements at ``offsets`` of the storage that are inside a window without overlap."""
+    """Positions along one dimension of the elements at some storage offsets.
+
+    Elements outside of the window are left out. The window must not overlap itself.
+    """
     rest = offsets - window.offset
     dim %= len(window.shape)
     result = np.zeros_like(rest)
@@ -134,7 +144,10 @@ def _coordinates(window: StorageWindow, offsets: NDArray[np.int64], dim: int) ->
 
 
 def random_test_weights(weights: Tensor, dim: int) -> Tensor:
-    """Random numbers of the same size, laid out alike; every fourth output along ``dim`` has one that is none."""
+    """Random weights of the same size and memory layout, some of which are infinite or NaN.
+
+    Every fourth output along ``dim`` has one such weight.
+    """
     chance = torch.Generator().manual_seed(0)
     scale = weights.nan_to_num(0, 0, 0).abs().mean().clamp(1e-3, 1e3)
     result = torch.empty_like(weights).copy_(torch.randn(weights.shape, generator=chance)) * scale
@@ -151,5 +164,5 @@ def equal_bits(first: Tensor, second: Tensor) -> bool:
 
 
 def candidates(tape: Tape) -> list[Node]:
-    """Operations worth trying: those that read memory of before the run."""
+    """Operations that may be worth computing in blocks, because they read memory that existed before the run."""
     return [n for n in tape.nodes if blockwise_output_count(n) and any(w.value in tape.externals for w in n.reads)]

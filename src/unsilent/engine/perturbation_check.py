@@ -1,4 +1,6 @@
-"""Check that a tape knows all that a run depends on: everything is shaken, and tape and plain run must answer alike.
+"""Checks that a tape contains everything that a run depends on.
+
+All parameters and inputs are corrupted, and the tape and a plain run must then give the same output.
 
 A tape sees operations. What a run depends on besides, it cannot see: code that holds a parameter by itself (a kernel with a
 closure, compiled code, a view of numpy's made long ago). Two experiments tell. *Blind*: memory is corrupted while all operations
@@ -35,9 +37,10 @@ HIDDEN = "the output depends on parameters or inputs through something other tha
 
 
 def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outputs: Callable[[Any], Any]) -> None:
-    """Execute a tape on copies of the parameters, with the parameters themselves corrupted: that must give the golden output.
+    """Check that no operation reads parameter memory that is not on the tape.
 
-    ``outputs`` turns what the tape gives into the output. Raises `Unrecordable`.
+    The tape is executed on copies of the parameters while the parameters themselves are corrupted, and must give the
+    golden output. ``outputs`` turns what the tape gives into the output. Raises `Unrecordable`.
     """
     tape = replayer.tape
     live, memory_values = tape.externals, set(tape.by_storage.values())
@@ -55,7 +58,9 @@ def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outp
 
 
 def perturbation_check(engine: CachedEngine, batch: int, tape: Tape) -> None:
-    """Corrupt every parameter and input at once, strongly, and gently should the run then take another way.
+    """Check a tape against a plain run while every parameter and input is corrupted at once.
+
+    With milder corruptions if the run takes another path under strong ones.
 
     Raises:
         Unrecordable: plain run and tape differ; or both experiments failed although there is something to be suspected.
@@ -84,7 +89,7 @@ def perturbation_check(engine: CachedEngine, batch: int, tape: Tape) -> None:
 
 
 def _corrupt_unread(engine: CachedEngine, batch: int, tape: Tape) -> None:
-    """Parameters that no operation reads must not change a thing."""
+    """Raise ``Unrecordable`` if a parameter that no operation reads changes the output."""
     faults = [f for f in perturbing_faults(engine.parameters, strongly=True) if not _read(engine.parameters, f, tape)]
     if not faults:
         return
@@ -102,7 +107,10 @@ def _read(parameters: Parameters, fault: Fault, tape: Tape) -> bool:
 
 
 def perturbing_faults(parameters: Parameters, strongly: bool) -> list[Fault]:
-    """Faults that change many elements of every tensor. Numbers keep their sign, indices are exchanged: the run goes on."""
+    """Faults that change many elements of every tensor but let the run continue.
+
+    Numbers keep their sign, and indices are exchanged with each other.
+    """
     chance = np.random.default_rng(0)
     return list(_shaken(parameters.sites.values(), strongly, chance))
 
@@ -132,7 +140,7 @@ def _elements(site: ParameterSite, chance: np.random.Generator) -> Any:
 
 
 def input_element_swap_faults(batch: Any, step: int) -> list[Fault]:
-    """Faults that exchange a few elements of every input, so that all values are ones that do occur.
+    """Faults that exchange a few elements within every input, so that all values stay valid.
 
     Integers on an accelerator are left alone: as indices into tables of other sizes they may trigger an assertion on the
     device, after which every call of this process raises.
@@ -152,7 +160,10 @@ def _left_alone(tensor: Tensor) -> bool:
 
 
 def first_unexplained_read_text(tape: Tape) -> str:
-    """Where a tape first meets what came from nowhere, and by what Python had read tensors until then."""
+    """The first operation on a tape that reads a tensor of unknown origin, as text.
+
+    With the last place before it at which Python read a tensor.
+    """
     met = min((r for v in tape.unexplained for r in tape.values[v].readers), default=None)
     if met is None:
         return ""

@@ -1,4 +1,4 @@
-"""The plain engine: one full evaluation a trial, and the golden run it is compared with.
+"""The plain engine, which evaluates the full workload for each trial and compares it with a golden run.
 
 The golden run is made twice and must be finite and bit-identical; a workload that draws from torch's random stream is
 seeded before every batch, so that golden and faulty runs see the same numbers. Every shortcut that comes later must give
@@ -48,7 +48,7 @@ Samples = NDArray[np.int64] | None
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """How each sample of each batch ended, in order of evaluation."""
+    """The outcome of each sample of each batch in one trial, in the order of evaluation."""
 
     batches: tuple[BatchOutcome, ...]
     error: str = ""
@@ -59,7 +59,7 @@ class TrialOutcome:
     """Whether it was evaluated by CUDA graphs."""
 
     def of_samples(self, samples: Samples) -> TrialOutcome:
-        """Outcomes of these samples alone, where one batch was evaluated."""
+        """The outcome of these samples only, if one batch was evaluated."""
         if samples is None:
             return self
         return replace(
@@ -68,17 +68,20 @@ class TrialOutcome:
 
     @property
     def codes(self) -> NDArray[np.uint8]:
-        """uint8[samples], `Outcome` codes over all batches."""
+        """`Outcome` codes of the samples of all batches, uint8[samples]."""
         return np.concatenate([b.codes for b in self.batches])
 
     @property
     def scores(self) -> NDArray[np.float64]:
-        """float64[samples] over all batches, NaN where a score is not known or does not matter."""
+        """Scores of the samples of all batches, float64[samples].
+
+        NaN if a score is not known or not relevant.
+        """
         return np.concatenate([np.full(len(b.codes), np.nan) if b.scores is None else b.scores for b in self.batches])
 
     @property
     def severity(self) -> float:
-        """Largest finite severity; infinity when only detectable outcomes have one."""
+        """The largest finite severity, or infinity if only detectable outcomes have a severity."""
         values = np.concatenate([b.severity for b in self.batches])
         finite = values[np.isfinite(values)]
         top = float(finite.max()) if finite.size else 0.0
@@ -86,7 +89,7 @@ class TrialOutcome:
 
 
 class PlainEngine:
-    """Evaluates a workload under faults by running all of it.
+    """Evaluates a workload under faults by running the full workload for every trial.
 
     Args:
         workload: The workload that runs.
@@ -182,7 +185,7 @@ class PlainEngine:
             return [self.score.of_golden(*arguments) for arguments in each]
 
     def _all_content_hashes(self) -> tuple[list[ContentHash], ...]:
-        """Hashes of weights, inputs and golden outputs."""
+        """Hashes of the weights, the inputs and the golden outputs."""
         return self.parameters.content_hashes(), *(content_hashes(_tensors(of)) for of in (self.batches, self.golden))
 
     def _first_difference(self, batch: Any) -> str | None:
@@ -191,11 +194,14 @@ class PlainEngine:
         return first_difference(lambda: self._run(batch), self.model)
 
     def _writes(self) -> list[tuple[Tensor, int]]:
-        """The tensors of the model and how often each was written into."""
+        """The tensors of the model, each with the number of writes into it."""
         return [(t, t._version) for t in (*self.model.parameters(), *self.model.buffers())]
 
     def _first_outputs(self) -> list[Any]:
-        """Copies of the golden outputs; what the user's code raises is reported as the user's."""
+        """Copies of the golden outputs.
+
+        An exception of the user's code is reported as an error of the user's code.
+        """
         outputs = []
         for i, batch in enumerate(self.batches):
             with user_code(f"{self.workload.name} (golden run, batch {i})"):
@@ -209,11 +215,11 @@ class PlainEngine:
             return self.workload.run(self.model, batch)
 
     def trial(self, faults: Sequence[Fault], samples: Samples = None) -> TrialOutcome:
-        """Inject, evaluate every batch a fault acts in, take back. No fault at all is a masked trial that need not run.
+        """The outcome of one trial: inject the faults, evaluate the batches in which they act, and restore.
 
-        ``samples``: the only ones that count, of the batch that the faults act in (None: all).
-
-        Raises ``ProcessUnusable`` where taking back raises, as on a device that an assertion has stopped.
+        A trial without faults is masked and is not run. ``samples``: the only ones that count, of the batch that the
+        faults act in (None: all). Raises ``ProcessUnusable`` where taking back raises, as on a device that an
+        assertion has stopped.
         """
         if not faults:
             return TrialOutcome(tuple(same_outcome_for_all(Outcome.MASKED, n) for n in self.samples))
@@ -245,17 +251,26 @@ class PlainEngine:
         return TrialOutcome(tuple(outcomes), error, short)
 
     def preferred_group_size(self, transient: bool, sampled: bool = False) -> int:
-        """How many trials it likes to be given at a time, as it may run them together; ``sampled``: trials of some samples."""
+        """How many trials the engine should be given at a time, because it may run them together.
+
+        ``sampled``: trials that are evaluated on some samples only.
+        """
         return 1
 
     def trials(
         self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
     ) -> Iterator[TrialOutcome]:
-        """Outcomes of several trials, each as if it were alone, in order; ``samples``: those that count, by trial."""
+        """Outcomes of several trials in order, as if each ran alone.
+
+        ``samples``: the samples that count, by trial.
+        """
         yield from map(self.trial, many, samples or [None] * len(many))
 
     def _outcome(self, batch: int, acting: Sequence[Fault]) -> BatchOutcome:
-        """How one batch ends under the faults that act in it; parameters are corrupted already."""
+        """The outcome of one batch under the faults that act in it.
+
+        Faults in parameters must be injected already.
+        """
         if not acting:
             return same_outcome_for_all(Outcome.SPARED, self.samples[batch])
         golden, output = self.golden[batch], self._evaluate(batch, acting)
@@ -280,7 +295,7 @@ class PlainEngine:
             return outcome
 
     def with_scores(self, batch: int, output: Any, outcome: BatchOutcome) -> BatchOutcome:
-        """The outcome of a batch with the scores of its output, where there are a score and samples that it matters for."""
+        """The outcome of a batch, with scores of its output if scores are used and relevant."""
         if self.score is None or not np.isin(outcome.codes, (Outcome.BENIGN, Outcome.SDC)).any():
             return outcome
         with torch.no_grad(), contain_user_process():
@@ -288,7 +303,10 @@ class PlainEngine:
         return outcome._replace(scores=scores)
 
     def scores_alike(self, batch: int, sample: int, one: Any, other: Any) -> bool:
-        """Whether a sample has the same score in two outputs that have the same bits for it; True without a score."""
+        """Whether a sample has the same score in two outputs whose bits for it are the same.
+
+        True if the workload has no score.
+        """
         if self.score is None:
             return True
         batch_and_samples = self._scored_batches[batch], self.samples[batch]
@@ -300,13 +318,16 @@ class PlainEngine:
         return bool(np.array_equal(first, second, equal_nan=True))
 
     def output(self, batch: int, faults: Sequence[Fault]) -> Any:
-        """The output of one batch under faults (those that act in it), which are taken back; raises what the model raises."""
+        """The output of one batch under the faults that act in it.
+
+        The faults are removed afterwards. Raises any exception of the model.
+        """
         self.check_and_prepare(faults)
         with self.inject_parameter_faults(faults):
             return self._evaluate(batch, acting_in(batch, faults))
 
     def check_and_prepare(self, faults: Sequence[Fault]) -> None:
-        """Raise ``InjectionError`` for a fault of a run whose batch, or whose site in that batch, is not there.
+        """Raise ``InjectionError`` for faults whose batch, or whose site in that batch, does not exist.
 
         Without faults of parameters the run itself tells; with them it may rightly take another way than the golden one.
         """
@@ -331,7 +352,10 @@ class PlainEngine:
                     )
 
     def inject_parameter_faults(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
-        """The context in which the faults of parameters are in the model's memory; what a run writes there is put back."""
+        """Context in which the faults in parameters are in the model's memory.
+
+        Writes of a run into that memory are undone.
+        """
         return self._corrupted(faults)
 
     @contextmanager
@@ -344,9 +368,10 @@ class PlainEngine:
                 tensor.data.copy_(golden)
 
     def _evaluate(self, batch: int, faults: Sequence[Fault]) -> Any:
-        """The output of one batch under the faults that act in it; those of parameters are in memory already.
+        """The output of one batch under the faults that act in it.
 
-        An engine that knows the output to be bit-identical returns ``self.golden[batch]`` itself: nothing to classify.
+        Faults in parameters must be in memory already. An engine that knows the output to be bit-identical returns
+        ``self.golden[batch]`` itself: nothing to classify.
         """
         transient = [f for f in faults if is_transient(f.site)]
         if not transient:
@@ -358,7 +383,10 @@ class PlainEngine:
         return output
 
     def receipt(self, faults: Sequence[Fault]) -> Receipt:
-        """Words that the faults of a trial find and write: of parameters in memory, of others in their batches."""
+        """The words that the faults of a trial find and write.
+
+        Faults in parameters act in memory, other faults in a run of their batch.
+        """
         self.check_and_prepare(faults)
         applied_faults: list[AppliedFault] = []
         with self.parameters.inject([f for f in faults if not is_transient(f.site)]) as receipt:
@@ -377,7 +405,10 @@ class PlainEngine:
         return Receipt(tuple(applied_faults))
 
     def _check_landed(self, corrupt: TransientInjection, batch: int, in_memory: bool) -> None:
-        """Raise ``InjectionError`` for a fault that did not land and should have; ``in_memory``: parameters are, too."""
+        """Raise ``InjectionError`` for a fault that should have landed but did not.
+
+        ``in_memory``: whether parameters are corrupted as well.
+        """
         for fault, why in corrupt.missed:
             # An earlier fault may have changed what runs afterwards; a site that was never there is an error all the same.
             # With parameters corrupted, sites were checked before.
@@ -385,7 +416,7 @@ class PlainEngine:
                 raise corrupt.error(fault, why)
 
     def select_regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
-        """Where faults may corrupt: what the addresses select together.
+        """The regions in which faults may be injected, selected by addresses.
 
         Raises ``UsageError`` for an address that selects nothing, or for memory and values of a run together.
         """
@@ -401,7 +432,7 @@ class PlainEngine:
             raise component_hint(error, addresses, self.workload.components) from None
 
     def watched_output(self, batch: int, mode: AbstractContextManager[Any]) -> Any:
-        """The output of one fault-free evaluation under a watching mode, which must not change a bit."""
+        """The output of one fault-free evaluation under an observing mode, which must not change a bit."""
         with mode:
             output = self._run(self.batches[batch])
         if not same_outputs(self.golden[batch], output):
@@ -412,7 +443,7 @@ class PlainEngine:
         return output
 
     def check_intact(self, by_copies: bool = False) -> None:
-        """Proof that everything is as it was at the start: weights, inputs, golden outputs, and what a fault-free run gives.
+        """Check that weights, inputs, golden outputs and a fault-free run are the same as at the start.
 
         ``by_copies``: compare the hashes that identify the campaign, for which a device copies all of it to the host.
 
@@ -431,7 +462,10 @@ class PlainEngine:
                 )
 
     def _check_memory(self, by_copies: bool = False) -> None:
-        """Check that weights, inputs and golden outputs are as they were at the start; raises as `check_intact`."""
+        """Check that weights, inputs and golden outputs are the same as at the start.
+
+        Raises the same errors as `check_intact`.
+        """
         weights, inputs, golden = self._content_hashes
         self.parameters.check(self.weights_hash if by_copies else weights)
         if self._differs(self.batches, inputs, self.inputs_hash if by_copies else ""):
@@ -449,7 +483,7 @@ class PlainEngine:
         return _hash(values) != copied if copied else content_hashes(_tensors(values)) != known
 
     def fingerprint(self) -> dict[str, str]:
-        """Hashes of weights, inputs and golden outputs: what makes this campaign this one."""
+        """Hashes of the weights, the inputs and the golden outputs, which identify a campaign."""
         return {
             "weights": self.weights_hash,
             "inputs": self.inputs_hash,
@@ -459,7 +493,10 @@ class PlainEngine:
 
 
 def acting_in(batch: int, faults: Sequence[Fault]) -> list[Fault]:
-    """The faults that act in a batch: those with a ``step`` in that one alone; those of parameters without one in all."""
+    """The faults that act in a batch.
+
+    A fault with a ``step`` acts only in the batch of that number, a fault without one in all batches.
+    """
     return [f for f in faults if f.step is None or f.step == batch]
 
 
@@ -495,18 +532,18 @@ def same_outputs(one: Any, two: Any) -> bool:
 
 
 def _random_states() -> list[torch.Tensor]:
-    """State of torch's generators, of every device that is in use."""
+    """The states of torch's generators for all devices in use."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.random.get_rng_state(), *devices]
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
-    """Tensors of several outputs or batches."""
+    """All tensors in several outputs or batches."""
     return (leaf for value in values for leaf in leaves(value))
 
 
 def _hash(values: Sequence[Any]) -> str:
-    """xxh3-128 of dtypes, shapes and all bits, as read on the host."""
+    """xxh3-128 hash of dtypes, shapes and all bits of the tensors in some values, read on the host."""
     digest = xxhash.xxh3_128()
     for leaf in _tensors(values):
         digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())

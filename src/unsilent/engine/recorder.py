@@ -1,7 +1,8 @@
-"""Recording: a dispatch mode that sees every operation below autograd and puts it on a tape, without keeping any value.
+"""Recording of an evaluation as a tape of operations, without their values.
 
-What a dispatch mode does not see is intercepted on `torch.Tensor` (``tolist``, ``numpy``, ``data_ptr`` …): Python then
-knows bits of a tensor, so a trial in which they differ must not be taken from the tape.
+A dispatch mode sees every operation below autograd. What a dispatch mode does not see is intercepted on `torch.Tensor`
+(``tolist``, ``numpy``, ``data_ptr`` …): Python then knows bits of a tensor, so a trial in which they differ must not
+be taken from the tape.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ LARGEST_CONSTANT = 1 << 20
 
 
 class Recorder(DispatchMode):
-    """Active around one evaluation; see `record`."""
+    """The dispatch mode that records one evaluation; see `record`."""
 
     def __init__(self, calls: OperationNamer, own: Iterable[Tensor], attributes: Iterable[Tensor] = ()) -> None:
         super().__init__(calls)
@@ -89,7 +90,10 @@ class Recorder(DispatchMode):
             self._busy = False
 
     def _operation(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation and put it on the tape; what cannot be recorded is noted, and the run goes on."""
+        """Run an operation and add it to the tape.
+
+        If it cannot be recorded, the reason is stored and the run continues.
+        """
         try:
             node, written = self._begin(name, func, args, kwargs)
         except Exception as why:
@@ -109,7 +113,10 @@ class Recorder(DispatchMode):
         return result
 
     def _give_up(self, name: str, why: Exception) -> None:
-        """Remember why this run cannot be recorded; the run itself goes on."""
+        """Store the reason why this run cannot be recorded.
+
+        The run itself continues.
+        """
         self._broken = why if isinstance(why, Unrecordable) else Unrecordable(f"{name} ({type(why).__name__}: {why})")
 
     def _begin(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:
@@ -131,7 +138,7 @@ class Recorder(DispatchMode):
         return node, written
 
     def _results(self, node: Node, result: Any, written: list[Tensor], seen: set[int]) -> None:
-        """Give the results their values, and put the operation on the tape unless it only made views."""
+        """Assign values to the results of an operation, and add the operation to the tape unless it only made views."""
         writes: dict[int, Write] = {}
         for tensor in written:
             key = tensor.untyped_storage()._cdata
@@ -167,7 +174,7 @@ class Recorder(DispatchMode):
         return Write(old, new)
 
     def record_readback(self, tensor: Tensor, how: str) -> None:
-        """Python reads a tensor unseen."""
+        """Record that Python reads a tensor without an operation."""
         if self._broken is not None or self._busy:
             return
         self._busy = True
@@ -186,11 +193,11 @@ class Recorder(DispatchMode):
 
     @property
     def is_other_thread(self) -> bool:
-        """Whether this is not the thread whose operations are seen."""
+        """Whether the current thread is not the recorded one."""
         return threading.get_ident() != self._thread
 
     def record_kv_cache_entry(self, number: int, cache: Any) -> None:
-        """A call is given a key/value cache; where a fault in it would enter."""
+        """Record that a call is given a key/value cache, as a place at which faults can be injected."""
         if self._broken is not None:
             return
         self._busy = True
@@ -203,7 +210,10 @@ class Recorder(DispatchMode):
             self._busy = False
 
     def finish(self, output: Any) -> Tape:
-        """The tape, once the run has returned ``output``; raises `Unrecordable`."""
+        """The tape, after the run has returned ``output``.
+
+        Raises `Unrecordable` if the run could not be recorded.
+        """
         if self._broken is not None:
             raise self._broken
         copies: dict[int, Any] = {}
@@ -272,7 +282,9 @@ class Recorder(DispatchMode):
 
 
 def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str, Tensor]]) -> Tape:
-    """Run once and return the tape; raises `Unrecordable`, and whatever ``run`` raises.
+    """Run once and return the tape.
+
+    Raises `Unrecordable`, and any exception of ``run``.
 
     Args:
         model: Model whose parameters and buffers, and the named ``inputs``, are memory into which a run must not
@@ -296,7 +308,7 @@ def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str,
 
 @contextmanager
 def _readbacks_told(recorder: Recorder) -> Any:
-    """Every unseen way to read a tensor tells the recorder first. Undone on exit."""
+    """Context that reports to the recorder whenever Python reads a tensor without an operation."""
 
     def reported(name: str, method: Any) -> Any:
         @wraps(method)
@@ -339,7 +351,7 @@ def _readbacks_told(recorder: Recorder) -> Any:
 
 
 def _numbers(data: Any) -> bool:
-    """Whether this is a number of Python, or lists of them."""
+    """Whether a value is a Python number, or nested lists of numbers."""
     return all(map(_numbers, data)) if type(data) in (list, tuple) else type(data) in (bool, int, float, complex)
 
 
@@ -363,11 +375,14 @@ def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[tuple
 
 
 def copyable_tensors(output: Any) -> list[Tensor]:
-    """Every tensor that a copy of ``output`` would copy, each once; raises `Unrecordable` for what cannot be copied."""
+    """Every tensor that a copy of ``output`` would copy, without duplicates.
+
+    Raises `Unrecordable` if the output cannot be copied.
+    """
     mapping: dict[int, Tensor] = {}
 
     class Finder(pickle.Pickler):
-        """Pickles into nowhere; tensors are told apart and not looked into."""
+        """A pickler that collects the tensors it meets and discards its output."""
 
         def persistent_id(self, value: Any) -> str | None:
             if not isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Memory that runs out: which exceptions say so, and giving back what is only kept for later; processes that cannot go on."""
+"""Handling of exhausted memory, and of processes that can no longer be used."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ _TEXTS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception says that memory ran out, of a device or of the host; torch has a type of its own only for some."""
+    """Whether an exception means that the memory of a device or of the host is exhausted.
+
+    Torch has a special exception type only for some of these cases.
+    """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
 
 
 def release_cached_memory() -> None:
-    """Give unreachable objects back, and what torch keeps of a device's memory for later."""
+    """Free unreachable objects, and the device memory that torch has cached."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -29,7 +32,7 @@ def release_cached_memory() -> None:
 
 @contextmanager
 def unusable_if_raised(reason: str = "", known: bool = False) -> Iterator[None]:
-    """Raise ``ProcessUnusable`` for whatever raises inside that we do not raise on purpose.
+    """Context in which an unexpected exception is raised as ``ProcessUnusable``.
 
     Args:
         reason: Reason that the trial before had raised.

@@ -1,7 +1,7 @@
-"""The operations from which on a fault can be followed on single samples: where nothing after them mixes samples.
+"""The operations after which the effect of a fault can be followed for each sample separately.
 
-It is not enough that the samples of a trial do not reach an operation that mixes: the others may, under the same fault, and what
-they do to the result there comes back to these.
+No later operation mixes samples. It is not enough that the samples of a trial do not reach an operation that mixes:
+the others may, under the same fault, and what they do to the result there comes back to these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SOLVING = ("linalg", "cholesky", "_linalg")
 
 
 def separate_operations(replayer: Replayer) -> frozenset[int]:
-    """Operations after which, whatever a fault in a parameter changes, every sample can be followed by itself."""
+    """The operations after which each sample can be evaluated separately, for any fault in a parameter."""
     tape, rows, places = replayer.tape, replayer.row_plan, replayer.in_place_plan
     changing = _changing_values(tape)
     wrong_outputs = {
@@ -48,7 +48,7 @@ def _is_used(tape: Tape, value: int) -> bool:
 
 
 def _changing_values(tape: Tape) -> set[int]:
-    """Values that are computed from memory that is no input."""
+    """The values on a tape that are computed from memory other than the inputs."""
     inputs = {entry.window.value for entry in tape.inputs.values()}
     computed = set(tape.by_storage.values()) - inputs
     changing: set[int] = set()
@@ -59,12 +59,15 @@ def _changing_values(tape: Tape) -> set[int]:
 
 
 def _one_row_a_sample(window: StorageWindow, plan: RowPlan) -> bool:
-    """Whether a tensor of the output has one row for each sample, which lies in that sample's share of the memory."""
+    """Whether a tensor of the output has one row per sample, each within that sample's part of the memory."""
     return plan.carries(window.value) and window.shape[:1] == (plan.batch,) and plan.lies_apart(window)
 
 
 def _may_raise(node: Node, changing: set[int]) -> bool:
-    """Whether a changed value of one sample may end the run of all: an index out of range, a matrix without inverse."""
+    """Whether a changed value of one sample may raise an error for the whole batch.
+
+    For example an index out of range, or a matrix without inverse.
+    """
     name = node.func.name().partition("::")[2] if node.func is not None else ""
     if name.startswith(_SOLVING):
         return any(w.value in changing for w in node.reads)

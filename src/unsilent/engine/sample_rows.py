@@ -1,4 +1,4 @@
-"""Rows: a fault in one sample dirties that sample's part of a value, and samples of many trials share one call.
+"""Evaluation of single samples, called rows, in which samples from many trials share one call of an operation.
 
 Most operations of a batched model treat samples alike and apart. Where a value lies sample by sample in its memory, the
 corrupted samples alone are gathered, each tagged with its trial, and an operation runs on these *rows*: any samples of any
@@ -56,30 +56,33 @@ STRIDE = 128
 
 @dataclass(slots=True)
 class CorruptedRows:
-    """Corrupted samples of one value: ``words[i]`` is the memory of sample ``tags[i][1]`` in trial ``tags[i][0]``."""
+    """The corrupted samples of one value.
+
+    ``words[i]`` is the memory of sample ``tags[i][1]`` in trial ``tags[i][0]``.
+    """
 
     tags: list[Tag]
     words: Tensor
 
     def select_rows(self, wanted: Iterable[int]) -> CorruptedRows:
-        """The rows at these places alone."""
+        """The corrupted samples at the wanted positions."""
         places = list(wanted)
         return CorruptedRows([self.tags[i] for i in places], self.words[places])
 
     def without(self, trials: set[int]) -> CorruptedRows:
-        """Without some trials."""
+        """The corrupted samples of all trials but some."""
         return self.select_rows(i for i, (trial, _) in enumerate(self.tags) if trial not in trials)
 
 
 class RowTestCase(NamedTuple):
-    """Words of samples that an operation reads, and what it makes of them, by value."""
+    """A test of an operation on samples: the memory words of its operands and of its expected results, by value."""
 
     tried_inputs: dict[int, Tensor]
     expected_outputs: dict[int, Tensor]
 
 
 class RowPlan:
-    """The operations of a tape that can run on rows, and at which sizes.
+    """The operations of a tape that can run on single samples, and the numbers of samples per call.
 
     ``keeps_places``: only in calls of the whole batch, each sample at its own place; that is possible for more operations.
 
@@ -110,7 +113,7 @@ class RowPlan:
                     )
 
     def carries(self, value: int) -> bool:
-        """Whether a value lies sample by sample in its memory."""
+        """Whether the memory of a value consists of one equal part per sample."""
         return value in self._carrying
 
     def _possible(self, node: Node) -> bool:
@@ -129,7 +132,7 @@ class RowPlan:
         )
 
     def _lined(self, node: Node, value: Value, rows: int) -> bool:
-        """Whether every element of a value meets the same instructions in a call on so many rows."""
+        """Whether all elements of a value are computed by the same instructions in a call on ``rows`` samples."""
         if self.keeps_places:
             return True
         if torch.Tag.pointwise in node.func.tags:
@@ -137,15 +140,15 @@ class RowPlan:
         return value.nbytes % (self.batch * LINE) == 0
 
     def _used(self, value: int) -> bool:
-        """Whether anything becomes of a value (batch norm gives empty statistics, for one)."""
+        """Whether a value is read by an operation or belongs to the output."""
         return bool(self.tape.values[value].readers) or self.tape.values[value].output
 
     def lies_apart(self, window: StorageWindow) -> bool:
-        """Whether a window is the same piece of each sample's share of its value."""
+        """Whether a strided view covers the same elements of every sample in a batch."""
         return self._apart(window, self.tape.values[window.value].nbytes)
 
     def _apart(self, window: StorageWindow, nbytes: int) -> bool:
-        """Whether a window is the same piece of each sample's share of the memory, one sample after the other."""
+        """Whether a strided view covers the same elements of every sample in ``nbytes`` bytes of memory."""
         size = window.dtype.itemsize
         if not window.shape or window.shape[0] % self.batch or nbytes % (self.batch * size) or not prod(window.shape):
             return False
@@ -156,11 +159,14 @@ class RowPlan:
     # -- rows as tensors ---------------------------------------------------------------------------------------
 
     def words(self, holder: Tensor) -> Tensor:
-        """The memory of a whole value, [samples, words of a sample]."""
+        """The memory of a value as words, [samples, words of a sample]."""
         return _words(holder.untyped_storage(), holder, self.batch)
 
     def window(self, words: Tensor, window: StorageWindow) -> Tensor:
-        """The window on rows instead of on the whole batch; ``words``: [rows, words of a sample], dense."""
+        """The given view of a batch, applied to some samples only.
+
+        ``words``: contiguous, [rows, words of a sample].
+        """
         rows = words.shape[0]
         shape = (window.shape[0] // self.batch * rows, *window.shape[1:])
         empty = torch.empty(0, dtype=window.dtype, device=words.device)
@@ -168,21 +174,24 @@ class RowPlan:
         return empty.set_(words.untyped_storage(), start + window.offset, shape, window.stride)
 
     def shared(self, tensor: Tensor, rows: int) -> Tensor:
-        """A tensor that all samples share, for so many rows: the tensor, or repeated as often as there are rows."""
+        """A tensor that all samples share, in the shape for ``rows`` samples."""
         if tensor.ndim and tensor.shape[0] == self.batch and tensor.stride(0) == 0:
             return tensor.as_strided((rows, *tensor.shape[1:]), tensor.stride())
         return tensor
 
     def golden_rows(self, holder: Tensor, samples: Sequence[int]) -> Tensor:
-        """A copy of the words of some samples of a whole value."""
+        """A copy of the memory words of some samples of a value."""
         return self.words(holder).index_select(0, torch.tensor(samples, device=holder.device))
 
     def elements(self, words: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows as elements: [rows, elements of a sample]."""
+        """Samples as elements of a dtype instead of words: [rows, elements of a sample]."""
         return words.view(dtype)
 
     def places(self, window: StorageWindow, elements: Ints) -> tuple[Ints, Ints]:
-        """Samples of flat C-order elements of a window, and their places in the share of the sample, in elements."""
+        """The sample of each element of a window, and its place in the sample's part of the memory.
+
+        ``elements``: flat indices in C order. Places count elements.
+        """
         offsets = np.full(elements.shape, window.offset, np.int64)
         for index, stride in zip(np.unravel_index(elements, window.shape), window.stride, strict=True):
             offsets += index * stride
@@ -190,7 +199,10 @@ class RowPlan:
         return offsets // chunk, offsets % chunk
 
     def results(self, node: Node, result: Any, rows: int) -> dict[int, Tensor] | None:
-        """Words of the values that a call on rows made; None where its shapes are not those of rows."""
+        """The memory words of the values that a call on some samples computed.
+
+        None if the shapes of its results do not fit that number of samples.
+        """
         words_of_value: dict[int, Tensor] = {}
         for part, window in zip(flatten(result), node.results, strict=True):
             if not isinstance(window, StorageWindow) or not self.carries(window.value):
@@ -208,9 +220,10 @@ class RowPlan:
     # -- trying ------------------------------------------------------------------------------------------------
 
     def try_row_counts(self, replayer: Replayer, except_for: Collection[int] = ()) -> None:
-        """Try every operation (``except_for`` some) at every size, where the golden values are at hand; done once.
+        """Test with how many samples per call each operation gives the same bits.
 
-        Operations of one kind are tried once; all samples being alike in one of them says nothing about the others.
+        Done once. Operations in ``except_for``, or without golden values at hand, are left out. Operations of one kind
+        are tried once; all samples being alike in one of them says nothing about the others.
         """
         if self.measured:
             return
@@ -230,11 +243,11 @@ class RowPlan:
             allowed.update(seconds[kind])
 
     def adopt(self, other: RowPlan) -> None:
-        """Take over what was found by trying on a tape of the same structure."""
+        """Copy the test results from a tape of the same structure."""
         self.sizes, self.measured = {index: dict(sizes) for index, sizes in other.sizes.items()}, other.measured
 
     def _agreeing(self, node: Node, sizes: Sequence[int], replayer: Replayer) -> dict[int, float]:
-        """Time of a call on so many rows, for the sizes at which it gives the same bits."""
+        """The time of a call for each number of samples at which the call gives the same bits."""
         values = [self.tape.values[v] for v in (*node.values, *node.new_values) if v in self._carrying]
         spent: dict[int, list[float]] = {n: [] for n in sizes if all(self._lined(node, v, n) for v in values)}
         for seed, case in enumerate(self._cases(node, replayer)) if spent else ():
@@ -249,7 +262,10 @@ class RowPlan:
         return {rows: sum(times) / len(times) for rows, times in spent.items()}
 
     def _alike(self, value: int, replayer: Replayer) -> bool:
-        """Whether all samples are the same whole numbers, so that exchanging them would show nothing."""
+        """Whether a value consists of integers that are equal for all samples.
+
+        Exchanging its samples would then test nothing.
+        """
         dtype = self.tape.values[value].storage_window.dtype
         if dtype.is_floating_point or dtype == torch.bool or value not in self._carrying:
             return False
@@ -257,7 +273,10 @@ class RowPlan:
         return bool((words == words[:1]).all())
 
     def _cases(self, node: Node, replayer: Replayer) -> Iterator[RowTestCase | None]:
-        """Cases to try an operation on: golden samples, and probes. None where samples notice each other."""
+        """Test cases for an operation, with golden samples and with random samples.
+
+        None if samples affect each other.
+        """
         golden = {v: self.words(replayer.golden(v)) for v in node.values if v in self._carrying}
         outputs = {v: self.words(replayer.golden(v)) for v in node.new_values if v in self._carrying}
         yield RowTestCase(golden, outputs)
@@ -278,7 +297,7 @@ class RowPlan:
     def _apart_on(
         self, node: Node, golden: Words, outputs: Words, operands: Words, expected: Words, replayer: Replayer
     ) -> bool:
-        """Whether samples of which some are replaced give what they give among their own."""
+        """Whether the results of samples stay the same when other samples in the batch are replaced."""
         where = (torch.arange(self.batch) % 2 == 0)[:, None].to(self.tape.device)
         mixed = {v: torch.where(where, operands[v], w) for v, w in golden.items()}
         result = self._try(node, mixed, torch.arange(self.batch), replayer)
@@ -287,7 +306,7 @@ class RowPlan:
         )
 
     def _times(self, node: Node, rows: int, replayer: Replayer, case: RowTestCase, seed: int) -> list[float] | None:
-        """Times of calls on so many rows; None where one fails or returns different bits."""
+        """Times of calls on ``rows`` samples, or None if one fails or gives different bits."""
         order = torch.randperm(self.batch, generator=torch.Generator().manual_seed(seed))
         order = torch.arange(self.batch) if self.keeps_places else order
         times: list[float] = []
@@ -309,7 +328,7 @@ class RowPlan:
     def _try(
         self, node: Node, operands: dict[int, Tensor], samples: Tensor, replayer: Replayer
     ) -> tuple[dict[int, Tensor], float] | None:
-        """An operation's results for some samples, and the time it takes; None where it cannot run on them."""
+        """An operation's results for some samples and the time that it took, or None if it cannot run on them."""
         rows, now = len(samples), clock(self.tape.device)
         parts = {v: words.index_select(0, samples.to(words.device)) for v, words in operands.items()}
         tensors = [
@@ -327,7 +346,10 @@ class RowPlan:
         return None if results is None else ({**results, **{w.new: parts[w.old] for w in node.writes}}, seconds)
 
     def call_sizes(self, node: int, rows: int) -> list[int] | None:
-        """Sizes of the calls that run ``rows`` rows at the least measured cost; None where there is no size for it."""
+        """The sizes of calls that evaluate ``rows`` samples at the least measured cost.
+
+        None if the operation can run in no size.
+        """
         if (node, rows) not in self._calls:
             self._calls[node, rows] = self._cheapest(self.sizes.get(node) or {}, rows)
         return self._calls[node, rows]
@@ -345,7 +367,10 @@ class RowPlan:
 
 
 def _words(storage: torch.UntypedStorage, like: Tensor, rows: int) -> Tensor:
-    """[rows, words of a row] of a storage, with words as wide as the size of a row allows."""
+    """The memory of a storage as words, [rows, words of a row].
+
+    Words are as wide as the size of a row allows.
+    """
     chunk = storage.nbytes() // rows
     width = next(w for w in (8, 4, 2, 1) if chunk % w == 0)
     empty = torch.empty(0, dtype=WORDS[width], device=like.device)
@@ -353,13 +378,16 @@ def _words(storage: torch.UntypedStorage, like: Tensor, rows: int) -> Tensor:
 
 
 def _batch(tape: Tape) -> int:
-    """Samples of a batch: the first dimension that its inputs share, 0 where they do not."""
+    """The number of samples in a batch: the first dimension that its inputs share, or 0 if they share none."""
     sizes = {e.window.shape[0] if e.window.shape else 0 for e in tape.inputs.values()}
     return sizes.pop() if len(sizes) == 1 else 0
 
 
 def probe_samples(words: Tensor, dtype: torch.dtype, special: bool, chance: torch.Generator) -> Tensor:
-    """Samples in place of those in ``words``: random numbers and truths, or other samples where bits have a meaning."""
+    """Random test samples in the form of ``words``.
+
+    Random numbers for floats and bools; for other dtypes the samples are exchanged with each other.
+    """
     if dtype == torch.bool:
         shape = (words.shape[0], words.shape[1] * words.element_size())
         return torch.randint(2, shape, generator=chance, dtype=torch.uint8).to(words.device).view(words.dtype)

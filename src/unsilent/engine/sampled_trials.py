@@ -1,4 +1,4 @@
-"""Trials of faults in parameters that are evaluated on some samples of a batch: many of them in one pass over its tape."""
+"""Trials with faults in parameters that are evaluated on some samples of a batch, many in one pass over a tape."""
 
 from __future__ import annotations
 
@@ -35,21 +35,24 @@ ROW_BYTES = 64 << 20
 
 
 class SampledTrial(NamedTuple):
-    """Faults in parameters, and the samples of the batch that count, int64[n]."""
+    """A trial with faults in parameters, and the samples of the batch that count, int64[n]."""
 
     faults: Sequence[Fault]
     samples: NDArray[np.int64]
 
 
 def group_size(engine: CachedEngine) -> int:
-    """How many sampled trials are run together best."""
+    """The best number of sampled trials to run together."""
     if not judges_samples_apart(engine.judge):
         return 1
     return min(MOST_TOGETHER, ROWS_OF_A_BATCH * len(engine.batches))
 
 
 def outcomes_together(engine: CachedEngine, many: Sequence[SampledTrial | None]) -> dict[int, TrialOutcome]:
-    """Outcomes of the trials that could be run on rows, by number; the others have to be run on the whole batch."""
+    """Outcomes of the trials that could be evaluated on single samples, by trial number.
+
+    The other trials have to be evaluated on the whole batch.
+    """
     if not judges_samples_apart(engine.judge):
         return {}
     by_batch: dict[int, list[tuple[int, SampledTrial]]] = {}
@@ -73,7 +76,7 @@ def outcomes_together(engine: CachedEngine, many: Sequence[SampledTrial | None])
 def _chunks(
     numbered: Sequence[tuple[int, SampledTrial]], replayer: Replayer
 ) -> Iterator[list[tuple[int, SampledTrial]]]:
-    """Trials of one batch in parts whose rows take little memory."""
+    """The trials of one batch in groups whose samples take little memory."""
     most = max(1, ROW_BYTES * replayer.row_plan.batch // max(replayer.largest, 1))
     chunk: list[tuple[int, SampledTrial]] = []
     rows = 0
@@ -92,7 +95,7 @@ def _of_all_batches(engine: CachedEngine, batch: int, outcome: BatchOutcome) -> 
 
 
 def _batch_outcomes(engine: CachedEngine, batch: int, trials: Sequence[SampledTrial]) -> list[BatchOutcome | None]:
-    """How the samples of each trial end; None for one that has to be run on the whole batch."""
+    """The outcome of each trial on one batch, or None if it has to be evaluated on the whole batch."""
     try:
         walk, outputs = walk_together(engine, batch, trials)
         masked = same_outcome_for_all(Outcome.MASKED, engine.samples[batch])
@@ -127,7 +130,10 @@ def _batch_outcomes(engine: CachedEngine, batch: int, trials: Sequence[SampledTr
 def walk_together(
     engine: CachedEngine, batch: int, trials: Sequence[SampledTrial]
 ) -> tuple[SampledWalk, list[tuple[list[tuple[int, int]], Any]]]:
-    """One pass for these trials, and its outputs with the trials and samples whose results are in each."""
+    """Evaluate trials in one pass over the tape and return the pass and its outputs.
+
+    Each output comes with the trials and samples whose results it contains.
+    """
     replayer = engine.replayers[batch]
     assert replayer is not None
     entries = []
@@ -143,7 +149,7 @@ def walk_together(
 
 
 def gives_plain_bits(engine: CachedEngine, batch: int, trials: Sequence[SampledTrial], place: int, plain: Any) -> bool:
-    """Whether a trial, run again together with the others, gives the bits of a plain output for its own samples."""
+    """Whether a trial gives the bits of a plain output for its samples when it runs together with others."""
     walk, outputs = walk_together(engine, batch, trials)
     if place in walk.lost:
         return False

@@ -1,4 +1,4 @@
-"""One pass over the tape for many trials of faults in parameters, each evaluated on a few samples of the batch.
+"""One pass over a tape for many trials of faults in parameters, each evaluated on a few samples of the batch.
 
 Only the rows of a trial's own samples are computed (`sample_rows`). The operations that read its corrupted memory run for the
 trial alone, while its faults are in memory; everything after them runs on the rows of all trials together. So a trial of one
@@ -29,14 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class SampledEntry(TrialEntry):
-    """A trial whose faults are in parameters. ``samples``: that it is evaluated on; ``inject``: puts its faults in memory."""
+    """A trial with faults in parameters that is evaluated on ``samples``.
+
+    ``inject``: a function that puts its faults in memory.
+    """
 
     samples: Sequence[int] = ()
     inject: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 class SampledWalk(Walk):
-    """Trials that are evaluated on some of their samples, together."""
+    """Evaluates several trials together, each on some of its samples."""
 
     def __init__(self, replayer: Replayer, entries: Sequence[SampledEntry]) -> None:
         super().__init__(replayer, entries, replayer.row_plan)
@@ -49,13 +52,14 @@ class SampledWalk(Walk):
 
     @property
     def lost(self) -> dict[int, Diverged]:
-        """Why a trial has to be run on the whole batch, by trial."""
+        """For each trial that has to be run on the whole batch, the reason."""
         return self._lost
 
     def outputs(self) -> Iterator[tuple[list[Tag], Holders]]:
-        """Outputs with the rows of some trials put in: the trials and samples, and holders of the output's values.
+        """Outputs that contain the results of some trials and samples.
 
-        In one output no sample belongs to two trials. A trial whose output is golden is in none.
+        Each with its trials and samples, and tensors that hold the output's values. In one output no sample belongs to
+        two trials. A trial whose output is golden is in none.
         """
         self._visit_all()
         tags = {tag for value, rows in self._rows.items() if self._tape.values[value].output for tag in rows.tags}
@@ -89,7 +93,10 @@ class SampledWalk(Walk):
             return {}
 
     def _run_own(self, node: Node, trial: int) -> dict[int, CorruptedRows]:
-        """An operation that reads the corrupted memory of a trial; rows that it leaves golden are dropped."""
+        """Run an operation that reads corrupted memory of one trial.
+
+        Samples with golden results are dropped.
+        """
         entry = self._entries[trial]
         for value in node.values:
             self._replayer.golden(value)  # made again, should it have to be, before parameters are corrupted
@@ -108,7 +115,10 @@ class SampledWalk(Walk):
         return {}
 
     def _run_on(self, node: Node, tags: list[Tag]) -> dict[int, CorruptedRows]:
-        """The operation on rows: in calls of their own, or where that is not possible at their places in whole batches."""
+        """Run an operation on some samples.
+
+        In separate calls if possible, else in whole batches with each sample at its own position.
+        """
         assert self._plan is not None
         carried = [v for v in node.values if self._places.carries(v)]
         calls = self._plan.call_sizes(node.index, len(tags)) if all(map(self._plan.carries, carried)) else None
@@ -120,9 +130,9 @@ class SampledWalk(Walk):
         return {v: joined([part[v] for part in parts]) for v in parts[0]}
 
     def _run_beside_golden(self, node: Node, tag: Tag) -> dict[int, CorruptedRows] | None:
-        """The operation on one sample that is golden so far, among the golden ones at its side, so that nothing is copied.
+        """Run an operation on one sample with golden operands, in one call with its golden neighbours.
 
-        None where that is not possible.
+        Nothing has to be copied for that. None where that is not possible.
         """
         plan, replayer = self._plan, self._replayer
         assert plan is not None
@@ -141,7 +151,7 @@ class SampledWalk(Walk):
         return {v: CorruptedRows([tag], words[place : place + 1]) for v, words in results.items()}
 
     def _run_in_place(self, node: Node, tags: list[Tag], carried: Iterable[int]) -> dict[int, CorruptedRows]:
-        """The operation on the whole batch, golden but for these rows at the places of their samples."""
+        """Run an operation on the golden batch with some samples replaced by those of the trials."""
         results = self._replayer.step(node, {v: self._batch_with(v, tags) for v in carried})
         samples = torch.tensor([s for _, s in tags], device=self._tape.device)
         return {
@@ -151,7 +161,7 @@ class SampledWalk(Walk):
         }
 
     def _batch_with(self, value: int, tags: Sequence[Tag]) -> torch.Tensor:
-        """The golden value of the whole batch with the rows of these trials at the places of their samples."""
+        """The golden value of the whole batch with some samples replaced by those of the trials."""
         holder = private_copy(self._replayer.golden(value))
         rows = self._rows.get(value)
         if rows is not None:
@@ -162,14 +172,14 @@ class SampledWalk(Walk):
 
 
 def joined(parts: Sequence[CorruptedRows]) -> CorruptedRows:
-    """Rows of one value together."""
+    """Several sets of corrupted samples of one value as one set."""
     if len(parts) == 1:
         return parts[0]
     return CorruptedRows([tag for part in parts for tag in part.tags], torch.cat([part.words for part in parts]))
 
 
 def without_shared_samples(tags: Iterable[Tag]) -> list[list[Tag]]:
-    """The tags in as few lists as possible so that no sample is twice in one of them."""
+    """Split (trial, sample) pairs into as few lists as possible, with no sample twice in a list."""
     lists: list[list[Tag]] = []
     seen: dict[int, int] = {}
     for tag in tags:

@@ -1,4 +1,4 @@
-"""The tape: one evaluation of one batch as a list of operations on values, without the values themselves.
+"""The tape: a list of the operations in one evaluation of one batch, without the values they compute.
 
 Memory that an operation writes into gets a new value, so nothing on a tape is ever mutated: it is functional, although it
 holds the very operations that ran, in-place ones included, and re-executing them gives the very same bits.
@@ -26,11 +26,14 @@ Holders = dict[int, Tensor]
 
 
 class Diverged(Exception):
-    """The faulty run may not do what the tape says; the message says where."""
+    """Raised when a faulty run may differ from the operations on the tape; the message says where."""
 
 
 class StorageWindow(NamedTuple):
-    """A tensor as a place in a value: strides and offset count elements."""
+    """Description of a tensor as a strided view of a value's memory.
+
+    Strides and offset count elements.
+    """
 
     value: int
     dtype: torch.dtype
@@ -40,12 +43,12 @@ class StorageWindow(NamedTuple):
 
 
 def window_of(tensor: Tensor, value: int) -> StorageWindow:
-    """The window that ``tensor`` is."""
+    """The description of a tensor as a strided view of a value."""
     return StorageWindow(value, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
 def fits(tensor: Tensor, window: StorageWindow) -> bool:
-    """Whether a tensor has a window's dtype, shape, strides and offset."""
+    """Whether a tensor has the dtype, shape, strides and offset of a window."""
     return (
         tensor.shape == window.shape
         and tensor.dtype == window.dtype
@@ -55,19 +58,22 @@ def fits(tensor: Tensor, window: StorageWindow) -> bool:
 
 
 def view_window(holder: Tensor, window: StorageWindow) -> Tensor:
-    """The window on the memory that ``holder`` lives in."""
+    """The view ``window`` of the storage of ``holder``."""
     if holder.dtype == window.dtype:
         return holder.as_strided(window.shape, window.stride, window.offset)
     return _tensor_on(holder.untyped_storage(), holder, window)
 
 
 def tensor_at_window(holder: Tensor, window: StorageWindow) -> Tensor:
-    """The window on the memory of ``holder``, which is ``holder`` itself where it is that window."""
+    """The view ``window`` of the storage of ``holder``, or ``holder`` itself if it is that view.
+
+    ``holder`` itself if it has that form.
+    """
     return holder if fits(holder, window) else view_window(holder, window)
 
 
 def private_copy(tensor: Tensor) -> Tensor:
-    """The tensor's window on a copy of its whole storage."""
+    """A copy of the tensor together with its whole storage."""
     return _tensor_on(tensor.untyped_storage().clone(), tensor, window_of(tensor, -1))
 
 
@@ -77,7 +83,10 @@ def _tensor_on(storage: torch.UntypedStorage, like: Tensor, window: StorageWindo
 
 
 def words_of_storage(tensor: Tensor) -> Tensor:
-    """All bits of the storage a tensor lives in, as integers as wide as its size allows (wide ones compare faster)."""
+    """The whole storage of a tensor as integers.
+
+    They are as wide as its size allows, because wide ones are compared faster.
+    """
     storage = tensor.untyped_storage()
     size = storage.nbytes()
     dtype, width = (torch.int64, 8) if size % 8 == 0 else (torch.int32, 4) if size % 4 == 0 else (torch.uint8, 1)
@@ -85,7 +94,10 @@ def words_of_storage(tensor: Tensor) -> Tensor:
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:
-    """Whether the storages of two tensors hold the same bits (-0 is not 0, a NaN equals itself)."""
+    """Whether the storages of two tensors have the same bits.
+
+    -0 differs from 0, and a NaN equals itself.
+    """
     return torch.equal(words_of_storage(first), words_of_storage(second))
 
 
@@ -97,14 +109,17 @@ class Unrecordable(Exception):
 
 
 class ArgumentSlot(NamedTuple):
-    """Where an argument takes a tensor: position or keyword, and the place in a list there (-1: not in a list)."""
+    """The position of a tensor among an operation's arguments.
+
+    A position or keyword, and the index in a list there (-1: not in a list).
+    """
 
     key: int | str
     inner: int
 
 
 class Write(NamedTuple):
-    """Memory that an operation writes into: value before, value after."""
+    """Memory that an operation writes into, as the number of its value before and after the write."""
 
     old: int
     new: int
@@ -112,7 +127,10 @@ class Write(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One operation. ``func`` None: not an operation but a place where Python reads ``reads[0]`` back unseen."""
+    """One operation on a tape.
+
+    If ``func`` is None, it is a place at which Python reads ``reads[0]`` without an operation.
+    """
 
     index: int
     name: str
@@ -142,7 +160,7 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """The content of some memory from one write to the next."""
+    """The content of some memory between two writes into it."""
 
     index: int
     producer: int | None
@@ -156,7 +174,7 @@ class Value:
 
 
 class FaultEntryPoint(NamedTuple):
-    """Where a fault enters: from operation ``position`` on, ``window`` is corrupted."""
+    """A place for a fault on a tape: from operation ``position`` on, ``window`` is corrupted."""
 
     position: int
     window: StorageWindow
@@ -186,7 +204,7 @@ class Tape:
 
     @cached_property
     def by_name(self) -> dict[str, int]:
-        """Operations by name."""
+        """The index of each operation by its name."""
         return {n.name: n.index for n in self.nodes if n.func is not None}
 
 
@@ -198,7 +216,7 @@ def default_generator_of(device: torch.device) -> torch.Generator:
 
 
 def flatten(result: Any) -> Iterator[Any]:
-    """The parts of an operation's result."""
+    """The tensors and other values in an operation's result."""
     if isinstance(result, (tuple, list)):
         for part in result:
             yield from flatten(part)
@@ -207,7 +225,7 @@ def flatten(result: Any) -> Iterator[Any]:
 
 
 def restore_shared_arguments(node: Node, tensors: list[Tensor]) -> None:
-    """Arguments that were one tensor are one again."""
+    """Replace equal arguments by the same tensor object if they were one object in the recorded run."""
     for k, first in node.shared_arguments:
         tensors[k] = tensors[first]
 
@@ -217,7 +235,10 @@ ALIGNMENT = 64
 
 
 def structure_of(tape: Tape) -> str:
-    """A hash of everything on a tape but numbers: equal for batches of the same shape that take the same way."""
+    """A hash of the structure of a tape.
+
+    Equal for batches of the same shape that run the same operations.
+    """
     digest = xxhash.xxh3_128(repr((tape.device, sorted(tape.inputs.items()), sorted(tape.caches.items()))).encode())
     for node in tape.nodes:
         content = (node.name, *_call(node), node.reads, node.writes, node.results, node.new_values)
@@ -230,7 +251,10 @@ def structure_of(tape: Tape) -> str:
 
 
 def kind_of_operation(tape: Tape, node: Node, note: Callable[[int], Any]) -> object:
-    """Equal for operations that call the same kernel on memory that is laid out alike; ``note``: what else counts of a value."""
+    """A key that is equal for operations which call the same kernel on memory with the same layout.
+
+    ``note``: a function that returns what else matters about a value.
+    """
     numbers = {v: i for i, v in enumerate(dict.fromkeys([w.value for w in node.reads] + [*node.new_values]))}
     values = [
         (tape.values[v].nbytes, tape.values[v].storage_window._replace(value=0), _alignment(tape, v), note(v))

@@ -1,4 +1,6 @@
-"""Re-executing a tape: only operations that depend on corrupted values, until nothing live differs from golden.
+"""Re-execution of the operations on a tape that depend on corrupted values.
+
+It ends as soon as no value that is still used differs from golden.
 
 Everything an operation reads that is not dirty is golden: a value that is kept, or one that is made again from what is
 kept. Whatever could make the real run take another way (a number that Python reads, a shape that depends on data, an
@@ -43,7 +45,10 @@ from unsilent.sites.corrupting import corrupted_copy
 
 
 class Replayer:
-    """Runs parts of a tape. ``kept``: golden values that are held; the rest is made again when it is needed."""
+    """Runs parts of a tape.
+
+    ``kept``: golden values that are held; other golden values are computed again when they are needed.
+    """
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
@@ -59,20 +64,21 @@ class Replayer:
 
     @cached_property
     def structure(self) -> str:
-        """See `structure_of`."""
+        """The hash of the structure of the tape; see `structure_of`."""
         return structure_of(self.tape)
 
     @cached_property
     def largest(self) -> int:
-        """Bytes of the largest value that an operation makes."""
+        """Number of bytes of the largest value that an operation makes."""
         return max((v.nbytes for v in self.tape.values if v.producer is not None), default=0)
 
     # -- golden ------------------------------------------------------------------------------------------------
 
     def run_golden(self, keep: Callable[[int], bool], observe: Callable[[Node | None], Any] | None = None) -> Holders:
-        """Execute the whole tape from its externals, hold what ``keep`` says, and return the values of the output.
+        """Execute the whole tape from its external values and return the values of the output.
 
-        ``observe`` is called before every operation, with it, and once more with None at the end.
+        Values for which ``keep`` returns true are held. ``observe`` is called before every operation, with it, and
+        once more with None at the end.
         """
         live: Holders = {}
         outputs: Holders = {}
@@ -93,7 +99,10 @@ class Replayer:
         return outputs
 
     def _overwritten(self, value: int) -> bool:
-        """Whether some later operation writes into this value's memory (so that a kept holder must be a copy)."""
+        """Whether a later operation writes into the memory of this value.
+
+        To keep the value, it must then be copied.
+        """
         return any(w.old == value for r in self.tape.values[value].readers for w in self.tape.nodes[r].writes)
 
     def _source(self, live: Holders) -> Callable[[int], Tensor]:
@@ -104,7 +113,7 @@ class Replayer:
         return source
 
     def golden(self, value: int) -> Tensor:
-        """A tensor on the golden memory of a value; not to be written to."""
+        """A tensor on the golden memory of a value, which must not be written to."""
         holder = self.tape.externals.get(value)
         if holder is None:
             holder = self.kept.get(value)
@@ -113,7 +122,7 @@ class Replayer:
         return self._make_again(value) if holder is None else holder
 
     def _make_again(self, value: int) -> Tensor:
-        """Execute what leads from kept values to this one.
+        """Recompute a golden value from held values.
 
         What nothing reads any more is dropped on the way, so no more is alive than in a plain run; the rest stays until the
         walk has passed its last reader, or `forget`.
@@ -134,13 +143,13 @@ class Replayer:
         return self._remade[value]
 
     def drop_unread(self, values: Iterable[int], index: int) -> None:
-        """Forget golden values that were made again and that no operation after ``index`` reads."""
+        """Drop recomputed golden values that no operation after ``index`` reads."""
         for value in values if self._remade else ():
             if self.tape.values[value].last <= index:
                 self._remade.pop(value, None)
 
     def plan_to_hold(self, values: frozenset[int]) -> None:
-        """Choose the golden values to hold from now on, once `hold` is called; forget what was found out by others."""
+        """Choose the golden values that `hold` will hold, and delete all test results."""
         self.planned = values
         for value in self.kept.keys() - values:
             del self.kept[value]
@@ -150,23 +159,26 @@ class Replayer:
             self.__dict__.pop(plan, None)
 
     def hold(self) -> None:
-        """Make the planned golden values, unless all are there."""
+        """Compute the golden values that are planned to be held, unless all of them are held already."""
         if not self.planned <= self.kept.keys():
             self.run_golden(self.planned.__contains__)
 
     @cached_property
     def needs_golden_values(self) -> bool:
-        """Whether a pass without them ends in a plain run: Python reads a value back, which is to be compared."""
+        """Whether a pass without held golden values ends in a plain run.
+
+        So it does if Python reads a value back, which must be compared with golden.
+        """
         return any(node.func is None for node in self.tape.nodes)
 
     def adopt(self, other: Replayer) -> None:
-        """Take over what was found out about blocks and rows on a tape of the same structure."""
+        """Copy the test results for blocks and single samples from a tape of the same structure."""
         self.blocks = dict(other.blocks)
         self.row_plan.adopt(other.row_plan)
         self.in_place_plan.adopt(other.in_place_plan)
 
     def drop_recomputed(self) -> None:
-        """Drop golden values that were made again, at the end of a pass."""
+        """Drop all recomputed golden values, at the end of a pass."""
         self.passes += 1
         self._remade.clear()
 
@@ -180,19 +192,20 @@ class Replayer:
         return window
 
     def at_hand(self, value: int) -> bool:
-        """Whether a golden value need not be made again."""
+        """Whether a golden value is available without recomputing it."""
         return value in self.kept or value in self.tape.externals
 
     def is_all_golden(self, made: Holders) -> bool:
-        """Whether values are bit-identical to golden ones that are at hand."""
+        """Whether all values are bit-identical to available golden values."""
         return all(v in self.kept and same_bits(h, self.kept[v]) for v, h in made.items())
 
     # -- trials ------------------------------------------------------------------------------------------------
 
     def run(self, starts: Sequence[TrialEntry], packed: bool = True) -> list[Holders | Diverged]:
-        """Execute what depends on the faults of some trials (of one, if it corrupts parameters).
+        """Execute the operations that depend on the faults of some trials.
 
-        ``packed``: on rows, where corruption stays within samples or there are several trials.
+        A trial that corrupts parameters must be the only one. ``packed``: on rows, where corruption stays within
+        samples or there are several trials.
 
         Returns:
             for each trial, holders of the output's values that differ from golden, or why it must be run plainly.
@@ -204,21 +217,30 @@ class Replayer:
 
     @cached_property
     def row_plan(self) -> RowPlan:
-        """Plan of what can run on rows; to be measured before it is used."""
+        """The operations that can run on single samples; they must be tested before use."""
         return RowPlan(self.tape)
 
     @cached_property
     def in_place_plan(self) -> RowPlan:
-        """Plan of what can run on whole batches, each sample of another trial; to be measured before it is used."""
+        """The operations that can run on whole batches whose samples belong to different trials.
+
+        They must be tested before use.
+        """
         return RowPlan(self.tape, keeps_places=True)
 
     @cached_property
     def separate_operations(self) -> frozenset[int]:
-        """Operations after which every sample can be followed by itself; to be asked once the plans are measured."""
+        """The operations after which each sample can be evaluated separately.
+
+        Only valid once the plans were tested.
+        """
         return separate_operations(self)
 
     def step(self, node: Node, dirty: Holders, faults: Sequence[tuple[int, Fault]] = ()) -> Holders:
-        """Values written by one operation on whole values, with faults on copies of its operands."""
+        """Run one operation on whole values and return the values that it writes.
+
+        ``faults`` act on copies of its operands.
+        """
         if node.func is None:
             self._check_readback(node, dirty)
             return {}
@@ -241,7 +263,10 @@ class Replayer:
             raise Diverged(f"{node.name} reads a value that differs")
 
     def blockwise(self, node: Node, dirty: Holders, offsets: Mapping[int, NDArray[np.int64]]) -> Holders | None:
-        """Compute the blocks of outputs that corrupted weights reach; None where all of the operation must run."""
+        """Compute the blocks of outputs that corrupted weights affect.
+
+        None if the whole operation must run.
+        """
         blocks, reached = self.blocks.get(node.index), set[int]()
         golden = self.kept.get(blocks.out.value) if blocks is not None else None
         if blocks is None or golden is None or any(w.value in dirty for w in node.reads):
@@ -266,7 +291,7 @@ class Replayer:
         return corrupted
 
     def try_blocks(self) -> None:
-        """Find out which operations can be computed in blocks, where their golden values are at hand."""
+        """Test which operations can be computed in blocks, if their golden values are available."""
         for node in candidates(self.tape):
             blocks = BlockwiseOperation(node)
             if not self.at_hand(blocks.out.value) or not all(map(self.at_hand, node.values)):
@@ -279,7 +304,10 @@ class Replayer:
     # -- one operation -----------------------------------------------------------------------------------------
 
     def _execute(self, node: Node, live: Holders, source: Callable[[int], Tensor]) -> Holders:
-        """Values written by one operation on golden values; ``live``: values that may be written into in place."""
+        """Run one operation on golden values and return the values that it writes.
+
+        ``live``: values that may be overwritten in place.
+        """
         if node.func is None:
             return {}
         private = {old: live[old] if old in live else private_copy(source(old)) for old, _ in node.writes}
@@ -288,7 +316,10 @@ class Replayer:
         return self._call(node, tensors, private)
 
     def _call(self, node: Node, tensors: list[Tensor], private: Mapping[int, Tensor]) -> Holders:
-        """Run one operation on ``tensors``; what it writes into is ``private``."""
+        """Run one operation on ``tensors`` and return the values that it writes.
+
+        ``private``: memory that it may write into.
+        """
         written: Holders = {new: private[old] for old, new in node.writes}
         result = self.apply(node, tensors)
         for part, expected in zip(flatten(result), node.results, strict=True):
@@ -315,7 +346,10 @@ class Replayer:
         return self._apply_random(node, args, kwargs)
 
     def _apply_random(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Result of an operation with the generator as it was when recorded; it is left as it is now."""
+        """Run an operation that draws random numbers, with the recorded state of the generator.
+
+        The current state is restored afterwards.
+        """
         assert node.generator is not None
         generator = default_generator_of(self.tape.device)
         now = generator.get_state()
@@ -330,7 +364,7 @@ class Replayer:
 
 
 def assemble_output(replayer: Replayer, dirty: Holders) -> Any:
-    """The output of the run with what differs put in."""
+    """The golden output of the run with the differing values replaced."""
     memo: dict[int, Any] = {}
     for leaf, window in replayer.tape.output_tensors:
         holder = dirty.get(window.value)
@@ -339,7 +373,7 @@ def assemble_output(replayer: Replayer, dirty: Holders) -> Any:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Whether Python would see the same: floats by their bits."""
+    """Whether two Python values are equal; floats are compared by their bits."""
     if isinstance(left, float) and isinstance(right, float):
         return struct.pack("d", left) == struct.pack("d", right)
     if isinstance(left, complex) and isinstance(right, complex):

@@ -1,4 +1,6 @@
-"""A picture of a fault: a faulty run compared with its golden twin, every output of every operation compared bit for bit.
+"""A picture of a fault's effect: a faulty run compared with a golden run.
+
+Every output of every operation is compared bit for bit.
 
     trace        any run that can be repeated from the same state
     trace_step   a training step: state is put back before every run, and after the last
@@ -51,7 +53,7 @@ def trace(
     progress: Progress = no_progress,
     faults: Callable[[], Sequence[tuple[Fault, int | None]]] = tuple,
 ) -> FaultTrace:
-    """Compare faulty runs with golden ones.
+    """Compare faulty runs with golden runs.
 
     Args:
         model: Whose modules and parameters give the names.
@@ -90,7 +92,7 @@ def trace_step(
     memory: int = MEMORY,
     progress: Progress = no_progress,
 ) -> FaultTrace:
-    """How faults spread through one training step.
+    """The spread of faults through one training step.
 
     Args:
         step: Runs one step, whatever it does: forward and backward passes, updates. It must give the same
@@ -129,9 +131,9 @@ def trace_batch(
     *,
     progress: Progress = no_progress,
 ) -> FaultTrace:
-    """How the faults of a trial spread through the evaluation of one batch; the model is as before afterwards.
+    """The spread of a trial's faults through the evaluation of one batch.
 
-    Raises as `trace` does, and ``InjectionError`` for a fault that is not there.
+    The model is restored afterwards. Raises as `trace` does, and ``InjectionError`` for a fault that is not there.
     """
     acting, missed = acting_in(batch, faults), list[str]()
     engine.check_and_prepare(acting)
@@ -151,7 +153,10 @@ def trace_batch(
 
 
 def _rows(result: PassComparison) -> tuple[tuple[TraceRow, ...], list[int]]:
-    """The rows up to where the runs part, and the number of every row among all that was seen."""
+    """A row for each output that both runs have in common, and its number among all outputs.
+
+    Scratch memory is left out.
+    """
     numbers = [i for i in range(common_prefix_length(result.golden, result.faulty)) if i not in result.scratch]
     rows = []
     for i in numbers:
@@ -184,7 +189,7 @@ def _placed(fault: Fault, bits: int | None, rows: Sequence[TraceRow]) -> TracedF
 
 
 def _place(site: SiteName, fault: Fault, rows: Sequence[TraceRow]) -> int | None:
-    """The number of the row that a fault corrupts, see `TracedFault`."""
+    """The number of the row that a fault corrupts, or None; see `TracedFault`."""
     if site.kind in ("param", "optim", "input"):
         return BEFORE_FIRST_ROW
     phase = {"fwd": "recomputed" if fault.occurrence else "fwd", "optim": "update"}.get(site.phase, "bwd")

@@ -1,4 +1,4 @@
-"""Costs of trials by the shortcut and plainly, by class of site: the planner's measured costs.
+"""Measured costs of trials with shortcuts and in plain runs, by class of site, for choosing between them.
 
 A class is one site (or so many sites at once) in one batch. Where the shortcut turned out dearer (trials that raise early, a
 first layer of a tiny model), the plain run is taken from then on. What a plain run costs is measured among the trials: warm
@@ -30,26 +30,32 @@ Class = tuple[str, int]
 
 @dataclass(slots=True)
 class MeasuredCost:
-    """CPU seconds of some trials."""
+    """CPU seconds of the trials that were measured."""
 
     trials: int = 0
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Add the seconds of a trial; what was long ago counts less."""
+        """Add the seconds of a trial.
+
+        Old trials have less weight.
+        """
         if self.trials >= MEMORY:
             self.trials, self.seconds = self.trials // 2, self.seconds / 2
         self.trials, self.seconds = self.trials + 1, self.seconds + seconds
 
     @property
     def mean(self) -> float:
-        """Seconds of a trial."""
+        """Mean seconds of a trial."""
         return self.seconds / max(self.trials, 1)
 
 
 @dataclass(slots=True)
 class SiteClassCosts:
-    """Costs of a class. ``fallback_cost``: plain runs that followed where the tape could not be gone to its end."""
+    """Costs of one class of sites.
+
+    ``fallback_cost``: plain runs after the tape could not be followed to its end.
+    """
 
     tape_cost: MeasuredCost = field(default_factory=MeasuredCost)
     fallback_cost: MeasuredCost = field(default_factory=MeasuredCost)
@@ -58,7 +64,7 @@ class SiteClassCosts:
 
 
 class TrialCosts:
-    """Costs by class of site.
+    """Costs of trials by class of site.
 
     ``initial_plain_seconds``: seconds of a plain run of each batch, until some were made among the trials.
     """
@@ -69,7 +75,10 @@ class TrialCosts:
         self._plain: dict[int, MeasuredCost] = {}
 
     def add(self, key: Class, seconds: float, plain: float | None = None) -> None:
-        """Add a trial by the shortcut; ``plain``: seconds of the plain run that had to follow, part of ``seconds``."""
+        """Add a trial by the shortcut.
+
+        ``plain``: seconds of the plain run that had to follow, which are part of ``seconds``.
+        """
         known = self.costs.get(key)
         if known is None:  # the first of its kind finds cold caches, and is no measure
             self.costs[key] = SiteClassCosts()
@@ -79,16 +88,16 @@ class TrialCosts:
             known.fallback_cost.add(plain)
 
     def add_plain(self, key: Class, seconds: float) -> None:
-        """Add a trial by a plain run."""
+        """Add a trial that was run plainly."""
         self.costs[key].plain.add(seconds)
         self._plain.setdefault(key[1], MeasuredCost()).add(seconds)
 
     def forget_batch(self, batch: int) -> None:
-        """Measure a batch anew, because its trials cost something else from now on."""
+        """Delete the costs of a batch, because its trials cost something else from now on."""
         self.costs = {key: costs for key, costs in self.costs.items() if key[1] != batch}
 
     def relative_cost(self, key: Class) -> float:
-        """Cost of the shortcut as a share of the plain run's, as far as it is known."""
+        """Cost of the shortcut relative to the plain run, or 0 while it is not known."""
         known = self.costs.get(key)
         if known is None or known.tape_cost.trials < ENOUGH:
             return 0.0
@@ -102,11 +111,11 @@ class TrialCosts:
         return known.tape_cost.mean / expected if expected > 0 else 0.0
 
     def prefers_plain(self, key: Class) -> bool:
-        """Whether the plain run was measured to be no dearer."""
+        """Whether the plain run was measured to be at least as cheap as the shortcut."""
         return self.relative_cost(key) > PLAIN_ABOVE
 
     def is_plain_run_due(self, key: Class) -> bool:
-        """Whether the next trial of the class is to be run plainly."""
+        """Whether the next trial of the class should be run plainly."""
         relative = self.relative_cost(key)
         if relative < NEAR:
             return False
@@ -121,7 +130,7 @@ class TrialCosts:
 
 
 def cost_class_of(batch: int, faults: Sequence[Fault]) -> Class:
-    """The class of a trial's faults."""
+    """The class of sites to which a trial's faults belong."""
     if len(faults) == 1:
         return faults[0].site, batch
     return f"{1 << max(len(faults).bit_length() - 1, 0)} or more sites at once", batch

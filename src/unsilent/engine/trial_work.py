@@ -1,7 +1,8 @@
-"""The expected cost of a trial, counted instead of measured, so that it is the same on every machine and engine.
+"""The expected cost of a trial, from counted work instead of measured time.
 
-The work of an evaluation is the multiplications and additions of its matrix products and convolutions, and the bytes that
-operations write. Only the ratio of the seconds matters, and to within a factor of two.
+It is the same on every machine and with every engine. The work of an evaluation is the multiplications and additions
+of its matrix products and convolutions, and the bytes that operations write. Only the ratio of the seconds matters,
+and to within a factor of two.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from unsilent.sites.dispatch_mode import DispatchMode
 
 
 class DeviceSpeed(NamedTuple):
-    """How fast a kind of device is taken to be.
+    """The assumed speed of a kind of device.
 
     Attributes:
         flops, bytes_written: Per second.
@@ -37,7 +38,7 @@ _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 
 
 class WorkCounter(DispatchMode):
-    """Active around evaluations: counts ``operations``, ``flops`` and ``written_bytes``."""
+    """Counts the work of evaluations: ``operations``, ``flops`` and ``written_bytes``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,18 +53,24 @@ class WorkCounter(DispatchMode):
         return result
 
     def trial_seconds(self, device: str, batches: int) -> float:
-        """Seconds of a trial, whatever it evaluates; ``batches``: number of those that were evaluated."""
+        """Fixed seconds of a trial that do not depend on its samples.
+
+        ``batches``: number of batches that were counted.
+        """
         speed = SPEEDS[device]
         return speed.trial + speed.operation * self.operations / batches
 
     def sample_seconds(self, device: str, samples: int) -> float:
-        """Seconds of each sample that a trial evaluates; ``samples``: number of those that were evaluated."""
+        """Seconds for each sample that a trial evaluates.
+
+        ``samples``: number of samples that were counted.
+        """
         speed = SPEEDS[device]
         return (self.flops / speed.flops + self.written_bytes / speed.bytes_written) / samples
 
 
 def _flops(name: str, args: tuple[Any, ...], results: list[Tensor]) -> float:
-    """Multiplications and additions of one operation; 0 for all but products."""
+    """Multiplications and additions of one operation, or 0 for an operation other than a product."""
     if not results or not all(isinstance(arg, Tensor) for arg in args[:2]):
         return 0.0
     if "convolution" in name:

@@ -1,4 +1,4 @@
-"""Trials whose shortcut is put to the proof: drawn at random from all that went through a tape since the last proof."""
+"""Random trials that are checked against a plain run, drawn from all trials on a tape since the last check."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ Faults = Sequence[Fault]
 
 
 class ValidationSample(NamedTuple):
-    """One trial on one batch. ``group_faults``: the faults of all trials that shared its calls, its own at ``group_index``.
+    """One trial on one batch, with the trials that were evaluated together with it.
 
+    ``group_faults``: the faults of all these trials; those of the trial itself are at ``group_index``.
     ``group_samples``: the samples that counted of each; None for all.
     """
 
@@ -32,7 +33,10 @@ class ValidationSample(NamedTuple):
 
 
 class ValidationSamples:
-    """One witness of each kind (did the output change, was the trial alone) for each batch; every trial is as likely."""
+    """One random trial of each kind for each batch, drawn uniformly.
+
+    Kinds: whether the output changed, and whether the trial ran alone.
+    """
 
     def __init__(self) -> None:
         self._chance = random.Random(0)  # noqa: S311 - nothing secret
@@ -41,7 +45,7 @@ class ValidationSamples:
     def add(self, batch: int, company: Sequence[Faults], place: int, changed: bool,
         samples: Sequence[NDArray[np.int64]] | None = None,
     ) -> None:  # fmt: skip
-        """A trial that ended on the tape."""
+        """Add a trial that was completed on the tape."""
         kind = batch, changed, len(company) > 1
         seen, witness = self._witnesses.get(kind, (0, None))
         if witness is None or self._chance.random() * (seen + 1) < 1:
@@ -49,7 +53,7 @@ class ValidationSamples:
         self._witnesses[kind] = seen + 1, witness
 
     def take(self) -> Iterator[ValidationSample]:
-        """Samples to validate, one for each batch, of any kind; none is left."""
+        """Remove all trials and return one of any kind for each batch."""
         witnesses, self._witnesses = self._witnesses, {}
         batches: dict[int, list[ValidationSample]] = {}
         for (batch, _, _), (_, witness) in witnesses.items():

@@ -1,4 +1,4 @@
-"""One walk along a tape for one trial or several: the operations that run, on what, and when it is over.
+"""One pass along a tape for one trial or several, which runs the affected operations until no value differs.
 
 What differs from golden is held in two forms: whole values, by trial, and `Rows`, the corrupted samples of a value for all
 trials together. An operation that cannot run on rows gets the whole value. A trial whose real run may take another way
@@ -40,7 +40,7 @@ LONGEST_GAP = 16
 
 @dataclass
 class TrialEntry:
-    """Where the faults of a trial enter a tape.
+    """The values and operations on a tape at which the faults of a trial take effect.
 
     ``corrupted``: operations that read corrupted memory of the model; ``offsets``: at which bytes of its storage, by value.
     ``dirty``: values that differ from the beginning, private to the trial. ``value_faults``: faults on a value, from an
@@ -55,7 +55,10 @@ class TrialEntry:
 
 
 class Walk:
-    """The trials of ``starts`` on the tape of ``replayer``; ``plan`` says what can run on rows (None: nothing)."""
+    """One pass over the tape of ``replayer`` for the trials ``starts``.
+
+    ``plan``: the operations that can run on single samples (None: no operation).
+    """
 
     def __init__(self, replayer: Replayer, starts: Sequence[TrialEntry], plan: RowPlan | None) -> None:
         self._replayer, self._tape, self._plan = replayer, replayer.tape, plan
@@ -81,7 +84,7 @@ class Walk:
         heapq.heapify(self._heap)
 
     def run(self) -> list[Holders | Diverged]:
-        """Holders of the output's values that differ from golden (or may), or why it must be run plainly, for each trial."""
+        """For each trial, the output values that may differ from golden, or the reason why it must be run plainly."""
         self._visit_all()
         self._enter_until(len(self._tape.nodes))  # corrupted after its last reader: seen in the output, or not at all
         for value in [v for v in self._rows if self._tape.values[v].output]:
@@ -131,7 +134,7 @@ class Walk:
             self._take(trial, values, node)
 
     def _run_alone(self, node: Node, trial: int) -> Holders:
-        """The operation on whole values, for one trial."""
+        """Run an operation on whole values for one trial."""
         replayer, start, dirty = self._replayer, self._starts[trial], self._full[trial]
         for value in node.values:
             if value in self._rows:
@@ -150,7 +153,7 @@ class Walk:
             return {}
 
     def _take(self, trial: int, results: Holders, node: Node) -> None:
-        """Make dirty what an operation made for one trial, unless it is golden."""
+        """Store the results of an operation for one trial as corrupted values, unless they are golden."""
         live = {v: h for v, h in results.items() if not self._spent(v, node.index)}
         if not live or trial in self._lost:
             return
@@ -164,7 +167,10 @@ class Walk:
             self._push(value)
 
     def _looks(self) -> bool:
-        """Whether to compare now. On a device each look waits for it, so looks that found a difference come ever seldomer."""
+        """Whether to compare with golden now.
+
+        Each comparison waits for a device, so comparisons there become rarer while they find differences.
+        """
         if self._tape.device.type == "cpu":
             return True
         self._wait -= 1
@@ -215,7 +221,7 @@ class Walk:
     # -- rows --------------------------------------------------------------------------------------------------
 
     def _run_rows(self, node: Node, tags: list[Tag], calls: Sequence[int]) -> dict[int, CorruptedRows]:
-        """The operation on rows, in calls of the sizes given."""
+        """Run an operation on single samples, in calls of the given sizes."""
         plan = self._plan
         assert plan is not None
         parts = {v: self._gather(v, tags) for v in node.values if plan.carries(v)}
@@ -235,7 +241,10 @@ class Walk:
         }
 
     def _call_on_rows(self, node: Node, rows: Mapping[int, Tensor], size: int) -> dict[int, Tensor]:
-        """An operation's results for ``size`` rows (words by value); what it reads besides is golden."""
+        """The results of an operation for ``size`` samples, as memory words by value.
+
+        Its other operands are golden.
+        """
         plan, replayer = self._plan, self._replayer
         assert plan is not None
         tensors = [
@@ -249,7 +258,7 @@ class Walk:
         return results
 
     def _gather(self, value: int, tags: list[Tag]) -> Tensor:
-        """Words of a value for each tag: corrupted ones, else golden ones."""
+        """The memory words of a value for some samples of trials, golden if they are not corrupted."""
         plan, rows = self._plan, self._rows.get(value)
         assert plan is not None
         if rows is not None and rows.tags == tags[: len(rows.tags)]:
@@ -264,7 +273,10 @@ class Walk:
         return words
 
     def _padded(self, value: int, words: Tensor, first: int, count: int, size: int, is_own: bool) -> Tensor:
-        """The rows of one call, free places filled with golden samples; ``is_own``: in memory of their own."""
+        """The samples of one call, filled up to its size with golden samples.
+
+        ``is_own``: whether they must be in separate memory.
+        """
         assert self._plan is not None
         mine = words[first : first + count]
         if count == size:
@@ -273,7 +285,7 @@ class Walk:
         return torch.cat([mine, self._plan.golden_rows(self._replayer.golden(value), [0] * (size - count))])
 
     def _differing(self, value: int, rows: CorruptedRows) -> CorruptedRows:
-        """The rows that are not golden."""
+        """The corrupted samples that differ from golden."""
         assert self._plan is not None
         if not self._replayer.at_hand(value):
             return rows
@@ -285,7 +297,7 @@ class Walk:
         return any(t == trial for rows in self._rows.values() for t, _ in rows.tags)
 
     def _whole(self, trial: int, value: int) -> None:
-        """Turn the rows of a trial into a whole value."""
+        """Convert the corrupted samples of a trial to a whole value."""
         rows = self._rows[value]
         mine = [i for i, (t, _) in enumerate(rows.tags) if t == trial]
         if not mine:
@@ -297,7 +309,10 @@ class Walk:
         self._drop_rows(trial, value)
 
     def _shrink(self, trial: int, value: int, holder: Tensor) -> bool:
-        """Hold a whole value as rows, where there are other trials to share calls with or few samples differ."""
+        """Convert a whole value to its differing samples if that is useful, and return whether it was done.
+
+        Useful if other trials can share calls, or if few samples differ.
+        """
         plan = self._plan
         if plan is None or not plan.carries(value) or not self._replayer.at_hand(value):
             return False
@@ -323,7 +338,7 @@ class Walk:
                 self._corrupt_whole(trial, entry, fault)
 
     def _corrupt_whole(self, trial: int, entry: FaultEntryPoint, fault: Fault) -> None:
-        """Corrupt a value as it is now."""
+        """Inject a fault into a whole value."""
         dirty, value = self._full[trial], entry.window.value
         if value in self._rows:
             self._whole(trial, value)
@@ -332,7 +347,10 @@ class Walk:
         corrupt(tensor_at_window(dirty[value], entry.window), fault)
 
     def _corrupt_rows(self, trial: int, entry: FaultEntryPoint, fault: Fault) -> bool:
-        """Corrupt the samples a fault is in, and hold only them; False where that cannot be done."""
+        """Inject a fault into the affected samples of a value and hold only these samples.
+
+        Returns False if that is not possible.
+        """
         plan, window = self._plan, entry.window
         value = window.value
         if plan is None or not plan.carries(value) or value in self._full[trial] or fault.operation == "copy_from":

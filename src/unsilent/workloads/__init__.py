@@ -1,4 +1,4 @@
-"""Workloads, which are what runs: their contract, the built-in zoo, and loading the user's own.
+"""Workloads that a campaign can run: their interface, the built-in ones, and the loader for user code.
 
 Importing this package imports neither torch nor numpy; `Workload` and `InferenceWorkload` are looked up on first use.
 """

@@ -1,4 +1,4 @@
-"""Inference workloads: a trained model, the batches it is evaluated on, and the rule that says when its answer changed.
+"""Inference workloads: a trained model, its evaluation batches, and the rule for when its answer changed.
 
 `InferenceWorkload` is the protocol; `Workload` the plain implementation that a model and an iterable of batches are
 enough for. The output of ``run`` may be a tensor or any nesting of tuples, lists and dicts of tensors whose first
@@ -25,7 +25,7 @@ UNNAMED = "custom"
 
 @runtime_checkable
 class InferenceWorkload(Protocol):
-    """Contract of everything a campaign can run."""
+    """The interface of every inference workload that a campaign can run."""
 
     name: str
     judge: Judge
@@ -35,15 +35,21 @@ class InferenceWorkload(Protocol):
     """Facts for the reader of a report: data, reached accuracy … (JSON values)."""
 
     def model(self) -> nn.Module:
-        """The trained model in eval mode; the same object at every call."""
+        """The trained model in eval mode.
+
+        Every call returns the same object.
+        """
         ...
 
     def batches(self) -> Sequence[Any]:
-        """The evaluation batches, in a fixed order, on the CPU; the same values at every call."""
+        """The evaluation batches on the CPU, in a fixed order.
+
+        Every call returns the same values.
+        """
         ...
 
     def run(self, model: nn.Module, batch: Any) -> Any:
-        """Output of one golden or faulty evaluation of one batch."""
+        """The output of one evaluation of one batch, golden or faulty."""
         ...
 
 
@@ -56,12 +62,13 @@ CleanSource = Callable[[str, int], Iterable[Any]] | Mapping[str, Iterable[Any]]
 
 @runtime_checkable
 class CalibratedWorkload(InferenceWorkload, Protocol):
-    """A workload with clean inputs besides those of `batches`."""
+    """A workload that can also give clean inputs outside of its evaluation batches."""
 
     def clean_batches(self, part: str, samples: int) -> Sequence[Any]:
-        """Batches of clean inputs as in `batches`, of originals that neither the training, `batches` nor another part has.
+        """Batches of clean inputs for one of the parts `CLEAN_PARTS`, in the form of `batches`.
 
-        The same values at every call; altered copies of one original are in one batch.
+        The originals of a part are used neither in the training, nor in `batches`, nor in another part. Every call
+        returns the same values; altered copies of one original are in one batch.
 
         Args:
             part: One of `CLEAN_PARTS`.
@@ -72,7 +79,10 @@ class CalibratedWorkload(InferenceWorkload, Protocol):
 
 @calls_user_code
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """Output of one call: a dict is keyword arguments, a tuple or list positional ones, else the one input."""
+    """Call a model with one batch and return the output.
+
+    A dict is passed as keyword arguments, a tuple or list as positional arguments, anything else as the only argument.
+    """
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, (tuple, list)):
@@ -81,19 +91,22 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
 
 def as_inputs(batch: Any, run: Callable[[nn.Module, Any], Any]) -> Any:
-    """The batch as a tuple where it is a list that `call_model` takes apart: its items are inputs, not samples."""
+    """The batch, converted to a tuple if it is a list of inputs for `call_model`.
+
+    The tuple marks its items as inputs of one call, not as samples.
+    """
     return tuple(batch) if run is call_model and isinstance(batch, list) else batch
 
 
 def labels_of(workload: InferenceWorkload) -> Sequence[Any] | None:
-    """The right answers of each batch, from a method ``labels()`` as `Workload` has; None where a workload has none."""
+    """The labels of each batch from the workload's method ``labels()``, or None without that method."""
     method = getattr(workload, "labels", None)
     labels = call_user_code(method) if callable(method) else None
     return None if labels is None else list(labels)
 
 
 def score_of(workload: InferenceWorkload) -> Score | None:
-    """The score of a workload, from its method ``score(output, batch)``; None where it has none.
+    """The score of a workload, or None if it has no method ``score(output, batch)``.
 
     ``score_name`` and ``score_range`` are read if they are there. Raises ``UsageError`` for a range that is none.
     """
@@ -110,7 +123,7 @@ def score_of(workload: InferenceWorkload) -> Score | None:
 
 
 class Workload:
-    """A workload from a model and batches.
+    """An inference workload made from a model and batches.
 
     Args:
         model: A trained module in eval mode, or a function returning one (called once).
@@ -196,7 +209,7 @@ class Workload:
         self._whole_batches: list[Any] | None = None
 
     def model(self) -> nn.Module:
-        """The model, built on the first call."""
+        """The model, which is built on the first call."""
         if not isinstance(self._model, nn.Module):
             self._model = call_user_code(self._model)
             if not isinstance(self._model, nn.Module):
@@ -206,7 +219,7 @@ class Workload:
         return self._model
 
     def batches(self) -> Sequence[Any]:
-        """The batches, read once from the iterable and kept."""
+        """The evaluation batches, read once from the iterable and kept."""
         if self._batches is None:
             source_batches = call_user_code(list, self._source)
             self._batches = self._unlabelled(source_batches)
@@ -219,19 +232,22 @@ class Workload:
         return self._batches
 
     def whole_batches(self) -> Sequence[Any] | None:
-        """The batches as they were given, where they have labels that ``score`` needs; else None."""
+        """The batches with their labels if ``score`` needs the labels, else None."""
         self.batches()
         return self._whole_batches
 
     def labels(self) -> Sequence[Any] | None:
-        """The right answers of each batch of `batches`; None where the workload has none."""
+        """The labels of each batch of `batches`, or None if the workload has no labels."""
         self.batches()
         if self._labels is not None and not isinstance(self._labels, list):
             self._labels = list(self._labels)
         return self._labels
 
     def clean_batches(self, part: str, samples: int) -> Sequence[Any]:
-        """Clean batches from ``clean``; see `CalibratedWorkload`. From a dict of batches: whole ones, up to the number wanted.
+        """Batches of clean inputs for one part, from the argument ``clean``.
+
+        See `CalibratedWorkload`. If ``clean`` is a dict of batches, only whole batches are returned, up to the number
+        of samples.
 
         Raises:
             UsageError: the workload has no clean inputs of that part.
@@ -254,9 +270,10 @@ class Workload:
         return result
 
     def clean_originals(self, part: str, samples: int) -> Sequence[Sequence[int]]:
-        """Originals of the samples of each batch of `clean_batches`: samples with the same number are not independent.
+        """Numbers of the originals of the samples in each batch of `clean_batches`.
 
-        From the method ``originals_of_samples(part, samples)`` of ``clean``; without it, each sample is an original of its own.
+        Samples with the same number are not independent. From the method ``originals_of_samples(part, samples)`` of
+        ``clean``; without it, each sample is an original of its own.
 
         Raises:
             UsageError: the workload has no clean inputs of that part.
@@ -269,11 +286,11 @@ class Workload:
         return own_originals(self.clean_batches(part, samples))
 
     def _unlabelled(self, batches: Iterable[Any]) -> list[Any]:
-        """Batches as the model takes them."""
+        """The batches without labels, in the form in which the model is called with them."""
         return [as_inputs(_inputs(batch) if self._labelled else batch, self._run) for batch in batches]
 
     def run(self, model: nn.Module, batch: Any) -> Any:
-        """Output of one evaluation of one batch."""
+        """The output of one evaluation of one batch."""
         try:
             return call_user_code(self._run, model, batch)
         except TypeError as error:
@@ -283,13 +300,13 @@ class Workload:
 
 
 def own_originals(batches: Iterable[Any]) -> list[range]:
-    """Numbers of the original samples in batches without repeated samples: each sample is its own original."""
+    """Numbers of the originals for batches in which each sample is its own original."""
     ends = list(accumulate((count_samples(batch) for batch in batches), initial=0))
     return [range(first, end) for first, end in pairwise(ends)]
 
 
 def _inputs(batch: Any) -> Any:
-    """A labelled batch without its label."""
+    """The inputs of a labelled batch, without its label."""
     if not isinstance(batch, (tuple, list)) or len(batch) < 2:
         raise UsageError(
             f"labelled=True removes the labels, the last item of each batch, but a batch is {type(batch).__name__}; "

@@ -1,4 +1,4 @@
-"""How many samples a batch has: one rule for all who are given batches.
+"""The number of samples in a batch, by one rule for the whole package.
 
 - A tensor has one sample per row, the size of its first dimension.
 - A tuple or a dict holds the inputs of one call. The first input that has samples gives their number.
@@ -24,7 +24,10 @@ from unsilent.report.text import count_text
 
 
 def count_samples(batch: Any) -> int:
-    """The number of samples; see the module. Raises ``UsageError`` without a tensor that has a dimension."""
+    """The number of samples in a batch, by the rule of this module.
+
+    Raises ``UsageError`` if the batch has no tensor with a dimension.
+    """
     count = _count(batch)
     if count is None:
         raise UsageError(
@@ -35,7 +38,10 @@ def count_samples(batch: Any) -> int:
 
 
 def check_samples(batch: Any, output: Any) -> None:
-    """Raise ``UsageError`` where the answer has as many samples as another reading of the batch, and not as many as ours."""
+    """Raise ``UsageError`` if the model's output shows that the samples of the batch were miscounted.
+
+    The output then has as many samples as the other possible reading of the batch, and not as many as were counted.
+    """
     ours, others = count_samples(batch), _other_count(batch)
     if others is not None and _has(output, others) and not _has(output, ours):
         raise UsageError(
@@ -45,7 +51,10 @@ def check_samples(batch: Any, output: Any) -> None:
 
 
 def take_samples(batch: Any, samples: Tensor) -> Any:
-    """Copies of some samples of a batch, by their numbers, int64[n]; what has no samples is taken as it is."""
+    """A copy of the batch with only the samples whose numbers int64[n] are given.
+
+    Parts of the batch that do not have one entry per sample are returned unchanged.
+    """
     count = count_samples(batch)
 
     def take(value: Any) -> Any:
@@ -72,7 +81,7 @@ def _count(value: Any) -> int | None:
 
 
 def _holds_samples(value: Any) -> bool:
-    """Whether it is a list of which each item is a sample."""
+    """Whether a value is a list with one item per sample."""
     if not isinstance(value, list) or not value:
         return False
     return _are_alike(value) or all(
@@ -81,14 +90,18 @@ def _holds_samples(value: Any) -> bool:
 
 
 def _are_alike(items: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether these are tensors of one dtype and number of dimensions, at least one."""
+    """Whether the items are tensors of the same dtype and number of dimensions, at least one."""
     if not all(isinstance(item, Tensor) and item.ndim for item in items):
         return False
     return len({(item.dtype, item.ndim) for item in items}) == 1
 
 
 def _other_count(value: Any) -> int | None:
-    """How many samples there were if the first of several tensors that are alike were an input, not a sample, or vice versa."""
+    """The number of samples in the other possible reading of a batch.
+
+    In that reading, tensors of equal form are samples instead of inputs, or inputs instead of samples. None if the
+    batch can be read in one way only.
+    """
     if isinstance(value, list) and value and _are_alike(value):
         return len(value[0])
     if isinstance(value, tuple) and len(value) > 1 and _are_alike(value):
@@ -99,7 +112,7 @@ def _other_count(value: Any) -> int | None:
 
 
 def _has(output: Any, samples: int) -> bool:
-    """Whether an answer has so many samples: a list of so many items, or a tensor with so many rows."""
+    """Whether an output has this many samples, as items of a list or as rows of a tensor."""
     if isinstance(output, list) and len(output) == samples:
         return True
     return any(tensor.ndim and len(tensor) == samples for tensor in leaves(output))

@@ -1,4 +1,4 @@
-"""Where trained weights are kept, so that a workload is trained once per machine.
+"""The cache of trained weights, so that a workload is trained only once on each machine.
 
 One safetensors file per (workload, recipe version, options, data, torch version), with the reached score and a digest
 of all tensors in its metadata. Invariants: a file appears whole or not at all (temporary file, fsync, ``os.replace``);
@@ -32,7 +32,7 @@ _LEFT_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class TrainedWeightsRecipe:
-    """The settings that decide the trained bits."""
+    """The settings that determine the trained weights bit for bit."""
 
     workload: str
     version: int
@@ -44,14 +44,14 @@ class TrainedWeightsRecipe:
 
     @property
     def key(self) -> str:
-        """Hash of everything above and torch's major.minor version, as hex."""
+        """Hash of all settings and of torch's major.minor version, as hex."""
         torch_version = ".".join(torch.__version__.split(".")[:2])
         whole = [self.workload, self.version, dict(self.options), self.data, torch_version]
         return xxhash.xxh3_128_hexdigest(json.dumps(whole, sort_keys=True).encode())
 
 
 def folder() -> Path:
-    """``$UNSILENT_CACHE``, else ``$XDG_CACHE_HOME/unsilent``, else ``~/.cache/unsilent``."""
+    """The cache folder: ``$UNSILENT_CACHE``, else ``$XDG_CACHE_HOME/unsilent``, else ``~/.cache/unsilent``."""
     if chosen := os.environ.get("UNSILENT_CACHE"):
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -67,7 +67,9 @@ def load_or_train(
     *,
     seed: int,
 ) -> tuple[nn.Module, float]:
-    """The model with its trained weights, in eval mode, and its score: from the cache, else trained now and kept.
+    """The trained model in eval mode and its score, from the cache if it is there.
+
+    Otherwise the model is trained now and stored in the cache.
 
     Args:
         build: Makes the model with fresh weights.
@@ -97,7 +99,10 @@ def load_or_train(
 
 
 def digest_of_parts(*parts: bytes | memoryview) -> str:
-    """Hash of byte strings, each delimited by its length, as hex."""
+    """Hash of a list of byte strings, as hex.
+
+    Each string is delimited by its length.
+    """
     state = xxhash.xxh3_128()
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))
@@ -106,7 +111,10 @@ def digest_of_parts(*parts: bytes | memoryview) -> str:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, tied ones once under their first name."""
+    """Parameters and buffers of a model by name.
+
+    A tied tensor has only its first name.
+    """
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
@@ -128,7 +136,7 @@ def _encode(model: nn.Module, score: float, recipe: TrainedWeightsRecipe) -> byt
 
 
 def _read(path: Path, model: nn.Module) -> float | None:
-    """Fill ``model`` from the file and return the stored score; None when there is no sound file."""
+    """Load a cached file into ``model`` and return its score, or None without a valid file."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():  # opening a pipe would wait
@@ -152,14 +160,17 @@ def _read(path: Path, model: nn.Module) -> float | None:
 
 
 def _probe(path: Path) -> None:
-    """Meet a full disk or a read-only folder before training, not after."""
+    """Raise early if the disk is full or the folder read-only, so that no training is wasted."""
     probe = path.with_suffix(f".probe-{os.getpid()}")
     _write(probe, bytes(1 << 16))
     probe.unlink(missing_ok=True)
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; removes what processes that were killed while they wrote have left."""
+    """Write a file completely or not at all.
+
+    Removes temporary files that were left by processes that were killed while they wrote.
+    """
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

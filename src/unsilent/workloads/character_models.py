@@ -1,4 +1,4 @@
-"""`chargpt` and `llama-chars`: small language models on the help texts that ship with Python; see `help_texts`.
+"""`chargpt` and `llama-chars`: small language models trained on the help texts of Python; see `help_texts`.
 
 `CharGpt` is a decoder-only transformer after Radford et al. (2019): causal scaled dot-product attention, pre-norm, learned
 positions, and an output head tied to the token embedding. The other is Touvron et al., "LLaMA: Open and Efficient Foundation
@@ -55,7 +55,7 @@ SCHEDULE = Schedule(epochs=1, batch=8, rate=0.003, decay=0.05)
 
 
 class CharGpt(nn.Module):
-    """Token ids int64 [n, t], t <= 64 -> scores of the next character [n, t, 97]."""
+    """A small GPT: token ids int64 [n, t], t <= 64 -> scores of the next character [n, t, 97]."""
 
     def __init__(self, width: int = 64, depth: int = 3, heads: int = 4) -> None:
         super().__init__()
@@ -74,7 +74,9 @@ class CharGpt(nn.Module):
 
 
 def character_llama(name: str, width: int, depth: int, key_value_heads: int = HEADS) -> nn.Module:
-    """A ``LlamaForCausalLM`` with fresh weights: token ids int64 [n, t], t <= 64 -> an output with ``logits`` [n, t, 97].
+    """A ``LlamaForCausalLM`` with untrained weights.
+
+    Token ids int64 [n, t], t <= 64 -> an output with ``logits`` [n, t, 97].
 
     Raises:
         UsageError: transformers is not installed; ``name`` is the workload that needs it.
@@ -91,7 +93,7 @@ def character_llama(name: str, width: int, depth: int, key_value_heads: int = HE
 
 @dataclass(frozen=True, kw_only=True)
 class CharacterModel(FittedModel):
-    """The specification of one workload of the help texts, with a model of token ids int64 [n, 64].
+    """The specification of one character-model workload, with a model of token ids int64 [n, 64].
 
     Attributes:
         score: Function of the model, held-out contexts and the characters that follow, whose value ``goal`` is about.
@@ -150,7 +152,10 @@ MODELS = {
 
 
 def character_model(*, name: str, eval: int = 32, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
-    """The trained model on ``eval`` held-out contexts [eval, 64]; its answer is the most likely next character."""
+    """The workload of a trained character model on ``eval`` held-out contexts [eval, 64].
+
+    The answer of the model is the most likely next character.
+    """
     spec, (windows, following) = MODELS[name], held_out_contexts()
     check_option_range(name, "eval", eval, len(windows), "held-out contexts")
 
@@ -179,7 +184,7 @@ def character_model(*, name: str, eval: int = 32, seed: int = 0, progress: Progr
 
 
 def _fit(name: str, spec: CharacterModel, model: nn.Module, seed: int, progress: Progress) -> None:
-    """Train a model of token ids int64 [n, 64] in place."""
+    """Train a character model in place; its input is token ids int64 [n, 64]."""
     text, offsets = load_help_texts().train, torch.arange(CONTEXT + 1)
     # One "epoch" over a seeded choice of starting points: the text holds far more than are needed.
     starts = torch.randperm(len(text) - CONTEXT, generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""`cifar-resnet20` … `56`: the CIFAR ResNets of He et al. with weights and images of the user's own.
+"""`cifar-resnet20` … `56`: the CIFAR ResNets of He et al. with weights and images from the user.
 
 Architecture: He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), section 4.2, with parameter-free
 shortcuts (option A: every other pixel, new channels zero). Parameter names as in the widely shared weights of
@@ -61,7 +61,10 @@ class BasicBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """Normalised images [n, 3, 32, 32] -> class scores [n, classes]; ``depth`` is 6 k + 2."""
+    """A CIFAR ResNet: normalised images [n, 3, 32, 32] -> class scores [n, classes].
+
+    ``depth`` has the form 6 k + 2.
+    """
 
     def __init__(self, depth: int, classes: int = 10) -> None:
         super().__init__()
@@ -96,7 +99,9 @@ def cifar_resnet(
     batch: int = 64,
     min_accuracy: float | None = None,
 ) -> Workload:
-    """The network with the given weights on ``eval`` of the given images; its answer is the most likely class.
+    """The workload of a CIFAR ResNet with the user's weights, on ``eval`` of the user's images.
+
+    The answer of the model is the most likely class.
 
     Args:
         weights: ``.safetensors``, or a file of ``torch.save`` holding a state dict (also under
@@ -156,19 +161,22 @@ def cifar_resnet(
 
 
 def normalised(images: Tensor) -> Tensor:
-    """uint8 [n, 32, 32, 3] -> float32 [n, 3, 32, 32] with the ImageNet mean and deviation."""
+    """Images uint8 [n, 32, 32, 3] as float32 [n, 3, 32, 32], normalised by the ImageNet mean and deviation."""
     scaled = (images.float() / 255 - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
     return scaled.permute(0, 3, 1, 2).contiguous()
 
 
 def input_range() -> tuple[Tensor, Tensor]:
-    """The normalised values of black and white, [3, 1, 1] each."""
+    """The smallest and the largest value of each channel of a normalised image, [3, 1, 1] each."""
     black, white = normalised(torch.tensor([0, LEVELS], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 1, 1, 3))
     return black, white
 
 
 def _fit_in(model: nn.Module, state: Mapping[str, Tensor], depth: int, path: str) -> None:
-    """Copy ``state`` into ``model``; an error names the first key that does not fit and the depth that would."""
+    """Copy ``state`` into ``model``.
+
+    If a key does not fit, the error names the first such key and the depth that would fit.
+    """
     model_state = model.state_dict()
     problem = state_dict_misfit(model_state, state, "the model")
     if problem:

@@ -1,4 +1,4 @@
-"""Clean inputs of the built-in workloads, for detectors: disjoint parts of originals, and altered copies of images.
+"""Clean inputs of the built-in workloads for detectors: disjoint sets of originals, and altered copies of images.
 
 Invariants: an original is in one part only; copy j of an original is the same whatever else is asked for; all copies of an
 original are in one batch.
@@ -27,9 +27,10 @@ PARTS_IN_TURN = (CALIBRATION, TEST, CALIBRATION, TEST, SHIFTED)
 
 
 def split_originals(free: Sequence[int] | Tensor) -> dict[str, Tensor]:
-    """Part -> its originals int64: two fifths for calibration, two fifths for test and one fifth shifted.
+    """Split the originals into a calibration, a test and a shifted part, int64 each.
 
-    ``free``: originals that neither the training nor the evaluation uses.
+    Two fifths are for calibration, two fifths for test and one fifth is shifted. ``free``: originals that neither the
+    training nor the evaluation uses.
     """
     rows = torch.as_tensor(free, dtype=torch.int64)
     turn = np.array(PARTS_IN_TURN)[np.arange(len(rows)) % len(PARTS_IN_TURN)]
@@ -57,7 +58,9 @@ class CleanInputs:
     most_copies: int = MOST_COPIES
 
     def __call__(self, part: str, samples: int) -> list[Any]:
-        """``samples`` samples, or all that there are; an original that is left out has no copy among them.
+        """Batches with ``samples`` samples in total, or with all samples if there are fewer.
+
+        If an original is not used, none of its altered copies is used either.
 
         Raises:
             UsageError: the evaluation uses all originals.
@@ -66,11 +69,14 @@ class CleanInputs:
         return [joined([self.make(part, original, copies) for original, copies in batch]) for batch in plan]
 
     def originals_of_samples(self, part: str, samples: int) -> list[list[int]]:
-        """The original of each sample of each of these batches; raises ``UsageError`` as the call does."""
+        """The original of each sample in the batches for the same part and number of samples.
+
+        Raises ``UsageError`` like the call.
+        """
         return [[original for original, copies in batch for _ in range(copies)] for batch in self._plan(part, samples)]
 
     def _plan(self, part: str, samples: int) -> list[list[tuple[int, int]]]:
-        """The originals of each batch, and how many copies of each."""
+        """The originals in each batch, each with its number of copies."""
         originals = self.originals(part).tolist()
         if not originals:
             raise UsageError(
@@ -84,7 +90,7 @@ class CleanInputs:
 
 
 def joined(inputs: Sequence[Any]) -> Any:
-    """Inputs of several samples each as one batch: tensors, or dicts of tensors."""
+    """One batch made from several batches, which are tensors or dicts of tensors."""
     if isinstance(inputs[0], Mapping):
         return {key: torch.cat([batch[key] for batch in inputs]) for key in inputs[0]}
     return torch.cat(list(inputs))
@@ -92,7 +98,9 @@ def joined(inputs: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class ImageAlteration:
-    """How far copies of an image may differ from it; each copy is drawn uniformly within these limits.
+    """Limits of the random changes in an altered copy of an image.
+
+    Each change is drawn uniformly within its limits.
 
     Attributes:
         rotation: Degrees either way.
@@ -112,7 +120,9 @@ class ImageAlteration:
 def altered_copies(
     image: Tensor, copies: int, alteration: ImageAlteration, levels: int, seed: Sequence[int], *, plain_first: bool
 ) -> Tensor:
-    """Altered copies of an image [c, h, w] with values 0 … 1, rounded to multiples of 1 / levels: float32 [copies, c, h, w].
+    """Altered copies of one image [c, h, w] with values 0 … 1, as float32 [copies, c, h, w].
+
+    Values are rounded to multiples of 1 / levels.
 
     Args:
         plain_first: Whether the first copy is the image itself.
@@ -126,7 +136,10 @@ def altered_copies(
 
 
 def _alter(image: Tensor, how: ImageAlteration, rng: np.random.Generator, *, mirrored: bool) -> Tensor:
-    """One altered copy; elementwise arithmetic alone, which rounds alike with any number of threads."""
+    """One altered copy of an image.
+
+    Computed with elementwise arithmetic only, which gives the same bits with any number of threads.
+    """
     _, h, w = image.shape
     angle, right, down, brighter, noisy = rng.uniform(-1, 1, 5)
     noise = rng.standard_normal(tuple(image.shape))

@@ -1,4 +1,4 @@
-"""CSV files of the user's own as click data.
+"""Click data from a CSV file of the user.
 
 Invariants: nothing depends on Python's ``hash``; mean, scale and table sizes come from the training rows alone; every
 defect of the file is one line naming the row or column.
@@ -83,7 +83,7 @@ def from_csv(
 
 
 def _read(path: str) -> tuple[list[str], list[list[str]], bytes]:
-    """Header, rectangular rows, and the bytes they came from."""
+    """The header and the rows of a CSV file, all of one length, and the bytes of the file."""
     content = read_plain(path, MOST_BYTES)
     try:
         text = content.decode("utf-8-sig")
@@ -113,7 +113,7 @@ def _read(path: str) -> tuple[list[str], list[list[str]], bytes]:
 
 
 def _labels(path: str, name: str, values: Sequence[str], positive: str) -> NDArray[np.float32]:
-    """The target column as 0 and 1."""
+    """The values of the target column as 0 and 1."""
     counts = Counter(value.strip() for value in values)
     if len(counts) != 2:
         examples = ", ".join(repr(value) for value in sorted(counts)[:5])
@@ -127,7 +127,10 @@ def _labels(path: str, name: str, values: Sequence[str], positive: str) -> NDArr
 
 
 def _numbers(values: Sequence[str]) -> NDArray[np.float64] | None:
-    """The column as numbers with NaN for missing ones; None if it is not numeric."""
+    """The values of a column as numbers, or None if the column is not numeric.
+
+    Missing values are NaN.
+    """
     try:
         numbers = np.array([np.nan if v.strip().lower() in MISSING else float(v) for v in values])
     except ValueError:
@@ -137,7 +140,10 @@ def _numbers(values: Sequence[str]) -> NDArray[np.float64] | None:
 
 
 def _standardised(numbers: NDArray[np.float64], train: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Zero mean and unit variance over the training rows; missing values become 0, far outliers 10."""
+    """A column scaled to zero mean and unit variance over the training rows.
+
+    Missing values become 0, far outliers 10.
+    """
     known = numbers[train & ~np.isnan(numbers)]
     mean, scale = (known.mean(), known.std()) if len(known) else (0.0, 1.0)
     scaled = (np.nan_to_num(numbers, nan=mean) - mean) / (scale or 1.0)
@@ -145,7 +151,10 @@ def _standardised(numbers: NDArray[np.float64], train: NDArray[np.bool_]) -> NDA
 
 
 def _categories(values: Sequence[str], train: NDArray[np.bool_], rows: int, room: int) -> tuple[NDArray[np.int64], int]:
-    """Table row of every value, and the table's size: a power of two that leaves collisions rare, at most ``rows``."""
+    """The embedding row of every value of a column, and the number of rows of the table.
+
+    The number is a power of two that makes collisions rare, and at most ``rows``.
+    """
     distinct = len({value for value, used in zip(values, train, strict=True) if used})
     size = min(rows, 1 << (room * distinct - 1).bit_length())
     places = {value: xxhash.xxh64_intdigest(value.encode()) % size for value in set(values)}

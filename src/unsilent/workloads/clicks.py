@@ -1,4 +1,4 @@
-"""Click data for DLRM: what it is, and a synthetic set with a teacher.
+"""Click data for DLRM: the data class, and a synthetic data set labelled by a teacher model.
 
 The synthetic set has Criteo's schema (13 dense features, 26 categorical ones) and Zipf-distributed categories. Its
 labels come from a random teacher with a dense part, a sparse part and products of categories, so that there is
@@ -25,7 +25,7 @@ POPULARITY = 1.3
 
 @dataclass(frozen=True)
 class Clicks:
-    """Rows shuffled once; the last fifth is held out.
+    """Click data in shuffled order, of which the last fifth is held out.
 
     ``dense`` float32 [n, d], ``sparse`` int64 [n, k] with ``sparse[:, i] < tables[i]``, ``labels`` float32 [n] of
     0 and 1. ``hash`` names the content.
@@ -48,7 +48,10 @@ class Clicks:
 
 @cache
 def synthetic_clicks(rows: int = 80_000) -> Clicks:
-    """The teacher-labelled set, half of the labels 1 on average; never to be written to."""
+    """The synthetic click data.
+
+    On average half of the labels are 1. The arrays are shared and must not be written to.
+    """
     rng = np.random.default_rng(20240501)
     tables = tuple(int(size) for size in np.geomspace(10, 10_000, SPARSE).round())
     dense = rng.standard_normal((rows, DENSE))
@@ -73,7 +76,9 @@ def synthetic_clicks(rows: int = 80_000) -> Clicks:
 def more_synthetic_requests(
     seed: Sequence[int], rows: int, *, popularity: float = POPULARITY, spread: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Further requests to the model of `synthetic_clicks`, without labels: dense [rows, 13] and sparse [rows, 26].
+    """Further requests without labels for the model of `synthetic_clicks`.
+
+    Returns dense [rows, 13] and sparse [rows, 26].
 
     Args:
         popularity: Exponent of Zipf's law; smaller: rare categories are less rare.
@@ -86,7 +91,7 @@ def more_synthetic_requests(
 
 
 def _popularity_ranks(rng: np.random.Generator, size: int, rows: int, exponent: float) -> NDArray[np.int64]:
-    """Ranks 0 … size - 1 after Zipf's law, int64 [rows]."""
+    """Random ranks from 0 to size - 1 by Zipf's law, int64 [rows]."""
     share = 1 / np.arange(1, size + 1) ** exponent
     return rng.choice(size, rows, p=share / share.sum())
 
@@ -99,7 +104,10 @@ def clicks(
     description: str,
     source: str = "",
 ) -> Clicks:
-    """Clicks from arrays already shuffled; ``source`` is the hash of what they were made from, if not of themselves."""
+    """Click data from arrays that are already shuffled.
+
+    ``source`` is the hash of the data that the arrays were made from; empty if they are their own source.
+    """
     source = source or digest_of_parts(dense.tobytes(), sparse.tobytes(), labels.tobytes())
     dense_t, sparse_t, labels_t = (torch.from_numpy(np.ascontiguousarray(part)) for part in (dense, sparse, labels))
     return Clicks(dense_t, sparse_t, labels_t, tables, description, source)

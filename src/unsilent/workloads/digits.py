@@ -47,7 +47,7 @@ CITATION = "Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, UCI Ma
 
 
 class Digits(NamedTuple):
-    """Images float32 [n, 1, 8, 8] in -1 … 1 and labels int64 [n], for training and held out."""
+    """Images float32 [n, 1, 8, 8] in -1 … 1 and labels int64 [n], each for training and held out."""
 
     train: Tensor
     train_labels: Tensor
@@ -58,7 +58,10 @@ class Digits(NamedTuple):
 
 @cache
 def digits() -> Digits:
-    """The split digits; read once per process, never to be written to."""
+    """The digits, split into training and held-out data.
+
+    They are read once per process and must not be written to.
+    """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -92,7 +95,7 @@ class ResidualBlock(nn.Module):
 
 
 class DigitsCnn(nn.Module):
-    """Images [n, 1, 8, 8] -> class scores [n, 10]."""
+    """A residual CNN: images [n, 1, 8, 8] -> class scores [n, 10]."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -107,7 +110,7 @@ class DigitsCnn(nn.Module):
 
 
 class DigitsVit(nn.Module):
-    """Images [n, 1, 8, 8] -> class scores [n, 10]."""
+    """A vision transformer: images [n, 1, 8, 8] -> class scores [n, 10]."""
 
     def __init__(self, width: int = 48, depth: int = 3, heads: int = 4, patch: int = 2) -> None:
         super().__init__()
@@ -179,14 +182,20 @@ CLASSIFIERS = {
 
 
 def clean_copies(part: str, original: int, copies: int) -> Tensor:
-    """Copies of a held-out image [copies, 1, 8, 8], the first unaltered; of the part `SHIFTED`: all strongly altered."""
+    """Copies of one held-out image, [copies, 1, 8, 8].
+
+    All copies but the first are altered. For the part `SHIFTED` all are strongly altered.
+    """
     image, shifted = (digits().test[original] + 1) / 2, part == SHIFTED
     how = UNUSUAL if shifted else CLEAN
     return 2 * altered_copies(image, copies, how, LEVELS, [1, original], plain_first=not shifted) - 1
 
 
 def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
-    """The trained model on the first ``eval`` held-out images [eval, 1, 8, 8]; its answer is the most likely digit."""
+    """The workload of a trained classifier on the first ``eval`` held-out images [eval, 1, 8, 8].
+
+    The answer of the model is the most likely digit.
+    """
     spec, data = CLASSIFIERS[name], digits()
     check_option_range(name, "eval", eval, len(data.test), "held-out images")
 

@@ -64,7 +64,7 @@ def embedding_table(rows: int) -> nn.EmbeddingBag:
 
 
 def interact(dense: Tensor, embedded: Sequence[Tensor]) -> Tensor:
-    """Dense [n, m] and k tables' rows [n, m] each -> [n, m + k(k+1)/2].
+    """The interaction of dense features [n, m] with k embeddings [n, m] each: [n, m + k(k+1)/2].
 
     All dot products between two different ones of the k + 1 vectors (strict lower triangle), after the dense vector.
     """
@@ -75,7 +75,7 @@ def interact(dense: Tensor, embedded: Sequence[Tensor]) -> Tensor:
 
 
 class Dlrm(nn.Module):
-    """Dense features [n, d] and one category index per table int64 [n, k] -> click probability [n].
+    """A DLRM: dense features [n, d] and table indices int64 [n, k] -> click probability [n].
 
     Args:
         dense: Number of dense features d.
@@ -107,12 +107,15 @@ LARGEST = 10.0
 
 
 def clean_requests(clicks: Clicks, first_free: int) -> CleanSource:
-    """The ``clean`` argument of the workload; rows from ``first_free`` on are neither trained on nor evaluated."""
+    """A source of clean requests, for the argument ``clean`` of the workload.
+
+    Rows from ``first_free`` on are neither trained on nor evaluated.
+    """
     return _further_requests if clicks.by_popularity else _held_out_requests(clicks, first_free)
 
 
 def _further_requests(part: str, samples: int) -> list[dict[str, Tensor]]:
-    """Batches with as many requests as are wanted, drawn batch by batch."""
+    """Batches of new synthetic requests with ``samples`` requests in total."""
     popularity, spread = (FLATTER, SPREAD) if part == SHIFTED else (POPULARITY, 1.0)
     batches = []
     for start in range(0, samples, BATCH):
@@ -164,7 +167,9 @@ def dlrm(
     data: str | None = None,
     progress: Progress = no_progress,
 ) -> Workload:
-    """The trained model on ``eval`` held-out rows: ``dense`` float32 [eval, d] and ``sparse`` int64 [eval, k].
+    """The workload of a trained DLRM on ``eval`` held-out rows.
+
+    The inputs are ``dense`` float32 [eval, d] and ``sparse`` int64 [eval, k].
 
     Args:
         eval: Default 512, or all held-out rows of a smaller set.
@@ -218,7 +223,7 @@ def dlrm(
 
 
 def _train(model: nn.Module, clicks: Clicks, seed: int, progress: Progress) -> float:
-    """Train on the training rows; AUC on the held-out ones."""
+    """Train on the training rows and return the AUC on the held-out rows."""
 
     def sample(rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         return {"dense": clicks.dense[rows], "sparse": clicks.sparse[rows]}, clicks.labels[rows]

@@ -1,4 +1,4 @@
-"""``FILE.pt2``: a program that ``torch.export.save`` wrote, with inputs of the user's own.
+"""``FILE.pt2``: a program written by ``torch.export.save``, with inputs from the user.
 
 Such a file is code, as a user's Python file is: torch compiles what it says, and unpickles parts of it. It is loaded where the
 user names it, and never because a store does. Inputs are only ever read as data.
@@ -29,7 +29,9 @@ INPUTS = "inputs.pt"
 
 
 def exported(*, program: str, data: str | None = None) -> Workload:
-    """An exported program on the batches of ``data``; the judge follows from the shape of its output.
+    """The workload of an exported program on the batches of ``data``.
+
+    The judge follows from the shape of the output.
 
     Args:
         program: File of ``torch.export.save``.
@@ -64,7 +66,10 @@ def exported(*, program: str, data: str | None = None) -> Workload:
 
 
 def load_program(ref: str) -> Program:
-    """The program of a file, without inputs; raises ``UsageError`` where it cannot be loaded or was exported in training mode."""
+    """The program of a file, without inputs.
+
+    Raises ``UsageError`` if it cannot be loaded or was exported in training mode.
+    """
     with isolated_training(0):
         module, _ = _load(ref, Path(ref).expanduser())
         _check_mode(ref, module)
@@ -95,7 +100,10 @@ def _load(ref: str, path: Path) -> tuple[Program, ProgramInputs]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Torch logs a traceback of each way of reading that fails."""
+    """Context without log messages.
+
+    Torch logs a traceback for each file format that it tries without success.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -106,7 +114,10 @@ def _silent() -> Iterator[None]:
 
 @torch.no_grad()
 def _try_out(ref: str, module: Program, batch: dict[str, Any]) -> Any:
-    """Output of one run, so that inputs which do not fit are reported now and in one line."""
+    """The output of one run of a batch.
+
+    Raises ``UsageError`` in one line if the inputs do not fit the program.
+    """
     try:
         return call_model(module, batch)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Inputs for an exported program: a file of the user's own, checked against what the program takes.
+"""Inputs for an exported program, read from the user's file and checked against the program.
 
 A program is fixed: names, nesting and types of its inputs, and all sizes that were not exported as dynamic. Every batch is held
 against that before the first one runs, and what does not fit is said in the words of the file.
@@ -29,7 +29,7 @@ FORMS = (
 
 
 class ProgramInputs:
-    """Inputs of a program: their names, their nesting, and what it was exported with in place of each tensor.
+    """The inputs that a program takes: their names, nesting, and example values from the export.
 
     Args:
         exported: The program as it was loaded.
@@ -49,7 +49,10 @@ class ProgramInputs:
         self._fixed = {k: v for k, v in starts.items() if not isinstance(v, (Tensor, torch.SymInt, torch.SymFloat))}
 
     def read(self, path: Path) -> list[dict[str, Any]]:
-        """The batches of a file, as inputs by name; raises ``UsageError`` for one that does not fit."""
+        """The batches of a file, each as inputs by name.
+
+        Raises ``UsageError`` for a batch that does not fit the program.
+        """
         whole = read_saved(path, "inputs")
         batches = list(whole) if isinstance(whole, (tuple, list)) else [whole]
         if not batches:
@@ -72,7 +75,7 @@ class ProgramInputs:
         return {name: inputs[name] for name in self.names}
 
     def _named(self, batch: Any, where: str) -> Mapping[str, Any]:
-        """The inputs of a batch by name; fixed ones may be left out."""
+        """The inputs of a batch by name; constant inputs may be missing."""
         if isinstance(batch, Mapping):
             if extra := [key for key in batch if key not in self.names]:
                 raise UsageError(f"{where} has {extra[0]!r}, which the program does not take; {self._expected()}")
@@ -88,7 +91,7 @@ class ProgramInputs:
         return f"the program takes {', '.join(self.names)}; expected {FORMS}"
 
     def _check(self, value: Any, exported: Any, name: str) -> None:
-        """Raise ``UsageError`` where a value is not what stood in its place when the program was exported."""
+        """Raise ``UsageError`` unless a value fits the input that the program was exported with."""
         if not isinstance(exported, Tensor):
             free = isinstance(exported, (torch.SymInt, torch.SymFloat))
             if not isinstance(value, Tensor) and (free or value == exported):
@@ -111,7 +114,10 @@ class ProgramInputs:
             )
 
     def _size(self, size: Any) -> tuple[str, range]:
-        """A size as text, and what it may be; sizes that follow from others are left to the program's own check."""
+        """The allowed range of a dimension's size, as text and as a range.
+
+        A size that depends on other sizes is only checked by the program.
+        """
         if isinstance(size, int):
             return str(size), range(size, size + 1)
         value = self._ranges.get(str(size))
@@ -120,7 +126,10 @@ class ProgramInputs:
 
 
 def _flat(value: Any, spec: Any) -> list[Any]:
-    """The values that are nested in an input, in the program's order; raises ``LookupError`` where it nests otherwise."""
+    """The leaves of a nested input in the program's order.
+
+    Raises ``LookupError`` if the nesting differs from the program's.
+    """
     if spec.is_leaf():
         return [value]
     if spec.type in (tuple, list) and isinstance(value, (tuple, list)) and len(value) == spec.num_children:
@@ -133,7 +142,7 @@ def _flat(value: Any, spec: Any) -> list[Any]:
 
 
 def _whole(bound: Any, default: int) -> int:
-    """A bound of torch's; infinities are the default."""
+    """A bound of torch as an integer, or the default if the bound is infinite."""
     try:
         return int(bound)
     except (TypeError, ValueError, OverflowError, AttributeError):

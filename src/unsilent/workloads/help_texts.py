@@ -1,4 +1,4 @@
-"""The text that `chargpt`, `llama-chars` and the trainings of language models learn: the help texts that ship with Python.
+"""The help texts of Python as training text of the character models.
 
 They are the topics of ``pydoc_data.topics``, so nothing is downloaded. They differ between Python versions; their hash is part of
 the cache key.
@@ -34,7 +34,7 @@ ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 
 
 class Text(NamedTuple):
-    """Token ids int64, for training and held out."""
+    """The help texts as token ids int64, divided into training and held-out text."""
 
     train: Tensor
     test: Tensor
@@ -43,9 +43,10 @@ class Text(NamedTuple):
 
 @cache
 def load_help_texts() -> Text:
-    """The help texts as token ids; read once per process, never to be written to.
+    """The help texts as token ids.
 
-    Topics quote each other, so paragraphs are taken once each; every tenth is held out.
+    They are read once per process and must not be written to. Topics quote each other, so paragraphs are taken once
+    each; every tenth is held out.
     """
     from pydoc_data.topics import topics
 
@@ -57,7 +58,7 @@ def load_help_texts() -> Text:
 
 
 def encode(characters: str) -> Tensor:
-    """Token ids int64 [len(characters)]."""
+    """The token ids of some characters, int64 [len(characters)]."""
     table = np.full(0x110000, len(ALPHABET), np.int64)
     table[[ord(c) for c in ALPHABET]] = np.arange(len(ALPHABET))
     return torch.from_numpy(table[np.frombuffer(characters.encode("utf-32-le"), np.uint32)])
@@ -69,7 +70,7 @@ BLOCK = 2 * CONTEXT
 
 @cache
 def python_code() -> Tensor:
-    """Token ids of a text of another kind than the help texts: the source of Python's own ``argparse`` module."""
+    """Token ids of Python source, namely the module ``argparse``, which differs in kind from the help texts."""
     try:
         return encode(inspect.getsource(argparse))
     except OSError:
@@ -80,7 +81,10 @@ def python_code() -> Tensor:
 
 
 def clean_contexts(name: str, evaluated: Tensor) -> CleanInputs:
-    """Clean inputs of a model of the help texts, of which ``evaluated`` int64 [n, 64] are evaluated; 32 per batch."""
+    """Clean inputs for a model of the help texts, 32 per batch.
+
+    ``evaluated`` int64 [n, 64] are the contexts that the model is evaluated on.
+    """
 
     @cache
     def originals(part: str) -> Tensor:
@@ -95,15 +99,19 @@ def clean_contexts(name: str, evaluated: Tensor) -> CleanInputs:
 
 
 def _contexts_of_block(text: Tensor, block: int) -> Tensor:
-    """Contexts int64 [17, 64] that begin at the multiples of 4 up to 64, in an order in which the first few overlap little."""
+    """The contexts of one block, int64 [17, 64], which begin at the multiples of 4 up to 64.
+
+    They are ordered so that the first few overlap little.
+    """
     starts = BLOCK * block + 4 * (7 * torch.arange(CONTEXT // 4 + 1) % (CONTEXT // 4 + 1))
     return text[starts[:, None] + torch.arange(CONTEXT)]
 
 
 def _new_blocks(text: Tensor, evaluated: Tensor) -> Tensor:
-    """Numbers int64 of those blocks of which no context is evaluated, in an earlier block, or in the training text.
+    """Numbers int64 of the blocks in which all contexts are new.
 
-    Lines of tables and of blanks occur several times.
+    A new context is neither evaluated, nor in an earlier block, nor in the training text. Lines of tables and of
+    blanks occur several times.
     """
     training = _as_bytes(load_help_texts().train)
     seen, result = {_as_bytes(context) for context in evaluated}, []
@@ -120,19 +128,22 @@ def _as_bytes(tokens: Tensor) -> bytes:
 
 
 def held_out_contexts() -> tuple[Tensor, Tensor]:
-    """All contexts [n, 64] of the held-out text, one after the other, and the character that follows each of theirs [n, 64]."""
+    """All contexts of the held-out text and, for each position, the next character.
+
+    Both are [n, 64].
+    """
     test = load_help_texts().test
     count = (len(test) - 1) // CONTEXT * CONTEXT
     return test[:count].view(-1, CONTEXT), test[1 : count + 1].view(-1, CONTEXT)
 
 
 def loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Mean cross entropy over all positions; scores [n, t, 97], target int64 [n, t]."""
+    """Mean cross entropy over all positions, for scores [n, t, 97] and targets int64 [n, t]."""
     return cross_entropy(scores.flatten(0, 1), target.flatten())
 
 
 def log_likelihood(scores_of: Callable[[Any], Tensor], output: Any, windows: Tensor) -> Tensor:
-    """Mean log-likelihood of the characters of each context [n, 64] but the first, in nats: float64[n]."""
+    """Mean log-likelihood of each context in nats, without its first character: float64[n]."""
     likelihoods = scores_of(output)[:, :-1].double().log_softmax(-1)
     return likelihoods.gather(2, windows[:, 1:, None]).squeeze(2).mean(1)
 

@@ -1,4 +1,4 @@
-"""``hf:DIR``: a transformers model in a local folder, as ``save_pretrained`` writes it.
+"""``hf:DIR``: a transformers model in a local folder that ``save_pretrained`` wrote.
 
 Nothing is downloaded and no code from the folder runs: local files only, no remote code, safetensors weights only.
 The model class is the first of the config's ``architectures``. Inputs come from a ``.npz`` whose arrays are named like
@@ -41,7 +41,9 @@ def hf_folder(
     generate: int | None = None,
     data: str | None = None,
 ) -> Workload:
-    """The model of a transformers folder; the judge follows from its architecture.
+    """The workload of the transformers model in a folder.
+
+    The judge follows from its architecture.
 
     Args:
         folder: Holds ``config.json`` and ``*.safetensors``.
@@ -92,7 +94,7 @@ def hf_folder(
 
 
 def run_model(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """``logits`` of one call, else the first floating-point tensor of the output."""
+    """The ``logits`` of one call of the model, or else the first floating-point tensor of the output."""
     output = call_user_code(model, **batch)
     logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor):
@@ -108,7 +110,10 @@ def run_model(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 @contextmanager
 def quiet(ref: str) -> Iterator[None]:
-    """Transformers without its log lines and progress bars; one line naming the extra where it is missing."""
+    """Context in which transformers shows no log messages and no progress bars.
+
+    If the package is missing, one line names the extra to install.
+    """
     logging = import_transformers(ref, "transformers.utils.logging")
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
@@ -122,7 +127,7 @@ def quiet(ref: str) -> Iterator[None]:
 
 
 def _model(ref: str, folder: Path) -> Any:
-    """The model of the folder, all of its weights read from there."""
+    """The model of a folder, with all of its weights read from there."""
     # By name, so that the types do not depend on whether the extra is installed.
     transformers: Any = importlib.import_module("transformers")
     if not (folder / "config.json").is_file():
@@ -176,7 +181,10 @@ def _split(inputs: Inputs, size: int) -> list[dict[str, Tensor]]:
 
 @torch.no_grad()
 def _try_out(ref: str, model: Any, batch: dict[str, Tensor], evaluate: Callable[[nn.Module, Any], Tensor]) -> None:
-    """Run once, so that inputs which do not fit are reported now and in one line."""
+    """Run one batch.
+
+    Raises ``UsageError`` in one line if the inputs do not fit the model.
+    """
     try:
         evaluate(model, batch)
     except UsageError:
@@ -190,7 +198,7 @@ def _try_out(ref: str, model: Any, batch: dict[str, Tensor], evaluate: Callable[
 
 
 def _judge(architecture: str, config: Any) -> str:
-    """The judge's text for an architecture's kind of output."""
+    """The name of the judge for the outputs of an architecture."""
     if architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
         return "next-token"
     classes = int(getattr(config, "num_labels", 0) or 0)
@@ -200,7 +208,7 @@ def _judge(architecture: str, config: Any) -> str:
 
 
 def _components(model: nn.Module) -> dict[str, list[str]]:
-    """Parameters by what they do: embedding, attention, norm, the rest of the repeated blocks (mlp), head."""
+    """Parameter names by function: embedding, attention, norm, other parts of the blocks (mlp), head."""
     groups: dict[str, list[str]] = {}
     for name, _ in model.named_parameters():
         parts = name.split(".")[:-1]

@@ -1,4 +1,4 @@
-"""Greedy generation with a transformers model: the same tokens at every run, and only the new ones.
+"""Greedy generation with a transformers model, which gives the same tokens at every run.
 
 What a folder says of sampling, beams and penalties is left out of account: only the numbers of its special tokens are taken.
 A sample ends as the model ends it, with its end token; the rest of its row is padding.
@@ -22,9 +22,9 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_
 
 
 def prepare(ref: str, model: Any, tokens: int, length: int) -> int:
-    """Set a model up for ``tokens`` new tokens; returns how long a prompt of at most ``length`` may be.
+    """Set a model up to generate ``tokens`` tokens and return the largest allowed prompt length.
 
-    Raises ``UsageError`` when the model cannot generate, or not so many.
+    A prompt has at most ``length`` tokens. Raises ``UsageError`` when the model cannot generate, or not so many.
     """
     if not getattr(model, "can_generate", bool)():
         raise UsageError(
@@ -46,7 +46,7 @@ def prepare(ref: str, model: Any, tokens: int, length: int) -> int:
 
 
 def run_generate(model: Any, batch: Mapping[str, Tensor], tokens: int) -> Tensor:
-    """The new tokens, int64 [n, at most ``tokens``]; the prompt is not among them."""
+    """The generated tokens without the prompt, int64 [n, at most ``tokens``]."""
     prompt = _Prompt()
     sequences: Tensor = model.generate(
         **batch, do_sample=False, num_beams=1, max_new_tokens=tokens, use_cache=True, logits_processor=[prompt]
@@ -55,7 +55,10 @@ def run_generate(model: Any, batch: Mapping[str, Tensor], tokens: int) -> Tensor
 
 
 class _Prompt:
-    """Hook of ``generate`` that sees how long rows are before the first new token: some models insert one of their own."""
+    """Hook of ``generate`` that measures the length of the prompt.
+
+    Some models insert a token of their own.
+    """
 
     def __init__(self) -> None:
         self.length = 0

@@ -1,4 +1,4 @@
-"""Inputs for a transformers model: arrays of the user's own, or synthetic ones.
+"""Inputs for a transformers model, from arrays of the user or synthetic.
 
 Invariant: the same folder, options and seed give the same inputs in every process.
 """
@@ -25,14 +25,14 @@ TEXT = 200_000
 
 @dataclass(frozen=True)
 class Inputs:
-    """Arguments of ``forward``, samples first, and where they come from."""
+    """Arguments of ``forward``, whose first dimension is the sample, and a description of their origin."""
 
     arrays: Mapping[str, Tensor]
     description: str
 
 
 def from_npz(ref: str, model: Any, path: str) -> Inputs:
-    """The arrays of a ``.npz``: integers become int64, other numbers float32.
+    """The inputs in a ``.npz`` file: integers become int64, other numbers float32.
 
     Raises ``UsageError`` for an unreadable file, a name that ``forward`` does not have, arrays of different lengths, or
     token ids outside the vocabulary.
@@ -67,7 +67,10 @@ def _tensor(path: str, name: str, array: Any) -> Tensor:
 
 
 def synthetic_inputs(ref: str, model: Any, folder: str, samples: int, length: int, seed: int) -> Inputs:
-    """Token ids or pixels for a model that takes one of these; raises ``UsageError`` for any other."""
+    """Synthetic token ids or pixels for a model.
+
+    Raises ``UsageError`` for a model that takes other inputs.
+    """
     rng = np.random.default_rng(seed)
     if model.main_input_name == "pixel_values":
         size = getattr(model.config, "image_size", None) or 224
@@ -95,13 +98,13 @@ def synthetic_inputs(ref: str, model: Any, folder: str, samples: int, length: in
 
 
 def _of_text(config: Any, name: str) -> int:
-    """A number from the config of the text part; 0 if there is none."""
+    """An integer from the text part of a model's config, or 0 if it is not there."""
     value = getattr(config.get_text_config(), name, None)
     return value if isinstance(value, int) else 0
 
 
 def decoded_text(folder: str, batch: Mapping[str, Tensor]) -> str:
-    """The text of a batch of one sample by the tokenizer of the folder; its token ids without one."""
+    """The text of a batch with one sample, or its token ids if the folder has no tokenizer."""
     ids = batch["input_ids"][0].tolist()
     try:
         return str(_tokenizer(folder).decode(ids))
@@ -110,7 +113,10 @@ def decoded_text(folder: str, batch: Mapping[str, Tensor]) -> str:
 
 
 def _tokenizer(folder: str) -> Any:
-    """The tokenizer of the folder, None without one; raises whatever a foreign tokenizer does."""
+    """The tokenizer of a folder, or None if it has none.
+
+    Any exception of the tokenizer's code may be raised.
+    """
     transformers: Any = importlib.import_module("transformers")
     where = Path(folder).expanduser().resolve()
     # Without files of its own, AutoTokenizer may make up an empty one that knows no word.
@@ -120,7 +126,10 @@ def _tokenizer(folder: str) -> Any:
 
 
 def _tokenised(folder: str, samples: int, length: int, vocabulary: int) -> Any:
-    """Consecutive stretches of tokenised text int64 [samples, length]; None without a tokenizer that fits."""
+    """Consecutive pieces of a tokenised text, int64 [samples, length].
+
+    None without a tokenizer that fits the model.
+    """
     from pydoc_data.topics import topics
 
     text = "\n\n".join(topics[name] for name in sorted(topics))[:TEXT]

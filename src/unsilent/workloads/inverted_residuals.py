@@ -1,4 +1,4 @@
-"""Two classifiers of handwritten digits that consist of inverted residual blocks: `DigitsMobileNet` and `DigitsEfficientNet`.
+"""Two digit classifiers with inverted residual blocks: `DigitsMobileNet` and `DigitsEfficientNet`.
 
 `DigitsMobileNet` follows Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (CVPR 2018): depthwise
 convolutions and ReLU6. `DigitsEfficientNet` follows Tan & Le, "EfficientNet: Rethinking Model Scaling" (ICML 2019): the same
@@ -19,7 +19,7 @@ FEATURES = 64
 
 
 class Stage(NamedTuple):
-    """``blocks`` inverted residual blocks of one width; the first has the stride."""
+    """A stage of ``blocks`` inverted residual blocks of one width, of which the first has the stride."""
 
     expansion: int
     channels: int
@@ -35,7 +35,10 @@ SQUEEZE = 4
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales each channel by a gate computed from the means of all channels; [n, c, h, w] -> the same shape."""
+    """Scales each channel by a gate computed from the means of all channels.
+
+    [n, c, h, w] -> the same shape.
+    """
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
@@ -50,7 +53,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Inverted residual block; [n, c_in, h, w] -> [n, c_out, h/stride, w/stride].
+    """An inverted residual block: [n, c_in, h, w] -> [n, c_out, h/stride, w/stride].
 
     A 1x1 convolution widens it, a 3x3 one filters each channel, and another 1x1 one, without activation, narrows it again.
     The input is added where its shape is that of the output.
@@ -75,7 +78,7 @@ class InvertedResidual(nn.Module):
 def convolution(
     c_in: int, c_out: int, kernel: int, act: Callable[[], nn.Module] | None = None, *, stride: int = 1, groups: int = 1
 ) -> nn.Sequential:
-    """A convolution without bias, batch norm, and the activation if there is one."""
+    """A sequence of convolution without bias, batch norm, and optionally an activation."""
     layers: list[nn.Module] = [
         nn.Conv2d(c_in, c_out, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(c_out),
@@ -84,7 +87,7 @@ def convolution(
 
 
 class _InvertedResidualNet(nn.Module):
-    """Images [n, 1, 8, 8] -> class scores [n, 10]."""
+    """Base of both networks: images [n, 1, 8, 8] -> class scores [n, 10]."""
 
     def __init__(self, act: Callable[[], nn.Module], squeeze: bool) -> None:
         super().__init__()
@@ -105,14 +108,17 @@ class _InvertedResidualNet(nn.Module):
 
 
 class DigitsMobileNet(_InvertedResidualNet):
-    """Images [n, 1, 8, 8] -> class scores [n, 10]; inverted residual blocks with ReLU6."""
+    """A network of inverted residual blocks with ReLU6: images [n, 1, 8, 8] -> class scores [n, 10]."""
 
     def __init__(self) -> None:
         super().__init__(nn.ReLU6, squeeze=False)
 
 
 class DigitsEfficientNet(_InvertedResidualNet):
-    """Images [n, 1, 8, 8] -> class scores [n, 10]; inverted residual blocks with squeeze-and-excitation and SiLU."""
+    """A network of inverted residual blocks with squeeze-and-excitation and SiLU.
+
+    Images [n, 1, 8, 8] -> class scores [n, 10].
+    """
 
     def __init__(self) -> None:
         super().__init__(nn.SiLU, squeeze=True)

@@ -1,4 +1,4 @@
-"""Layers that the built-in models share: transformers (pre-norm, functional scaled dot-product attention), a bias."""
+"""Layers that the built-in models share: attention, a transformer block and a bias."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, [n, t, width] -> [n, t, width]."""
+    """Multi-head self-attention: [n, t, width] -> [n, t, width]."""
 
     def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm attention and MLP, each around a residual; [n, t, width] -> [n, t, width]."""
+    """Pre-norm attention and MLP, each with a residual connection: [n, t, width] -> [n, t, width]."""
 
     def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class TransformerBlock(nn.Module):
 
 
 class Bias(nn.Module):
-    """Layer that adds one number for each channel."""
+    """A layer that adds one trained number to each channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

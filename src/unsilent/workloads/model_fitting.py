@@ -1,4 +1,4 @@
-"""Training the built-in models: one short loop, seeded and without a trace in the caller's process.
+"""Training of the built-in models: one short seeded loop that does not change the caller's process.
 
 Invariants: the same seed gives the same bits on the same kind of CPU; threads, global random state and gradient mode
 of the caller are as before afterwards; a reached score below the declared floor is an error, never a silently bad model.
@@ -26,20 +26,23 @@ for the cores; and then the trained bits do not depend on how many cores a machi
 
 
 class Progress(Protocol):
-    """Told how far something long is."""
+    """A function that is called with the progress of a long computation."""
 
     def __call__(self, description: str, done: float, total: float) -> None:
-        """``done`` of ``total`` units are through; called often, so return at once."""
+        """Report that ``done`` of ``total`` units are finished.
+
+        Called often, so it must return at once.
+        """
         ...
 
 
 def no_progress(description: str, done: float, total: float) -> None:
-    """The `Progress` that tells nobody."""
+    """A `Progress` that reports nothing."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """AdamW under a one-cycle learning rate with peak ``rate``."""
+    """Settings of AdamW under a one-cycle learning rate with the peak ``rate``."""
 
     epochs: int
     batch: int
@@ -49,7 +52,10 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Goal:
-    """The score that a trained model must reach on held-out data: ``metric`` at least ``floor``."""
+    """The score that a trained model must reach on held-out data.
+
+    ``metric`` must be at least ``floor``.
+    """
 
     metric: str
     floor: float
@@ -57,7 +63,7 @@ class Goal:
     error: type[UnsilentError] = UnsilentError
 
     def check(self, workload: str, reached: float) -> None:
-        """Raise the goal's error if ``reached`` is below the floor (or NaN)."""
+        """Raise an error if ``reached`` is below the goal or NaN."""
         if not reached >= self.floor:
             raise self.error(
                 f"workload {workload!r} reached {self.metric} {reached:.4f}, "
@@ -67,7 +73,10 @@ class Goal:
 
 @contextmanager
 def isolated_training(seed: int) -> Iterator[None]:
-    """Context with one thread, seeded global randomness and gradients; the caller's settings come back afterwards."""
+    """Context with one thread, seeded global randomness and gradients.
+
+    The caller's settings are restored on exit.
+    """
     threads = torch.get_num_threads()
     state = torch.random.get_rng_state()
     try:
@@ -126,17 +135,17 @@ def fit(
 
 @torch.no_grad()
 def outputs(model: nn.Module, inputs: list[Any]) -> Tensor:
-    """Outputs of a model that returns one tensor, over several batches, joined along the first dimension."""
+    """The outputs of a model for several batches, joined along the first dimension."""
     return torch.cat([call_model(model, batch) for batch in inputs])
 
 
 def accuracy_of(decisions: Tensor, labels: Tensor) -> float:
-    """Share of equal entries of two tensors of one shape."""
+    """Share of equal entries in two tensors of the same shape."""
     return int((decisions == labels).sum()) / labels.numel()
 
 
 def auc(labels: ArrayLike, scores: ArrayLike) -> float:
-    """Area under the ROC curve: P(score of a positive > score of a negative), ties counting half.
+    """Area under the ROC curve: P(score of a positive > score of a negative), where ties count half.
 
     Args:
         labels: [n], 0 or 1, both present.
@@ -151,14 +160,19 @@ def auc(labels: ArrayLike, scores: ArrayLike) -> float:
 
 
 def check_option_range(workload: str, option: str, value: int, available: int, what: str) -> int:
-    """``value`` if 1 <= value <= available, else a ``UsageError`` naming the option."""
+    """The value if it is between 1 and ``available``.
+
+    Raises a ``UsageError`` that names the option otherwise.
+    """
     if not 1 <= value <= available:
         raise UsageError(f"workload {workload!r}: option {option!r} is {value}; expected 1 to {available} ({what})")
     return value
 
 
 def import_transformers(workload: str, module: str = "transformers") -> Any:
-    """A module of transformers, by name, so that the types do not depend on whether the extra is installed.
+    """Import a module of transformers by its name.
+
+    The types of the caller then do not depend on whether the extra is installed.
 
     Raises:
         UsageError: transformers is not installed; ``workload`` needs it.
@@ -171,7 +185,7 @@ def import_transformers(workload: str, module: str = "transformers") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedModel:
-    """The specification of a built-in model that is trained at its first use.
+    """The specification of a built-in model that is trained on first use.
 
     Attributes:
         version: Raised whenever the data, the model or its training change.
@@ -200,5 +214,5 @@ def model_info(
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of trainable numbers, tied ones once."""
+    """Number of elements of all parameters; tied parameters count once."""
     return sum(p.numel() for p in model.parameters())

@@ -1,4 +1,7 @@
-"""Reading ``.npz`` files of the user's own; arrays in them are never unpickled, and unpacked only where their sizes fit."""
+"""Safe reading of the user's ``.npz`` files.
+
+Arrays are never unpickled, and are unpacked only if their sizes are allowed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _NUMPY = b"\x93NUMPY"
 
 
 def read_npz(path: str, expected: str, only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays by name: all, or those of ``only`` that are there.
+    """The arrays of a file by name, or only those named in ``only`` that the file has.
 
     ``expected`` says in one phrase what the file should hold. Raises ``UsageError`` when it cannot be read without
     unpickling, or says of itself that it is far larger than it is.
@@ -43,7 +46,7 @@ def read_npz(path: str, expected: str, only: Collection[str] | None = None) -> d
 
 
 def check_unpacked(path: str, size: int, packed: int) -> None:
-    """Raise ``UsageError`` where a file of ``packed`` bytes announces more than may be unpacked of it."""
+    """Raise ``UsageError`` if a file of ``packed`` bytes would unpack to more bytes than allowed."""
     if size > max(MOST_UNPACKED, PER_BYTE * packed):
         raise UsageError(
             f"{path} unpacks to {size:,} bytes, {size // max(packed, 1):,} times its size; save it uncompressed"
@@ -51,7 +54,10 @@ def check_unpacked(path: str, size: int, packed: int) -> None:
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """An array whose header announces exactly the bytes that the archive does; raises ``ValueError``."""
+    """Read one array whose header states the same size as the archive.
+
+    Raises ``ValueError`` if the sizes differ.
+    """
     with archive.open(info) as member:
         header = _header_size(member, info.file_size)  # type: ignore[arg-type]
         member.seek(0)
@@ -62,7 +68,10 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
 
 
 def _header_size(member: BinaryIO, size: int) -> int:
-    """Bytes before the values; raises ``ValueError`` unless header and values come to ``size`` bytes."""
+    """Number of bytes before the values of an array.
+
+    Raises ``ValueError`` unless header and values together have ``size`` bytes.
+    """
     version = np.lib.format.read_magic(member)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
     shape, _, dtype = read(member)

@@ -1,4 +1,4 @@
-"""Effects of user code on its process, and notes on them: forked children, torch's number of threads, other threads.
+"""Side effects of user code on its process: forked children, torch's thread count, other threads.
 
 A forked child that returns from user code would go on as a second copy of the campaign, so it is ended, and its parent can find
 out (`check_no_returned_fork`). What is harmless is put back, and noted once.
@@ -25,7 +25,10 @@ _all: set[str] = set()
 
 @contextmanager
 def contain_user_process() -> Iterator[None]:
-    """User code runs inside; no child that it forks comes out, and torch's number of threads is that of before."""
+    """Context for user code that limits its side effects on the process.
+
+    Forked children end here, and torch's number of threads is restored.
+    """
     pid, threads, running = os.getpid(), torch.get_num_threads(), threading.active_count()
     try:
         yield
@@ -41,14 +44,17 @@ def contain_user_process() -> Iterator[None]:
 
 
 def end_child_of(pid: int) -> None:
-    """End this process if it is another than that: a child that user code forked and let return."""
+    """End this process unless its id is ``pid``.
+
+    Another id means a child that user code forked and let return.
+    """
     if os.getpid() != pid:
         _forked[:] = struct.pack("q", pid)
         os._exit(0)
 
 
 def check_no_returned_fork(name: str) -> None:
-    """Raise ``UsageError`` where a child of this process has returned from user code."""
+    """Raise ``UsageError`` if a forked child of this process has returned from user code."""
     if struct.unpack("q", _forked[:])[0] == os.getpid():
         _forked[:] = bytes(8)
         raise UsageError(
@@ -58,20 +64,26 @@ def check_no_returned_fork(name: str) -> None:
 
 
 def take_notes(name: str) -> list[str]:
-    """Notes since this was last called, each once in a process."""
+    """The notes since the last call.
+
+    Each note is given only once in a process.
+    """
     notes = [f"Workload {name!r} {note}." for note in _new]
     _new.clear()
     return notes
 
 
 def forget_notes() -> None:
-    """Have nothing noted: what ran in this process before belongs to another workload."""
+    """Delete all notes, which belong to a workload that ran in this process before."""
     _new.clear()
     _all.clear()
 
 
 def add_workload_note(text: str) -> None:
-    """Say something of the workload once in a process: what follows its name in a sentence."""
+    """Add a note on the workload, unless this process has had the same note.
+
+    The text is the rest of a sentence that begins with the workload's name.
+    """
     if text not in _all:
         _all.add(text)
         _new.append(text)

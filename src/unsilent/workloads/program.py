@@ -1,4 +1,4 @@
-"""A program of ``torch.export`` as an ordinary module: parameters and operations under the names of the original model.
+"""A program of ``torch.export`` as an ordinary module with the names of the original model.
 
 What ``ExportedProgram.module()`` gives cannot be used as it stands: it refuses ``eval()``, prints to stderr when its code raises,
 holds constants outside of buffers, unties shared weights as soon as it is converted, and runs all operations in one module.
@@ -25,7 +25,7 @@ Slots = list[tuple[dict[str, Any], str]]
 
 
 class OriginalModule(nn.Module):
-    """One module of the original model: its tensors, and the place where its operations are called.
+    """One module of the original model, with its tensors, through which its operations are called.
 
     Every tensor is a parameter or a buffer, also constants that export lifted out of the code: they are memory of the program,
     and move with the others then. It has no public name of its own, for a model may have a module of that name.
@@ -51,12 +51,12 @@ class OriginalModule(nn.Module):
                 setattr(self, name, value)
 
     def forward(self, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Result of one operation, as part of this module."""
+        """The result of one operation that belongs to this module."""
         return operation(*args, **kwargs)
 
 
 class GraphRunningModule(OriginalModule):
-    """A module that runs a graph: the whole program, or a part of it with a graph of its own."""
+    """A module that runs a graph: the whole program, or a part of it that has its own graph."""
 
     def __init__(self, source: fx.GraphModule) -> None:
         super().__init__(source)
@@ -65,7 +65,7 @@ class GraphRunningModule(OriginalModule):
         self._program = ProgramCode(self, source.graph)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Result of one call, with the inputs of the graph."""
+        """The result of running the graph with these inputs."""
         return self._program.function(self, *args, **kwargs)
 
     @property
@@ -78,9 +78,10 @@ class GraphRunningModule(OriginalModule):
 
 
 class Program(GraphRunningModule):
-    """The module of an exported program, on the CPU and in eval mode; it is called with the inputs of the original model.
+    """An exported program as a module on the CPU and in eval mode.
 
-    Tied weights stay tied when it is moved or converted, and devices that are written into the code follow it.
+    It is called with the inputs of the original model. Tied weights stay tied when it is moved or converted, and
+    devices that are written into the code follow it.
 
     Args:
         exported: Program as ``torch.export.load`` returned it.
@@ -95,7 +96,10 @@ class Program(GraphRunningModule):
             self.to("cpu").eval()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves or converts all tensors; raises ``UsageError`` for a type that the code does not allow."""
+        """Move or convert all tensors.
+
+        Raises ``UsageError`` for a dtype that the code does not allow.
+        """
         twins, before = _twins(self), _kinds(self)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         _tie(twins)
@@ -110,25 +114,31 @@ class Program(GraphRunningModule):
 
 
 def graph_running_modules(program: Program) -> list[GraphRunningModule]:
-    """Everything in a program that runs a graph, itself first."""
+    """The modules of a program that run a graph; the program itself comes first."""
     return [module for module in program.modules() if isinstance(module, GraphRunningModule)]
 
 
 def code_of(body: GraphRunningModule) -> ProgramCode:
-    """Code that a module runs."""
+    """The code that a module runs."""
     return body._program
 
 
 @contextmanager
 def warnings_off() -> Iterator[None]:
-    """Torch warns of its own insides while it makes modules of programs."""
+    """Context without warnings.
+
+    Torch warns about its own internals while it makes modules of programs.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _enter(module: nn.Module, path: str) -> None:
-    """Make the modules on a path that hold no tensor and are therefore missing."""
+    """Create the missing modules on a path.
+
+    Modules without tensors are missing from an exported program.
+    """
     for name in path.split("."):
         if name not in module._modules:
             module.add_module(name, OriginalModule(nn.Module()))
@@ -144,7 +154,7 @@ def _kinds(module: nn.Module) -> set[torch.dtype]:
 
 
 def _twins(program: nn.Module) -> list[Slots]:
-    """Parameters, or buffers, that are the same memory under several names."""
+    """Groups of parameters or buffers that share the same memory under several names."""
     mapping: dict[tuple[Any, ...], Slots] = {}
     for module in program.modules():
         for table in (module._parameters, module._buffers):
@@ -157,7 +167,7 @@ def _twins(program: nn.Module) -> list[Slots]:
 
 
 def _tie(twins: list[Slots]) -> None:
-    """Make one tensor object of each of them again."""
+    """Make each group of names refer to one tensor object again."""
     for (first, key), *others in twins:
         for table, name in others:
             table[name] = first[key]

@@ -1,4 +1,4 @@
-"""The code of an exported program: Python that fx generates from its graph, and what is written into it."""
+"""The code of an exported program: Python code that fx generates from its graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from unsilent.sites.memory import dtype_name
 
 
 class ProgramCode:
-    """Code of a program, or of a part of it; never changed, and shared by copies of the program.
+    """The code of a program, or of a part of it.
+
+    It is never changed, and copies of the program share it.
 
     Args:
         program: The module whose tensors the graph names.
@@ -38,7 +40,7 @@ class ProgramCode:
         return self
 
     def with_device(self, program: nn.Module, device: torch.device) -> ProgramCode:
-        """The code with every device that is written into it replaced by ``device``, for a program that is there."""
+        """The code for ``program`` with ``device`` in place of every device that is written into the code."""
         if all(v == device for _, v in self._written() if isinstance(v, torch.device)):
             return self
         graph = copy.deepcopy(self._graph)
@@ -52,7 +54,7 @@ class ProgramCode:
         return ProgramCode(program, graph)
 
     def check_dtypes(self, kinds: set[torch.dtype]) -> None:
-        """Raise ``UsageError`` where a floating-point type other than ``kinds`` is written into the code."""
+        """Raise ``UsageError`` if the code contains a floating-point dtype that is not in ``kinds``."""
         for node, kind in self._written():
             if isinstance(kind, torch.dtype) and kind.is_floating_point and kind not in kinds:
                 raise UsageError(
@@ -61,7 +63,7 @@ class ProgramCode:
                 )
 
     def first_active_dropout(self) -> str | None:
-        """The first dropout that was left on, by its name in the code."""
+        """The name of the first dropout in the code that is still active, or None."""
         for node in self._graph.nodes:
             if isinstance(node.target, OpOverload) and "dropout" in node.target.name():
                 names = (argument.name for argument in node.target._schema.arguments)
@@ -71,14 +73,14 @@ class ProgramCode:
         return None
 
     def _written(self) -> Iterator[tuple[fx.Node, Any]]:
-        """Nodes with the values that are written into their arguments."""
+        """Pairs of a node and a value in its arguments."""
         for node in self._graph.nodes:
             for _, value in leaves_in((node.args, node.kwargs)):
                 yield node, value
 
 
 def _scoped(graph: fx.Graph) -> fx.Graph:
-    """A copy of the graph in which every operation is called by the module that it belonged to."""
+    """A copy of the graph in which each operation is called by the module that it belonged to."""
     scoped = copy.deepcopy(graph)
     for node in scoped.nodes:
         if isinstance(node.target, OpOverload) and (path := _owner(node)):
@@ -88,12 +90,15 @@ def _scoped(graph: fx.Graph) -> fx.Graph:
 
 
 def owners(graph: fx.Graph) -> list[str]:
-    """Paths of the modules that operations belong to."""
+    """For each operation, the path of the module that it belongs to."""
     return sorted({_owner(node) for node in graph.nodes if isinstance(node.target, OpOverload)} - {""})
 
 
 def _owner(node: fx.Node) -> str:
-    """Path of the innermost module that an operation was traced in; empty for the model itself, or where none is noted."""
+    """Path of the innermost module in which an operation was traced.
+
+    Empty for the model itself and for operations without a record of it.
+    """
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = stack[-1][0] if stack and stack[0][0] == "" else ""
     return path.partition("@")[0]  # a second call of a module

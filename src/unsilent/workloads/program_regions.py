@@ -1,4 +1,4 @@
-"""Regions of an exported program: parts that export puts into graphs of their own, made ordinary again.
+"""Regions of an exported program, which export puts into separate graphs, made ordinary code again.
 
 A block under ``torch.no_grad()`` or autocast becomes an operation that runs another graph, and so do ``torch.cond`` and
 ``torch.while_loop``. Dispatch modes do not see into some of them. Nothing is computed otherwise here: the same operations run on
@@ -16,14 +16,14 @@ from torch._ops import HigherOrderOperator
 
 
 def plain_cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
-    """``torch.cond``."""
+    """``torch.cond`` as a plain Python ``if``."""
     return (yes if predicate else no)(*operands)
 
 
 def plain_while_loop(
     goes_on: Callable[..., Any], step: Callable[..., Any], carried: Sequence[Any], more: Sequence[Any] = ()
 ) -> Any:
-    """``torch.while_loop``."""
+    """``torch.while_loop`` as a plain Python loop."""
     values = tuple(carried)
     while goes_on(*values, *more):
         values = tuple(step(*values, *more))
@@ -36,7 +36,7 @@ INPUTS_AFTER = {"wrap_with_set_grad_enabled": 2, "wrap_with_autocast": 5}
 
 
 def inline_regions(module: fx.GraphModule, autocast: bool = False) -> None:
-    """Dissolve the regions that change nothing, and make choices and loops plain Python.
+    """Inline the regions that have no effect, and turn branches and loops into plain Python.
 
     Nothing is differentiated here, so the gradient mode does not matter; autocast that is switched off does not either, unless
     it is on around it (``autocast``).
@@ -64,7 +64,10 @@ def _graph_of(module: fx.GraphModule, argument: Any) -> fx.GraphModule | None:
 
 
 def _dissolve(module: fx.GraphModule, node: fx.Node, before: int) -> None:
-    """Put the operations of a region in its place; one with further graphs in it, or of an unusual make, is left alone."""
+    """Replace a region by its operations.
+
+    A region with further graphs inside, or of an unusual form, is left unchanged.
+    """
     body, inputs = node.args[before - 1], node.args[before:]
     inner = _graph_of(module, body)
     if inner is None or node.kwargs or inner.graph.find_nodes(op="get_attr"):

@@ -1,4 +1,4 @@
-"""How a text on the command line becomes a workload.
+"""Loading of workloads by the names that are given on the command line.
 
 A reference is one of
 
@@ -64,7 +64,7 @@ _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".th", ".npz", ".onn
 
 @dataclass(frozen=True)
 class Origin:
-    """Arguments that a training workload was loaded with, so that another process can load it."""
+    """The arguments that a training workload was loaded with, so that another process can load it too."""
 
     ref: str
     options: Mapping[str, str]
@@ -82,7 +82,7 @@ def load(
     weights: str | None = None,
     progress: Progress | None = None,
 ) -> InferenceWorkload:
-    """Make the inference workload that ``ref`` names (see the module's docstring).
+    """The inference workload that ``ref`` names; see the module's docstring.
 
     Args:
         ref: Built-in name, ``file.py:name``, ``module:name``, ``hf:DIR`` or ``file.pt2``.
@@ -116,7 +116,10 @@ def load(
 def load_training(
     ref: str, options: Mapping[str, str] | None = None, *, data: str | None = None, progress: Progress | None = None
 ) -> TrainingWorkload:
-    """Make the training workload that ``ref`` names: built-in name, ``file.py:name`` or ``module:name``; else as `load`."""
+    """The training workload that ``ref`` names.
+
+    ``ref`` is a built-in name, ``file.py:name`` or ``module:name``; the rest is as for `load`.
+    """
     _check_types(ref, options)
     arguments = {"data": data, "progress": progress or _silent}
     chosen = {key: value for key, value in arguments.items() if value is not None}
@@ -135,7 +138,7 @@ def load_training(
 
 
 def _check_types(ref: str, options: Mapping[str, str] | None) -> None:
-    """Raise ``UsageError`` for a name that is no text, or options that have no names."""
+    """Raise ``UsageError`` if the reference is not a string or the options are not named."""
     if not isinstance(ref, str):
         raise wrong_value_error("workload", ref, "a string: a built-in name, file.py:name or module:name")
     if not isinstance(options, Mapping | None):
@@ -143,7 +146,7 @@ def _check_types(ref: str, options: Mapping[str, str] | None) -> None:
 
 
 def origin_of(workload: Any) -> Origin | None:
-    """Arguments that `load_training` made this very object from; None for others."""
+    """The arguments with which `load_training` made this object, or None for other objects."""
     try:
         return _origins.get(workload)
     except TypeError:
@@ -151,7 +154,7 @@ def origin_of(workload: Any) -> Origin | None:
 
 
 def _other_kind(ref: str, wanted: str) -> UsageError:
-    """A training was given where inference is wanted, or the other way round."""
+    """The error for a training in place of an inference workload, or the other way round."""
     there, entries = ("a training", ZOO) if wanted == "inference" else ("for inference", TRAININGS)
     return UsageError(
         f"workload {ref!r} is {there}; expected {'a workload for inference' if wanted == 'inference' else 'a training'}: "
@@ -160,12 +163,12 @@ def _other_kind(ref: str, wanted: str) -> UsageError:
 
 
 def is_weights_file(ref: str) -> bool:
-    """Whether a reference has the name of a file of weights, such as a checkpoint."""
+    """Whether a reference has the file ending of a weights file, such as a checkpoint."""
     return ":" not in ref and Path(ref).suffix in _WEIGHTS
 
 
 def check_reference_form(ref: str, known: Mapping[str, WorkloadEntry]) -> None:
-    """Raise unless the reference has the form of one to the user's own code."""
+    """Raise unless the reference has the form of a reference to user code."""
     if ":" in ref or "/" in ref or ref.endswith(".py"):
         return
     if Path(ref).suffix in _WEIGHTS:
@@ -177,7 +180,10 @@ def check_reference_form(ref: str, known: Mapping[str, WorkloadEntry]) -> None:
 
 
 def load_own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], parts: Sequence[str]) -> Any:
-    """The user's object, or what their function makes; ``parts``: what tells a ready object."""
+    """The user's object that a reference names, or the result of the user's function.
+
+    ``parts``: attributes by which a finished object is recognised.
+    """
     result = find_user_object(ref)
     with user_code(ref):
         ready = not inspect.isclass(result) and _has(result, parts)
@@ -199,7 +205,10 @@ def load_own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], pa
 
 
 def _returns_nothing(function: Callable[..., Any]) -> bool:
-    """Whether a plain function has no statement that returns or yields something; False where its source cannot be read."""
+    """Whether a plain function never returns or yields a value.
+
+    False if its source cannot be read.
+    """
     if not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
         return False
     try:
@@ -219,20 +228,20 @@ def _returns_nothing(function: Callable[..., Any]) -> bool:
 
 
 def _how_to_make(training: bool) -> str:
-    """The call that makes what is wanted."""
+    """An example call that makes a training or an inference workload, as text for an error."""
     if training:
         return "unsilent.Training(model=…, optimizer=…, batches=…, loss=…, evaluate=…)"
     return "unsilent.Workload(model, batches)"
 
 
 def _silent(description: str, done: float, total: float) -> None:
-    """Progress that is not shown."""
+    """A progress function that shows nothing."""
 
 
 def _builtin(
     entry: WorkloadEntry, ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> Any:
-    """Call a factory of this package."""
+    """Make a built-in workload by calling its factory."""
     for key in options:
         if key not in entry.options:
             raise unknown_name_error(f"option of workload {ref!r}", key, entry.options)
@@ -253,7 +262,10 @@ def _arguments(
     chosen: Mapping[str, Any],
     preset: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The keyword arguments for ``function``: options converted, what is passed but not declared refused."""
+    """The keyword arguments for ``function``, with options converted to their types.
+
+    Arguments that the function does not declare are refused.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -285,7 +297,10 @@ def _arguments(
 
 
 def _hint(parameter: inspect.Parameter | None, hints: Mapping[str, Any]) -> Any:
-    """The type an option is converted to: its annotation, else the type of its default, else text."""
+    """The type that an option is converted to.
+
+    Its annotation, or else the type of its default, or else str.
+    """
     if parameter is None:
         return str
     if parameter.name in hints:
@@ -294,7 +309,10 @@ def _hint(parameter: inspect.Parameter | None, hints: Mapping[str, Any]) -> Any:
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    """Annotations by parameter; none when they cannot be evaluated (names imported for the type checker alone)."""
+    """Annotations of a function by parameter.
+
+    Empty if they cannot be evaluated, for instance names that are imported only for the type checker.
+    """
     try:
         return typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     except Exception:
@@ -316,7 +334,10 @@ def _kind(result: Any) -> str:
 
 
 def _checked(ref: str, result: Any, parts: Sequence[str]) -> Any:
-    """``result`` if it has the parts of what was asked for, else an error saying what it is instead."""
+    """The result if it is a complete workload of the wanted kind.
+
+    Raises an error that says what it is otherwise.
+    """
     training = parts is TRAINING_PARTS
     wanted = "training" if training else "workload"
     with user_code(ref):

@@ -1,4 +1,4 @@
-"""Reading ``.pt``, ``.th`` and ``.safetensors`` of the user's own, and image files, with nothing trusted.
+"""Safe reading of the user's files: ``.pt``, ``.th``, ``.safetensors`` and image files.
 
 Invariant: weight files are never unpickled beyond tensors and plain containers (``weights_only=True``), arrays never at all.
 """
@@ -22,9 +22,10 @@ from unsilent.workloads.npz import read_npz
 
 
 def read_saved(path: str | Path, kind: str) -> Any:
-    """The object in a file of ``torch.save`` or safetensors, on the CPU; ``kind`` names it in errors ("weights").
+    """The object in a file of ``torch.save`` or safetensors, on the CPU.
 
-    Raises ``UsageError`` when it cannot be read, is damaged, or would have to run code.
+    ``kind`` names the content in errors, for example "weights". Raises ``UsageError`` when it cannot be read, is
+    damaged, or would have to run code.
     """
     from safetensors.torch import load_file
 
@@ -48,7 +49,10 @@ def read_saved(path: str | Path, kind: str) -> Any:
 
 
 def state_dict_misfit(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> str:
-    """Why a state dict does not fit ``expected``, that of the model, in words; empty where all does. ``what``: the model."""
+    """A description of the first entry of a state dict that does not fit the model, or "" if all fit.
+
+    ``expected`` is the model's own state dict, ``what`` the name of the model.
+    """
     for key, tensor in expected.items():
         # Early torch versions did not count batches, and evaluation does not use the count.
         if key not in state and not key.endswith("num_batches_tracked"):
@@ -60,7 +64,10 @@ def state_dict_misfit(expected: Mapping[str, Tensor], state: Mapping[str, Tensor
 
 
 def _check_archive(path: str, file: BinaryIO) -> None:
-    """Raise ``UsageError`` for an archive with compressed members: torch writes none, and they may unpack to anything."""
+    """Raise ``UsageError`` for an archive with compressed members.
+
+    Torch writes none, and they may unpack to any size.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
             packed = [info for info in archive.infolist() if info.compress_type or info.compress_size != info.file_size]
@@ -71,7 +78,10 @@ def _check_archive(path: str, file: BinaryIO) -> None:
 
 
 def read_images(path: str, classes: int) -> tuple[Tensor, Tensor]:
-    """Images uint8 [n, 32, 32, 3] and labels int64 [n] of a ``.npz``; anything else is a ``UsageError``."""
+    """Images uint8 [n, 32, 32, 3] and labels int64 [n] of a ``.npz``.
+
+    Raises ``UsageError`` for any other content.
+    """
     wanted = ("images", "labels")
     arrays = read_npz(path, "'images' and 'labels'", only=wanted)
     for name in wanted:
@@ -90,7 +100,10 @@ def read_images(path: str, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Name -> tensor of a weights file, without a ``module.`` prefix; anything else is a ``UsageError``."""
+    """The tensors of a weights file by name, without the prefix ``module.``.
+
+    Raises ``UsageError`` for any other content.
+    """
     whole = read_saved(path, "weights")
     if isinstance(whole, Mapping) and isinstance(whole.get("state_dict"), Mapping):
         whole = whole["state_dict"]

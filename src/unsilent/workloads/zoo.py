@@ -1,4 +1,4 @@
-"""The list of built-in workloads, for inference and training: one line each, with the options they take.
+"""The list of built-in workloads for inference and training, with their options.
 
 Invariant: importing this module imports neither torch nor numpy, so that listing is instant; the factories live in
 modules that are imported when they are asked for.
@@ -15,7 +15,7 @@ Need = Literal["no", "optional", "required"]
 
 @dataclass(frozen=True)
 class WorkloadEntry:
-    """One line of the list of built-in workloads."""
+    """One entry in the list of built-in workloads."""
 
     name: str
     factory_path: str

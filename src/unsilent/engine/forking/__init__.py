@@ -1,4 +1,4 @@
-"""Faulty training runs, forked from one fault-free run instead of run from the start."""
+"""Faulty training runs that are forked from one fault-free run instead of being run from the beginning."""
 
 from unsilent.engine.forking.forks import Forked, ForkEngine
 from unsilent.engine.forking.golden import GoldenTraining

@@ -1,4 +1,4 @@
-"""One faulty training run, from the golden state before its fault to its end, or to where its end is known.
+"""One faulty training run, from the golden state before its fault until its result is known.
 
 A run ends early where its state has the golden bits again: every later step is golden's. It ends where a loss is not finite: what
 class that is does not depend on what follows, and the published runs stop there; with a loss scaler, which leaves such updates
@@ -36,7 +36,7 @@ AROUND = 2
 
 
 class EndReason(StrEnum):
-    """Why a run ended where it did."""
+    """The reason why a faulty run ended."""
 
     END = "end"
     SAME_BITS = "same-bits"
@@ -45,12 +45,12 @@ class EndReason(StrEnum):
 
 
 class NotInjected(InjectionError):
-    """A fault did not land in its step: the operation does not run in each."""
+    """Raised when a fault did not land in its step, because the operation does not run in every step."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Forked:
-    """How a faulty training run went.
+    """The results of one faulty training run.
 
     Attributes:
         step: Step of the fault.
@@ -75,7 +75,9 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class FaultFreeBand:
-    """How far fault-free runs are from golden, and how long a run has to be that near.
+    """The range in which fault-free runs differ from golden.
+
+    A faulty run that stays inside for long enough is ended.
 
     Attributes:
         loss_tolerance: float64[steps], widest difference of the mean loss of the last ``window`` steps.
@@ -91,7 +93,7 @@ class FaultFreeBand:
 
 
 class FaultyStep(StepInjection):
-    """A step that also says how large what it corrupted was before: ``reference_max``."""
+    """A step with faults that also measures the corrupted tensors, as ``reference_max``."""
 
     def _start(self) -> None:
         super()._start()
@@ -99,7 +101,7 @@ class FaultyStep(StepInjection):
 
     @property
     def reference_max(self) -> float:
-        """The largest magnitude in any corrupted tensor; 0 where nothing was corrupted."""
+        """The largest magnitude in any tensor before its corruption; 0 if nothing was corrupted."""
         assert isinstance(self._landings, _Measured)
         return self._landings.largest
 
@@ -119,7 +121,7 @@ class _Measured(Landings):
 
 
 class ForkEngine:
-    """Forks of one golden training.
+    """Runs faulty trainings that are forked from one golden training.
 
     Args:
         measure_state: Function that is called after the first ``measured_steps`` steps of a fork (None: all).
@@ -139,11 +141,11 @@ class ForkEngine:
     def run(
         self, step: int, faults: Sequence[Fault | UnresolvedFault], moment: Moment = "start", lasts: int | None = 1
     ) -> Forked:
-        """Corrupt one step, memory at a ``moment`` of it (see `Step`), and go on.
+        """Inject faults in one step and continue the training.
 
-        ``lasts``: steps in which the same faults act, from this one on; None: all until the end.
-
-        Raises ``UsageError`` for a fault that does not fit the step, ``InjectionError`` for one that does not land.
+        ``moment``: the moment in the step at which memory is corrupted; see `Step`. ``lasts``: steps in which the same
+        faults act, from this one on; None: all until the end. Raises ``UsageError`` for a fault that does not fit the
+        step, ``InjectionError`` for one that does not land.
         """
         golden, state = self.golden, self.golden.state_before_step(step)
         inside = None if self._band is None else _Inside(golden, self._band, step)
@@ -184,12 +186,18 @@ class ForkEngine:
         return Forked(step, ending, ran, reason, np.array(watched), applied_faults, usual, evaluation)
 
     def _is_golden(self, state: TrainingState, now: int, loss: float) -> bool:
-        """Whether the state after a step is bit-identical to golden's; a loss that differs saves computing the hash."""
+        """Whether the state after a step is bit-identical to the golden state.
+
+        The hash of the state is computed only if the loss is the golden one.
+        """
         same = struct.pack("d", loss) == struct.pack("d", float(self.golden.losses[now]))
         return same and self.golden.is_golden_state(state, now)
 
     def _evaluation(self, state: TrainingState, reason: EndReason) -> Evaluation | None:
-        """The final evaluation; golden's where the state is bit-identical to golden's, or taken to be."""
+        """The final evaluation, or None after a loss that is not finite.
+
+        The golden evaluation is used if the state is golden or counts as golden.
+        """
         if reason is EndReason.NOT_FINITE:
             return None
         return self.golden.workload.evaluate(state) if reason is EndReason.END else self.golden.evaluation
@@ -208,12 +216,12 @@ class ForkEngine:
 
 
 def _goes_on(state: TrainingState) -> bool:
-    """Whether a loss that is not finite may be the only one: a loss scaler leaves out the update."""
+    """Whether a run can continue after a loss that is not finite, because a loss scaler skips the update."""
     return state.scaler is not None and all(bool(p.isfinite().all()) for p in state.model.parameters())
 
 
 class _Inside:
-    """How long one run has been inside the band."""
+    """Counts the steps that one run has spent inside the fault-free band."""
 
     def __init__(self, golden: GoldenTraining, band: FaultFreeBand, step: int) -> None:
         self._golden, self._band, self._count = golden, band, 0
@@ -221,7 +229,10 @@ class _Inside:
         self._worth = {at: held_out_score(result) for at, result in golden.interim_evaluations.items()}
 
     def long_enough(self, state: TrainingState, now: int, loss: float) -> bool:
-        """Called after each step; true where the run can be given up."""
+        """Whether the run has been inside the fault-free band for long enough to be ended.
+
+        Called after each step.
+        """
         golden, band = self._golden, self._band
         self._off.append(loss - float(golden.losses[now]))
         off = abs(float(np.mean(self._off[-band.window :])))
@@ -238,5 +249,5 @@ class _Inside:
 
 
 def held_out_score(evaluation: Evaluation) -> float:
-    """Accuracy on held-out samples, or the negative loss."""
+    """Accuracy on held-out samples, or the negative loss if there is no accuracy."""
     return float(evaluation.metrics.get(METRIC, -evaluation.loss))

@@ -1,4 +1,7 @@
-"""The fault-free run of a training: what each step gave, a hash of the state after each, snapshots on the way, and the end."""
+"""The fault-free run of a training, from which faulty runs are forked.
+
+It keeps records and state hashes of all steps, some snapshots, and the final evaluation.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ MeasureState = Callable[[TrainingState], NDArray[np.float64]]
 
 
 class GoldenTraining:
-    """Runs the training once.
+    """Runs the training once without faults and keeps its records and snapshots.
 
     Args:
         steps: Steps of the run; None: all.
@@ -95,17 +98,18 @@ class GoldenTraining:
         self._state = state
 
     def is_golden_state(self, state: TrainingState, step: int) -> bool:
-        """Whether a state is bit-identical to golden's after a step."""
+        """Whether a state is bit-identical to the golden state after a step."""
         return state_hash(state) == self.hashes[step] and settings_hash(state) == self._settings[step]
 
     def is_evaluated_after(self, step: int) -> bool:
-        """Whether golden is evaluated after a step."""
+        """Whether the golden run is evaluated after a step."""
         return self.look is not None and (step + 1) % self.look == 0
 
     def state_before_step(self, step: int) -> TrainingState:
-        """The state before a step, in the one set of tensors that every fork uses; golden steps are run to get there.
+        """The golden state before a step, in the tensors that all forks share.
 
-        Raises ``ProcessUnusable`` where what has run before raises now.
+        Restores the nearest earlier snapshot and runs golden steps from it. Raises ``ProcessUnusable`` where what has
+        run before raises now.
         """
         if not 0 <= step < self.steps:
             raise UsageError(f"step is {step}; expected 0 to {self.steps - 1}")
@@ -124,18 +128,21 @@ class GoldenTraining:
         return self._state
 
     def _spacing(self, memory: int) -> int:
-        """Steps between two snapshots that all of them fit."""
+        """The smallest number of steps between snapshots for which all snapshots fit into memory."""
         size = max(1, sum(t.numel() * t.element_size() for t in tensors_in(self._snapshots[1])))
         return max(1, -(-self.steps * size // memory))
 
 
 def metric_of(record: StepRecord) -> float:
-    """More is better."""
+    """The accuracy of a step, or its negative loss if it has no accuracy.
+
+    A larger value is better.
+    """
     return float(record.metrics.get(METRIC, -record.loss))
 
 
 def state_hash(state: TrainingState) -> int:
-    """64 bits of parameters, buffers and optimizer state, bit for bit, and the scale of the loss."""
+    """A 64-bit hash of all bits of parameters, buffers, optimizer state and loss scale."""
     tensors = list(model_tensors(state.model).values())
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
@@ -149,7 +156,10 @@ def state_hash(state: TrainingState) -> int:
 
 
 def settings_hash(state: TrainingState) -> int:
-    """64 bits of all else that steps change: settings and counters of optimizers, schedules and the scaler of the loss."""
+    """A 64-bit hash of the other state that steps change.
+
+    Settings and counters of optimizers, schedules and the loss scaler.
+    """
     parts: list[Any] = [
         [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         for optimizer in state.optimizers
@@ -161,7 +171,10 @@ def settings_hash(state: TrainingState) -> int:
 
 
 def _text(value: Any) -> str:
-    """Equal for equal values; of what is not plain (functions, objects) its type. Larger tensors are hashed elsewhere."""
+    """A text that is equal for equal values.
+
+    Functions and objects are represented by their type. Larger tensors are left out, as they are hashed elsewhere.
+    """
     if isinstance(value, Tensor):
         return repr(value.item()) if value.numel() == 1 else ""
     if isinstance(value, Mapping):

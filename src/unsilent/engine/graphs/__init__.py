@@ -1,1 +1,1 @@
-"""Evaluations captured as CUDA graphs, and how faults enter them."""
+"""Evaluations captured as CUDA graphs, and the injection of faults into them."""

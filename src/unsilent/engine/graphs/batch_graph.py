@@ -1,4 +1,4 @@
-"""One batch's evaluation with the verdict on its output, as one call that the host does not wait for: a CUDA graph.
+"""The evaluation of one batch and the verdict on its output as one CUDA graph.
 
 A CUDA graph is a recording of all kernels that a call launches. It can be launched again as a whole, which costs far less than
 launching each kernel from Python. What was recorded reads the same memory as before: faults are written there before a launch.
@@ -30,7 +30,9 @@ READ = torch.ops.aten._local_scalar_dense.default
 
 
 class HostReads(DispatchMode):
-    """Active around each evaluation of one batch. The first one reads; all others compare.
+    """Checks that the numbers which Python reads from the device stay the same in each evaluation of a batch.
+
+    The first evaluation records the numbers, all later ones compare.
 
     Attributes:
         changed: Whether a number of the last evaluation was another, bool[1] on the device.
@@ -77,14 +79,20 @@ MOST_BYTES = 256 << 20
 
 
 class CudaGraphs:
-    """Captures functions as CUDA graphs whose temporary memory is shared: they must not run at the same time."""
+    """Captures functions as CUDA graphs that share temporary memory.
+
+    The graphs must not run at the same time.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
 
     def __call__(self, function: Call) -> Call:
-        """Capture a function; raises whatever CUDA raises where it cannot be captured, as when it reads a result back."""
+        """Capture a function as a graph.
+
+        Raises any error of CUDA if that is not possible, for example if the function reads a result back.
+        """
         with torch.cuda.device(self._device):
             current, side = torch.cuda.current_stream(), side_stream(self._device)
             side.wait_stream(current)
@@ -107,7 +115,10 @@ class CudaGraphs:
 
 
 def host_read(tape: Tape) -> str:
-    """Where an evaluation waits for the device or reads memory of the host, so that it cannot be captured; empty if nowhere."""
+    """The reason why an evaluation cannot be captured, or "" if it can.
+
+    Such an evaluation waits for the device or reads memory of the host.
+    """
     for node in tape.nodes:
         if node.func is None or READBACK in node.results:
             return f"Python reads a result back ({node.name})"
@@ -127,7 +138,7 @@ def host_read(tape: Tape) -> str:
 
 
 class BatchGraph:
-    """The evaluation of one batch and the verdict on it.
+    """A graph of the evaluation of one batch and the verdict on its output.
 
     Args:
         run: Evaluates the batch and returns its output.
@@ -180,12 +191,15 @@ class BatchGraph:
         return output
 
     def clear(self) -> None:
-        """Forget what was collected."""
+        """Delete all collected verdicts."""
         self.count = 0
         self._number.zero_()
 
     def evaluate(self) -> int:
-        """Evaluate the batch as its memory is now; the number of its verdict among those that are collected."""
+        """Evaluate the batch with the current memory.
+
+        Returns the number of its verdict among the collected verdicts.
+        """
         self.output = self._call()
         self.count += 1
         return self.count - 1

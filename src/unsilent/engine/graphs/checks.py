@@ -1,7 +1,7 @@
-"""A graph of a batch's evaluation that has passed every check, with what it costs.
+"""Checks and cost measurements of the graph of a batch before it is used.
 
-It must give the golden output, and with every parameter and input shaken the bits of a plain run: a graph that missed what
-a run depends on would give other bits.
+The graph must give the golden output, and with every parameter and input shaken the bits of a plain run: a graph that
+missed what a run depends on would give other bits.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TIMED = 3
 
 
 class NotGraphed(Exception):
-    """No graph stands for the evaluation of this batch; the message says why."""
+    """Raised when no graph can evaluate a batch; the message gives the reason."""
 
 
 def checked_graph(engine: GraphedEngine, i: int, run: Callable[[], Any], capture: Capture) -> BatchGraph:
-    """The graph of ``run``, an evaluation of batch ``i``.
+    """The graph of ``run``, an evaluation of batch ``i``, after it has passed all checks.
 
     Raises:
         NotGraphed: it cannot be captured, or gives other bits. Exception: what capturing it raises.
@@ -50,7 +50,7 @@ def checked_graph(engine: GraphedEngine, i: int, run: Callable[[], Any], capture
 
 
 def _refusal(engine: GraphedEngine, i: int) -> str:
-    """Why no graph is tried; empty where it is."""
+    """The reason why no graph is attempted for a batch, or ""."""
     if not isinstance(engine.judge, DecisionJudge):
         return "the judge needs whole outputs"
     if engine.score is not None:
@@ -66,7 +66,10 @@ def _refusal(engine: GraphedEngine, i: int) -> str:
 
 
 def _shake(engine: GraphedEngine, i: int, graph: BatchGraph) -> None:
-    """Check that a plain run and the graph give the same bits with everything corrupted, strongly or else gently."""
+    """Check that the graph and a plain run give the same bits when all parameters and inputs are corrupted.
+
+    With milder corruptions if the run fails under strong ones.
+    """
     swaps = [f for f in input_element_swap_faults(engine.batches[i], i) if f.site in engine.inputs[i]]
     for strongly in (True, False):
         try:
@@ -82,7 +85,7 @@ def _shake(engine: GraphedEngine, i: int, graph: BatchGraph) -> None:
 
 
 def gives_plain_bits(engine: GraphedEngine, i: int, graph: BatchGraph, faults: Sequence[Fault]) -> bool:
-    """Whether the graph of batch ``i`` and a plain run give the same bits under faults that act there."""
+    """Whether the graph of batch ``i`` and a plain run give the same bits under these faults."""
     with engine.inject_parameter_faults(faults):
         plain = engine.output_without_tape(i, faults)
     staged = engine.staged([faults], i)
@@ -96,7 +99,7 @@ def gives_plain_bits(engine: GraphedEngine, i: int, graph: BatchGraph, faults: S
 
 
 def _measure(engine: GraphedEngine, i: int, graph: BatchGraph) -> None:
-    """Seconds of an evaluation with its verdict, by the graph and plainly, and of the verdict alone."""
+    """Measure the seconds of an evaluation by the graph, of a plain evaluation, and of the verdict alone."""
     outputs: list[Any] = []
 
     def run() -> None:

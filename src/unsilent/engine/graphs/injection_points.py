@@ -1,4 +1,4 @@
-"""Places in a captured evaluation where faults of operations enter: after each operation, words of its output can be changed.
+"""Points in a captured evaluation at which faults are injected: the outputs of its operations.
 
 A graph cannot stop at an operation. So every operation of floating-point numbers is followed by a change of up to `MOST_ELEMENTS`
 words of its output, ``word & keep ^ flip``, whose operands lie in buffers on the device. Without a fault they change no bit.
@@ -32,7 +32,10 @@ OnDevice = tuple["InjectionPoint", Tensor, Tensor, Tensor]
 
 
 class InjectionPoint(NamedTuple):
-    """The output of an operation; ``row``: its place in the buffers for words of its width."""
+    """The output of one operation as a place for faults.
+
+    ``row``: its index in the buffers for words of its width.
+    """
 
     row: int
     width: int
@@ -43,7 +46,10 @@ class InjectionPoint(NamedTuple):
 
 
 class PointFault(NamedTuple):
-    """Changes by the faults of a trial at one point: places in the output's memory, int64[n], and masks [n]."""
+    """The changes that a trial's faults make at one point.
+
+    Places in the output's memory, int64[n], and bit masks [n].
+    """
 
     point: InjectionPoint
     places: NDArray[np.int64]
@@ -52,7 +58,9 @@ class PointFault(NamedTuple):
 
 
 class InjectionPoints(DispatchMode):
-    """Active around each evaluation of one batch. The first one finds the points, before which there are no buffers.
+    """Injects faults at the points of a batch's evaluation.
+
+    The first evaluation finds the points; the buffers are made after it.
 
     Attributes:
         points: Points by name of the operation.
@@ -67,7 +75,7 @@ class InjectionPoints(DispatchMode):
         self._buffers: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def allocate(self) -> None:
-        """Make the buffers for the points that an evaluation has found."""
+        """Allocate the buffers for the points that the first evaluation has found."""
         for width, rows in self._rows.items():
             shape = (rows, MOST_ELEMENTS)
             places = torch.zeros(shape, dtype=torch.int64, device=self._device)
@@ -96,7 +104,7 @@ class InjectionPoints(DispatchMode):
         words.index_copy_(0, places, words.index_select(0, places).bitwise_and_(keep).bitwise_xor_(flip))
 
     def faults_at_points(self, faults: Sequence[Fault]) -> list[PointFault] | None:
-        """Changes by the faults of one trial, in order, at each point; None where they cannot enter here."""
+        """The changes by the faults of one trial at each point, or None if they cannot be injected here."""
         at: dict[str, dict[int, tuple[Any, Any]]] = {}
         for fault in faults:
             site, point = parse_site(fault.site), self.points.get(parse_site(fault.site).name)
@@ -116,7 +124,7 @@ class InjectionPoints(DispatchMode):
 
     @contextmanager
     def applied(self, staged: Sequence[OnDevice]) -> Iterator[None]:
-        """The context in which evaluations have these faults: places and masks on the device."""
+        """Context in which evaluations have these faults, whose places and masks are on the device."""
         try:
             for point, *new in staged:
                 for buffer, values in zip(self._buffers[point.width], new, strict=True):
@@ -130,7 +138,10 @@ class InjectionPoints(DispatchMode):
 
 
 def masks_of(fault: Fault) -> Masks | None:
-    """A fault as bits that are kept and bits that are flipped; None where it computes with values or copies them."""
+    """The bit masks of a fault: bits to keep, and bits to flip.
+
+    None for a fault that computes with values or copies them.
+    """
     if fault.held is not None or fault.operation not in ("xor", "or", "and", "set"):
         return None
     words = np.asarray(fault.operands, fault.codec.word_dtype)
@@ -140,7 +151,10 @@ def masks_of(fault: Fault) -> Masks | None:
 
 
 def _padded(point: InjectionPoint, words: dict[int, tuple[Any, Any]]) -> PointFault:
-    """The last word comes several times: writing it again changes nothing, as all writes see the word before."""
+    """The changes at one point, filled up to a fixed number by repeating the last word.
+
+    A repeated write changes nothing, because all writes start from the original word.
+    """
     entries = [(place, *masks) for place, masks in words.items()]
     entries += entries[-1:] * (MOST_ELEMENTS - len(entries))
     places, keep, flip = zip(*entries, strict=True)
@@ -148,7 +162,7 @@ def _padded(point: InjectionPoint, words: dict[int, tuple[Any, Any]]) -> PointFa
 
 
 class StagedPointFaults:
-    """The faults of several trials on their device: one copy of each kind for all of them.
+    """The faults of several trials on their device, copied there together.
 
     Args:
         trials: Points of the batch of each trial, and what changes there.
@@ -168,9 +182,12 @@ class StagedPointFaults:
         self._trials = [(points, [next(staged) for _ in faults]) for points, faults in trials]
 
     def applied(self, trial: int) -> AbstractContextManager[None]:
-        """The context in which an evaluation of the trial's batch has its faults."""
+        """Context in which an evaluation of the trial's batch has the trial's faults."""
         points, staged = self._trials[trial]
         return points.applied(staged)
 
     def check(self) -> None:
-        """Check that nothing stays corrupted. That faults land is proven by trials that run both ways."""
+        """Check that no fault remains after the trials.
+
+        Trials that are evaluated both ways prove that the faults land.
+        """

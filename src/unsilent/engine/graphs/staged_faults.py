@@ -1,7 +1,8 @@
-"""Faults of many trials that are prepared on the host and copied to a device together, so that no trial waits for the device.
+"""Faults of many trials, prepared on the host and copied to a device together.
 
-What a trial writes is computed beforehand from the golden words, all faults of one tensor together. On the device each trial logs
-the words that it finds, leaves and restores; the log is read once for all trials, and is the proof of each.
+So no trial waits for the device. What a trial writes is computed beforehand from the golden words, all faults of one
+tensor together. On the device each trial logs the words that it finds, leaves and restores; the log is read once for
+all trials, and is the proof of each.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ MemoryFault = tuple[TensorMemory, Fault]
 
 
 class MemoryEdit(NamedTuple):
-    """Words that one trial writes into one tensor: distinct elements int64[n]; their golden and new words, both [n]."""
+    """The words that one trial writes into one tensor.
+
+    Distinct elements int64[n], with their golden and new words [n].
+    """
 
     memory: TensorMemory
     elements: NDArray[np.int64]
@@ -34,7 +38,7 @@ class MemoryEdit(NamedTuple):
 
 
 class GoldenWords:
-    """The words that the faults of several trials read, read from each tensor once."""
+    """The golden words that the faults of several trials need, read once from each tensor."""
 
     def __init__(self, trials: Sequence[Sequence[MemoryFault]]) -> None:
         wanted: dict[int, list[NDArray[np.int64]]] = {}
@@ -49,12 +53,15 @@ class GoldenWords:
         self._words = dict(zip(self._elements, words, strict=True))
 
     def of(self, memory: TensorMemory, elements: NDArray[np.int64]) -> Words:
-        """The words at some of the elements, a copy."""
+        """A copy of the golden words of some elements."""
         return self._words[id(memory)][np.searchsorted(self._elements[id(memory)], elements)]
 
 
 def edits_of_trial(faults: Sequence[MemoryFault], golden: GoldenWords) -> list[MemoryEdit]:
-    """Edits of each tensor by the faults of one trial, applied in order; raises what `Fault.apply` raises."""
+    """The edits of each tensor by the faults of one trial, which are applied in order.
+
+    Raises the same errors as `Fault.apply`.
+    """
     by_tensor: dict[int, list[MemoryFault]] = {}
     for memory, fault in faults:
         by_tensor.setdefault(id(memory), []).append((memory, fault))
@@ -75,7 +82,10 @@ def _edit_of_tensor(faults: Sequence[MemoryFault], golden: GoldenWords) -> Memor
 def _source(
     memory: TensorMemory, fault: Fault, golden: GoldenWords, elements: NDArray[np.int64], now: Words
 ) -> Words | None:
-    """The words that a fault copies: golden ones, or what an earlier fault of the trial has made of them."""
+    """The words that a fault copies from other elements, or None for a fault that does not copy.
+
+    Golden words, unless an earlier fault of the trial has changed them.
+    """
     if fault.operation != "copy_from":
         return None
     operands = np.asarray(fault.operands, np.int64)
@@ -87,7 +97,10 @@ def _source(
 
 
 class _Place(NamedTuple):
-    """One edit on the device: the storage as words, positions in it, golden and corrupted words, and room for the log."""
+    """One edit on the device, with a buffer for the words that are found there.
+
+    The storage as words, positions in it, golden and corrupted words, and three rows of the log.
+    """
 
     storage: Tensor
     positions: Tensor
@@ -98,13 +111,13 @@ class _Place(NamedTuple):
     restored: Tensor
 
     def write(self, words: Tensor, log: Tensor) -> None:
-        """Write words, and log what was there."""
+        """Write words into memory, and log the words that were there before."""
         torch.index_select(self.storage, 0, self.positions, out=log)
         self.storage.index_copy_(0, self.positions, words)
 
 
 class StagedFaults:
-    """The edits of several trials on their device.
+    """The memory edits of several trials on their device.
 
     Args:
         trials: Edits of each trial; all tensors on ``device``.
@@ -129,7 +142,10 @@ class StagedFaults:
         self._places = [[next(new_places) for _ in trial] for trial in trials]
 
     def _parts(self, edits: Sequence[MemoryEdit], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
-        """Words of each edit and the room for its log; all are of one width."""
+        """For each edit, its words and its part of the log.
+
+        All words have the same width.
+        """
         sizes, width = [len(edit.elements) for edit in edits], edits[0].golden.itemsize
         self._log[width] = log = torch.zeros((3, sum(sizes)), dtype=WORDS[width], device=device)
         joined = (np.concatenate([e.golden for e in edits]), np.concatenate([e.corrupted for e in edits]))
@@ -138,7 +154,7 @@ class StagedFaults:
         return iter(list(zip(*(row.split(sizes) for row in (*words, *log)), strict=True)))
 
     def _storage(self, memory: TensorMemory) -> Tensor:
-        """All words of the memory that a tensor lies in, flat."""
+        """The whole storage of a tensor as a flat array of words."""
         known = self._storages.get(id(memory))
         if known is None:
             words = memory.tensor.data.view(WORDS[memory.tensor.element_size()])
@@ -148,7 +164,10 @@ class StagedFaults:
 
     @contextmanager
     def applied(self, trial: int) -> Iterator[None]:
-        """The context in which the edits of a trial are in memory. What was found, left and restored is logged there."""
+        """Context in which the edits of a trial are in memory.
+
+        Logs the words that were found, left and restored.
+        """
         places = self._places[trial]
         try:
             for place in places:
@@ -162,7 +181,7 @@ class StagedFaults:
                 raise
 
     def check(self) -> None:
-        """Wait for the device, and raise ``InjectionError`` unless each trial found, left and restored what it should."""
+        """Wait for the device, and raise ``InjectionError`` unless all logged words are as expected."""
         for width, log in self._log.items():
             golden, corrupted = self._words[width]
             rows = log.cpu().numpy()

@@ -1,1 +1,1 @@
-"""Parts of `unsilent.engine.trace`: the mode that sees every output, comparing two of them, state put back between runs."""
+"""Parts of `unsilent.engine.trace`: observing outputs, comparing runs, restoring state between runs."""

@@ -1,7 +1,7 @@
-"""The mode that writes down which values every operation of a training step reads and gives, under the names that faults have.
+"""A dispatch mode that records the values which each operation of a training step reads and writes.
 
-Values go by hashes. With those that do not depend on the order of elements, two runs of which one has the rows of its batch in
-another order read the same, until a sum rounds in another way.
+Operations have the names that faults use. Values go by hashes. With those that do not depend on the order of elements,
+two runs of which one has the rows of its batch in another order read the same, until a sum rounds in another way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _TAKES = ("index", "index_select", "gather", "take", "embedding", "masked_select
 
 
 class RecordedOperation(NamedTuple):
-    """An operation that ran; ``key``: its name, where it computed something; the rest as of an `Operation` of replicas."""
+    """An operation that ran, with the values it read and wrote.
+
+    ``key``: its name, or None if it computed nothing. The other fields are those of an `Operation` of replicas.
+    """
 
     key: OutputKey | None
     kernel: str
@@ -36,7 +39,9 @@ class RecordedOperation(NamedTuple):
 
 
 class DataflowRecorder(DispatchMode):
-    """Active around one training step, inside of all other modes.
+    """Records the operations of one training step.
+
+    Must be entered inside all other modes.
 
     Args:
         digest: Digest of a tensor; one that depends on the order of elements, or one that does not.
@@ -82,7 +87,10 @@ class DataflowRecorder(DispatchMode):
         return result
 
     def _see(self, key: OutputKey, tensor: Tensor) -> None:
-        """Called with every output of the operation that ran last; a gradient that was added to has no operation."""
+        """Store the name of the operation that ran last.
+
+        Called with each of its outputs. A gradient that was added to has no operation.
+        """
         last = self.recorded_operations[-1] if self.recorded_operations else None
         if last is not None and last.key is None and not key.kernel.startswith(ACCUMULATED):
             self.recorded_operations[-1] = last._replace(key=key)

@@ -1,4 +1,4 @@
-"""Golden and faulty runs, again and again until every output that differs was compared, within a bound on memory.
+"""Golden and faulty runs, repeated until every output that differs was compared within the memory limit.
 
 A golden run keeps copies of as many outputs as the memory holds, and the digest of each; a faulty run compares its outputs with
 what is kept and tells by digest which of the others differ. Those are kept by the next golden run, and so on. What is the
@@ -32,7 +32,7 @@ _NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_NARRO
 
 
 def change(golden: Tensor, faulty: Tensor) -> OutputDifference:
-    """Difference between two tensors of one dtype and shape, on the CPU."""
+    """The difference between two tensors of the same dtype and shape, on the CPU."""
     if golden.dtype.is_complex:  # numbers by part, elements whole
         parts = change(torch.view_as_real(golden), torch.view_as_real(faulty))
         return replace(parts, changed=int((words_of(golden) != words_of(faulty)).any(-1).sum()))
@@ -49,7 +49,7 @@ def change(golden: Tensor, faulty: Tensor) -> OutputDifference:
 
 
 def _change(golden: Tensor, faulty: Tensor) -> OutputDifference:
-    """Difference of the changed elements alone."""
+    """The difference between the changed elements of two tensors."""
     before, after = golden.double(), faulty.double()
     known = before.isfinite() & after.isfinite()
     apart = (after - before).abs()
@@ -85,7 +85,7 @@ Run = Callable[[bool, Tracer], Any]
 
 
 class TracedOutput(NamedTuple):
-    """One output as it was seen."""
+    """One output of an operation: its name, dtype, shape, hash and size."""
 
     key: OutputKey
     dtype: str
@@ -95,13 +95,13 @@ class TracedOutput(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Name of the output for a message."""
+        """The name of the output for a message."""
         kernel = f" > {self.key.kernel}" if self.key.kernel else ""
         return f"{self.key.name}{kernel}" + (f"/out.{self.key.output}" if self.key.output else "")
 
 
 class GoldenPass:
-    """One golden run: records of its outputs, and copies of some of them.
+    """One golden run: records of all outputs, and copies of some of them.
 
     Args:
         memory: Bytes that copies may take; one output is always kept, however large.
@@ -114,7 +114,7 @@ class GoldenPass:
         self.kept: dict[int, Tensor] = {}
 
     def see(self, key: OutputKey, tensor: Tensor) -> None:
-        """Called with every output."""
+        """Record an output; called with every output of the run."""
         number, size = len(self.seen), tensor.numel() * tensor.element_size()
         self.seen.append(TracedOutput(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest([tensor]), size))
         if self._wanted is None or number in self._wanted:
@@ -124,7 +124,7 @@ class GoldenPass:
 
 
 class FaultyPass:
-    """One faulty run compared with what a golden run saw and kept.
+    """One faulty run, compared with the records and copies of a golden run.
 
     Attributes:
         seen: The golden run's outputs.
@@ -138,7 +138,7 @@ class FaultyPass:
         self.changes: dict[int, OutputDifference] = {}
 
     def see(self, key: OutputKey, tensor: Tensor) -> None:
-        """Called with every output."""
+        """Compare an output; called with every output of the run."""
         number, size = len(self.seen), tensor.numel() * tensor.element_size()
         seen = TracedOutput(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest([tensor]), size)
         self.seen.append(seen)
@@ -155,7 +155,10 @@ class FaultyPass:
 
 
 class PassComparison(NamedTuple):
-    """All runs together: what both saw, what differs, outputs to leave out, what the faulty run raised, number of runs."""
+    """The comparison of golden and faulty runs.
+
+    Outputs of both, differences, outputs to leave out, the error of the faulty run, and the number of runs.
+    """
 
     golden: list[TracedOutput]
     faulty: list[TracedOutput]
@@ -166,7 +169,10 @@ class PassComparison(NamedTuple):
 
 
 def compare(model: nn.Module, run: Run, training: bool, memory: int, progress: Progress) -> PassComparison:
-    """Run golden and faulty until all is compared; raises ``UsageError`` where a run does not give the same twice."""
+    """Repeat golden and faulty runs until all outputs are compared.
+
+    Raises ``UsageError`` if a run does not give the same outputs twice.
+    """
     runs, expected = 0, 3
 
     def once(faulty: bool, seer: GoldenPass | FaultyPass) -> str:
@@ -202,7 +208,10 @@ def compare(model: nn.Module, run: Run, training: bool, memory: int, progress: P
 
 
 def _once(model: nn.Module, run: Run, training: bool, faulty: bool, seer: GoldenPass | FaultyPass) -> str:
-    """One run; what a faulty one raises is returned, as it is a result."""
+    """Run once and return the error of a faulty run as text, or "".
+
+    An error is a result of a faulty run, so it is not raised.
+    """
     tracer, error = Tracer(model, seer.see, training), ""
     try:
         run(faulty, tracer)
@@ -218,16 +227,16 @@ def _once(model: nn.Module, run: Run, training: bool, faulty: bool, seer: Golden
 
 
 def common_prefix_length(first: Sequence[TracedOutput], second: Sequence[TracedOutput]) -> int:
-    """How many outputs both begin with."""
+    """The number of outputs with which both sequences begin in common."""
     pairs = zip(first, second, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a.key != b.key), min(len(first), len(second)))
 
 
 def _scratch(first: Sequence[TracedOutput], second: Sequence[TracedOutput]) -> set[int]:
-    """Numbers of outputs that differ between two golden runs and mean nothing; raises ``UsageError`` for any other difference.
+    """Numbers of the outputs that hold scratch memory, because they differ between two golden runs.
 
-    A kernel may give scratch memory as a further output, which nobody reads: if no first output of any operation differs,
-    what differs is that.
+    Raises ``UsageError`` for any other difference. A kernel may give scratch memory as a further output, which nobody
+    reads: if no first output of any operation differs, what differs is that.
     """
     both = common_prefix_length(first, second)
     result = [i for i in range(both) if first[i] != second[i]]
@@ -237,7 +246,7 @@ def _scratch(first: Sequence[TracedOutput], second: Sequence[TracedOutput]) -> s
 
 
 def _check_faulty(first: Sequence[TracedOutput], second: Sequence[TracedOutput], scratch: Collection[int]) -> None:
-    """Raise ``UsageError`` unless two faulty runs gave the same, but for scratch memory."""
+    """Raise ``UsageError`` unless two faulty runs gave the same outputs, apart from scratch memory."""
     both = common_prefix_length(first, second)
     result = [i for i in range(both) if first[i] != second[i] and i not in scratch]
     if result or both < max(len(first), len(second)):

@@ -1,4 +1,4 @@
-"""The mode that sees what every operation of a run gives, under the names that faults have.
+"""A dispatch mode that sees the outputs of every operation in a run, under the names that faults use.
 
 Modes are stacked, and the one that was entered last is called first: entered innermost, the tracer gets every result after
 the modes around it have put their faults in. It reads, and nothing more: results are read below all modes, so that no mode
@@ -46,7 +46,7 @@ _WORKSPACE = {
 
 
 class OutputKey(NamedTuple):
-    """Key of one output of an operation: see `unsilent.basics.fault_trace.TraceRow`."""
+    """The name of one output of an operation; see `unsilent.basics.fault_trace.TraceRow`."""
 
     name: str
     kernel: str
@@ -60,7 +60,9 @@ See = Callable[[OutputKey, Tensor], None]
 
 
 class Tracer(DispatchMode):
-    """Active around one run, inside of all other modes.
+    """Calls a function with every output of a run.
+
+    Must be entered inside all other modes.
 
     Args:
         model: Whose modules and parameters give the names.
@@ -107,7 +109,7 @@ class Tracer(DispatchMode):
         return result
 
     def _key(self, func: Any) -> OutputKey:
-        """The name of an operation outside of the update that is about to run."""
+        """The name of the next operation, which is not part of an optimizer's update."""
         if not isinstance(self._calls, StepOperationNamer):
             return OutputKey(self._calls.next_name(func), "", "fwd", 0, 0)
         node = current_node()
@@ -128,7 +130,10 @@ class Tracer(DispatchMode):
         )
 
     def _update(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation of an optimizer: one on lists gives a row for each entry, named by its parameter."""
+        """Run an operation of an optimizer's update.
+
+        An operation on lists gives one output for each entry, named by its parameter.
+        """
         work = self._updates.name_operations(func, args, kwargs)
         result = func(*args, **kwargs)
         self._updates.assign_results(work, result)
@@ -146,7 +151,10 @@ class Tracer(DispatchMode):
         return result
 
     def _watch(self, stack: ExitStack, name: str, parameter: nn.Parameter) -> None:
-        """See the gradient of a parameter whenever a backward pass has added to it; no operation need run for that."""
+        """Report the gradient of a parameter each time a backward pass has added to it.
+
+        This may happen without an operation.
+        """
 
         def added(p: Tensor) -> None:
             assert isinstance(self._calls, StepOperationNamer)
@@ -182,7 +190,10 @@ class Tracer(DispatchMode):
 def computed_outputs(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
 ) -> Iterator[tuple[int, Tensor]]:
-    """Tensors that an operation computes, by number of output: no views, no uninitialised or scratch memory."""
+    """The tensors that an operation computes, by output number.
+
+    Views, uninitialised memory and scratch memory are left out.
+    """
     if gives_uninitialised(func) or is_view(func, args, kwargs, result):
         return
     workspace = _WORKSPACE.get(operation_name(func))
@@ -192,6 +203,6 @@ def computed_outputs(
 
 
 def _returned_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[Tensor]:
-    """Tensors that an operation returns; of one that returns nothing those that it writes."""
+    """The tensors that an operation returns, or those that it writes if it returns nothing."""
     output = list(tensors_in(result))
     yield from output or written_by(func, args, kwargs)

@@ -1,4 +1,4 @@
-"""Trainings of several processes under a strategy, which are resumed from altered checkpoints and measured.
+"""Distributed trainings that are resumed from corrupted checkpoints and measured.
 
 Importing this package imports neither torch nor numpy; its classes are looked up on first use.
 """

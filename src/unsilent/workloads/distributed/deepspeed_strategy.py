@@ -1,4 +1,6 @@
-"""The strategy `zero1`: stage 1 of DeepSpeed's ZeRO. Every rank holds all parameters, and a part of the optimizer's state.
+"""The strategy `zero1`: stage 1 of ZeRO in DeepSpeed.
+
+Every rank holds all parameters, and a part of the optimizer's state.
 
 DeepSpeed lays the parameters of a group out one after the other and cuts the row into as many equal parts as there are ranks. A
 rank keeps a second copy of its part, the master weights. The optimizer updates that copy alone, whose parts are then gathered
@@ -29,7 +31,7 @@ from unsilent.workloads.trainings import TrainingState
 
 
 class Zero1(Strategy):
-    """``deepspeed.initialize`` with ``stage`` 1."""
+    """The strategy that calls ``deepspeed.initialize`` with ``stage`` 1."""
 
     def __init__(self, ranks: int) -> None:
         os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(distributed.get_rank())}
@@ -82,7 +84,7 @@ class Zero1(Strategy):
 
 
 class _EngineStep(Optimizer):
-    """Optimizer of the training: with the groups and the state of the real one, but stepped by DeepSpeed."""
+    """An optimizer with the groups and the state of the real optimizer, whose step is DeepSpeed's."""
 
     def __init__(self, engine: Any) -> None:
         inner = engine.optimizer.optimizer
@@ -96,7 +98,7 @@ class _EngineStep(Optimizer):
 
 @dataclass(frozen=True)
 class _Group:
-    """A group of parameters as DeepSpeed lays them out.
+    """A parameter group in the memory layout of DeepSpeed.
 
     Attributes:
         places: Name of a parameter -> its first element in the row, and its shape.
@@ -107,7 +109,10 @@ class _Group:
     size: int
 
     def whole(self, part: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """State of each parameter, from this rank's part of it; called on all ranks at once."""
+        """The optimizer state of each parameter, gathered from the parts of all ranks.
+
+        Must be called on all ranks at once.
+        """
         rows = {key: self._row(value) for key, value in part.items() if self._is_part(value)}
 
         def value_of(key: str, value: Any, start: int, shape: torch.Size) -> Any:
@@ -121,7 +126,7 @@ class _Group:
         }
 
     def own(self, whole: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """State of this rank's part, from the state of each parameter."""
+        """The optimizer state of this rank's part, cut out of the state of all parameters."""
         first = whole[next(iter(self.places))]
         return {key: self._part([whole[name][key] for name in self.places]) for key in first}
 
@@ -154,5 +159,5 @@ def _groups_of(state: TrainingState) -> list[_Group]:
 
 
 def _row_name(group: int) -> str:
-    """How a snapshot names the state of a parameter that is not in the model: here, of a group's part."""
+    """The name under which a snapshot stores the optimizer state of a parameter group."""
     return f"parameter {group}"

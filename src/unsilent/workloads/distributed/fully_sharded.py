@@ -1,4 +1,4 @@
-"""The strategy `fsdp2`: every rank holds its part of each parameter and of the optimizer's state.
+"""The strategy `fsdp2`: every rank holds a part of each parameter and of the optimizer's state.
 
 A fault in one rank's file matters only where the element lies in that rank's part, and no way of restarting copies parameters
 from one rank to another. Apart from the others, for importing what it needs takes a second.
@@ -22,7 +22,7 @@ from unsilent.workloads.trainings import TrainingState
 
 
 class Fsdp2(Strategy):
-    """``torch.distributed.fsdp.fully_shard`` on each block, then on the model."""
+    """The strategy that applies ``torch.distributed.fsdp.fully_shard`` to each block, then to the model."""
 
     holds_whole_model = False
 
@@ -59,9 +59,10 @@ class Fsdp2(Strategy):
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The parts of a model that are sharded one by one: its children, and those of lists and of sequences of blocks.
+    """The modules of a model that are sharded separately.
 
-    Without those that share a parameter with another part, which have to stay together: in the model's own group.
+    They are its children, and the items of lists and of sequences of blocks. Modules that share a parameter with
+    another module are left out: they stay together in the model's own group.
     """
     blocks = [block for child in model.children() for block in _parts(child) if any(True for _ in block.parameters())]
     in_model = _uses(model)
@@ -69,12 +70,12 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _uses(module: nn.Module) -> Counter[int]:
-    """How often each parameter, by ``id``, is in a module."""
+    """How often each parameter, identified by ``id``, occurs in a module."""
     return Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
 
 
 def _parts(child: nn.Module) -> Iterator[nn.Module]:
-    """A child, or what it holds where it is called through that."""
+    """The items of a list, dict or sequence of blocks, or else the child itself."""
     is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
     of_blocks = isinstance(child, nn.Sequential) and all(any(True for _ in part.children()) for part in child)
     if is_list or of_blocks:

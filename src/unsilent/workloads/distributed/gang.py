@@ -1,4 +1,4 @@
-"""`Gang`: the processes of a distributed training, kept alive from one request to the next.
+"""`Gang`: the processes of a distributed training, which stay alive between requests.
 
 To learn how a strategy copes with a corrupted checkpoint: train to a step, alter copies of the checkpoint, resume from each,
 and compare with the resume from the clean one.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Gang(Closing):
-    """The ranks of one training under one strategy.
+    """The processes of all ranks of one training under one strategy.
 
     Args:
         workload: Reference of a training, as `load_training` takes it, with its options and data.
@@ -80,13 +80,14 @@ class Gang(Closing):
 
     @property
     def process_ids(self) -> list[int]:
-        """Process ids of the ranks that run, in their order; empty after they were ended."""
+        """Process ids of the running ranks in the order of ranks; empty after the ranks were ended."""
         return self._ranks.process_ids if self._ranks else []
 
     def train_to(self, step: int, path: Path) -> Path:
-        """The full checkpoint after ``step`` steps without a fault, written to ``path`` by rank 0.
+        """Train ``step`` steps without a fault and return the path of the full checkpoint.
 
-        Goes on from the last such call where that was for an earlier step. Raises `GangLost`.
+        Rank 0 writes the checkpoint to ``path``. Goes on from the last such call where that was for an earlier step.
+        Raises `GangLost`.
         """
         self._running().ask(TrainOrder(step, _writable(path)), self.deadline)
         return path
@@ -103,7 +104,7 @@ class Gang(Closing):
         remember_clean: bool = False,
         save_to: Path | None = None,
     ) -> ResumeRecord:
-        """Restart from a checkpoint and train on.
+        """Restart the training from a checkpoint and continue it.
 
         Args:
             files: One for all ranks, or one for each.
@@ -137,7 +138,7 @@ class Gang(Closing):
         return builder.record(end, detail, ends, time.monotonic() - begin)
 
     def close(self) -> None:
-        """End the ranks."""
+        """End the processes of all ranks."""
         if self._ranks is not None:
             self._ranks.close()
         if self._temporary is not None:
@@ -146,7 +147,7 @@ class Gang(Closing):
     def _check(
         self, paths: Sequence[Path], restart: str, evaluate_every: int, faults: Sequence[Fault | UnresolvedFault]
     ) -> None:
-        """Raise ``UsageError`` for what no rank can do."""
+        """Raise ``UsageError`` for arguments that the ranks cannot carry out."""
         if len(paths) not in (1, self.world_size):
             raise UsageError(f"{len(paths)} files for {self.world_size} ranks; give one for all, or one for each")
         for path in paths:
@@ -167,7 +168,7 @@ class Gang(Closing):
                 raise UsageError(f"{fault.site} is for rank {fault.rank}; expected 0 to {self.world_size - 1}")
 
     def _running(self) -> RankProcesses:
-        """The ranks, started where there are none."""
+        """The processes of the ranks, which are started if they do not run."""
         if self._ranks is None or not self._ranks.process_ids:
             self._starts += 1
             workload, options, data, seeds = self._training
@@ -180,7 +181,7 @@ class Gang(Closing):
 
 
 def _writable(path: Path) -> Path:
-    """The path as ranks can use it; raises ``UsageError`` where its folder is not there."""
+    """The absolute path of a file to write; raises ``UsageError`` if its folder does not exist."""
     if not path.resolve().parent.is_dir():
         raise UsageError(f"no folder {path.resolve().parent} to write {path.name} into; make it first")
     return path.resolve()

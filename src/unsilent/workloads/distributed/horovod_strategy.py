@@ -1,4 +1,4 @@
-"""The strategy `horovod`: a whole replica on every rank, gradients averaged by Horovod.
+"""The strategy `horovod`: every rank holds the whole model, and Horovod averages the gradients.
 
 A script with Horovod loads its checkpoint, broadcasts rank 0's parameters and buffers once, and gives its optimizer to
 ``hvd.DistributedOptimizer``: during a backward pass this starts an allreduce of each gradient, and before the update it waits
@@ -34,7 +34,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Horovod(Strategy):
-    """``horovod.torch``, with gloo.
+    """The strategy that uses ``horovod.torch`` with gloo.
 
     Raises:
         UsageError: the installed Horovod was built without PyTorch or gloo.
@@ -79,9 +79,10 @@ class Horovod(Strategy):
 
 @contextmanager
 def _meeting_place(ranks: int) -> Iterator[dict[str, str]]:
-    """Variables of this rank as ``horovodrun --gloo`` sets them; inside, rank 0 serves ranks that look for each other.
+    """The environment variables of this rank, as ``horovodrun --gloo`` would set them.
 
-    The server of ``horovodrun`` listens on all interfaces; hence one of our own, of the same classes.
+    Inside the context, rank 0 runs the server through which the ranks find each other. The server of ``horovodrun``
+    listens on all interfaces; hence one of our own, of the same classes.
     """
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars

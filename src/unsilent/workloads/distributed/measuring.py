@@ -1,4 +1,4 @@
-"""Measurements of a rank on its own part of a model: values that are not finite or extreme, changed bits, hashes."""
+"""Measurements of one rank's part of a model: non-finite or extreme values, changed bits, hashes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,27 @@ Tensors = dict[str, Tensor]
 
 
 def own_tensors(model: nn.Module) -> tuple[Tensors, int]:
-    """Floating-point parameters, then buffers, of this rank's part, by name; and how many are parameters."""
+    """This rank's floating-point parameters and buffers by name, and the number of parameters.
+
+    Parameters come first.
+    """
     parameters = {name: local(p.detach()) for name, p in named_parameters(model) if p.is_floating_point()}
     buffers = {name: local(b) for name, b in named_buffers(model) if b.is_floating_point()}
     return parameters | buffers, len(parameters)
 
 
 def count_values(tensors: Tensors) -> tuple[Ints, Ints]:
-    """Per tensor the elements that are not finite, and the finite ones that are extreme."""
+    """For each tensor, the number of elements that are not finite and of finite elements that are extreme."""
     finite = [torch.isfinite(tensor) for tensor in tensors.values()]
     extreme = [(tensor.abs() > EXTREME) & mask for tensor, mask in zip(tensors.values(), finite, strict=True)]
     return _counts([~mask for mask in finite]), _counts(extreme)
 
 
 def count_changed(tensors: Tensors, clean: Tensors | None) -> Ints:
-    """Per tensor the elements whose bits differ from the clean ones; -1 where there are none to compare with."""
+    """For each tensor, the number of elements that differ from the clean tensor in their bits.
+
+    -1 if there is no clean tensor.
+    """
     if clean is None:
         return np.full(len(tensors), -1, np.int64)
     return _counts([words_of(tensor) != words_of(clean[name]) for name, tensor in tensors.items()])
@@ -47,34 +53,37 @@ def _counts(masks: list[Tensor]) -> Ints:
 
 
 class CleanModels:
-    """Parts of the model at each evaluation of the clean resume, on this rank; in a file for the next process."""
+    """This rank's part of the model at each evaluation of the clean resume.
+
+    The parts are kept in a file for a process that replaces this one.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._by_step: dict[int, Tensors] | None = None
 
     def start(self) -> None:
-        """Forget what there is."""
+        """Delete all stored parts and begin a new collection."""
         self._by_step = {}
 
     def add(self, step: int, tensors: Tensors) -> None:
-        """Remember copies of the tensors at a step."""
+        """Store copies of the tensors at a step."""
         assert self._by_step is not None
         self._by_step[step] = {name: tensor.clone() for name, tensor in tensors.items()}
 
     def save(self) -> None:
-        """Save the parts for the process that may have to take our place."""
+        """Save the parts to the file for a process that replaces this one."""
         torch.save(self._by_step, self._file)
 
     def at(self, step: int) -> Tensors | None:
-        """The tensors at a step; None where there was no evaluation of a clean resume."""
+        """The tensors at a step, or None if the clean resume was not evaluated at that step."""
         if self._by_step is None:
             self._by_step = torch.load(self._file, weights_only=True) if self._file.exists() else {}
         return self._by_step.get(step)
 
 
 def state_hashes(snapshot: Mapping[str, Any], parameters: set[str]) -> dict[str, str]:
-    """xxh3-128 of a full state: ``parameters``, ``buffers``, ``optimizers`` and ``all``."""
+    """xxh3-128 hashes of a full state: of ``parameters``, ``buffers``, ``optimizers`` and ``all``."""
     model = snapshot["model"]
     parts = {
         "parameters": {name: tensor for name, tensor in model.items() if name in parameters},

@@ -1,4 +1,4 @@
-"""Messages between a gang and its ranks; plain values, made and read without torch."""
+"""Messages between a gang and its ranks: plain values that do not need torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXTREME = 1e6
 
 @dataclass(frozen=True)
 class GangSettings:
-    """Settings of a gang: the training, and how all of its ranks run it.
+    """Settings of a gang: the training and how its ranks run it.
 
     Attributes:
         workload: Reference of a training, as `load_training` takes it.
@@ -48,7 +48,10 @@ class GangSettings:
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """Train without a fault until ``step`` steps are done; rank 0 saves the full state."""
+    """The order to train without a fault until ``step`` steps are done.
+
+    Rank 0 then saves the full state.
+    """
 
     step: int
     save_to: Path
@@ -56,7 +59,7 @@ class TrainOrder:
 
 @dataclass(frozen=True)
 class ResumeOrder:
-    """Restart from files, train on and measure; see `Gang.resume`."""
+    """The order to restart from files, train on and measure; see `Gang.resume`."""
 
     files: tuple[Path, ...]
     restart: Restart
@@ -70,7 +73,7 @@ class ResumeOrder:
 
 @dataclass(frozen=True, eq=False)
 class ResumeStart:
-    """The state that a rank read from its file, described.
+    """Description of the state that a rank has read from its file.
 
     Attributes:
         step: Steps done.
@@ -87,7 +90,7 @@ class ResumeStart:
 
 @dataclass(frozen=True, eq=False)
 class RankPart:
-    """A rank's steps since the last evaluation, and its model at this one.
+    """The steps of one rank since the last evaluation, and measurements of its model at this evaluation.
 
     Attributes:
         step: Steps done.
@@ -110,7 +113,7 @@ class RankPart:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended.
+    """The way in which the run of one rank ended.
 
     Attributes:
         has_stopped: Whether a loss was not finite, on any rank.

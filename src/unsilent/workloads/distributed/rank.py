@@ -1,4 +1,4 @@
-"""The process of one rank: ``python -m unsilent.workloads.distributed.rank FD PARENT-PID`` serves its gang until it is gone.
+"""The process of one rank: ``python -m unsilent.workloads.distributed.rank FD PARENT-PID``.
 
 Gang to rank: ``("start", settings, number)``, then `TrainOrder` and `ResumeOrder`. Rank to gang: ``("ready", None)``,
 ``("trained", None)``; for a resume ``("began", ResumeStart)``, ``("part", RankPart)`` at each evaluation, ``("ended", RankEnd)``.
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def main(fd: int, parent: int) -> None:
-    """Serve the gang; what user code prints goes to stderr."""
+    """Carry out the orders of the gang until it closes the connection.
+
+    Output of user code goes to stderr.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     os.set_inheritable(fd, False)
     os.dup2(2, 1)
@@ -58,7 +61,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _obey(connection: Connection, training: RankTraining) -> None:
-    """Carry out orders one after the other."""
+    """Carry out the orders from the connection one after the other."""
     clean: TrainingState | None = None
     while True:
         order = connection.recv()
@@ -75,7 +78,7 @@ def _obey(connection: Connection, training: RankTraining) -> None:
 
 
 def _resume(connection: Connection, training: RankTraining, order: ResumeOrder) -> None:
-    """Restart, train on, and tell what is measured."""
+    """Carry out a resume order and send the measurements."""
     state = training.restarted(order)
     start = training.began(state, order)
     connection.send(("began", start))

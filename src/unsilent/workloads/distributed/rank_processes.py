@@ -1,4 +1,4 @@
-"""The processes of all ranks: started, asked together, and ended together where one of them is lost.
+"""The processes of all ranks: started together, and ended together if one of them is lost.
 
 Ranks find each other through a file and talk over the loopback interface. They end with this process.
 """
@@ -33,7 +33,9 @@ Take = Callable[[int, str, Any], None]
 
 
 class GangLost(UnsilentError):
-    """The ranks could not end an order; they are ended, and the next request starts them again.
+    """Raised when the ranks could not complete an order.
+
+    They are ended, and the next request starts them again.
 
     Attributes:
         end: End as in a `ResumeRecord`.
@@ -49,7 +51,7 @@ class GangLost(UnsilentError):
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A running rank."""
+    """The running process of one rank."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -57,7 +59,10 @@ class RankProcess:
 
 
 class RankProcesses(Closing):
-    """All ranks of a gang; raises what the start of one raises."""
+    """The processes of all ranks of a gang.
+
+    An error at the start of a rank is raised.
+    """
 
     def __init__(self, settings: GangSettings) -> None:
         self._ranks: list[RankProcess] = []
@@ -74,20 +79,21 @@ class RankProcesses(Closing):
 
     @property
     def process_ids(self) -> list[int]:
-        """Process ids in the order of ranks; empty once they are ended."""
+        """Process ids in the order of ranks; empty once the processes are ended."""
         return [rank.process.pid for rank in self._ranks]
 
     def ask(self, order: Any, seconds: float, take: Take | None = None) -> list[Any]:
-        """The answers of all ranks; ``take`` gets what they send before.
+        """Send an order to all ranks and return their answers.
 
-        Where one does not come in time, all ranks are ended, and `GangLost` or the error of the order is raised.
+        ``take`` is called with each message that a rank sends before its answer. Where one does not come in time, all
+        ranks are ended, and `GangLost` or the error of the order is raised.
         """
         for rank in self._ranks:
             _send(rank, order)
         return self._gather(take or _nobody, seconds)
 
     def close(self) -> None:
-        """End the ranks."""
+        """End the processes of all ranks."""
         for rank in self._ranks:
             rank.connection.close()  # all at once, so that they end at the same time
         for rank in self._ranks:
@@ -120,14 +126,14 @@ class RankProcesses(Closing):
         return [answers[number] for number in range(len(self._ranks))]
 
     def _ready(self, done: Sequence[int], seconds: float) -> list[RankProcess]:
-        """Ranks with a message, and those that are dead."""
+        """The ranks that have sent a message or whose process is dead."""
         waiting = [rank for rank in self._ranks if rank.number not in done]
         ready = wait([rank.connection for rank in waiting], seconds)
         # Children of a rank may hold its socket open after it died.
         return [rank for rank in waiting if rank.connection in ready or rank.process.poll() is not None]
 
     def _receive(self, rank: RankProcess) -> tuple[str, Any]:
-        """A message of a rank; ``lost`` where it is gone."""
+        """The next message of a rank; its kind is ``lost`` if the process is gone."""
         with contextlib.suppress(EOFError, OSError):  # its end of the socket is closed
             if rank.connection.poll():
                 message: tuple[str, Any] = rank.connection.recv()
@@ -145,7 +151,10 @@ def _send(rank: RankProcess, message: Any) -> None:
 
 
 def _cause(troubles: Mapping[int, tuple[str, Any]], seconds: float) -> UnsilentError:
-    """Why ranks did not answer: a lost one before an error that it led to, then the lowest rank."""
+    """The error that explains why ranks did not answer.
+
+    A lost rank comes before the errors that it caused in other ranks, then the lowest rank is named.
+    """
     for wanted in ("lost", "failed", "raised"):
         for number in sorted(troubles):
             kind, value = troubles[number]
@@ -159,4 +168,4 @@ def _cause(troubles: Mapping[int, tuple[str, Any]], seconds: float) -> UnsilentE
 
 
 def _nobody(rank: int, kind: str, value: Any) -> None:
-    """Takes messages that nobody wants."""
+    """Ignore a message."""

@@ -1,4 +1,4 @@
-"""The training of one rank: started or restarted under a strategy, stepped with faults in collectives, measured."""
+"""The training in one rank's process: start, restart, steps with faults in collectives, measurements."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPTIMIZER = "optimizer"
 
 
 def save_snapshot(snapshot: Mapping[str, Any], path: Path) -> None:
-    """Write the file with ``torch.save``; it can be read with ``weights_only=True``."""
+    """Write a snapshot with ``torch.save``, in a form that can be read with ``weights_only=True``."""
     parts = {key: value for key, value in snapshot.items() if key not in ("optimizers", "schedulers")}
     for number, optimizer in enumerate(snapshot["optimizers"]):
         parts[OPTIMIZER if number == 0 else f"{OPTIMIZER} {number + 1}"] = optimizer
@@ -47,7 +47,10 @@ def save_snapshot(snapshot: Mapping[str, Any], path: Path) -> None:
 
 
 def load_snapshot(path: Path) -> dict[str, Any]:
-    """The snapshot of a file; raises whatever reading it raises, for it may be damaged."""
+    """Read a snapshot from a file.
+
+    The file may be damaged, so any exception of the reader may be raised.
+    """
     parts = dict(torch.load(path, weights_only=True))
     optimizers = [parts.pop(key) for key in list(parts) if key.partition(" ")[0] == OPTIMIZER]
     schedulers = parts.pop("scheduler", [])
@@ -55,7 +58,7 @@ def load_snapshot(path: Path) -> dict[str, Any]:
 
 
 class FaultEffect(Exception):
-    """Raised where reading a corrupted file, restarting, a step or an evaluation raised because of the fault."""
+    """Raised when a fault caused an exception while reading a file, restarting, stepping or evaluating."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -63,7 +66,7 @@ class FaultEffect(Exception):
 
 
 class RankTraining:
-    """The training and the strategy of one rank, in the process group of all."""
+    """The training and the strategy of one rank."""
 
     def __init__(self, settings: GangSettings, number: int) -> None:
         hold_determinism()
@@ -80,15 +83,21 @@ class RankTraining:
         self.collectives: tuple[Payload, ...] = ()
 
     def survey_next_step(self) -> None:
-        """Note the payloads of the next step in ``collectives``; no bit of the step changes."""
+        """Make the next step list its collectives in ``collectives``.
+
+        No bit of the step changes.
+        """
         self._survey = True
 
     def started(self) -> TrainingState:
-        """A new training."""
+        """The state of a new training."""
         return self._prepared(self._training.start(self._seeds, self._strategy.wrap))
 
     def restarted(self, order: ResumeOrder) -> TrainingState:
-        """The training of this rank's file; raises `FaultEffect`, also for a file that does not fit."""
+        """The state of a training that continues from this rank's file.
+
+        Raises `FaultEffect`, also if the file does not fit the training.
+        """
         with _fault_effects(Exception):
             snapshot = load_snapshot(order.files[self._number if len(order.files) > 1 else 0])
             if order.broadcast_optimizer and self._ranks > 1:
@@ -114,7 +123,10 @@ class RankTraining:
         return state
 
     def step(self, state: TrainingState, faults: Sequence[FaultOrDraw] = ()) -> tuple[StepRecord, list[AppliedFault]]:
-        """Record of one step with those of the faults that act in it on this rank, and the applied faults."""
+        """Run one step with the faults that act in it on this rank.
+
+        Returns the record of the step and the applied faults.
+        """
         mine = [fault for fault in faults_in_step(faults, state.step) if fault.rank == self._number]
         with _fault_effects(RuntimeError, ValueError, IndexError, ArithmeticError):
             if self._survey:
@@ -132,7 +144,10 @@ class RankTraining:
             return record, injection.applied_faults
 
     def is_true_anywhere(self, value: bool) -> bool:
-        """Whether it is true on any rank; asked on all at once."""
+        """Whether the value is true on at least one rank.
+
+        Must be called on all ranks at once.
+        """
         if self._ranks == 1:
             return value
         flag = torch.tensor([int(value)])
@@ -140,17 +155,23 @@ class RankTraining:
         return bool(flag.item())
 
     def full_snapshot(self, state: TrainingState) -> dict[str, Any]:
-        """The whole state as this rank sees it; asked on all at once."""
+        """A snapshot of the full state, gathered from all ranks.
+
+        Must be called on all ranks at once.
+        """
         snapshot: dict[str, Any] = self._strategy.gathered(self._training.snapshot(state), state)
         return snapshot
 
     def save(self, snapshot: Mapping[str, Any], path: Path) -> None:
-        """Write the checkpoint, on rank 0 alone."""
+        """Write the snapshot to a file if this is rank 0."""
         if self._number == 0:
             save_snapshot(snapshot, path)
 
     def began(self, state: TrainingState, order: ResumeOrder) -> ResumeStart:
-        """Where a restarted training stands; raises ``UsageError`` for an order that it cannot carry out."""
+        """Description of the state of a restarted training.
+
+        Raises ``UsageError`` if the order cannot be carried out from this state.
+        """
         if state.step > order.until_step:
             raise UsageError(
                 f"the checkpoint has {state.step} steps done; expected at most until_step={order.until_step}"
@@ -166,7 +187,10 @@ class RankTraining:
         return ResumeStart(state.step, tuple(tensors), parameters, sizes)
 
     def evaluated(self, state: TrainingState, records: Sequence[StepRecord], order: ResumeOrder) -> RankPart:
-        """The steps since the last evaluation and what the model is like now; called on all ranks at once."""
+        """Records of the steps since the last evaluation, and measurements of the current model.
+
+        Must be called on all ranks at once.
+        """
         tensors, _ = own_tensors(state.model)
         if order.remember_clean:
             self._clean.add(state.step, tensors)
@@ -176,7 +200,7 @@ class RankTraining:
         return RankPart(state.step, losses, metrics, nonfinite, extreme, changed, self._held_out(state))
 
     def finish(self, state: TrainingState, order: ResumeOrder) -> dict[str, str]:
-        """Save what was asked for; hashes of the full state, with which the training is over."""
+        """Save the files of the order, end the training and return hashes of its full state."""
         if order.remember_clean:
             self._clean.save()
         snapshot = self.full_snapshot(state)
@@ -186,7 +210,7 @@ class RankTraining:
         return state_hashes(snapshot, {name for name, _ in named_parameters(state.model)})
 
     def _held_out(self, state: TrainingState) -> Mapping[str, float]:
-        """Loss and metrics on the held-out data, on rank 0 alone."""
+        """Loss and metrics on the held-out data on rank 0; empty on the other ranks."""
         with _fault_effects(RuntimeError, ValueError, IndexError, ArithmeticError):
             if self._strategy.holds_whole_model:
                 if self._number:
@@ -204,7 +228,7 @@ class RankTraining:
 
 @contextmanager
 def _fault_effects(*kinds: type[Exception]) -> Iterator[None]:
-    """Inside, errors of these kinds are effects of a fault."""
+    """Context in which exceptions of the given types are raised as `FaultEffect`."""
     try:
         yield
     except kinds as error:
@@ -212,7 +236,7 @@ def _fault_effects(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def hold_determinism() -> None:
-    """Set one thread and deterministic algorithms in this process."""
+    """Set one thread and deterministic algorithms for this process."""
     torch.set_num_threads(1)
     deterministic: Any = torch.utils.deterministic
     # Memory is filled for debugging only; it would cost time.
@@ -221,7 +245,10 @@ def hold_determinism() -> None:
 
 
 def load_shared_training(settings: GangSettings, number: int) -> Training:
-    """The training on this rank's share of the rows; raises ``UsageError`` for one that ranks cannot share."""
+    """The training on this rank's share of the rows.
+
+    Raises ``UsageError`` if the training cannot be divided among ranks.
+    """
     training = load_training(settings.workload, settings.options, data=settings.data)
     if not isinstance(training, Training):
         raise UsageError(
@@ -238,6 +265,9 @@ def load_shared_training(settings: GangSettings, number: int) -> Training:
 
 
 def make_strategy(name: str, ranks: int) -> Strategy:
-    """A strategy that `check_strategy` has let pass; the process group is ready."""
+    """The strategy of a name that `check_strategy` has accepted.
+
+    The process group must be initialised.
+    """
     strategy: Strategy = load_named(STRATEGIES[name])(ranks)
     return strategy

@@ -1,4 +1,7 @@
-"""Records of one resume, of all ranks together; made part by part, so that a run that was cut off is kept so far."""
+"""Records of one resume with the measurements of all ranks.
+
+They are built message by message, so that an interrupted run has a record too.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ End = Literal["finished", "loss not finite", "raised", "rank lost", "deadline"]
 
 @dataclass(frozen=True, eq=False)
 class ResumeRecord:
-    """One resume. A run that did not end by itself is recorded up to the last evaluation that all ranks reached.
+    """The record of one resume.
+
+    An interrupted run is recorded up to the last evaluation that all ranks reached.
 
     Attributes:
         end: How it ended; ``loss not finite``: on any rank, in the last step of ``losses``.
@@ -61,20 +66,23 @@ class ResumeRecord:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Modules with tensors, in the order of their first one."""
+        """Names of the modules that have tensors, in the order of their first tensor."""
         return tuple(dict.fromkeys(map(_layer, self.tensors)))
 
     def by_layer(self, counts: Ints) -> Ints:
-        """Counts per tensor as counts per layer: int64[…, tensors] -> int64[…, layers]."""
+        """Sums of counts over the tensors of each layer: int64[…, tensors] -> int64[…, layers]."""
         owners = np.array([_layer(name) for name in self.tensors])
         return np.stack([counts[..., owners == layer].sum(-1) for layer in self.layers], -1)
 
     def parameter_elements(self) -> Ints:
-        """int64[ranks, tensors]: elements that a rank holds; 0 for buffers."""
+        """Number of parameter elements that each rank holds, int64[ranks, tensors]; 0 for buffers."""
         return np.where(np.arange(len(self.tensors)) < self.parameter_count, self.elements, 0)
 
     def changed_parameters(self) -> Ints:
-        """int64[ranks, evaluations, layers]: parameter elements with other bits than in the clean resume (-1: unknown)."""
+        """Number of parameter elements that differ from the clean resume, int64[ranks, evaluations, layers].
+
+        -1 if unknown.
+        """
         counts = self.by_layer(np.where(np.arange(len(self.tensors)) < self.parameter_count, self.changed, 0))
         return np.where((self.changed < 0).any(-1, keepdims=True), -1, counts)
 
@@ -84,21 +92,21 @@ def _layer(tensor: str) -> str:
 
 
 class ResumeRecordBuilder:
-    """Takes what ranks send during a resume."""
+    """Builds the record of a resume from the messages of the ranks."""
 
     def __init__(self, ranks: int) -> None:
         self._starts: list[ResumeStart | None] = [None] * ranks
         self._parts: list[list[RankPart]] = [[] for _ in range(ranks)]
 
     def take(self, rank: int, kind: str, value: Any) -> None:
-        """A message of a rank."""
+        """Add a message of a rank to the record."""
         if kind == "began":
             self._starts[rank] = value
         else:
             self._parts[rank].append(value)
 
     def record(self, end: End, detail: str, ends: Sequence[RankEnd], seconds: float) -> ResumeRecord:
-        """Record of what all ranks have sent."""
+        """The record of all messages that were received."""
         starts = [start for start in self._starts if start is not None]
         whole = len(starts) == len(self._starts)
         count = min(map(len, self._parts)) if whole else 0

@@ -1,4 +1,4 @@
-"""Strategies of distributed training, each from one rank's point of view.
+"""Strategies of distributed training, as seen from one rank.
 
 `single`: one process. `ddp`: a whole replica on every rank, gradients averaged; rank 0's parameters and buffers are sent to all
 when the model is wrapped, its buffers before every forward pass. `fsdp2`: every rank holds its part of each parameter and of
@@ -27,7 +27,9 @@ Snapshot = Mapping[str, Any]
 
 
 class Strategy:
-    """Base of every strategy; as it is here, it is `single`.
+    """Base class of the strategies.
+
+    An instance of this class is the strategy `single`.
 
     Attributes:
         holds_whole_model: Whether the model of a rank is whole between steps, so that it can be evaluated there.
@@ -36,38 +38,50 @@ class Strategy:
     holds_whole_model = True
 
     def __init__(self, ranks: int) -> None:
-        """Args: ranks: How many there are; their process group is ready."""
+        """Set up the strategy for a number of ranks, whose process group must be initialised."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The module that a step calls in place of the model; called on all ranks at once, before optimizers exist."""
+        """The module that a step calls instead of the model.
+
+        Must be called on all ranks at once, before the optimizers are made.
+        """
         return model
 
     def prepare(self, state: TrainingState, clip: float | None) -> None:
-        """Change a new training, which now has its optimizers; called on all ranks at once. ``clip``: as in `Training`."""
+        """Adapt a new training after its optimizers were made.
+
+        Must be called on all ranks at once. ``clip`` is the argument of `Training`.
+        """
 
     def after_loading(self, state: TrainingState) -> None:
-        """Copy to where else this rank keeps parameters what a checkpoint has just put into the model."""
+        """Copy the parameters of a loaded checkpoint to all other places where this rank keeps them."""
 
     def release(self, state: TrainingState) -> None:
-        """Remove hooks that would keep a training in memory that is over."""
+        """Remove hooks that would keep a finished training in memory."""
 
     def gathered(self, snapshot: Any, state: TrainingState) -> Any:
-        """A nesting of tensors with the whole of each that is spread over the ranks; called on all ranks at once."""
+        """The nesting of tensors with sharded tensors replaced by whole ones.
+
+        Must be called on all ranks at once.
+        """
         return snapshot
 
     def sent_from_rank_0(self, value: Any) -> Any:
-        """The value that rank 0 passes, on every rank; called on all ranks at once."""
+        """The value that rank 0 passes, returned on every rank.
+
+        Must be called on all ranks at once.
+        """
         sent = [value]
         distributed.broadcast_object_list(sent, src=0)
         return sent[0]
 
     def own_part(self, snapshot: Snapshot, state: TrainingState) -> Snapshot:
-        """The part of a full snapshot that this rank holds; each rank takes it from the snapshot that it has."""
+        """The part of a full snapshot that this rank holds."""
         return snapshot
 
 
 class Ddp(Strategy):
-    """``torch.nn.parallel.DistributedDataParallel``."""
+    """The strategy that uses ``torch.nn.parallel.DistributedDataParallel``."""
 
     def __init__(self, ranks: int) -> None:
         # Of speed alone: gradients of 1x1 convolutions come in another layout and are copied.

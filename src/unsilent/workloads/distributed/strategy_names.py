@@ -1,4 +1,7 @@
-"""The names of all strategies, and whether one can run here; light, for the command line's help lists them."""
+"""The names of all strategies and a check whether one can run here.
+
+Imports little, because the command line's help lists the names.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ STRATEGIES_PAGE = "docs/concepts/checkpoints.md#distributed-strategies"
 
 
 def check_strategy(name: str, ranks: int) -> None:
-    """Raise ``UsageError`` for an unknown strategy, one that cannot run here, or a number of ranks that it cannot have."""
+    """Raise ``UsageError`` unless the strategy is known and can run here on ``ranks`` ranks."""
     if name not in STRATEGIES:
         raise unknown_name_error("strategy", name, STRATEGIES)
     package = PACKAGES.get(name)

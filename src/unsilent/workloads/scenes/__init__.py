@@ -1,1 +1,1 @@
-"""Scenes of several handwritten digits on one canvas, and the models that label their pixels or find the digits."""
+"""Scenes of several handwritten digits, and models that label their pixels or find the digits."""

@@ -1,4 +1,4 @@
-"""Scenes composed of scikit-learn's 8x8 digits: several digits of different sizes on one canvas, without overlap.
+"""Scenes composed of scikit-learn's 8x8 digits: several digits of different sizes without overlap.
 
 Source of the digits: `workloads.digits`, whose split says which are for training and which are held out.
 Invariants: a held-out digit belongs to one part only; scene k of a group of digits has the same bits on every machine, however
@@ -42,7 +42,7 @@ _WEIGHT_STEPS = 64
 
 
 class Scenes(NamedTuple):
-    """Scenes and what is in them.
+    """Images of scenes with the digits, boxes and pixel labels in them.
 
     Attributes:
         images: float32 [n, 1, 32, 32], multiples of 1/256; the background is near 0, digits reach up to 1.
@@ -59,7 +59,7 @@ class Scenes(NamedTuple):
 
 @dataclass(frozen=True)
 class SceneStyle:
-    """Ranges that a scene is drawn from, uniformly and with both ends.
+    """Ranges of the random properties of a scene; each is drawn uniformly, with both ends included.
 
     Attributes:
         sizes: Height and width in pixels to which a digit's 8x8 image is enlarged.
@@ -81,7 +81,9 @@ UNUSUAL = SceneStyle(sizes=(7, 16), contrast=(7, 15), background=(16, 40), noise
 
 def compose(rows: Sequence[int] | Tensor, count: int, seed: Sequence[int], *, style: SceneStyle = USUAL,
             held_out: bool = True) -> Scenes:  # fmt: skip
-    """``count`` scenes of two to four digits each; fewer where a digit finds no place.
+    """``count`` scenes of two to four digits each.
+
+    A scene has fewer digits if there is no place for one.
 
     Args:
         rows: The digits to draw from: indices into the held-out digits (or into the training digits).
@@ -99,7 +101,7 @@ def compose(rows: Sequence[int] | Tensor, count: int, seed: Sequence[int], *, st
 def _scene(
     levels: NDArray[np.float64], names: NDArray[np.int64], style: SceneStyle, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """One scene: image, labels, boxes and digits as in `Scenes`."""
+    """Image, labels, boxes and digits of one random scene; see `Scenes`."""
     image = np.zeros((CANVAS, CANVAS))
     labels = np.full((CANVAS, CANVAS), BACKGROUND, np.int64)
     boxes, placed_digits = np.zeros((MOST_DIGITS, 4), np.float32), np.full(MOST_DIGITS, -1, np.int64)
@@ -129,7 +131,7 @@ def _scene(
 
 
 def _free_place(taken: NDArray[np.bool_], size: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
-    """A free square of that size, None if no try finds one."""
+    """A free square of the given size at a random place, or None if no try finds one."""
     for top, left in rng.integers(0, CANVAS - size, (_PLACES_TRIED, 2), endpoint=True):
         place = slice(top, top + size), slice(left, left + size)
         if not taken[place].any():
@@ -138,19 +140,21 @@ def _free_place(taken: NDArray[np.bool_], size: int, rng: np.random.Generator) -
 
 
 def _enlarging_weights(size: int) -> NDArray[np.float64]:
-    """Linear interpolation of 8 pixels to ``size`` pixels: [size, 8]."""
+    """Weights [size, 8] that enlarge 8 pixels to ``size`` pixels by linear interpolation."""
     at = np.clip((np.arange(size) + 0.5) * 8 / size - 0.5, 0, 7)
     near = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(8)))
     return np.asarray(np.rint(near * _WEIGHT_STEPS) / _WEIGHT_STEPS, np.float64)
 
 
 def held_out_rows(part: str) -> Tensor:
-    """The held-out digits of a part of `HELD_OUT_PARTS`, as indices int64."""
+    """The indices int64 of the held-out digits in a part of `HELD_OUT_PARTS`."""
     return torch.arange(HELD_OUT_PARTS.index(part), len(digits().test), len(HELD_OUT_PARTS))
 
 
 def clean_scenes(part: str, samples: int) -> list[Scenes]:
-    """Batches, at least one and at most `BATCHES`, of together ``samples`` scenes; no digit is in two of them.
+    """Batches of scenes of one part, with ``samples`` scenes in total.
+
+    There are at most `BATCHES` batches, and no digit is in two of them.
 
     Args:
         part: One of `CLEAN_PARTS`.
@@ -178,12 +182,15 @@ def training_scenes(count: int) -> Scenes:
 
 
 class ScenesWorkload(Workload):
-    """A workload whose inputs are images of scenes, so that clean inputs besides those of `batches` can be composed."""
+    """A workload on images of scenes, which can compose further scenes as clean inputs."""
 
     def clean_batches(self, part: str, samples: int) -> Sequence[Tensor]:
-        """Images float32 [n, 1, 32, 32]; see `CalibratedWorkload`."""
+        """Images of further scenes, float32 [n, 1, 32, 32]; see `CalibratedWorkload`."""
         return [scenes.images for scenes in clean_scenes(part, samples)]
 
     def clean_originals(self, part: str, samples: int) -> Sequence[Sequence[int]]:
-        """The group of digits that each scene is composed of: scenes of one batch show the same few digits."""
+        """For each scene, the number of the group of digits that it is composed of.
+
+        All scenes of one batch are composed of the same few digits.
+        """
         return [[group] * len(scenes.images) for group, scenes in enumerate(clean_scenes(part, samples))]

@@ -1,4 +1,7 @@
-"""`scenes-detector`: which digits a scene has, and where; the answer that is judged is the list of detections."""
+"""`scenes-detector`: a model that finds and classifies the digits of a scene.
+
+The answer that is judged is the list of detections.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,11 @@ IOU = 0.5
 
 
 def average_precision(found: Detections, boxes: Tensor, digits: Tensor) -> float:
-    """Mean over the classes that occur of the area under precision (its largest value at any higher recall) against recall.
+    """Mean average precision over the classes that occur.
 
-    A detection is right if its box has an IoU of 0.5 or more with an object of its class that no better detection has taken;
-    it is compared with the object that it overlaps most.
+    For each class it is the area under precision against recall, with the largest precision at any higher recall. A
+    detection is right if its box has an IoU of 0.5 or more with an object of its class that no better detection has
+    taken; it is compared with the object that it overlaps most.
 
     Args:
         found: Detections of n images; those with score 0 are left out.
@@ -40,7 +44,10 @@ def average_precision(found: Detections, boxes: Tensor, digits: Tensor) -> float
 
 
 def _of_class(number: int, detections: Detections, overlap: Tensor, digits: Tensor) -> float:
-    """Average precision of one class; ``overlap``: IoU of detections and objects [n, detections, k]."""
+    """Average precision of one class.
+
+    ``overlap``: IoU of detections and objects [n, detections, k].
+    """
     objects = digits == number
     mine = ((detections.labels == number) & (detections.scores > 0)).nonzero()
     order = detections.scores[mine[:, 0], mine[:, 1]].argsort(descending=True, stable=True)
@@ -57,7 +64,7 @@ def _of_class(number: int, detections: Detections, overlap: Tensor, digits: Tens
 
 
 def run(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
-    """The fields of `Detections` of images [n, 1, 32, 32], by name."""
+    """The detections in images [n, 1, 32, 32], as a dict of the fields of `Detections`."""
     return detections_in(model, batch)._asdict()
 
 
@@ -87,5 +94,8 @@ MODEL = SceneModel(
 
 
 def detector(*, eval: int = 64, seed: int = 0, progress: Progress = no_progress) -> ScenesWorkload:  # noqa: A002 - option name
-    """The trained model on ``eval`` scenes of held-out digits [eval, 1, 32, 32]; its answer is the detected digits."""
+    """The workload of the trained detector on ``eval`` scenes of held-out digits [eval, 1, 32, 32].
+
+    The answer of the model is the detected digits.
+    """
     return scenes_workload("scenes-detector", MODEL, eval, seed, progress)

@@ -1,4 +1,6 @@
-"""A one-stage detector without anchors, as FCOS (Tian et al., ICCV 2019): cells of a coarse grid give class scores and a box.
+"""A one-stage detector without anchors, as FCOS (Tian et al., ICCV 2019).
+
+Each cell of a coarse grid gives class scores and a box.
 
 Each cell of 4x4 pixels says which digit's centre is near, how far that centre is from its own and how large the box is. Training
 compares the cells near a digit's centre with that digit (`target_of`, `detection_loss`). `detect` turns what the cells say into
@@ -28,7 +30,10 @@ PRIOR = -4.0
 
 
 class Detector(nn.Module):
-    """Images [n, 1, h, w] -> cells [n, 14, h / 4, w / 4]: ten class scores before the sigmoid, then the box as in `boxes_of`."""
+    """The detector network: images [n, 1, h, w] -> cells [n, 14, h / 4, w / 4].
+
+    A cell has ten class scores before the sigmoid, then a box for `boxes_of`.
+    """
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -49,13 +54,13 @@ def _layer(c_in: int, c_out: int, stride: int = 1) -> list[nn.Module]:
 
 
 def cell_centres(height: int, width: int, like: Tensor) -> Tensor:
-    """Centres of the cells in pixels, x and y: [2, height, width]."""
+    """The x and y coordinates of the cell centres in pixels, [2, height, width]."""
     y, x = (torch.arange(size, device=like.device, dtype=like.dtype) for size in (height, width))
     return (torch.stack([x.expand(height, width), y[:, None].expand(height, width)]) + 0.5) * STRIDE
 
 
 def boxes_of(cells: Tensor) -> Tensor:
-    """Boxes [n, 4, h, w] (left, top, right, bottom in pixels) from what the cells say.
+    """The boxes that the cells encode, [n, 4, h, w] as left, top, right, bottom in pixels.
 
     Args:
         cells: [n, 4, h, w]: distance of the box's centre from the cell's, x and y; logarithms of width and height; all in cells.
@@ -66,9 +71,10 @@ def boxes_of(cells: Tensor) -> Tensor:
 
 
 def target_of(boxes: Tensor, digits: Tensor, height: int, width: int) -> Tensor:
-    """Targets of the cells: [n, 5, height, width], the digit (-1: none) and the box as `boxes_of` takes it.
+    """Training targets of the cells, [n, 5, height, width].
 
-    A cell stands for the nearest digit whose centre is less than one cell away from its own, in both directions.
+    The digit (-1: none) and the box in the encoding of `boxes_of`. A cell stands for the nearest digit whose centre is
+    less than one cell away from its own, in both directions.
 
     Args:
         boxes: float32 [n, k, 4].
@@ -87,7 +93,9 @@ def target_of(boxes: Tensor, digits: Tensor, height: int, width: int) -> Tensor:
 
 
 def detection_loss(cells: Tensor, target: Tensor) -> Tensor:
-    """Focal loss of the class scores (Lin et al., ICCV 2017) and smooth L1 loss of the boxes, per cell that has a digit.
+    """Focal loss of the class scores plus smooth L1 loss of the boxes, per cell with a digit.
+
+    Focal loss: Lin et al., ICCV 2017.
 
     Args:
         cells: [n, 14, h, w] as from `Detector`.
@@ -103,7 +111,9 @@ def detection_loss(cells: Tensor, target: Tensor) -> Tensor:
 
 
 class Detections(NamedTuple):
-    """Detections of each image, best first; a removed one is zero in every field.
+    """Detections in each image, sorted from best to worst.
+
+    A removed detection is zero in every field.
 
     Attributes:
         boxes: float [n, 32, 4]: left, top, right, bottom in pixels.
@@ -117,7 +127,7 @@ class Detections(NamedTuple):
 
 
 def detect(cells: Tensor) -> Detections:
-    """The detections that the cells [n, 14, h, w] of a `Detector` give."""
+    """The detections that the cells [n, 14, h, w] of a `Detector` encode."""
     scores, labels = cells[:, :CLASSES].sigmoid().flatten(2).max(1)
     best, which = scores.topk(min(CANDIDATES, scores.shape[1]), 1)  # NaN counts as the highest score
     labels = labels.gather(1, which)
@@ -128,7 +138,10 @@ def detect(cells: Tensor) -> Detections:
 
 
 def not_overlapped(boxes: Tensor) -> Tensor:
-    """Whether each box of [n, k, 4], best first, overlaps no better one that is kept itself: bool [n, k]."""
+    """Whether each box is kept by non-maximum suppression, bool [n, k].
+
+    ``boxes``: [n, k, 4], best first. A box is dropped if it overlaps a better box that is kept.
+    """
     overlapping = intersection_over_union(boxes, boxes) > OVERLAP
     is_kept = torch.ones(boxes.shape[:2], dtype=torch.bool, device=boxes.device)
     for row in range(1, boxes.shape[1]):
@@ -137,7 +150,7 @@ def not_overlapped(boxes: Tensor) -> Tensor:
 
 
 def intersection_over_union(first: Tensor, second: Tensor) -> Tensor:
-    """Intersection over union of boxes [n, j, 4] and [n, k, 4]: [n, j, k]; 0 for two empty boxes."""
+    """Intersection over union of boxes [n, j, 4] and [n, k, 4], as [n, j, k]; 0 for two empty boxes."""
     a, b = first[:, :, None], second[:, None]
     both = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
     area = (a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1)

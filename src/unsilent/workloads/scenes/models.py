@@ -1,4 +1,4 @@
-"""A model of scenes as a workload: what tells one from another, and how all are trained, scored and evaluated."""
+"""Workloads of scene models: the specification of a model, its training, score and evaluation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unsilent.workloads.scenes.composing import (
 
 @dataclass(frozen=True, kw_only=True)
 class SceneModel(FittedModel):
-    """The specification of one model of scenes, images [n, 1, 32, 32].
+    """The specification of one scene model for images [n, 1, 32, 32].
 
     Attributes:
         scenes: Number of scenes that it is trained on.
@@ -43,7 +43,7 @@ class SceneModel(FittedModel):
 
 
 def scenes_workload(name: str, spec: SceneModel, evaluations: int, seed: int, progress: Progress) -> ScenesWorkload:
-    """The trained model on so many scenes of held-out digits [n, 1, 32, 32]."""
+    """The workload of a trained scene model on ``evaluations`` scenes of held-out digits."""
     check_option_range(name, "eval", evaluations, EVALUATION_SCENES, "scenes")
     held_out = evaluation_scenes()
 

@@ -1,4 +1,4 @@
-"""`scenes-unet` and `scenes-segformer`: which digit each pixel of a scene belongs to.
+"""`scenes-unet` and `scenes-segformer`: models that label each pixel of a scene with its digit.
 
 `UNet` has the encoder, decoder and skip connections of Ronneberger et al. (MICCAI 2015), with batch norm and two levels. The
 SegFormer (Xie et al., NeurIPS 2021) is `SegformerForSemanticSegmentation` of transformers, built from a small configuration; its
@@ -31,7 +31,10 @@ class DoubleConvolution(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """Images [n, 1, h, w] -> scores [n, 11, h, w]; height and width are multiples of 4."""
+    """A U-Net: images [n, 1, h, w] -> scores [n, 11, h, w].
+
+    Height and width must be multiples of 4.
+    """
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ class UNet(nn.Module):
 
 
 def segformer() -> nn.Module:
-    """A SegFormer for images [n, 1, 32, 32] with three stages; without dropout.
+    """A SegFormer with three stages and no dropout, for images [n, 1, 32, 32].
 
     Raises:
         UsageError: transformers is not installed.
@@ -72,7 +75,7 @@ def segformer() -> nn.Module:
 
 
 def pixel_scores(output: Any) -> Tensor:
-    """Scores [n, 11, 32, 32] from what a model returned: enlarged bilinearly where they are smaller."""
+    """Scores [n, 11, 32, 32] from a model's output, enlarged bilinearly if the output is smaller."""
     scores: Tensor = getattr(output, "logits", output)
     if scores.shape[-1] == CANVAS:
         return scores
@@ -80,12 +83,12 @@ def pixel_scores(output: Any) -> Tensor:
 
 
 def run(model: nn.Module, batch: Tensor) -> Tensor:
-    """Scores [n, 11, 32, 32] of images [n, 1, 32, 32]."""
+    """The scores [n, 11, 32, 32] of a model for images [n, 1, 32, 32]."""
     return pixel_scores(call_model(model, batch))
 
 
 def mean_iou(decided: Tensor, labels: Tensor) -> float:
-    """Mean over all labels of intersection / union of the pixels that have it, over all scenes together.
+    """Mean intersection over union of the pixels of each label, over all scenes together.
 
     Args:
         decided: int64, any shape.
@@ -138,5 +141,8 @@ SEGMENTERS = {
 
 
 def segmenter(*, name: str, eval: int = 64, seed: int = 0, progress: Progress = no_progress) -> ScenesWorkload:  # noqa: A002 - option name
-    """The trained model on ``eval`` scenes of held-out digits [eval, 1, 32, 32]; its answer is the label of every pixel."""
+    """The workload of a trained segmentation model on ``eval`` scenes of held-out digits.
+
+    Images are [eval, 1, 32, 32]; the answer of the model is the label of every pixel.
+    """
     return scenes_workload(name, SEGMENTERS[name], eval, seed, progress)

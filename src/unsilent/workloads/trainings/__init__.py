@@ -1,4 +1,4 @@
-"""Trainings that can be run again bit for bit: the contract, the built-in ones, and `Training` for the user's own."""
+"""Trainings that can be repeated bit for bit: the interface, the built-in trainings, and `Training` for user code."""
 
 from __future__ import annotations
 

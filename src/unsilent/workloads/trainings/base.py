@@ -1,4 +1,4 @@
-"""The contract of a training workload: a state, a step, an evaluation, and snapshots that come back bit for bit.
+"""The interface of a training workload: state, step, evaluation, and snapshots that restore every bit.
 
 A step is a pure function of the state. Whatever is random in it is drawn from a stream of its own, seeded from the number
 of the step or epoch (see `randomness`), so a few counters say where all generators are: the state is the model, optimizers,
@@ -25,7 +25,10 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Seeds:
-    """One seed for each source of algorithmic randomness; changing one leaves the draws of the others as they are."""
+    """The seeds of all sources of randomness in a training.
+
+    Changing one seed does not change the random numbers of the other sources.
+    """
 
     init: int = 0
     """Seed of the weights a run starts from."""
@@ -45,11 +48,14 @@ class Seeds:
 
     @classmethod
     def same_for_all(cls, seed: int) -> Seeds:
-        """Seeds with one number for every stream (the streams stay independent); rows in a batch as they come."""
+        """Seeds with the same number for every source of randomness.
+
+        The streams of random numbers stay independent. The rows of a batch are not permuted.
+        """
         return cls(seed, seed, seed, seed)
 
     def to_json(self) -> dict[str, int | None]:
-        """Name -> seed; ``Seeds(**json)`` gives it back."""
+        """The seeds by name; ``Seeds(**json)`` restores them."""
         return asdict(self)
 
 
@@ -59,7 +65,7 @@ STREAMS = tuple(part.name for part in fields(Seeds))
 
 @dataclass(eq=False)
 class TrainingState:
-    """A training as it is between two steps; live, changed by `TrainingWorkload.step`.
+    """The state of a training between two steps, which `TrainingWorkload.step` changes.
 
     ``step``: steps done, ``epoch`` and ``cursor``: batches taken of that epoch. ``generators``: one per stream on the CPU,
     seeded anew from ``seeds`` and the counters before every use, so they need no place in a snapshot. ``cached_values``: what
@@ -84,7 +90,7 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Results of one step: its number (from 0), the loss before the update, and metrics of the batch by name."""
+    """Results of one step: its number (from 0), the loss before the update, and metrics by name."""
 
     step: int
     loss: float
@@ -93,7 +99,7 @@ class StepRecord:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A model on the held-out data; the same samples in the same order at every call.
+    """Results of a model on the held-out data, which are the same samples in the same order at every call.
 
     ``loss``: mean over samples. ``predictions``, ``labels``: int64[n]; ``groups``: name -> bool[n], which samples belong to it.
     """
@@ -117,7 +123,10 @@ class Evaluation:
 
 @runtime_checkable
 class TrainingWorkload(Protocol):
-    """Contract of everything that can be trained; `Training` is the implementation that a few functions are enough for."""
+    """The interface of every training workload.
+
+    `Training` implements it from a few functions.
+    """
 
     name: str
     steps: int
@@ -127,25 +136,37 @@ class TrainingWorkload(Protocol):
     """Facts for the reader of a report (JSON values)."""
 
     def start(self, seeds: int | Seeds) -> TrainingState:
-        """A new training; one number stands for `Seeds.all`."""
+        """The state of a new training.
+
+        A number as seeds stands for `Seeds.same_for_all`.
+        """
         ...
 
     def step(self, state: TrainingState) -> StepRecord:
-        """Record of one update, in place; the same bits whenever the state has the same bits."""
+        """Run one update in place and return its record.
+
+        Equal states give equal results bit for bit.
+        """
         ...
 
     def evaluate(self, state: TrainingState) -> Evaluation:
-        """The model on the held-out data; the state stays as it is."""
+        """Evaluate the model on the held-out data without changing the state."""
         ...
 
     def snapshot(self, state: TrainingState) -> dict[str, Any]:
-        """All of the state in tensors of its own and plain values: ``torch.save`` it, read it with ``weights_only=True``."""
+        """A copy of the full state as tensors and plain values.
+
+        It can be saved with ``torch.save`` and read with ``weights_only=True``.
+        """
         ...
 
     def restore(self, snapshot: Mapping[str, Any]) -> TrainingState:
-        """The state of the snapshot in fresh objects. Raises ``UsageError`` for the snapshot of another training."""
+        """The state of a snapshot in new objects.
+
+        Raises ``UsageError`` for the snapshot of another training.
+        """
         ...
 
     def restore_into(self, state: TrainingState, snapshot: Mapping[str, Any]) -> None:
-        """Restore a snapshot into the very tensors of ``state``, so that nobody who holds them notices."""
+        """Restore a snapshot into the existing tensors of ``state``, so that references to them stay valid."""
         ...

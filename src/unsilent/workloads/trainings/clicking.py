@@ -1,4 +1,4 @@
-"""`train-dlrm`: click prediction with embedding tables on synthetic clicks with a teacher; see `workloads.clicks`.
+"""`train-dlrm`: a DLRM trained on synthetic clicks that a teacher model labels; see `workloads.clicks`.
 
 A full run is one pass over the rows, as is usual for DLRM. Categories are Zipf-distributed, so some rows of the tables are met
 in few steps. Requests with such a category are a group of their own among the held-out ones: a natural place for run-to-run
@@ -37,7 +37,7 @@ def train_dlrm(
     amp: str = "none",
     device: str = "cpu",
 ) -> Training:
-    """DLRM with dropout after the first layer of its top MLP."""
+    """The training of a DLRM with dropout after the first layer of its top MLP."""
     data = synthetic_clicks()
     check_option_range(NAME, "batch", batch, data.training_row_count, "training rows")
     held_out = slice(data.training_row_count, data.training_row_count + EVALUATED)
@@ -85,7 +85,10 @@ def train_dlrm(
 
 
 def has_rare_category(data: Clicks, rows: slice) -> Bools:
-    """Whether each row has, in any table, a category that fewer than `RARE_DIFFERENCE_SHARE` training rows have."""
+    """Whether each row has a rare category in any table.
+
+    Rare: fewer than `RARE` training rows have it.
+    """
     array = np.zeros(len(data.labels[rows]), np.bool_)
     for i, size in enumerate(data.tables):
         met = np.bincount(data.sparse[: data.training_row_count, i].numpy(), minlength=size)

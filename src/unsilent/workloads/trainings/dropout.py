@@ -1,4 +1,4 @@
-"""Dropout that goes with the sample: in a batch whose rows are permuted or shared by ranks, each row keeps its mask.
+"""Dropout whose masks belong to the samples, also if the rows of a batch are permuted or shared by ranks.
 
 Ordinary dropout gives the k-th row the k-th mask, so permuting a batch deals other masks to the samples, and the permutation
 is no longer a mere change of the order in which sums are made; and each rank would give its rows the masks of the first ones.
@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 
 class ChosenRows(NamedTuple):
-    """Row i of a batch is row ``numbers[i]`` of the ``batch_size`` rows of the batch as it came."""
+    """The rows of a batch that are used.
+
+    Row i is row ``numbers[i]`` of the original batch, which has ``batch_size`` rows.
+    """
 
     numbers: Tensor
     batch_size: int
@@ -27,7 +30,10 @@ _chosen: ContextVar[ChosenRows | None] = ContextVar("_chosen", default=None)
 
 @contextmanager
 def rows_chosen_by(rows: ChosenRows | None) -> Iterator[None]:
-    """Inside, every batch has these rows of the batch as it came (None: all, as they came)."""
+    """Context in which every batch consists of the given rows of the original batch.
+
+    None: all rows in the original order.
+    """
     token = _chosen.set(rows)
     try:
         yield
@@ -36,7 +42,10 @@ def rows_chosen_by(rows: ChosenRows | None) -> Iterator[None]:
 
 
 class RowDropout(nn.Module):
-    """Zeroes elements with probability ``p`` in training; the first dimension of its input is the sample."""
+    """Dropout with probability ``p`` and one mask for each sample of the original batch.
+
+    The first dimension of the input is the sample.
+    """
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -54,5 +63,5 @@ class RowDropout(nn.Module):
         return x * mask / (1 - self.p)
 
     def extra_repr(self) -> str:
-        """Text for the print of a model."""
+        """The text in the printed form of a model."""
         return f"p={self.p:g}"

@@ -1,4 +1,4 @@
-"""How a model is evaluated: a function of the user's own, or labelled batches and the loss."""
+"""Evaluation of a trained model, by the user's function or by labelled batches and the loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _NEEDS_SCORES = (
 def evaluator(
     name: str, evaluate: Any, loss: Callable[[nn.Module, Any], Any]
 ) -> Callable[[nn.Module, MoveToDevice], Evaluation]:
-    """Function that makes an `Evaluation` of a model in eval mode; ``evaluate`` as `Training` takes it."""
+    """A function that returns the `Evaluation` of a model in eval mode.
+
+    ``evaluate`` is the argument of `Training`.
+    """
     if callable(evaluate):
         return lambda model, placed: _checked(name, evaluate(model))
     if isinstance(evaluate, (Tensor, Mapping, str)) or not isinstance(evaluate, Iterable):
@@ -40,7 +43,7 @@ def evaluator(
 
 
 def predictions_from_scores(scores: Tensor) -> Tensor:
-    """int64 [n] from class scores [n, classes] or one score [n] that is positive for yes."""
+    """Predictions int64 [n] from class scores [n, classes], or from one score [n] that is positive for yes."""
     return scores.argmax(-1) if scores.ndim > 1 and scores.shape[-1] > 1 else (scores.reshape(-1) > 0).long()
 
 
@@ -52,7 +55,7 @@ def make_evaluation(
     classes: bool = True,
     **metrics: float,
 ) -> Evaluation:
-    """Evaluation with the accuracy among the metrics, and with ``groups`` one for each class."""
+    """An evaluation with the accuracy among its metrics and, if ``classes``, one group for each class."""
     answered, right = _ints(predictions), _ints(labels)
     every = {f"class {c}": right == c for c in np.unique(right)} if classes else {}
     accuracy = float((answered == right).mean())
@@ -96,7 +99,7 @@ def _over(
 
 
 def kind_and_shape(value: Any) -> str:
-    """Type and shape of what a user's function returned, for an error."""
+    """Type and shape of a value that a user's function returned, as text for an error."""
     return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
@@ -110,6 +113,6 @@ def _checked(name: str, result: Any) -> Evaluation:
 
 
 def row_count(batch: Any) -> int:
-    """The samples of a batch: the common first dimension of its tensors; 0 where they have none in common."""
+    """The number of samples in a batch: the first dimension that its tensors share, or 0 if they share none."""
     counts = {len(tensor) for tensor in tensors_in(batch) if tensor.ndim}
     return counts.pop() if len(counts) == 1 else 0

@@ -1,4 +1,4 @@
-"""`train-resnet` and its variants, and `train-vit`: classifiers of handwritten digits, or of CIFAR images of the user's own.
+"""`train-resnet` with its variants, and `train-vit`: classifiers of digits or of the user's CIFAR images.
 
 The residual network is `digits.DigitsCnn`, for CIFAR that of He et al. without its weights; ``-nobn`` has a bias in place
 of each batch norm, and residual branches begin at zero (after Zhang, Dauphin & Ma, ICLR 2019), so that it trains without.
@@ -46,7 +46,10 @@ DARK = "darkest quarter"
 
 
 class ImageData(NamedTuple):
-    """Images float32 [n, c, h, w] and labels int64 [n]; ``black``: the value of a pixel without light."""
+    """Images float32 [n, c, h, w] and labels int64 [n].
+
+    ``black``: the value of a black pixel.
+    """
 
     train: Tensor
     train_labels: Tensor
@@ -60,7 +63,10 @@ class ImageData(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of the residual network; ``rate``: the highest learning rate."""
+    """One variant of the residual network.
+
+    ``rate``: the highest learning rate.
+    """
 
     optimizer: str
     rate: float
@@ -90,7 +96,7 @@ def train_resnet(
     device: str = "cpu",
     data: str | None = None,
 ) -> Training:
-    """A residual network on digits, or on the images of ``data``.
+    """The training of a residual network on digits, or on the images of ``data``.
 
     Args:
         width: Width of the digits' network (8).
@@ -142,7 +148,7 @@ def train_vit(
     amp: str = "none",
     device: str = "cpu",
 ) -> Training:
-    """A vision transformer on digits; dropout at the end of each MLP."""
+    """The training of a vision transformer on digits, with dropout at the end of each MLP."""
     name = "train-vit"
     check_transformer_size(name, width, depth)
 
@@ -166,7 +172,7 @@ def _classifier(
     shift: bool,
     settings: dict[str, int],
 ) -> Training:
-    """The training of any classifier of the pictures."""
+    """The training of a classifier on given images."""
     check_option_range(name, "batch", options.batch, len(pictures.train), "training images")
     groups = {DARK: _darkest(pictures.test)}
 
@@ -199,13 +205,16 @@ def _classifier(
 
 
 def loss_and_accuracy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross entropy of a classifier and the share of right answers."""
+    """Cross entropy and accuracy of a classifier on one batch."""
     scores = call_model(model, batch[0])
     return cross_entropy(scores, batch[1]), {"accuracy": (scores.detach().argmax(1) == batch[1]).float().mean()}
 
 
 def without_norm(model: nn.Module) -> nn.Module:
-    """Every batch norm replaced by a bias; the last convolution of each residual branch begins at zero."""
+    """The model with every batch norm replaced by a bias.
+
+    The last convolution of each residual branch is initialised with zeros.
+    """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.BatchNorm2d):
@@ -221,7 +230,10 @@ def _digits() -> ImageData:
 
 
 def _own_images(path: str) -> ImageData:
-    """Images of the user's own. Raises ``UsageError`` where there are too few."""
+    """The user's images.
+
+    Raises ``UsageError`` if there are too few.
+    """
     images, labels = read_images(path, 10)
     if len(images) < LEAST:
         raise UsageError(f"{path} has {len(images)} images; a training needs at least {LEAST}")
@@ -233,7 +245,7 @@ def _own_images(path: str) -> ImageData:
 
 
 def _darkest(images: Tensor) -> Bools:
-    """Whether each image is among the quarter with the least light."""
+    """Whether each image belongs to the darkest quarter of the images."""
     light = images.mean((1, 2, 3)).numpy()
     mask = np.zeros(len(light), np.bool_)
     mask[np.argsort(light, kind="stable")[: len(light) // 4]] = True

@@ -1,7 +1,8 @@
-"""`Training`: a training workload from a few functions, the built-in ones and the user's own alike.
+"""`Training`: a training workload made from a few functions.
 
-One step: the batch, its augmentation, the permutation of its rows, forward, backward, clipping, the update (through the loss
-scaler), the schedule. Each part draws from its own stream; see `randomness`.
+The built-in trainings use it too. One step: the batch, its augmentation, the permutation of its rows, forward,
+backward, clipping, the update (through the loss scaler), the schedule. Each part draws from its own stream; see
+`randomness`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ AMPS = {"none": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Training:
-    """A training workload.
+    """A training workload made from functions for the model, the optimizer, the batches, the loss and the evaluation.
 
     Args:
         model: Gives a new model; what it draws is seeded from ``init``.
@@ -102,7 +103,11 @@ class Training:
         self._clip, self._amp, self._growth = clip, AMPS[amp], growth
 
     def start(self, seeds: int | Seeds = 0, wrap: Callable[[nn.Module], nn.Module] | None = None) -> TrainingState:
-        """A new training. ``wrap``: from the model what a step calls in its place; called before optimizers are made."""
+        """The state of a new training.
+
+        ``wrap`` takes the model and returns the module that a step calls instead; it is called before the optimizers
+        are made.
+        """
         seeds = seeds if isinstance(seeds, Seeds) else Seeds.same_for_all(seeds)
         with isolated_randomness():
             seed_globals(stream_seed(seeds, "init"))
@@ -120,7 +125,7 @@ class Training:
         return TrainingState(model, optimizers, schedulers, scaler, seeds, wrapped_model=wrapped)
 
     def step(self, state: TrainingState) -> StepRecord:
-        """Record of one update."""
+        """Run one update and return its record."""
         with isolated_randomness():
             batch, rows = self._batch(state)
             for optimizer in state.optimizers:
@@ -141,7 +146,7 @@ class Training:
         return record
 
     def evaluate(self, state: TrainingState) -> Evaluation:
-        """The model in eval mode, on the held-out data."""
+        """Evaluate the model in eval mode on the held-out data."""
         modes = [(module, module.training) for module in state.model.modules()]
         with isolated_randomness(), torch.no_grad():
             seed_globals(0)
@@ -154,7 +159,7 @@ class Training:
                     module.training = mode
 
     def snapshot(self, state: TrainingState) -> dict[str, Any]:
-        """All of the state; see `snapshots`."""
+        """A snapshot of the full state; see `snapshots`."""
         names = _names(state.model)
         return {
             "format": snapshots.FORMAT,
@@ -171,14 +176,14 @@ class Training:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> TrainingState:
-        """The state in fresh objects."""
+        """The state of a snapshot in new objects."""
         snapshots.check_header(snapshot, self.name, self.settings)
         state = self.start(Seeds(**snapshot["seeds"]))
         self.restore_into(state, snapshot)
         return state
 
     def restore_into(self, state: TrainingState, snapshot: Mapping[str, Any]) -> None:
-        """The state in the same objects."""
+        """Restore a snapshot into the existing objects of a state."""
         snapshots.check_header(snapshot, self.name, self.settings)
         snapshots.check_fit(snapshot, self.name, state.model, state.optimizers, state.schedulers)
         names = _names(state.model)
@@ -194,7 +199,7 @@ class Training:
         state.cached_values.clear()
 
     def _batch(self, state: TrainingState) -> tuple[Any, ChosenRows | None]:
-        """The batch of the state's step, and which of its rows in which order (None: all as they came)."""
+        """The batch of the state's step and the rows to use, or None for all rows in their original order."""
         batch = call_user_code(self._source.batch, state)
         if self._augment is not None:
             seed_globals(stream_seed(state.seeds, "augment", state.step, GLOBALS))
@@ -208,7 +213,10 @@ class Training:
         return self._placed(batch), ChosenRows(rows.to(self.device), count)
 
     def _rows(self, state: TrainingState, count: int) -> Tensor | None:
-        """The rows of a batch of ``count`` to train on, in their order; None for all as they came."""
+        """The rows to train on, in order, out of the ``count`` rows of a batch.
+
+        None for all rows in their original order.
+        """
         rows = None
         if state.seeds.within is not None and count:
             generator = state.generators["within"].manual_seed(stream_seed(state.seeds, "within", state.step))
@@ -230,7 +238,7 @@ class Training:
         return nullcontext() if self._amp is None else torch.autocast(self.device.type, self._amp)
 
     def _update(self, state: TrainingState) -> None:
-        """Clip, update, and move the scaler and the schedules on."""
+        """Clip the gradients, step the optimizers, and advance the loss scaler and the schedules."""
         scaler = state.scaler
         for optimizer in state.optimizers:
             if scaler is not None:

@@ -1,7 +1,8 @@
-"""Streams of random numbers that follow from (seed, stream, step or epoch) alone, and the caller's generators left as they were.
+"""Random numbers that depend only on the seed, the stream and the step or epoch.
 
-Code of the user's own may draw from torch's, numpy's or Python's global generators. All three are seeded before each part of
-a step: building the model from ``init``, a batch from ``order`` and ``augment``, the forward pass from ``dropout``.
+The caller's generators are left unchanged. Code of the user's own may draw from torch's, numpy's or Python's global
+generators. All three are seeded before each part of a step: building the model from ``init``, a batch from ``order``
+and ``augment``, the forward pass from ``dropout``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _SMALL = 2**32
 
 
 def stream_seed(seeds: Seeds, stream: str, *at: int) -> int:
-    """The seed (63 bits) of a stream at a step or epoch, and of which of its generators."""
+    """The 63-bit seed of a stream.
+
+    ``at``: the step or epoch, and the number of a generator if the stream has several.
+    """
     seed = 0 if stream == DATA else getattr(seeds, stream)
     if seed >= _SMALL:
         text = repr((seed, stream, *at)).encode()
@@ -42,7 +46,7 @@ def stream_seed(seeds: Seeds, stream: str, *at: int) -> int:
 
 
 def seed_globals(seed: int) -> None:
-    """Seed torch's global generators (those of CUDA if it is in use), numpy's and Python's."""
+    """Seed the global generators of torch (with CUDA if it is in use), numpy and Python."""
     # Not torch.manual_seed: it would start up accelerators that nobody uses.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
@@ -52,13 +56,13 @@ def seed_globals(seed: int) -> None:
 
 
 def global_generators() -> list[Any]:
-    """The generators of torch, with that of the CUDA device in use, numpy and Python."""
+    """The global generators of torch, numpy, Python and the current CUDA device."""
     devices = [torch.cuda.default_generators[torch.cuda.current_device()]] if torch.cuda.is_initialized() else []
     return [torch.default_generator, *devices, np.random.mtrand._rand, random._inst]
 
 
 def save_generator_states(others: Sequence[Any] = ()) -> Callable[[], None]:
-    """Holds the state of all global generators and of ``others``; calling what is returned puts it back.
+    """Save the states of all global generators and of ``others``; the returned function restores them.
 
     Raises:
         UsageError: a generator whose state cannot be read.
@@ -75,7 +79,9 @@ def save_generator_states(others: Sequence[Any] = ()) -> Callable[[], None]:
 
 
 def generator_state(generator: Any) -> Any:
-    """The state of a generator of torch, numpy or Python, to be given to `set_generator_state`.
+    """The state of a generator of torch, numpy or Python.
+
+    `set_generator_state` restores it.
 
     Raises:
         UsageError: it has none that can be put back, as ``random.SystemRandom``.
@@ -94,7 +100,7 @@ def generator_state(generator: Any) -> Any:
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
-    """Put back what `state_of` returned."""
+    """Restore a state that `generator_state` returned."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):
@@ -105,7 +111,7 @@ def set_generator_state(generator: Any, state: Any) -> None:
 
 @contextmanager
 def isolated_randomness() -> Iterator[None]:
-    """Gradients on inside; the caller's global generators, thread count and gradient mode back afterwards."""
+    """Context with gradients that restores the global generators, thread count and gradient mode."""
     put_back = save_generator_states()
     try:
         with torch.inference_mode(False), torch.enable_grad(), contain_user_process():

@@ -1,4 +1,4 @@
-"""Shared parts of the built-in trainings: options and their checks, optimizers by name, the learning-rate schedule."""
+"""Shared parts of the built-in trainings: options with checks, optimizers by name, the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 
 class BuiltInTrainingOptions(NamedTuple):
-    """Options of every built-in training."""
+    """Options that every built-in training has."""
 
     steps: int
     batch: int
@@ -51,9 +51,10 @@ def make_training(
     settings: Mapping[str, Any],
     **parts: Any,
 ) -> Training:
-    """The training on batches of ``rows`` rows that ``take`` gives; ``parts``: model, loss, evaluate, info, as of `Training`.
+    """A built-in training on batches that ``take`` returns for row numbers below ``rows``.
 
-    Raises ``UsageError`` for options that make no sense.
+    ``parts``: further arguments of `Training`, namely model, loss, evaluate and info. Raises ``UsageError`` for
+    options that make no sense.
     """
     steps, batch, optimizer, rate, dropout, amp, device = options
     if not 0 <= dropout < 1:
@@ -77,14 +78,14 @@ def make_training(
 
 
 def optimizer_factory(name: str, kind: str, rate: float) -> Callable[[nn.Module], Optimizer]:
-    """The optimizer by name, as `Training` takes it."""
+    """A function that makes the optimizer of the given name, in the form that `Training` takes."""
     if kind not in OPTIMIZERS:
         raise unknown_name_error(f"optimizer of workload {name!r}", kind, OPTIMIZERS)
     return lambda model: OPTIMIZERS[kind](model.parameters(), lr=rate)
 
 
 def schedule_factory(steps: int) -> Callable[[Optimizer], LambdaLR]:
-    """Schedule that goes up in a straight line, down along a cosine to a hundredth, where it stays."""
+    """A function that makes a schedule with linear warm-up and cosine decay to 1 % of the learning rate."""
     warm = max(1, round(steps * WARM_UP))
 
     def share(step: int) -> float:
@@ -97,19 +98,22 @@ def schedule_factory(steps: int) -> Callable[[Optimizer], LambdaLR]:
 
 
 def add_dropout(layers: nn.Sequential, p: float) -> None:
-    """Dropout after the second layer of a sequence; the names of the other layers stay."""
+    """Insert a dropout after the second layer of a sequence, without renaming the other layers."""
     layers[1] = nn.Sequential(layers[1], RowDropout(p))
 
 
 def add_dropout_to_blocks(blocks: nn.Sequential, p: float) -> None:
-    """Dropout at the end of the MLP of every transformer block."""
+    """Add a dropout to the end of the MLP in every transformer block."""
     for block in blocks:
         assert isinstance(block, TransformerBlock)
         block.mlp.append(RowDropout(p))
 
 
 def randomly_shifted_images(images: Tensor, generator: torch.Generator, fill: float) -> Tensor:
-    """Images [n, c, h, w] moved each by -1, 0 or 1 pixel both ways; ``fill`` comes in at the border."""
+    """Images [n, c, h, w], each shifted at random by -1, 0 or 1 pixel in both directions.
+
+    ``fill`` is the value of new pixels at the border.
+    """
     n, _, h, w = images.shape
     top, left = torch.randint(3, (2, n, 1), generator=generator)
     rows, columns = torch.arange(h) + top, torch.arange(w) + left
@@ -119,7 +123,7 @@ def randomly_shifted_images(images: Tensor, generator: torch.Generator, fill: fl
 
 
 def check_transformer_size(name: str, width: int, depth: int, heads: int = 4) -> None:
-    """Raise ``UsageError`` for a model that cannot be."""
+    """Raise ``UsageError`` if no transformer can have this width, depth and number of heads."""
     check_option_range(name, "width", width, 1024, "embedding size, a multiple of 4")
     check_option_range(name, "depth", depth, 64, "transformer blocks")
     if width % heads:
@@ -127,12 +131,15 @@ def check_transformer_size(name: str, width: int, depth: int, heads: int = 4) ->
 
 
 def checked_clip_norm(name: str, clip: float) -> float | None:
-    """The largest norm of all gradients together, None for 0: none. Raises ``UsageError``."""
+    """The largest norm of all gradients together, or None for 0, which means no clipping.
+
+    Raises ``UsageError`` for a value that is not allowed.
+    """
     if not (math.isfinite(clip) and clip >= 0):
         raise UsageError(f"workload {name!r}: option 'clip' is {clip:g}; expected a norm above 0, or 0 for no clipping")
     return clip or None
 
 
 def effective_streams(augment: bool, dropout: float) -> Sequence[str]:
-    """The seeds that have an effect."""
+    """The names of the seeds that have an effect."""
     return ("init", "order", *(["augment"] if augment else []), *(["dropout"] if dropout else []), "within")

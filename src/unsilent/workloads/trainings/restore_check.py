@@ -1,6 +1,7 @@
-"""Whether a training comes back bit for bit: run again, and from a snapshot in fresh objects, the same ones, a new process.
+"""The check that a training is restored bit for bit.
 
-A training that does not cannot serve as anybody's clean twin. What is missing is found by training on: what a snapshot forgot
+Four ways: run again, and from a snapshot in new objects, in the same objects and in a new process. A training that is
+not restored bit for bit cannot serve as a clean twin. What is missing is found by training on: what a snapshot forgot
 shows in some tensor after a few steps, and the first one is named.
 """
 
@@ -33,7 +34,7 @@ ADVICE = "everything that a step depends on must be in the state, or follow from
 
 @dataclass(frozen=True)
 class RestoreCheckResult:
-    """The ways that were tried, all of them with the same bits.
+    """The ways of restoring that were checked, all of which gave the same bits.
 
     ``why_not_new_process``: why a new process was not (None: it was).
     """
@@ -45,9 +46,10 @@ class RestoreCheckResult:
 def check_restorable(
     workload: TrainingWorkload, *, steps: int = STEPS, seeds: int | Seeds = 0, new_process: bool = True
 ) -> RestoreCheckResult:
-    """Train ``steps`` steps, take a snapshot, train as many more; then come back in each way and compare every tensor.
+    """Check that a training gives the same bits after it was restored in each way.
 
-    Raises ``UsageError`` that names the way, the step and the first tensor that differs.
+    It trains ``steps`` steps, takes a snapshot, trains as many steps more, and compares every tensor. Raises
+    ``UsageError`` that names the way, the step and the first tensor that differs.
     """
     if steps < 1:
         raise UsageError(f"steps is {steps}; expected at least 1")
@@ -97,7 +99,7 @@ def _run(workload: TrainingWorkload, state: TrainingState, steps: int) -> None:
 
 
 def _trail(workload: TrainingWorkload, state: TrainingState, steps: int) -> list[Any]:
-    """Snapshot and loss after each of the next steps, and an evaluation after the last."""
+    """A snapshot and the loss after each of the next steps, and an evaluation after the last step."""
     trail = []
     for _ in range(steps):
         record = workload.step(state)
@@ -109,7 +111,7 @@ def _trail(workload: TrainingWorkload, state: TrainingState, steps: int) -> list
 
 
 def _through_file(workload: TrainingWorkload, snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """The snapshot as it comes back from a file; it shares nothing with the training."""
+    """The snapshot saved to a file and read again, so that it shares no memory with the training."""
     file = io.BytesIO()
     try:
         torch.save(snapshot, file)
@@ -126,7 +128,10 @@ def _through_file(workload: TrainingWorkload, snapshot: Mapping[str, Any]) -> di
 
 
 def _compare(workload: TrainingWorkload, way: str, steps: int, wanted: list[Any], result: list[Any]) -> None:
-    """Raise unless both lists of snapshots (the restored one, then one after each step) have the same bits."""
+    """Raise unless two lists of snapshots have the same bits.
+
+    Each list has the restored snapshot first, then one after each step.
+    """
     for number, (a, b) in enumerate(zip(wanted, result, strict=True)):
         if text := first_snapshot_difference(a, b):
             when = f"{number} step{'s' if number > 1 else ''} later" if number else "immediately"
@@ -139,7 +144,7 @@ def _compare(workload: TrainingWorkload, way: str, steps: int, wanted: list[Any]
 def _trail_in_new_process(
     workload: TrainingWorkload, origin: Origin, snapshot: Mapping[str, Any], steps: int
 ) -> list[Any]:
-    """The restored snapshot and the trail of a process that loads the workload itself."""
+    """The restored snapshot and the trail from a new process that loads the workload itself."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torch.save(dict(snapshot), folder / "snapshot.pt")
@@ -156,7 +161,7 @@ def _trail_in_new_process(
 
 
 def _run_new_process(folder: Path) -> None:
-    """Restore and step in the new process."""
+    """Restore the snapshot and run the steps, in the new process."""
     request = json.loads((folder / "request.json").read_text())
     torch.set_num_threads(request["threads"])
     set_script_arguments(request["ref"])

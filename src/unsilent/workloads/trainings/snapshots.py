@@ -1,4 +1,4 @@
-"""Snapshots of a training: taken as plain data, put back bit for bit, compared.
+"""Snapshots of a training: copies as plain data that are restored and compared bit for bit.
 
 A snapshot is a nesting of dicts and lists of tensors and plain values. Optimizers are not asked for their ``state_dict``, for
 loading one rounds state to the dtype of its parameter; their state is copied as it lies there. Gradients are left out: a step
@@ -27,7 +27,10 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def snapshot_copy(value: Any, where: str) -> Any:
-    """A copy that shares nothing; anything but tensors and plain values is a ``UsageError`` naming ``where``."""
+    """A copy of a value that shares no memory with it.
+
+    Raises a ``UsageError`` that names ``where`` for anything but tensors and plain values.
+    """
     if isinstance(value, Tensor):
         return _cloned(value)
     if isinstance(value, Mapping):
@@ -42,7 +45,10 @@ def snapshot_copy(value: Any, where: str) -> Any:
 
 
 def _cloned(tensor: Tensor) -> Tensor:
-    """A copy with the same strides; ``clone`` keeps those of dense tensors alone."""
+    """A copy of a tensor with the same strides.
+
+    ``clone`` keeps the strides of dense tensors only.
+    """
     result = tensor.detach().clone()
     if result.stride() == tensor.stride() or 0 in tensor.stride() or tensor.layout != torch.strided:
         return result
@@ -50,9 +56,10 @@ def _cloned(tensor: Tensor) -> Tensor:
 
 
 def restored_value(current: Any, kept: Any, device: torch.device | None = None) -> Any:
-    """The value to put where ``current`` is, so that it is ``kept``: the same tensor where it fits, else a copy.
+    """The value of a snapshot for the place of ``current``.
 
-    ``device``: where tensors with dimensions belong (None: where they were).
+    ``current`` itself with the content of ``kept`` if it is a tensor that fits, else a copy of ``kept``. ``device``:
+    where tensors with dimensions belong (None: where they were).
     """
     if isinstance(kept, Tensor):
         if isinstance(current, Tensor) and _alike(current, kept):
@@ -77,12 +84,15 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, also those buffers that a state dict leaves out."""
+    """Parameters and all buffers by name, including buffers that a state dict omits."""
     return named_tensors(model)
 
 
 def put_into_model(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Copy into the model's tensors of the same names and shapes; one in another memory layout gets that layout."""
+    """Copy tensors into the model's tensors of the same names and shapes.
+
+    A tensor with another memory layout gets the layout of the snapshot.
+    """
     for name, tensor in model_tensors(model).items():
         source = kept[name]
         if _alike(tensor, source):
@@ -94,7 +104,10 @@ def put_into_model(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
 
 
 def optimizer_snapshot(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """State by name of the parameter, and the settings of the groups; ``names``: by ``id``."""
+    """The state of an optimizer by parameter name, and the settings of its groups.
+
+    ``names``: names of the parameters by ``id``.
+    """
     stepped = stepped_parameters(optimizer, names)
     known = {id(p) for p in stepped.values()}
     stray = [key for key in optimizer.state if id(key) not in known]
@@ -116,7 +129,10 @@ def optimizer_snapshot(optimizer: Optimizer, names: Mapping[int, str]) -> dict[s
 
 
 def put_into_optimizer(optimizer: Optimizer, kept: Mapping[str, Any], names: Mapping[int, str]) -> None:
-    """Copy into the tensors that are there; what the snapshot lacks is dropped."""
+    """Restore an optimizer from a snapshot, in its existing tensors.
+
+    State and settings that the snapshot lacks are removed.
+    """
     stepped = stepped_parameters(optimizer, names)
     before = dict(optimizer.state)
     optimizer.state.clear()
@@ -135,7 +151,7 @@ def stepped_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> dict[s
 
 
 def snapshot_misfit(kept: Mapping[str, Any], model: nn.Module) -> str | None:
-    """The first tensor of a model that is not as the snapshot has it, in words; None where all fit."""
+    """A description of the first tensor that does not fit the model, or None if all fit."""
     tensors = model_tensors(model)
     for name, tensor in tensors.items():
         source = kept.get(name)
@@ -152,7 +168,10 @@ def _tensor_description(tensor: Tensor) -> str:
 
 
 def first_snapshot_difference(a: Any, b: Any, where: str = "") -> str | None:
-    """The first place at which two nestings have other bits, in words; None where they are the same. NaNs compare by bits."""
+    """A description of the first place at which two nestings have different bits, or None.
+
+    NaNs are compared by their bits.
+    """
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             return f"{where} is {_tensor_description(a)} and {_tensor_description(b)}"
@@ -169,7 +188,10 @@ def first_snapshot_difference(a: Any, b: Any, where: str = "") -> str | None:
 
 
 def _parts(a: Any, b: Any) -> list[tuple[Any, Any, str]] | None:
-    """The items of two containers side by side, with their keys; None where they are not containers of one kind."""
+    """The items of two containers in pairs, with their keys.
+
+    None if they are not containers of the same kind.
+    """
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return [(a.get(key, _NOTHING), b.get(key, _NOTHING), str(key)) for key in dict.fromkeys([*a, *b])]
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
@@ -191,14 +213,14 @@ def _short(value: Any) -> str:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The bytes of every element, uint8 [elements, bytes]."""
+    """The bytes of every element of a tensor, uint8 [elements, bytes]."""
     dense = tensor.detach().cpu().contiguous()
     # A dimension of size 1 may have any stride in a contiguous tensor, and then no view of its bytes is given.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).view(dense.numel(), -1)
 
 
 def check_header(snapshot: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
-    """Raise ``UsageError`` unless the snapshot is one of this training, with the same settings."""
+    """Raise ``UsageError`` unless the snapshot belongs to this training and has the same settings."""
     lacking = [key for key in KEYS if key not in snapshot]
     if lacking:
         raise UsageError(
@@ -244,7 +266,10 @@ def check_fit(
     optimizers: Sequence[Optimizer],
     schedulers: Sequence[Any],
 ) -> None:
-    """Raise ``UsageError`` naming the first tensor of the snapshot that does not fit; before anything was written."""
+    """Raise ``UsageError`` for the first part of a snapshot that does not fit.
+
+    Called before anything is restored.
+    """
     if text := snapshot_misfit(snapshot["model"], model):
         raise UsageError(f"snapshot of {name!r} {text}; {_REMEDY}")
     names = {id(p): n for n, p in named_parameters(model)}

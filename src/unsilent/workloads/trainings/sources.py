@@ -1,4 +1,4 @@
-"""Where the batches of a training come from, in an order that follows from the seeds, the epoch and the place in it alone.
+"""Sources of training batches, whose order depends only on the seeds, the epoch and the position in it.
 
 Invariant: a source keeps nothing of a run in itself; what a run holds lies in its state, and can be made again from the counters.
 """
@@ -20,18 +20,24 @@ from unsilent.workloads.trainings.randomness import DATA, FETCHED, seed_globals,
 
 
 class BatchSource(Protocol):
-    """Gives the batch of the state's epoch and cursor; where the epoch has no more, the first of the next one."""
+    """A source that gives the batch at the state's epoch and cursor.
+
+    After the last batch of an epoch it gives the first batch of the next epoch.
+    """
 
     def batch(self, state: TrainingState) -> Any:
-        """Moves ``epoch`` on where it is through; the cursor is moved by the caller once the step is done."""
+        """The batch at the state's position.
+
+        Increases ``epoch`` at the end of an epoch; the caller moves the cursor once the step is done.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class RowBatches:
-    """Batches of ``size`` out of ``count`` rows, in a new random order in each epoch; the last incomplete batch is left out.
+    """Batches of ``size`` out of ``count`` rows, in a new random order in each epoch.
 
-    ``take``: maps int64 row numbers [size] to a batch.
+    The last incomplete batch is left out. ``take``: maps int64 row numbers [size] to a batch.
     """
 
     count: int
@@ -39,47 +45,51 @@ class RowBatches:
     take: Callable[[Tensor], Any]
 
     def batch(self, state: TrainingState) -> Any:
-        """The rows of this place."""
+        """The batch of rows at the state's position."""
         order = _order(state, self.count, self.count // self.size)
         return self.take(order[state.cursor * self.size : (state.cursor + 1) * self.size])
 
 
 @dataclass(frozen=True)
 class ListedBatches:
-    """Ready batches, in a new random order in each epoch."""
+    """A list of batches, in a new random order in each epoch."""
 
     batches: Sequence[Any]
 
     def batch(self, state: TrainingState) -> Any:
-        """The batch of this place."""
+        """The batch at the state's position."""
         return self.batches[int(_order(state, len(self.batches), len(self.batches))[state.cursor])]
 
 
 @dataclass(frozen=True)
 class StepBatches:
-    """A function that gives the batch of a step; what it draws is seeded from the order's stream."""
+    """Batches from a function of the step.
+
+    Random numbers that it draws are seeded from the stream of the order.
+    """
 
     give: Callable[[int], Any]
 
     def batch(self, state: TrainingState) -> Any:
-        """The batch of this step; all of the run is one epoch."""
+        """The batch of the state's step; the whole run is one epoch."""
         seed_globals(stream_seed(state.seeds, "order", state.step))
         return self.give(state.step)
 
 
 @dataclass(frozen=True)
 class IteratedBatches:
-    """Something that is iterated anew for each epoch, a data loader say; to its middle it is iterated up to the cursor.
+    """Batches from an iterable such as a data loader, which is iterated again in each epoch.
 
-    A sampler with a ``generator`` gets one of the order's stream, and all else that is drawn for a batch is augmentation. Where
-    there is no such sampler, nobody can tell the two apart in the first batch of an epoch: it is drawn from the order's stream.
+    To continue inside of an epoch, it is iterated from the start up to the cursor. A sampler with a ``generator`` gets
+    one of the order's stream, and all else that is drawn for a batch is augmentation. Where there is no such sampler,
+    nobody can tell the two apart in the first batch of an epoch: it is drawn from the order's stream.
     """
 
     make: Callable[[], Iterable[Any]]
     """Called once for each state; where it gives something that can be iterated once only, in each epoch."""
 
     def batch(self, state: TrainingState) -> Any:
-        """The next batch of the iteration that the state holds."""
+        """The next batch of the iterator that the state holds."""
         held = state.cached_values
         if held.get("at") != (state.epoch, state.cursor):
             self._begin(state)
@@ -107,7 +117,10 @@ class IteratedBatches:
 
 
 def _iteration(loader: Any, state: TrainingState, step: int) -> Iterator[Any]:
-    """A new iteration, with its first batch already drawn; ``step``: that takes this batch."""
+    """A new iterator over a loader, with its first batch already fetched.
+
+    ``step``: the step that uses the first batch.
+    """
     order, augment = stream_seed(state.seeds, "order", state.epoch), stream_seed(state.seeds, "augment", step, FETCHED)
     sampler = getattr(loader, "sampler", None)
     for part in (loader, sampler):
@@ -130,7 +143,7 @@ def _iteration(loader: Any, state: TrainingState, step: int) -> Iterator[Any]:
 
 
 def _draws(part: Any) -> bool:
-    """Whether it has a place for a generator."""
+    """Whether a loader or sampler has an attribute for a generator."""
     return hasattr(part, "generator") and isinstance(part.generator, (torch.Generator, type(None)))
 
 
@@ -138,7 +151,10 @@ _END = object()
 
 
 def source_of(batches: Any) -> BatchSource:
-    """The source that a user's ``batches`` mean. Raises ``UsageError`` for what cannot give batches."""
+    """The batch source for a user's argument ``batches``.
+
+    Raises ``UsageError`` for a value that cannot give batches.
+    """
     if isinstance(batches, (Tensor, Mapping, str)):
         raise UsageError(
             f"batches is a {type(batches).__name__}; expected several batches: put a single batch into a list, [batch]"
@@ -169,7 +185,10 @@ def _wants_step(function: Callable[..., Any]) -> bool:
 
 
 def _order(state: TrainingState, count: int, batches: int) -> Tensor:
-    """A permutation of ``count`` things, that of the epoch; begins the next one where ``batches`` are through."""
+    """A random permutation of ``count`` items for the current epoch.
+
+    Begins the next epoch once ``batches`` batches were taken.
+    """
     if state.cursor >= batches:
         state.epoch, state.cursor = state.epoch + 1, 0
     if state.cached_values.get("order_of") != state.epoch:

@@ -1,4 +1,4 @@
-"""`train-chargpt` and `train-llama`: language models on the help texts that ship with Python; see `workloads.help_texts`.
+"""`train-chargpt` and `train-llama`: language models trained on Python's help texts; see `workloads.help_texts`.
 
 A row is a piece of 64 characters from a random place, so the order of the data is the choice of the places. Its answer at every
 position is the most likely next character.
@@ -46,7 +46,7 @@ def train_chargpt(
     amp: str = "none",
     device: str = "cpu",
 ) -> Training:
-    """A decoder-only transformer; dropout at the end of each MLP."""
+    """The training of a decoder-only transformer, with dropout at the end of each MLP."""
     check_transformer_size("train-chargpt", width, depth, HEADS)
 
     def build() -> nn.Module:
@@ -72,10 +72,11 @@ def train_llama(
     amp: str = "none",
     device: str = "cpu",
 ) -> Training:
-    """A Llama of transformers (RMSNorm, rotary positions, SwiGLU, no biases), built from its configuration.
+    """The training of a Llama of transformers, built from its configuration.
 
-    With ``dtype=bf16`` parameters, activations, gradients and moments are bfloat16, as of a model that was cast as a whole;
-    ``dtype=fp32,amp=bfloat16`` is autocast on float32 parameters.
+    It has RMSNorm, rotary positions, SwiGLU and no biases. With ``dtype=bf16`` parameters, activations, gradients and
+    moments are bfloat16, as of a model that was cast as a whole; ``dtype=fp32,amp=bfloat16`` is autocast on float32
+    parameters.
     """
     name = "train-llama"
     check_transformer_size(name, width, depth, HEADS)
@@ -101,7 +102,10 @@ def text_training(
     settings: Mapping[str, Any],
     description: str,
 ) -> Training:
-    """The training of a model that takes token ids int64 [n, 64] and gives scores [n, 64, 97], or an output with ``logits``."""
+    """The training of a model that maps token ids int64 [n, 64] to scores [n, 64, 97].
+
+    The output may also be an object with ``logits``.
+    """
     data, offsets = load_help_texts(), torch.arange(CONTEXT + 1)
     places = len(data.train) - CONTEXT
     check_option_range(name, "batch", options.batch, places, "contexts per step")
@@ -148,7 +152,7 @@ def text_training(
 
 
 def character_groups(tokens: Ints) -> dict[str, Bools]:
-    """Groups of characters by kind: each token is in exactly one."""
+    """Groups of characters by kind; each token belongs to exactly one group."""
     marks = {"space": str.isspace, "small letter": str.islower, "capital": str.isupper, "digit": str.isdigit}
     named = [next((kind for kind, is_it in marks.items() if is_it(c)), "punctuation") for c in ALPHABET]
     of_token = np.array([*named, "unknown character"])[tokens]
