@@ -1,5 +1,4 @@
-"""Records of replicas: the training (`ReplicaSpec`, `ReplicaBaseline`), a run (`Replica`) and its result
-(`ReplicaRow`).
+"""Records of replicas: a training, a run of it, and the results of a run.
 
 A replica is known by its training, its switches and its number, and nothing else: who asks for the same one gets the same row,
 whichever study, worker or day it is from. Its seeds follow from base seed and number, and those of different switches are the
@@ -172,7 +171,7 @@ class ReplicaRow(StoredRow):
 
     @property
     def final_state_hash(self) -> str:
-        """A hash of the final state, equal only if every tensor has equal bits."""
+        """A hash of the final state: equal hashes mean equal bits of every tensor."""
         return hashlib.sha256(self.final_hashes.encode()).hexdigest()[:16]
 
     def derived(self) -> dict[str, Any]:
