@@ -190,7 +190,7 @@ class EngineOptions(ExecutionOptions):
 
 
 def known_device(device: str) -> str:
-    """The device that ``auto`` stands for.
+    """The actual device for an option value such as ``auto``.
 
     Torch is loaded only if a CUDA driver is present or another device is named.
     """

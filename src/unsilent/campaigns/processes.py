@@ -87,7 +87,7 @@ class _Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether the worker still has to answer something."""
+        """Whether the worker has unanswered trials or an unanswered request to verify rows."""
         return bool(self.unanswered_trials) or self.proving
 
     @property
@@ -188,7 +188,7 @@ class ProcessExecutor(Closing):
         return self._answer[0]
 
     def _await_ready(self, worker: _Worker) -> _Worker:
-        """The worker once it has loaded the workload, or its replacement if it was lost while loading."""
+        """Wait until a worker has loaded the workload, and return it or its replacement."""
         while not worker.ready:
             try:
                 self._receive(worker)

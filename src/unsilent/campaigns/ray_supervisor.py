@@ -43,7 +43,10 @@ class SupervisorJob(WorkerJob):
     """Whether the node is the driver's machine, so that its whole environment holds."""
 
     def worker_environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment variables of a worker, given those of its actor."""
+        """The environment variables of a worker.
+
+        ``env``: those of its actor.
+        """
         if self.is_local:
             result = dict(self.environment)
         else:

@@ -123,7 +123,7 @@ def check_ascending(rows: Iterable[R]) -> Iterator[R]:
 
 
 def check_faults(text: Any, what: str) -> None:
-    """Raise ``DamagedRecordError`` unless a cell holds JSON of a list of objects, or of one object (a digest)."""
+    """Raise ``DamagedRecordError`` unless a cell is JSON of a list of objects, or of one object (a digest)."""
     from pydantic_core import from_json
 
     try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PvfCommandOptions:
-    """Options of ``unsilent pvf`` besides those of every campaign command."""
+    """Further options of ``unsilent pvf``, which other campaign commands lack."""
 
     assertion: Annotated[tuple[str, ...], Option(
         "Exit with 1 if the upper limit of a target is above this bound, like "

@@ -1,4 +1,4 @@
-"""Conversion of commands and options to those of typer, and the overview of all commands."""
+"""Conversion of commands and options to typer's, and the overview of all commands."""
 
 from __future__ import annotations
 

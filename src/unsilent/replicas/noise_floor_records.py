@@ -1,4 +1,4 @@
-"""Records of the noise floors of a training, which can be read without numpy (see `unsilent.replicas.noise_floors`)."""
+"""Records of the noise floors of a training, which can be read without numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner of replicas: a complete training with given seeds and switches, after which all settings are restored.
+"""The runner of replicas, which trains with given seeds and switches and restores all settings afterwards.
 
 Lives in a worker: it imports torch. Switches that are read from the environment when torch is loaded are set in a process of
 their own, which the worker starts.
@@ -230,7 +230,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         )
 
     def _draws(self) -> bool:
-        """Whether a module draws random numbers in a step other than those drawn for each row of the batch."""
+        """Whether a module draws random numbers that are not drawn separately for each row of a batch."""
         state = self.workload.start(Seeds.same_for_all(self.spec.seed))
         flow = DataflowRecorder(state.model)
         try:

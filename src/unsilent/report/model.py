@@ -180,7 +180,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
-    """Lines of text for the page, each with an optional mark, such as the legend of a figure."""
+    """Lines of text for the page, each with an optional mark, for example the legend of a figure."""
 
     lines: tuple[tuple[Mark | None, str], ...]
 
