@@ -85,7 +85,7 @@ def run_campaign(
 ) -> None:
     """Bind the store to the campaign, then run and store every planned trial that it lacks.
 
-    With a ``planner`` that is, round for round, what it decides from the complete rounds before; else ``budget`` says all.
+    A ``planner`` plans the trials round by round, from the complete rounds before; without one, ``budget`` gives them all.
 
     Rows are committed as soon as a proof covers them. The time since the executor was made, its set-up included, is added to
     the store's where rows were: asking again for what is there already costs nothing that a report should tell.

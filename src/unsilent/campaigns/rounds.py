@@ -79,7 +79,7 @@ class CellPlan:
         return trial.sample_count == samples and trial.k in numbers
 
     def look_of_trial(self, trial: TrialId) -> int:
-        """The first look at which a trial counts; `NO_LOOK` if it never counts, as for most pilot trials."""
+        """The first look at which a trial counts; `NO_LOOK` for a trial that never counts."""
         looks = range(self.look + 1 if self.first_look_trials else 1)
         return next((look for look in looks if self.is_counted(trial, look)), NO_LOOK)
 

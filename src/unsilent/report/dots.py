@@ -99,7 +99,7 @@ def axis_bottom(values: Iterable[EstimateWithLimits]) -> float:
 def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> list[Figure]:
     """The plotly traces of dots with error bars along one axis.
 
-    Above ``bottom`` of a logarithmic one, where those of none are hollow triangles at their upper limits.
+    ``bottom``: the lower end of a logarithmic axis, on which estimates of 0 are hollow triangles at their upper limits.
     """
     known = [i for i, (_, row, _) in enumerate(dots.rows) if row.estimate is not None]
     some = [i for i in known if bottom is None or dots.rows[i][1].estimate]

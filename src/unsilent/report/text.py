@@ -246,7 +246,7 @@ def flips_text(flips: int | None) -> str:
 
 
 def flips_number_text(flips: int | None) -> str:
-    """A number of flips without the noun; ``–`` for None."""
+    """A number of flips without a noun; ``–`` for None."""
     return "–" if flips is None else f"{flips:,}"
 
 
