@@ -1,4 +1,4 @@
-"""Unsilent makes silent data corruption in deep learning audible: inject faults, measure what they do.
+"""Unsilent makes silent data corruption in deep learning audible: it injects faults and measures their effects.
 
 Importing this package is instant; what needs torch or numpy is loaded on first use.
 """

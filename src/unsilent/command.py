@@ -1,4 +1,4 @@
-"""A verb of the command line, as the folder that implements it describes it: its options, what it does, and what it shows.
+"""The record that describes one verb of the command line: its options, its function and how its result is shown.
 
 `cli.table` lists all of them by name. The same record makes a function for Python (`Command.function`).
 """
@@ -24,7 +24,10 @@ MEASURE, WATCH, AFTER_ALARM, EXPLAIN, FILES, RESULTS, LISTS = GROUPS = (
 
 
 class Result(Protocol):
-    """The result of a command with a report; its ``exit_code``, where it has one, becomes that of the command."""
+    """The result of a command with a report.
+
+    Its ``exit_code``, if it has one, becomes the exit code of the command.
+    """
 
     def report(self) -> Report:
         """The report of the result."""
@@ -32,7 +35,7 @@ class Result(Protocol):
 
 @dataclass(frozen=True)
 class DisplayOptions:
-    """How results are printed."""
+    """Options for how results are printed."""
 
     as_json: Annotated[bool, Option("Print one JSON object on stdout, and nothing else.", OUTPUT_PANEL, "json")] = False
     plain: Annotated[bool, Option("Print without colours and boxes, for pipes and logs.", OUTPUT_PANEL)] = False
@@ -40,34 +43,34 @@ class DisplayOptions:
 
 @dataclass(frozen=True)
 class ProgressOptions:
-    """Whether progress is shown."""
+    """The option that hides the progress of a command."""
 
     quiet: Annotated[bool, Option("Do not show progress.", OUTPUT_PANEL)] = False
 
 
 @dataclass(frozen=True)
 class ConfigOptions:
-    """Where further options come from."""
+    """The option that names a file with further options."""
 
     config: Annotated[Path | None, Option(
         "A TOML file with any of these options. The command line takes precedence.", OUTPUT_PANEL)] = None  # fmt: skip
 
 
 def output_option(help_text: str, default_text: str = "", metavar: str = "") -> Option:
-    """``--output``, where a command writes to."""
+    """The option ``--output``, which names the file or folder that a command writes."""
     return Option(help_text, OUTPUT_PANEL, default_text=default_text, short_flag="o", metavar=metavar)
 
 
 @dataclass(frozen=True)
 class PageOptions:
-    """Where the page of a report goes."""
+    """The option that names the HTML page of a report."""
 
     output: Annotated[Path | None, output_option("Write the report to this HTML page as well.")] = None
 
 
 @dataclass(frozen=True)
 class Command:
-    """A verb.
+    """One verb of the command line, with its options and the function that runs it.
 
     Attributes:
         name: Its words after ``unsilent``: one, or two.
@@ -95,21 +98,24 @@ class Command:
 
     @property
     def help(self) -> str:
-        """One sentence in its first line, and further lines."""
+        """The help text of the command, whose first line is one sentence."""
         return self.help_text or inspect.cleandoc(self.run.__doc__ or "")
 
     def all_option_classes(self, arguments: Sequence[str] = ()) -> tuple[type, ...]:
-        """Dataclasses of all its options on the command line; ``arguments``: the words after its name."""
+        """Dataclasses of all options that the command has on the command line.
+
+        ``arguments``: the words that follow the name of the command.
+        """
         further = self.options_by_arguments(arguments) if self.options_by_arguments else ()
         shown = (PageOptions, DisplayOptions, ConfigOptions) if self.has_report else ()
         return *self.option_classes, *further, *shown, *((ProgressOptions,) if self.is_long else ())
 
     def call(self, **arguments: Any) -> Any:
-        """The return value of `function` for these arguments."""
+        """Run `function` with these arguments and return its result."""
         return self.function()(**arguments)
 
     def function(self) -> Callable[..., Any]:
-        """``run`` as a function with the options of the command as arguments, and its help as docstring.
+        """``run`` as a Python function whose arguments are the options and whose docstring is the help.
 
         Its errors name arguments where those of the command name options.
         """

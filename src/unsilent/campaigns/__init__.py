@@ -1,4 +1,7 @@
-"""Many trials, planned, resumable, stored. What runs and what it means is a study's: see `unsilent.campaigns.kinds`."""
+"""Campaigns: many trials that are planned, run and stored, and that continue after an interruption.
+
+A study decides what a trial runs and what its row means: see `unsilent.campaigns.kinds`.
+"""
 
 from unsilent.campaigns.driver import run_campaign as run_campaign
 from unsilent.campaigns.kinds import Kind as Kind

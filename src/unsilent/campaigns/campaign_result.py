@@ -1,4 +1,4 @@
-"""The result of a campaign: shown as its kind says, with the trials of its store as a table."""
+"""The result of a campaign, with its report and a table of all stored trials."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class CampaignResult(Shown):
 
     @names_arguments
     def report(self, *args: Any, **options: Any) -> Report:
-        """The report of the result; ``options``: fields of the kind's ``report_options``, as ``fit_per_bit`` of `pvf`."""
+        """The report of the result.
+
+        ``options``: fields of the kind's ``report_options``, such as ``fit_per_bit`` of `pvf`.
+        """
         return self.kind.report(self, *args, **options)
 
     def to_frame(self) -> DataFrame:
@@ -67,7 +70,7 @@ class CampaignResult(Shown):
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class StoreResult(CampaignResult, Generic[S, B, Options]):
-    """Fields of results that are read from one store, or from several as if their trials were of one.
+    """A base of results that are read from one store, or from several stores together.
 
     Attributes:
         spec, baseline: Those of the first store, with the names of all.
@@ -85,7 +88,7 @@ class StoreResult(CampaignResult, Generic[S, B, Options]):
 
 
 def facts_of_stores(stores: Sequence[AnyStore], options: Any) -> dict[str, Any]:
-    """The fields of a `StoreResult`."""
+    """The field values of a `StoreResult` that is read from these stores."""
     first, is_alone = stores[0], len(stores) == 1
     seconds, cpu_seconds = map(sum, zip(*(store.total_session_seconds() for store in stores), strict=True))
     return {

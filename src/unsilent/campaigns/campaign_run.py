@@ -1,4 +1,4 @@
-"""One run of a campaign of any kind, from what was asked to its result, for the command line and for Python functions."""
+"""One run of a campaign of any kind, from its options to its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TrialNumbers = Mapping[tuple[str, int | None], range]
 
 
 def open_executor_of_options(run: CampaignRun, observer: Observer | None) -> AbstractContextManager[Executor]:
-    """The executor of a campaign, opened by its options."""
+    """The executor of a campaign, created from the campaign's options."""
     executor: AbstractContextManager[Executor] = run.request[run.kind.execution_options].open_executor(
         run.kind.runner, run.spec, observer
     )
@@ -33,7 +33,7 @@ def open_executor_of_options(run: CampaignRun, observer: Observer | None) -> Abs
 
 @dataclass(frozen=True)
 class CampaignRun:
-    """A campaign that is about to run: what was asked, its open store, and what its caller decides.
+    """A campaign that is about to run: its options, its open store, and hooks of the caller.
 
     Attributes:
         spec: Made of what was asked.
@@ -57,31 +57,31 @@ class CampaignRun:
 
     @contextmanager
     def open_executor(self) -> Iterator[tuple[Executor, Observer | None]]:
-        """The executor, and the observer that is notified of trials."""
+        """The executor, and the observer that is notified of trials, inside a ``with`` block."""
         with self.observe("trial") as observer, self.make_executor(self, observer) as executor:
             yield executor, observer
 
     def run_planned_trials(self, executor: Executor, observer: Observer | None, planner: Planner | None = None) -> None:
-        """Run what the budget asks for and the store does not hold."""
+        """Run the trials that are within the budget and not yet in the store."""
         from unsilent.campaigns.driver import run_campaign
 
         budget = self.kind.resolve_budget(self.request)
         run_campaign(self.spec, budget, executor, self.store, planner=planner, observer=observer, command=self.command)
 
     def analyse(self) -> Any:
-        """The result of the store, as the options of the analysis say."""
+        """The result that is computed from the store, with the campaign's analysis options."""
         return self.store.analyse(**vars(self.request[self.kind.analysis_options]))
 
 
 def run_and_analyse(run: CampaignRun) -> Any:
-    """Run what is missing and read the store, of a kind that does nothing else."""
+    """Run the missing trials and analyse the store: the default run of a kind."""
     with run.open_executor() as (executor, observer):
         run.run_planned_trials(executor, observer)
     return run.analyse()
 
 
 def planned_trial_numbers(run: CampaignRun, baseline: Any) -> TrialNumbers:
-    """Which trials the budget asks for."""
+    """The trial numbers that the budget gives for each stratum."""
     from unsilent.campaigns.driver import trial_numbers_by_stratum
 
     return trial_numbers_by_stratum(run.spec, baseline, run.kind.resolve_budget(run.request))
@@ -89,7 +89,9 @@ def planned_trial_numbers(run: CampaignRun, baseline: Any) -> TrialNumbers:
 
 @dataclass(frozen=True)
 class DryRun:
-    """The functions of a kind that describe a campaign before any trial runs. ``run`` has no store then.
+    """Functions of a kind that describe a campaign before any trial runs.
+
+    The `CampaignRun` that they get has no store.
 
     Attributes:
         trial_numbers: Which trials there would be.

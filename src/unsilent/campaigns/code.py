@@ -1,4 +1,4 @@
-"""A fingerprint of the user's code: whatever of it could change a row, besides weights, inputs and golden outputs.
+"""A fingerprint of the user's code, so that changed code makes another campaign.
 
 It covers the user's file (Python, or an exported program), the modules of a live workload's classes and functions, what these
 import, directly or through others, and the functions themselves, with their constants, defaults and what they close over. Only
@@ -31,7 +31,7 @@ _INSTALLED = tuple(
 
 
 def code_fingerprint(workload: str, live: Any, judge: Any, faults: str | None = None) -> str:
-    """32 hex digits.
+    """The fingerprint of the user's code for a workload, a judge and a fault model: 32 hex digits.
 
     Args:
         workload: The reference that was loaded, and ``live`` the object it gave.
@@ -63,7 +63,9 @@ def code_fingerprint(workload: str, live: Any, judge: Any, faults: str | None = 
 
 
 def code_hash(*modules: str) -> str:
-    """32 hex digits of the source files of loaded modules, for the fingerprint of a study; of a package all its files.
+    """A hash of the source files of loaded modules, as 32 hex digits.
+
+    Of a package, all files count.
 
     ``code_hash(__name__)`` in the module of a runner makes a campaign another one when that module is changed.
     """
@@ -78,7 +80,10 @@ def code_hash(*modules: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions a report names; loads torch."""
+    """The versions of Python and libraries that a report names.
+
+    Loads torch.
+    """
     import torch
 
     return {
@@ -90,7 +95,7 @@ def versions() -> dict[str, str]:
 
 
 def imported_modules(roots: Iterable[str]) -> dict[str, Path]:
-    """The loaded modules of the user with these names, and those that they import, directly or through others."""
+    """The user's loaded modules with these names, and the user's modules that they import, directly or not."""
     known, result = _user_modules(), dict[str, Path]()
     waiting = [name for name in roots if name in known]
     while waiting:
@@ -102,7 +107,7 @@ def imported_modules(roots: Iterable[str]) -> dict[str, Path]:
 
 
 def _imports(name: str, path: Path) -> Iterator[str]:
-    """Names of modules that a module imports anywhere in its text, of the packages that they are in, and of what it holds."""
+    """Names of all modules that a module imports or holds objects of, with the names of their packages."""
     module = sys.modules[name]
     package = getattr(module, "__package__", None) or ""
     names = {
@@ -121,7 +126,10 @@ def _imports(name: str, path: Path) -> Iterator[str]:
 
 
 def _modules_of(live: Any) -> set[str]:
-    """Names of the modules in which the class of an object, and what it holds, are defined; of a model those of all its parts."""
+    """Names of the modules that define the class of an object and of its attributes.
+
+    A model counts with all its submodules.
+    """
     import torch
 
     result = {_module_of(live)}
@@ -132,7 +140,7 @@ def _modules_of(live: Any) -> set[str]:
 
 
 def _module_of(value: Any) -> str:
-    """The name of the module in which a class or function, or the class of an object, is defined."""
+    """The name of the module that defines a class, a function or the class of an object."""
     value = value.func if isinstance(value, functools.partial) else value
     return str(getattr(value, "__module__", None) or type(value).__module__)
 
@@ -150,7 +158,7 @@ def _user_modules() -> dict[str, Path]:
 
 
 def _describe(value: Any, depth: int) -> str:
-    """Text that changes when the behaviour of a function may have: equal texts, equal code."""
+    """A text that is the same for functions with the same code, defaults and closures."""
     if depth > 6:
         return type(value).__qualname__
     if isinstance(value, functools.partial):

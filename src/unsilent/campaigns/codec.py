@@ -1,4 +1,4 @@
-"""The codec of trials: one annotated record says which columns they have, how these are written, read and exported.
+"""Conversion of trial rows to table cells and back, derived from the annotated fields of the row's dataclass.
 
 A row is a dataclass with a field ``trial`` (`TrialId`) and fields of these types: ``str``, ``int``, ``bool``, ``float`` (without
 limits it may be NaN, which is stored as NULL), ``X | None``, a NamedTuple of those (a column each), ``bytes`` and
@@ -57,7 +57,10 @@ _DIGITS = b"0123456789abcdef".ljust(256, b"?")
 
 @dataclass(frozen=True, slots=True)
 class SqlColumn:
-    """One column of the table; ``checked_type``: the type that its cells are checked against, ``kind``: that of its values."""
+    """One column of the table.
+
+    ``checked_type``: the type that stored cells are checked against. ``kind``: the type of the values in Python.
+    """
 
     name: str
     sql: str
@@ -67,7 +70,11 @@ class SqlColumn:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a row. ``from_columns``: of a tuple, what makes it of its columns. ``dtype``: of the elements of an array."""
+    """One field of a row.
+
+    ``from_columns``: for a tuple, the function that builds it from its columns. ``dtype``: for an array, the type of
+    its elements.
+    """
 
     name: str
     kind: type
@@ -78,12 +85,12 @@ class Field:
 
     @property
     def is_array(self) -> bool:
-        """Whether it is stored compressed."""
+        """Whether the field is stored as a compressed array."""
         return self.kind in (bytes, np.ndarray)
 
     @property
     def empty_value(self) -> Any:
-        """The value that says nothing: NaN where it can be stored, 0, an empty text, an empty array, no faults."""
+        """The value of the field without content: NaN, 0, or an empty text, array or list of faults."""
         if FAULTS_JSON in self.type_annotations:
             return "[]"
         if self.is_array:
@@ -93,7 +100,7 @@ class Field:
 
 
 class RowCodec(Generic[R]):
-    """How rows of one type are stored.
+    """The conversion of rows of one type to table cells and back.
 
     Attributes:
         schema: Of the table ``trial``.
@@ -116,7 +123,10 @@ class RowCodec(Generic[R]):
         )
 
     def encode(self, row: R, shapes: Callable[[Mapping[str, Any]], Mapping[str, Shape]]) -> tuple[Any, ...]:
-        """Cells in the order of `columns`; raises ``UsageError`` for what could not be read back."""
+        """The cells of a row, in the order of `columns`.
+
+        Raises ``UsageError`` for values that could not be read back.
+        """
         cells = tuple(_encoded(row, self._scalars))
         try:
             self._checked.validate_python(tuple(int(c) if isinstance(c, bool) else c for c in cells), strict=True)
@@ -136,7 +146,7 @@ class RowCodec(Generic[R]):
         return cells + tuple(_packed(field, getattr(row, field.name)) for field in self.arrays)
 
     def _unfit(self, row: R, cells: Sequence[Any], error: ValueError) -> UsageError:
-        """The error for a row with a value that its column cannot have."""
+        """The error for a row with a value that its column cannot hold."""
         place, why = _place_and_reason(error)
         column, cell = self._columns[place], cells[place]
         if isinstance(cell, str):
@@ -152,7 +162,7 @@ class RowCodec(Generic[R]):
     def decode(
         self, cells: Sequence[Any], shapes: Callable[[Mapping[str, Any]], Mapping[str, Shape]], allowance: ReadLimit
     ) -> R:
-        """The row of these cells; raises ``DamagedRecordError``.
+        """The row that these cells hold; raises ``DamagedRecordError``.
 
         Args:
             shapes: By the scalars, the shape of each array. An array whose cell is None is left empty.
@@ -178,7 +188,7 @@ class RowCodec(Generic[R]):
         return self._row(**values)
 
     def reproducible_values(self, row: R) -> dict[str, Any]:
-        """The values of a row that are equal when the trial is run again, by field."""
+        """The values of a row, by field, that are equal whenever the trial is run again."""
         return {
             field.name: getattr(row, field.name).tobytes()
             if field.kind is np.ndarray
@@ -190,12 +200,14 @@ class RowCodec(Generic[R]):
         }
 
     def empty_values(self) -> dict[str, Any]:
-        """A value without content for each field without a default."""
+        """A value without content for each field that has no default."""
         required = {entry.name for entry in fields(cast("Any", self._row)) if entry.default is MISSING}
         return {field.name: field.empty_value for field in self.fields if field.name in required}
 
     def row_as_json(self, row: R, *, canonical: bool = False) -> dict[str, Any]:
-        """The row as JSON values; ``canonical``: without what belongs to one run.
+        """The row as JSON values.
+
+        ``canonical``: without the fields that differ from run to run, such as times.
 
         Curves are lists, ``inf`` is text, what is not known is null; bytes are one hex digit each.
         """
@@ -216,7 +228,7 @@ class RowCodec(Generic[R]):
 
     @cached_property
     def _checked(self) -> TypeAdapter[tuple[Any, ...]]:
-        """Checks the cells of scalars."""
+        """The validator for the cells of all fields that are not arrays."""
         from pydantic import TypeAdapter
 
         hinted = tuple(c.checked_type for field in self._scalars for c in field.columns)
@@ -224,23 +236,26 @@ class RowCodec(Generic[R]):
 
     @property
     def hex_fields(self) -> list[str]:
-        """Fields that are exported as hex digits."""
+        """Names of the fields that are exported as hex digits."""
         return [blob.name for blob in self.arrays if blob.kind is bytes and NOT_EXPORTED not in blob.type_annotations]
 
     @property
     def number_columns(self) -> set[str]:
-        """Columns of numbers that may be infinite."""
+        """Names of the columns of numbers that may be infinite."""
         return {c.name for c in self._columns if c.sql.startswith("REAL")}
 
 
 def _place_and_reason(error: ValueError) -> tuple[int, str]:
-    """The number of the column whose check raised an error, and what it says."""
+    """The number of the column that failed validation, and the reason."""
     result = error.errors()[0] if hasattr(error, "errors") else {}
     return int(result.get("loc", (0,))[0]), one_line_preview(str(result.get("msg", error)))
 
 
 def faults_text(faults: Sequence[Fault]) -> str:
-    """Faults as a row holds them: a list; a digest where they touch more than `MOST_ELEMENTS`, which the seed draws again."""
+    """The faults of a trial as JSON for its row.
+
+    Faults of more than `MOST_ELEMENTS` elements are stored as a digest, since the seed gives them again.
+    """
     text = json.dumps([fault.to_json() for fault in faults], separators=(",", ":"))
     count = sum(map(len, faults))
     if count <= MOST_ELEMENTS:
@@ -250,18 +265,18 @@ def faults_text(faults: Sequence[Fault]) -> str:
 
 @cache
 def row_codec(row: type[R]) -> RowCodec[R]:
-    """The codec of a type of rows."""
+    """The codec for rows of this type."""
     return RowCodec(row)
 
 
 class StoredRow:
-    """A base of rows."""
+    """A base class of rows that are stored in a campaign store."""
 
     __slots__ = ()
 
     @classmethod
     def without_result(cls, trial: TrialId, **known: Any) -> Self:
-        """The row of a trial of which nothing but these values is known: all other numbers are 0 or NaN, texts and arrays empty.
+        """A row for a trial without a result: only the given fields have values, all others are empty.
 
         Fields with a default have it.
         """
@@ -269,11 +284,11 @@ class StoredRow:
         return cls(**values | {"trial": trial} | known)
 
     def reproducible_values(self) -> dict[str, Any]:
-        """The values of a row that are equal when the trial is run again, by field."""
+        """The values of a row, by field, that are equal whenever the trial is run again."""
         return row_codec(cast("Any", type(self))).reproducible_values(self)
 
     def derived(self) -> dict[str, Any]:
-        """Values that an export has besides the fields, by name."""
+        """Values, by name, that an export contains in addition to the fields."""
         return {}
 
     def with_worker(self, number: int) -> Self:
@@ -323,7 +338,7 @@ def _column(row: str, name: str, hint: Any) -> SqlColumn:
 
 
 def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without its annotations, and these."""
+    """A type without its annotations, and the annotations."""
     if get_origin(hint) is Annotated:
         kind, *marks = get_args(hint)
         return kind, tuple(marks)
@@ -366,12 +381,12 @@ def _unpacked(field: Field, cell: Any, shape: Shape, allowance: ReadLimit) -> An
 
 
 def _count(shape: Shape) -> int:
-    """Elements of an array."""
+    """The number of elements of an array."""
     return shape if isinstance(shape, int) else math.prod(shape)
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """A value converted for JSON."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
@@ -384,6 +399,9 @@ def _plain(value: Any) -> Any:
 
 
 def _named(cells: Sequence[Any]) -> str:
-    """The trial that some cells are of, whatever they hold: the first three are its target, flips and number."""
+    """The name of the trial in a row of unchecked cells, for error messages.
+
+    The first three cells are target, flips and number.
+    """
     target, flips, k = cells[:3]
     return f"trial {one_line_preview(target)}/x{one_line_preview('' if flips is None else flips)}/{one_line_preview(k)}"

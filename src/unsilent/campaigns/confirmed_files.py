@@ -1,4 +1,4 @@
-"""Which files and which code a stored campaign may use when it is run again: those alone that the user names once more.
+"""Confirmation by the user of the files and code that a stored campaign names, before it runs again.
 
 A store is a file from anywhere, and names what it likes: a script, a device, somebody's private file.
 """
@@ -22,7 +22,7 @@ def with_confirmed_files(
     builtin: Mapping[str, Collection[str]],
     options: Collection[tuple[str, str]] = (),
 ) -> S:
-    """The spec with what the user names in place of what the store names.
+    """The spec with the files that the user confirmed in place of the files that the store names.
 
     Args:
         confirmed: Option (``workload``, ``data``, ``weights``, ``accelerator``, ``fault``) -> what the user named, None

@@ -1,4 +1,4 @@
-"""Plans a campaign, runs what is missing and stores what happened."""
+"""Plan a campaign, run the missing trials and store their rows."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ MOST_PLANNED = 20_000_000
 
 
 class Planner(Protocol):
-    """Decides, from completed rounds alone, what a campaign runs next."""
+    """Decides, from completed rounds alone, which trials a campaign runs next."""
 
     def requested_trials(self, store: Any) -> Iterable[TrialId]:
-        """All trials that the rounds so far ask for."""
+        """All trials that the rounds so far request."""
 
     def decide_next_round(self, store: Any) -> list[Json]:
-        """The next round, to be stored; empty when the campaign has come to its end."""
+        """The next round, as JSON to be stored; empty if the campaign is complete."""
 
     def describe_round(self, store: Any) -> str:
         """A sentence on the purpose of the round that was decided last."""
 
 
 def check_strata(spec: Spec, baseline: Baseline) -> None:
-    """Raise ``UsageError`` where two strata are one: their trials could not be told apart, and never all be stored."""
+    """Raise ``UsageError`` if two strata have the same name and number of flips."""
     for noun, names in (("flips", spec.flips), ("targets", [target.name for target in baseline.targets])):
         twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
@@ -45,7 +45,7 @@ def check_strata(spec: Spec, baseline: Baseline) -> None:
 
 
 def plan_trials(spec: Spec, baseline: Baseline, budget: Budget) -> Iterator[TrialId]:
-    """All trials, one of every stratum after the other, so that a campaign cut short is even over its strata."""
+    """All trials, alternating between strata, so that an interrupted campaign covers all of them evenly."""
     strata = trial_numbers_by_stratum(spec, baseline, budget)
     return (
         TrialId(target, flips, k)
@@ -56,7 +56,7 @@ def plan_trials(spec: Spec, baseline: Baseline, budget: Budget) -> Iterator[Tria
 
 
 def trial_numbers_by_stratum(spec: Spec, baseline: Baseline, budget: Budget) -> dict[tuple[str, int | None], range]:
-    """Which trials of every stratum (target and number of flips) there are to be.
+    """The trial numbers planned for every stratum (target and number of flips).
 
     Raises ``UsageError`` for more of them than one store should hold.
     """
@@ -83,9 +83,9 @@ def run_campaign(
     observer: Observer | None = None,
     command: str = "",
 ) -> None:
-    """Bind the store to the campaign and run every planned trial it does not hold yet.
+    """Bind the store to the campaign, then run and store every planned trial that it lacks.
 
-    With a ``planner`` that is, round for round, what it decides from the complete rounds before; else ``budget`` says all.
+    A ``planner`` plans the trials round by round, from the complete rounds before; without one, ``budget`` gives them all.
 
     Rows are committed as soon as a proof covers them. The time since the executor was made, its set-up included, is added to
     the store's where rows were: asking again for what is there already costs nothing that a report should tell.
@@ -118,7 +118,7 @@ def run_campaign(
 
 
 def run_trials(trials: Iterable[TrialId], executor: Executor, store: AnyStore, observer: Observer | None = None) -> int:
-    """Run and store the trials that are not there yet, in a store that is bound already; how many those were."""
+    """Run and store the trials that a bound store lacks, and return how many were stored."""
     watcher = observer or Observer()
     done = store.stored_trial_ids()
     wanted = list(trials)

@@ -1,4 +1,6 @@
-"""Executors: where trials run. All give the same rows, bit for bit; they differ in cost and in what they survive.
+"""Executors, which run trials: in this process, in worker processes or on a cluster.
+
+All give the same rows, bit for bit; they differ in cost and in the crashes that they survive.
 
 inline      in this process; for live objects and for debugging. Exceptions are outcomes; a crash or a hang is not survived.
 serial      one worker process; crash and hang are outcomes of the trial that was running.
@@ -25,22 +27,28 @@ MOST_JOBS = 4096
 
 
 class Executor(Protocol):
-    """Runs trials of one campaign; a context manager that ends its workers."""
+    """The interface of executors: a context manager that runs the trials of one campaign."""
 
     def establish_baseline(self) -> Baseline:
-        """Load the workload (once) and say what was found."""
+        """Load the workload, once, and return the baseline of the campaign."""
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[Sequence[CampaignRow]]:
-        """Run trials; rows come in any order, those together that one proof covers (a list may be empty)."""
+        """Run trials and yield lists of rows that are verified, in any order.
+
+        A list may be empty.
+        """
 
     def wall_seconds(self, work: float) -> float:
-        """How long trials are expected to take from now that would keep one worker busy for ``work`` seconds."""
+        """Expected wall seconds for trials that would keep one worker busy for ``work`` seconds."""
 
     def salvage(self) -> Sequence[CampaignRow]:
-        """After an interrupt: rows that were run and not yet handed out, if they can still be proven."""
+        """After an interrupt: the finished rows not yet yielded that can still be verified."""
 
     def seconds_since_last_call(self) -> tuple[float, float]:
-        """Wall and CPU seconds, workers included, since it was made or this was last asked."""
+        """Wall and CPU seconds of this process and its workers since the previous call.
+
+        The first call counts from construction.
+        """
 
     def close(self) -> None:
         """End all workers."""
@@ -51,10 +59,10 @@ class Executor(Protocol):
 
 
 class LocalExecutor(Executor, Protocol):
-    """Runs trials on this machine, and passes questions on to their runner."""
+    """The interface of executors on this machine, which can also forward questions to their runner."""
 
     def ask_runner(self, what: str, *arguments: Any) -> Any:
-        """The answer of the runner; see `Runner`."""
+        """Forward a question to the runner and return its answer; see `Runner`."""
 
 
 def make_executor(
@@ -68,7 +76,9 @@ def make_executor(
     worker_settings: WorkerSettings | None = None,
     address: str | None = None,
 ) -> Executor:
-    """The executor of that name, default by ``jobs``; raises ``UsageError`` for an unknown one or for jobs that do not fit.
+    """An executor by its name; without a name, ``jobs`` and ``address`` decide.
+
+    Raises ``UsageError`` for an unknown name and for jobs that do not fit.
 
     ``jobs`` None: what `default_job_count` says. ``address`` is that of an existing Ray cluster, which asks for ``ray``.
     """
@@ -83,7 +93,7 @@ def make_executor(
 
 
 def chosen_job_count(name: str | None, spec: Spec, jobs: int | None, address: str | None = None) -> int:
-    """The number of workers of the executor ``name``: ``jobs``, or where that is None what fits."""
+    """The number of workers of an executor: ``jobs``, or a default if that is None."""
     if jobs is not None:
         return jobs
     return 1 if name in ("serial", "ray") or address is not None else default_job_count(spec)
@@ -92,7 +102,10 @@ def chosen_job_count(name: str | None, spec: Spec, jobs: int | None, address: st
 def resolve_executor_name(
     name: str | None, *, jobs: int | None = None, deadline: float | None = None, address: str | None = None
 ) -> str:
-    """The name of the executor that `make_executor` would make; raises ``UsageError``, before anything is loaded."""
+    """The name of the executor that `make_executor` would create; raises ``UsageError``.
+
+    Nothing is loaded.
+    """
     if INSIDE in os.environ:
         raise UsageError(
             "the file of the workload starts a campaign when a worker loads it; put that call under: if __name__ == '__main__':"

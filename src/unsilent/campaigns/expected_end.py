@@ -1,4 +1,4 @@
-"""When a campaign that decides itself how many trials it runs is expected to end."""
+"""The expected end of a campaign that decides itself how many trials it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unsilent.report.text import count_text
 
 @dataclass(frozen=True)
 class ExpectedEnd:
-    """Expected trials and times, each as three numbers: the lower end of a range, the middle and the upper end.
+    """Expected number of trials and time left, each as a lower end, a middle and an upper end.
 
     Attributes:
         trials: Trials in all.
@@ -24,7 +24,7 @@ class ExpectedEnd:
 
     @property
     def time_text(self) -> str:
-        """The time that is left, and what it was measured on."""
+        """The time left as text, with the number of trials that it was measured on."""
         low, middle, high = map(rough_duration_text, self.seconds)
         return f"in about {middle} ({low} to {high}, measured on {count_text(self.measured, 'trial')})"
 

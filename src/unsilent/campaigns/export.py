@@ -1,4 +1,6 @@
-"""A store as JSON lines, CSV, JSON or Parquet; ``canonical`` for comparing two stores byte by byte.
+"""Export of a store as JSON lines, CSV, JSON or Parquet.
+
+Canonical exports of equal campaigns are equal byte by byte.
 
 The canonical export is the campaign's identity followed by its rows in order, without anything that may differ between two
 runs of the same campaign: time, path, host, worker. Of a campaign in rounds its rounds belong to that: they say which rows count.
@@ -30,7 +32,9 @@ FORMATS = (".csv", ".json", ".jsonl", ".parquet")
 
 
 def export_store(store: AnyStore, to: Path | None, *, canonical: bool = False) -> None:
-    """Write every trial to ``to`` (format by its ending; stdout as JSON lines when None).
+    """Write every trial to ``to``, in the format of its file ending.
+
+    JSON lines on stdout if ``to`` is None.
 
     Raises ``UsageError`` for an unknown ending or a file that cannot be written.
     """
@@ -59,7 +63,7 @@ def export_store(store: AnyStore, to: Path | None, *, canonical: bool = False) -
 
 
 def canonical_lines(store: AnyStore) -> Iterator[str]:
-    """The canonical export, line by line; without trials that were asked for afterwards."""
+    """The canonical export, line by line, without trials that were run outside of the plan."""
     baseline = store.baseline
     head = {"campaign": baseline.campaign, "spec": store.spec.identity(), "fingerprint": dict(baseline.fingerprint)}
     yield sorted_json_text(head | _rounds(store))
@@ -69,13 +73,16 @@ def canonical_lines(store: AnyStore) -> Iterator[str]:
 
 
 def _rounds(store: AnyStore) -> Json:
-    """Decisions of the looks of a campaign in rounds."""
+    """The decisions of all rounds, empty for campaigns without rounds."""
     rounds = store.records_as_json(ROUND) if ROUND in store.kind.record_readers else []
     return {"rounds": rounds} if rounds else {}
 
 
 def _records(store: AnyStore) -> Iterator[Json]:
-    """Rows as JSON values, those of kinds that have rounds with the look from which on they count."""
+    """Rows as JSON values.
+
+    Kinds with rounds add the look from which on a trial counts.
+    """
     if ROUND not in store.kind.record_readers:
         yield from map(store.codec.row_as_json, store.rows())
         return
@@ -89,7 +96,7 @@ def _records(store: AnyStore) -> Iterator[Json]:
 
 
 def _flat(store: AnyStore) -> Iterator[Json]:
-    """For tables: what is nested as JSON text, numbers as numbers."""
+    """Rows for tables: nested values as JSON text, numbers as numbers."""
     for values in _records(store):
         flat = {k: json.dumps(v) if isinstance(v, (list, dict)) else v for k, v in values.items()}
         for key in store.codec.number_columns:
@@ -99,7 +106,10 @@ def _flat(store: AnyStore) -> Iterator[Json]:
 
 
 def _line(store: AnyStore, values: Json, dumps: Callable[[Any], str]) -> str:
-    """One record as JSON. Bytes come last and as they are: escaping them is most of the time of a large export."""
+    """One record as a line of JSON.
+
+    Hex digits are appended without escaping, which would take most of the time of a large export.
+    """
     digits = {name: values.pop(name) for name in store.codec.hex_fields}
     return dumps(values)[:-1] + "".join(f',"{name}":"{text}"' for name, text in digits.items()) + "}"
 
@@ -128,12 +138,12 @@ def _csv(store: AnyStore, file: IO[str]) -> None:
 
 
 def for_spreadsheets(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula gets an apostrophe before it; numbers are left as they are."""
+    """The value with an apostrophe before any text that a spreadsheet would execute as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
 
 
 def trials_as_frame(store: AnyStore) -> DataFrame:
-    """Every trial as a row of a pandas table; raises ``UsageError`` where pandas is missing."""
+    """A pandas table with a row for every trial; raises ``UsageError`` if pandas is missing."""
     try:
         import pandas
     except ImportError:

@@ -1,4 +1,4 @@
-"""The executor that runs trials of any kind in this process: for live workload objects, and for tests."""
+"""The executor that runs trials in this process, for live workload objects and for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from unsilent.workloads.trainings.randomness import save_generator_states
 
 
 class InlineExecutor(Closing):
-    """Runs trials here. Threads, settings of determinism and random generators are put back by ``close``."""
+    """Runs trials in this process.
+
+    ``close`` restores threads, settings of determinism and random generators.
+    """
 
     def __init__(self, job: WorkerJob, observer: Observer | None = None) -> None:
         self._watch = Stopwatch()
@@ -32,16 +35,16 @@ class InlineExecutor(Closing):
         )
 
     def establish_baseline(self) -> Baseline:
-        """The baseline of the runner."""
+        """Load the workload and return the baseline of the campaign."""
         baseline: Baseline = self.runner.establish_baseline()
         return baseline
 
     def ask_runner(self, what: str, *arguments: Any) -> Any:
-        """The answer of the runner."""
+        """Ask the runner a question and return its answer."""
         return self.runner.answer(what, *arguments)
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[list[CampaignRow]]:
-        """Run trials in the order given; rows come together once a proof covers them."""
+        """Run trials in the given order and yield lists of rows that are verified."""
         held: list[CampaignRow] = []
         try:
             waiting = iter(trials)
@@ -65,7 +68,10 @@ class InlineExecutor(Closing):
         yield held
 
     def _chunk(self, chunk: list[TrialId]) -> Iterator[CampaignRow]:
-        """The rows of some trials; those that ran out of memory run again, alone."""
+        """The rows of some trials.
+
+        Trials that ran out of memory run again, alone.
+        """
         again = []
         for row in run_trials_in_order(self.runner, chunk):
             if isinstance(row, DeferredTrial):
@@ -78,22 +84,25 @@ class InlineExecutor(Closing):
             self._observer.say(note)
 
     def wall_seconds(self, work: float) -> float:
-        """The wall seconds of this much work: as long, since there are no other workers."""
+        """The seconds given as ``work``, since this process is the only worker."""
         return work
 
     def salvage(self) -> list[CampaignRow]:
-        """After an interrupt: the rows since the last proof, proven now."""
+        """After an interrupt: the finished rows not yet yielded, verified now."""
         rows, self._held = self._held, []
         if rows:
             self.runner.verify_restored_state()
         return rows
 
     def seconds_since_last_call(self) -> tuple[float, float]:
-        """Seconds of this process since it was made, or this was last asked."""
+        """Wall and CPU seconds of this process since the previous call.
+
+        The first call counts from construction.
+        """
         return self._watch.lap()
 
     def close(self) -> None:
-        """Put back threads, settings and random generators."""
+        """Restore threads, settings of determinism and random generators."""
         self.runner.close()
         torch.set_num_threads(self._threads)
         self._generators()

@@ -1,4 +1,4 @@
-"""The record that a study registers of its campaigns, so that stores, exports and merges know how to read them."""
+"""The record that describes one kind of campaign, so that stores, exports and merges can read its trials."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def is_trial_of_targets(trial: TrialId, spec: Spec, targets: frozenset[str]) -> bool:
-    """Whether a trial is of one of the campaign's targets, with one of its numbers of flips."""
+    """Whether a trial has one of the campaign's targets and one of its numbers of flips."""
     return trial.target in targets and trial.flips in spec.flips
 
 
 def no_arrays(baseline: object, values: object) -> Mapping[str, Shape]:
-    """The shapes of arrays, of rows that have none."""
+    """An empty mapping of array shapes, for rows without arrays."""
     return {}
 
 
 def do_nothing(*_: Any, **__: Any) -> Any:
-    """Finds nothing wrong."""
+    """A check that accepts everything."""
 
 
 def count_budgeted_trials(store: Any, part: int = 1, parts: int = 1) -> int:
-    """Trials of all strata by the largest budget, or those of one part of ``--shard``."""
+    """The number of trials in the largest budget, over all strata or for one part of ``--shard``."""
     spec, baseline = store.spec, store.baseline
     if spec.is_enumerated:
         sizes = [target.slots for target in baseline.targets]
@@ -46,13 +46,15 @@ def count_budgeted_trials(store: Any, part: int = 1, parts: int = 1) -> int:
 
 
 def name_of_workload(store: Any) -> str:
-    """The name of what the trials of a store run: that which its worker found out, else the one that was given."""
+    """The name of the workload that the trials of a store ran."""
     return str(getattr(store.baseline, "name", store.spec.workload))
 
 
 @dataclass(frozen=True)
 class Kind(Generic[S, B, R]):
-    """A kind of campaigns. What a file says is believed once its own checks have not raised ``DamagedRecordError``.
+    """The description of one kind of campaign: its options, its runner, its rows and its analysis.
+
+    Contents of a file are trusted only if the checks of the kind do not raise ``DamagedRecordError``.
 
     Attributes:
         name: Of the kind, and of its command where ``command`` is empty.
@@ -135,30 +137,30 @@ class Kind(Generic[S, B, R]):
 
     @property
     def command_words(self) -> str:
-        """The words after ``unsilent`` that run it."""
+        """The words after ``unsilent`` that run a campaign of this kind."""
         return self.command or self.name
 
     @property
     def option_classes(self) -> tuple[type, ...]:
-        """All that is asked of a campaign."""
+        """Dataclasses of all options of a campaign."""
         return self.spec, self.budget, self.analysis_options, *self.further_option_classes, self.execution_options
 
     @property
     def command_classes(self) -> tuple[type, ...]:
-        """Dataclasses of the options that a command names, so that it asks for the same again."""
+        """Dataclasses of the options that the stored command line contains, so that it repeats the campaign."""
         return self.budget, self.spec, self.analysis_options, self.report_options, *self.further_option_classes
 
     def command_line(self, request: Request) -> str:
-        """The command line that asks for the same again."""
+        """The command line that repeats this request."""
         return request.command_line(self.command_words, *self.command_classes)
 
     def resolve_budget(self, request: Request) -> Budget:
-        """How many trials; raises ``UsageError``."""
+        """The budget of the campaign; raises ``UsageError``."""
         budget: Budget = request[self.budget].resolve()
         return budget
 
     def checked_spec(self, request: Request) -> S:
-        """The spec of what was asked; raises ``UsageError`` for any option that does not fit."""
+        """The spec that the options describe; raises ``UsageError`` for any option that does not fit."""
         spec = self.resolve_spec(request) if self.resolve_spec else request[self.spec]
         self.resolve_budget(request)
         request[self.analysis_options]
@@ -167,7 +169,7 @@ class Kind(Generic[S, B, R]):
         return spec
 
     def __post_init__(self) -> None:
-        """Raise ``UsageError`` for what would show only when trials are stored or a command is given."""
+        """Raise ``UsageError`` for mistakes that would otherwise appear only when trials are stored."""
         verb = f"unsilent {self.command_words}"
         owner = APPLICATION_OWNERS.get(self.application_id, verb)
         if owner != verb:
@@ -184,7 +186,7 @@ class Kind(Generic[S, B, R]):
         APPLICATION_OWNERS[self.application_id] = verb
 
     def check_records(self) -> None:
-        """Raise ``UsageError`` for a row or options of types that cannot be stored or asked for."""
+        """Raise ``UsageError`` for a row or options whose types cannot be stored or parsed."""
         arrays = [array.name for array in row_codec(cast("Any", self.row)).arrays]
         if arrays and self.shapes is no_arrays:
             raise UsageError(

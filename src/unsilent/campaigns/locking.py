@@ -1,4 +1,4 @@
-"""One writer a file: an advisory lock in ``FILE.lock`` that the kernel drops when its holder dies."""
+"""An advisory lock file ``FILE.lock``, which admits one writer and which the kernel drops when its holder dies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from unsilent.basics.errors import StoreError
 
 
 class FileLock:
-    """Held from construction until ``release``; raises ``StoreError`` when another process holds it."""
+    """A lock that is held from construction until ``release``.
+
+    Raises ``StoreError`` if another process holds it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path.with_name(path.name + ".lock")
@@ -46,7 +49,7 @@ class FileLock:
             os.close(fd)  # its last holder removed the file between our open and our lock
 
     def _is_lock(self, fd: int) -> bool:
-        """A regular file with nothing but a process number in it: anything else is somebody's data."""
+        """Whether an open file is a lock file: a regular file with at most a process number in it."""
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return False
         head = os.pread(fd, 32, 0)
@@ -59,7 +62,7 @@ class FileLock:
             return False
 
     def release(self) -> None:
-        """Remove the file while holding the lock, then let go."""
+        """Remove the lock file and then give up the lock."""
         if self._fd >= 0:
             self._path.unlink(missing_ok=True)
             os.close(self._fd)

@@ -1,4 +1,4 @@
-"""Joins stores of one campaign that were made apart: trials are independent of each other, so their union is the campaign.
+"""Joins stores that hold trials of the same campaign from several machines.
 
 Stores are files from anywhere and are read through `Store` alone. Rows stream: every store gives them in canonical order, so
 that one row a store is in memory. They are written in one transaction, everything or nothing; a store that is new is made under
@@ -32,7 +32,7 @@ Order = tuple[str, bool, int, int, int]
 
 @dataclass
 class MergeInput:
-    """The trials of one store, and how many of them no store before it held."""
+    """One joined store, with its number of trials and how many of them no earlier store held."""
 
     store: Path
     trials: int = 0
@@ -40,13 +40,13 @@ class MergeInput:
 
     @property
     def duplicates(self) -> int:
-        """Trials that another store held as well, with the same content."""
+        """The number of its trials that an earlier store held as well, with the same content."""
         return self.trials - self.new
 
 
 @dataclass(frozen=True)
 class MergeResult:
-    """The joined store: how many trials it held before, and what each store gave."""
+    """The joined store, its number of trials before, and the trials that each input added."""
 
     store: Path
     campaign: str
@@ -55,7 +55,7 @@ class MergeResult:
 
     @property
     def trials(self) -> int:
-        """Trials that it holds now."""
+        """The number of trials that the joined store holds now."""
         return self.trials_before + sum(part.new for part in self.merged_inputs)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class MergeResult:
 
 
 def merge_stores(out: Path, paths: Sequence[Path], kind: Kind[Any, Any, Any]) -> MergeResult:
-    """Join the stores ``paths`` into ``out``, which is made, or extended where it is a store of the same campaign.
+    """Join stores into ``out``, which is created, or extended if it holds the same campaign.
 
     Raises:
         UsageError: a file is named twice. StoreError: the stores hold different campaigns, or one trial with different ends
@@ -132,7 +132,7 @@ def _check_campaigns(stores: Sequence[AnyStore]) -> None:
 
 
 def _make(out: Path, sources: Sequence[AnyStore]) -> MergeResult:
-    """A new store, which has its name once it is whole."""
+    """Create the joined store under a temporary name and rename it when it is complete."""
     lock, temporary = FileLock(out), temporary_name(out)
     beside = [temporary.with_name(temporary.name + ending) for ending in ("", "-wal", "-shm", "-journal")]
     try:
@@ -155,7 +155,7 @@ def _make(out: Path, sources: Sequence[AnyStore]) -> MergeResult:
 
 
 def _check_free(out: Path) -> None:
-    """A log that a removed store left behind would be taken for the new one's."""
+    """Raise ``StoreError`` if the new store's file or a leftover SQLite log of it exists already."""
     for path in (out, *(out.with_name(out.name + ending) for ending in ("-wal", "-journal"))):
         if path.exists():
             raise StoreError(
@@ -164,7 +164,10 @@ def _check_free(out: Path) -> None:
 
 
 def _fill(target: AnyStore, out: Path, sources: Sequence[AnyStore]) -> MergeResult:
-    """Add to ``target`` what it lacks; where it is the first of ``sources`` itself, what the others hold beyond it."""
+    """Add to ``target`` the trials and records that it lacks.
+
+    ``target`` may itself be the first of ``sources``.
+    """
     parts = tuple(MergeInput(store.path) for store in sources)
     extends = sources[0].path == target.path
     records = {name: _records(sources, name) for name in target.kind.record_readers}
@@ -176,7 +179,7 @@ def _fill(target: AnyStore, out: Path, sources: Sequence[AnyStore]) -> MergeResu
 
 
 def _carry_books(target: AnyStore, sources: Sequence[AnyStore]) -> None:
-    """Time spent, of every store that gave a trial, and the largest budget that any of them was asked."""
+    """Add the time spent of all these stores to ``target``, and the largest budget of them."""
     seconds = [store.total_session_seconds() for store in sources]
     if seconds:
         target.add_session_seconds(sum(wall for wall, _ in seconds), sum(cpu for _, cpu in seconds))
@@ -186,18 +189,18 @@ def _carry_books(target: AnyStore, sources: Sequence[AnyStore]) -> None:
 
 
 def command_without_shard(command: str) -> str:
-    """The command that asks for all parts."""
+    """The command line without its ``--shard`` option."""
     return _SHARD.sub("", command)
 
 
 def shard_in_command(command: str) -> tuple[int, int]:
-    """Which part of how many a command asks for; all is part 1 of 1."""
+    """The part and the number of parts that a command's ``--shard`` selects; (1, 1) without the option."""
     match = _SHARD.search(command)
     return (int(match[1]), int(match[2])) if match else (1, 1)
 
 
 def _records(stores: Sequence[AnyStore], name: str) -> list[Any]:
-    """Records of one name: of the store that has most of them, where those of the others are its first ones.
+    """The longest list of records of one name, which must begin with the lists of all other stores.
 
     Raises ``StoreError`` where they are not: what a look decided, say, holds for all trials of a campaign.
     """
@@ -213,7 +216,10 @@ def _records(stores: Sequence[AnyStore], name: str) -> list[Any]:
 
 
 def _union(sources: Sequence[AnyStore], parts: Sequence[MergeInput]) -> Iterator[tuple[int, CampaignRow]]:
-    """Every trial once, in canonical order, with the number of the first store that holds it; ``parts`` are counted."""
+    """Every trial once, in canonical order, with the number of the first store that holds it.
+
+    Counts the trials in ``parts``.
+    """
     with ExitStack() as stack:  # a query that is left open after an error would hold its file
         streams = [stack.enter_context(closing(_rows(store, number))) for number, store in enumerate(sources)]
         for _, group in groupby(heapq.merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
@@ -233,12 +239,12 @@ def _rows(store: AnyStore, number: int) -> Generator[tuple[Order, int, CampaignR
 
 
 def _order(trial: TrialId) -> Order:
-    """Sorts trials as SQLite does: by target, then no number of flips before any, then k and samples."""
+    """The sort key of a trial, which gives the same order as SQLite: target, flips, k, samples."""
     return trial.target, trial.flips is not None, trial.flips or 0, trial.k, trial.sample_count
 
 
 def _check_equal(row: CampaignRow, copy: CampaignRow, where: Path, place: Path) -> None:
-    """Raise ``StoreError`` for one trial with two ends."""
+    """Raise ``StoreError`` if a trial has different results in two stores."""
     again = copy.reproducible_values()
     for column, value in row.reproducible_values().items():
         if value != again[column]:

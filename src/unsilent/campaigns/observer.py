@@ -1,4 +1,4 @@
-"""Observers, which are notified of what a campaign does while it runs."""
+"""Observers, which are notified of the progress of a campaign."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from unsilent.campaigns.spec import CampaignRow, TrialId
 
 
 class Observer:
-    """Told what goes on. Here every method does nothing; subclasses replace those that matter to them."""
+    """A base class of observers.
+
+    Every method does nothing here; subclasses override those that they need.
+    """
 
     def loading(self, description: str, done: float, total: float) -> None:
-        """A workload is being prepared (trained)."""
+        """Called while a workload is being prepared (trained)."""
 
     def planned(self, done: int, total: int) -> None:
-        """How many trials are stored, and how many there will be."""
+        """Called with the number of trials already stored, and the number planned in total."""
 
     def say(self, sentence: str) -> None:
-        """Something worth knowing before it goes on."""
+        """Called with a sentence that the user should read while the campaign runs."""
 
     def trial(self, row: CampaignRow) -> None:
-        """A trial ended."""
+        """Called when a trial has ended."""
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
-        """The worker of a trial died, was killed for passing the deadline, or can run no other; ``why`` says what is done."""
+        """Called when a worker died, was killed at its deadline or became unusable.
+
+        ``why``: the reason, and what is done about it.
+        """

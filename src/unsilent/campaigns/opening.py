@@ -1,4 +1,4 @@
-"""Checks of an SQLite file, which may come from anyone, before a row of it is read.
+"""Checks of an SQLite file from an untrusted source before its rows are read.
 
 A schema is a program: generated columns, CHECKs, indexes on expressions, triggers and views are evaluated by whoever reads or
 checks the file. So the text of the schema is compared with ours first, to the letter, while nothing but its parser has seen it.
@@ -28,7 +28,7 @@ _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
 class QueryStepLimit:
-    """Ends a query that takes more steps than it may, and lets Ctrl-C and SIGTERM end one that runs.
+    """A limit on the steps of one SQLite query, which also lets Ctrl-C and SIGTERM interrupt a query.
 
     Attributes:
         exceeded: Whether a query took too many.
@@ -40,18 +40,21 @@ class QueryStepLimit:
         db.set_progress_handler(self._tick, STEPS_PER_CHECK)
 
     def restart_count(self, steps: float) -> None:
-        """Start counting anew."""
+        """Reset the limit to this number of steps."""
         self._left, self.exceeded = steps, False
 
     def _tick(self) -> bool:
-        """True interrupts the query, and so does what a signal handler raises in here."""
+        """Count steps and return whether SQLite shall interrupt the query.
+
+        An exception from a signal handler interrupts it as well.
+        """
         self._left -= STEPS_PER_CHECK
         self.exceeded = self._left < 0
         return self.exceeded
 
 
 def check_files(path: Path) -> None:
-    """Raise ``StoreError`` where the store, or a log of SQLite's next to it, is not a regular file or would do harm."""
+    """Raise ``StoreError`` if the store or an SQLite log next to it is not a regular file, or is unsafe."""
     if path.exists() and not path.is_file():
         raise StoreError(f"{path} is not a regular file; give a file name for the store")
     for ending in ("-wal", "-shm", "-journal"):
@@ -71,7 +74,10 @@ def check_files(path: Path) -> None:
 
 
 def _names_another(journal: Path) -> bool:
-    """Whether a journal ends in the name of a super-journal, which SQLite removes once it has rolled back. No store has one."""
+    """Whether a journal names a super-journal, which SQLite would delete.
+
+    No journal of a store does.
+    """
     with journal.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - len(_SUPER_JOURNAL)))
@@ -79,7 +85,7 @@ def _names_another(journal: Path) -> bool:
 
 
 def restrict_connection(db: sqlite3.Connection, max_cell_bytes: int) -> None:
-    """Limit a connection: no schema may call functions that do something, no cell exceeds ``max_cell_bytes``."""
+    """Limit the cell size of a connection, and forbid its schema to call functions with side effects."""
     db.execute("PRAGMA trusted_schema=OFF")
     db.execute("PRAGMA cell_size_check=ON")
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_cell_bytes)
@@ -93,13 +99,13 @@ _QUERY = "SELECT CAST(type AS BLOB), CAST(name AS BLOB), CAST(tbl_name AS BLOB),
 
 
 def sql_definitions(db: sqlite3.Connection) -> frozenset[tuple[bytes | None, ...]]:
-    """The definitions of a file, as the bytes that it holds."""
+    """The schema of a file: all definitions in it, as raw bytes."""
     return frozenset(db.execute(_QUERY).fetchall())
 
 
 @cache
 def expected_schema(text: str) -> frozenset[tuple[bytes | None, ...]]:
-    """The definitions of a file once SQLite has run ``text`` in it."""
+    """The schema that a file has after SQLite has run ``text`` in it."""
     with sqlite3.connect(":memory:") as db:
         db.executescript(text)
         result = sql_definitions(db)

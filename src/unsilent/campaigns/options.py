@@ -1,4 +1,4 @@
-"""Options of campaigns of every kind besides their spec: how many trials, where they run, how their store is read."""
+"""Options of campaigns of every kind: budget, execution, analysis and report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_PARTS = 10**9 - 1
 
 
 def read_pairs(pairs: Mapping[str, object] | Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Options of a workload, sorted, from texts ``key=value`` or from a mapping; raises ``UsageError``."""
+    """Options of a workload, sorted, from texts ``key=value`` or a mapping; raises ``UsageError``."""
     if isinstance(pairs, Mapping):
         return tuple(sorted((str(key), str(value)) for key, value in pairs.items()))
     items = [pairs] if isinstance(pairs, str) else pairs
@@ -50,7 +50,7 @@ def read_pairs(pairs: Mapping[str, object] | Sequence[str]) -> tuple[tuple[str, 
 
 
 def write_pairs(pairs: Any) -> list[str]:
-    """The reverse."""
+    """Options of a workload as texts ``key=value``: the inverse of `read_pairs`."""
     return [f"{key}={value}" for key, value in pairs]
 
 
@@ -75,7 +75,9 @@ SHARD = Option(
 
 @dataclass(frozen=True)
 class Budget:
-    """How much may be spent; raising it extends a campaign. ``trials`` is per stratum (target and number of flips).
+    """The number of trials of each stratum (target and number of flips).
+
+    A larger budget extends a campaign.
 
     ``shard``, part I of N: of every stratum the trials I-1, I-1+N, I-1+2N …, so that each part is a fair sample of the whole.
     """
@@ -94,18 +96,21 @@ class Budget:
             )
 
     def resolve(self) -> Budget:
-        """Itself; of a kind that decides it from other options, what was decided."""
+        """The budget itself.
+
+        Kinds that derive the budget from other options override this.
+        """
         return self
 
     def trial_numbers(self, slots: int | None) -> range:
-        """Which trials of a stratum: of all its ``slots``, or as many as are asked."""
+        """The trial numbers of a stratum: all of its ``slots``, or ``trials`` of them if ``slots`` is None."""
         part, parts = self.shard
         return range(part - 1, self.trials if slots is None else slots, parts)
 
 
 @dataclass(frozen=True)
 class AnalysisOptions:
-    """How a store is read: what may change without a trial being run again."""
+    """Options of the analysis of a store, which can change without running a trial again."""
 
     confidence: Annotated[float, CONFIDENCE] = 0.95
 
@@ -116,12 +121,12 @@ class AnalysisOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """How a result is shown: without any choice, unless a kind has a dataclass of its own."""
+    """Options of a report: none, unless a kind has a dataclass of its own."""
 
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Where trials are run."""
+    """Options for where and how trials are run."""
 
     jobs: Annotated[int | None, Option(
         "Number of worker processes.", EXECUTION_PANEL,
@@ -138,14 +143,17 @@ class ExecutionOptions:
         default_text="20 times the seconds of the golden run, at least 10")] = None  # fmt: skip
 
     def check(self) -> None:
-        """Raise ``UsageError``, before anything is loaded, for what does not fit together."""
+        """Raise ``UsageError`` for options that contradict each other.
+
+        Nothing is loaded.
+        """
         from unsilent.campaigns.executors import resolve_executor_name
 
         resolve_executor_name(self.executor, jobs=self.jobs, deadline=self.deadline, address=self.ray)
 
     @property
     def worker_settings(self) -> WorkerSettings:
-        """The settings of a worker."""
+        """The worker settings that these options give."""
         return WorkerSettings(jobs=self.jobs or 1)
 
     def open_executor(self, make_runner: MakeRunner, spec: Spec, observer: Observer | None = None) -> Executor:
@@ -160,7 +168,7 @@ class ExecutionOptions:
 
 @dataclass(frozen=True)
 class EngineOptions(ExecutionOptions):
-    """Options of execution, of kinds whose engine has shortcuts."""
+    """Options of execution for kinds whose engine can skip operations that a fault does not affect."""
 
     engine: Annotated[str, Option(
         "auto (runs only operations that a fault affects) or plain (runs the whole model). Both give identical results.",
@@ -170,19 +178,22 @@ class EngineOptions(ExecutionOptions):
         default_text="a quarter of the free memory")] = None  # fmt: skip
 
     def check(self) -> None:
-        """Raise ``UsageError`` for an engine that there is not as well."""
+        """Raise ``UsageError`` for an unknown engine and for options that contradict each other."""
         if self.engine not in ENGINES:
             raise unknown_name_error("--engine", self.engine, ENGINES)
         super().check()
 
     @property
     def worker_settings(self) -> WorkerSettings:
-        """The settings of a worker."""
+        """The worker settings that these options give."""
         return WorkerSettings(self.engine, self.memory, self.jobs or 1)
 
 
 def known_device(device: str) -> str:
-    """``auto`` is decided without torch where that is possible: without a CUDA driver it is the CPU."""
+    """The actual device for an option value such as ``auto``.
+
+    Torch is loaded only if a CUDA driver is present or another device is named.
+    """
     if device == "cpu" or (device == "auto" and not Path("/proc/driver/nvidia/version").exists()):
         return "cpu"
     from unsilent.engine.device_placement import resolve_device
@@ -192,7 +203,7 @@ def known_device(device: str) -> str:
 
 @contextmanager
 def store_or_temporary(store: str | Path | None, name: str = "campaign.sqlite") -> Iterator[Path]:
-    """The file that is asked for, or one that is removed afterwards."""
+    """The path of the given store, or of a temporary one that is removed afterwards."""
     if store is not None:
         yield check_path("--store", store)
         return

@@ -1,4 +1,4 @@
-"""A line to another process of ours: whole messages over a socket, sent and received by threads.
+"""A connection to another process of this program: whole messages over a socket, sent and received by threads.
 
 An interrupt hits the main thread alone, so it never cuts a message in two; and as both ends always read, none waits for
 the other to do so. Messages are pickled: both ends are ours.
@@ -18,7 +18,10 @@ FLUSH_SECONDS = 2.0
 
 
 class ProcessConnection:
-    """One end; owns the socket ``fd`` until ``close``."""
+    """One end of a connection.
+
+    The socket ``fd`` belongs to this object until ``close``.
+    """
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -31,11 +34,17 @@ class ProcessConnection:
         self._reader.start()
 
     def send(self, *message: Any) -> None:
-        """Send a message soon; where the other end is gone, receiving says so."""
+        """Queue a message for sending.
+
+        If the other end is gone, `receive` raises the error.
+        """
         self._out.put(message)
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message, None after ``timeout`` seconds without one; raises ``EOFError`` when the other end is gone."""
+        """The next message; None if there is none within ``timeout`` seconds.
+
+        Raises ``EOFError`` when the other end is gone.
+        """
         try:
             message = self._in.get(timeout=timeout) if timeout > 0 else self._in.get_nowait()
         except queue.Empty:
@@ -46,7 +55,7 @@ class ProcessConnection:
         return message
 
     def close(self) -> None:
-        """Send what is waiting, if the other end still reads, and close."""
+        """Send all queued messages, if the other end still reads, and close the connection."""
         self._out.put(None)
         self._writer.join(FLUSH_SECONDS)
         try:

@@ -1,4 +1,4 @@
-"""The executor with worker processes: it survives what a trial does to its process.
+"""The executor that runs trials in worker processes, so that a trial that crashes ends only its worker.
 
 A trial whose worker dies runs again, alone in another: only if that dies as well is its outcome ``crash``. A trial after
 which its worker reports that it can run no other (a device stopped by an assertion) is a ``crash`` at once, one that passes
@@ -34,7 +34,7 @@ ROOM = 2
 
 
 def default_job_count(spec: Spec) -> int:
-    """The number of cores less one, each worker with its threads, at least 1; on an accelerator 1.
+    """The default number of workers: as many as fit on all cores but one, or 1 on an accelerator.
 
     It is at most the free memory divided by `WORKER_BYTES`.
     """
@@ -46,12 +46,15 @@ def default_job_count(spec: Spec) -> int:
 
 
 def core_count() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_memory_for_another(pid: int, starting: int) -> bool:
-    """Whether another worker like the one of ``pid`` fits, besides ``starting`` ones that have not loaded anything yet."""
+    """Whether memory suffices for another worker like process ``pid``.
+
+    ``starting``: the number of workers that are starting and have not loaded anything yet.
+    """
     free, used = available_memory_bytes(), peak_memory_bytes(pid)
     return free is None or used is None or free >= ROOM * used * (1 + starting)
 
@@ -70,7 +73,7 @@ SALVAGE_SECONDS = 5.0
 
 @dataclass(eq=False)
 class _Worker:
-    """One child process: rows that no proof covers yet, and what it was asked and has not answered, oldest first."""
+    """One worker process, with its unanswered trials (oldest first) and its rows that are not verified yet."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -84,17 +87,19 @@ class _Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether something is expected of it."""
+        """Whether the worker has unanswered trials or an unanswered request to verify rows."""
         return bool(self.unanswered_trials) or self.proving
 
     @property
     def unproven(self) -> list[TrialId]:
-        """The trials of the rows that it holds."""
+        """The trials of the rows that are not verified yet."""
         return [row.trial for row in self.unverified_rows]
 
 
 class ProcessExecutor(Closing):
-    """``jobs`` workers, started lazily: the first trains and describes, the others follow when there is work.
+    """An executor with ``jobs`` worker processes.
+
+    The first one loads the workload and finds the baseline; the others start when there is work for them.
 
     Rows are handed out once their worker has proven that the model is intact and trials leave no trace; rows of a worker
     that is lost before that are run again. ``environment`` is that of the workers, the driver's own when None.
@@ -143,7 +148,7 @@ class ProcessExecutor(Closing):
         end_child(worker.process, worker.connection)
 
     def establish_baseline(self) -> Baseline:
-        """Start the first worker, let it load the workload, and return what it found."""
+        """Start the first worker, which loads the workload, and return the baseline of the campaign."""
         if self._description is None:
             begun = time.monotonic()
             self._await_ready(self._spawn())
@@ -154,11 +159,17 @@ class ProcessExecutor(Closing):
 
     @property
     def max_trials_together(self) -> int:
-        """How many trials a worker may run together; known once it has described itself."""
+        """The largest number of trials that a worker runs together.
+
+        Available once a worker has reported its baseline.
+        """
         return self._pack
 
     def ask_runner(self, what: str, *arguments: Any) -> Any:
-        """The answer of a worker's runner; raises ``UnsilentError`` when the worker dies or is silent for too long."""
+        """The answer of a worker's runner.
+
+        Raises ``UnsilentError`` when the worker dies or does not answer in time.
+        """
         self.establish_baseline()
         worker, self._answer = self._workers[0], ()
         self._send(worker, ("ask", what, *arguments))
@@ -177,7 +188,7 @@ class ProcessExecutor(Closing):
         return self._answer[0]
 
     def _await_ready(self, worker: _Worker) -> _Worker:
-        """The worker when it has loaded the workload, or another where it had to be replaced on the way."""
+        """Wait until a worker has loaded the workload, and return it or its replacement."""
         while not worker.ready:
             try:
                 self._receive(worker)
@@ -189,7 +200,7 @@ class ProcessExecutor(Closing):
         return worker
 
     def _give_up_shortcuts(self, lost: _Lost) -> bool:
-        """Have all later workers run without shortcuts where preparing them ended this one; whether that was so."""
+        """Disable shortcuts for all later workers if preparing them ended this one; whether it did."""
         if lost.shortcuts and self._means.engine != "plain":
             self._observer.say(
                 f"preparing shortcuts failed, because a worker {lost}; the campaign continues without shortcuts (--engine plain)"
@@ -213,7 +224,7 @@ class ProcessExecutor(Closing):
     # -- messages ----------------------------------------------------------------------------------------------
 
     def _receive(self, worker: _Worker) -> list[CampaignRow]:
-        """Handle one message and return the rows it proves.
+        """Handle one message of a worker and return the rows that it verifies.
 
         Raises the worker's own error, ``_Lost`` when it is gone, ``UsageError`` when it goes while loading.
         """
@@ -255,7 +266,7 @@ class ProcessExecutor(Closing):
         return []
 
     def _take(self, worker: _Worker, row: CampaignRow | DeferredTrial) -> None:
-        """A row that is not proven yet, or word of a trial that must run alone."""
+        """Store a row as not verified yet, or queue a deferred trial to run again alone."""
         if worker.unanswered_trials and worker.unanswered_trials[0] == row.trial:
             worker.unanswered_trials.popleft()
         if isinstance(row, DeferredTrial):
@@ -269,13 +280,16 @@ class ProcessExecutor(Closing):
         self._observer.trial(worker.unverified_rows[-1])
 
     def _release(self, worker: _Worker) -> list[CampaignRow]:
-        """The rows that a worker held, now proven."""
+        """The rows of a worker, which are verified now."""
         rows, worker.unverified_rows = worker.unverified_rows, []
         self._suspects.difference_update(row.trial for row in rows)
         return rows
 
     def _feed(self, worker: _Worker, source: RefillableIterator) -> None:
-        """Keep a little work queued at the worker, so that it never waits for the driver; without work, ask for proof."""
+        """Keep the worker's queue filled.
+
+        Without further trials, request the verification of its rows.
+        """
         want = max(self._pack, min(LARGEST_CHUNK, int(CHUNK_SECONDS / self._pace)))
         if len(worker.unanswered_trials) > want // 2:
             return
@@ -290,7 +304,10 @@ class ProcessExecutor(Closing):
             self._send(worker, ("prove",))
 
     def _chunk(self, worker: _Worker, want: int, source: RefillableIterator) -> list[TrialId]:
-        """The next trials for a worker; a suspect goes alone to a worker without unproven rows, while no other runs anything."""
+        """The next trials for a worker.
+
+        A trial suspected of ending a worker runs alone, while no other worker runs anything.
+        """
         chunk: list[TrialId] = []
         for trial in islice(source, want):
             if trial in self._suspects:
@@ -302,7 +319,7 @@ class ProcessExecutor(Closing):
         return chunk
 
     def _one_runs_alone(self) -> bool:
-        """Whether a suspect runs, or waits for its proof: then nothing else is begun."""
+        """Whether a trial suspected of ending a worker is running or not verified yet, so that no other may start."""
         return bool(self._suspects) and any(
             trial in self._suspects for w in self._workers for trial in (*w.unanswered_trials, *w.unproven)
         )
@@ -316,7 +333,7 @@ class ProcessExecutor(Closing):
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[list[CampaignRow]]:
-        """Run trials on all workers; rows come together as they are proven."""
+        """Run trials on all workers and yield lists of rows that are verified."""
         self.establish_baseline()
         source = RefillableIterator(self._backlog, iter(trials))
         while True:
@@ -331,14 +348,17 @@ class ProcessExecutor(Closing):
             yield []  # who asked may stop here, also during a long trial
 
     def _may_grow(self) -> bool:
-        """Whether one more worker is worth its start and fits into memory, where nobody said how many there are to be."""
+        """Whether another worker may start.
+
+        With a default number of workers, each must be worth its start-up time and fit into memory.
+        """
         if not self._grows_slowly:
             return True
         starting = sum(not worker.ready for worker in self._workers)
         return time.monotonic() >= self._grows_at and has_memory_for_another(self._workers[0].process.pid, starting)
 
     def _collect(self) -> Iterator[list[CampaignRow]]:
-        """Wait for messages or a deadline, and deal with what came."""
+        """Wait for messages or a deadline, handle them, and yield lists of rows that are verified."""
         wait([w.connection for w in self._workers], timeout=0.2)
         self._forgive_pauses()
         for worker in list(self._workers):
@@ -351,7 +371,7 @@ class ProcessExecutor(Closing):
                 yield from self._replace(worker, lost)
 
     def _forgive_pauses(self) -> None:
-        """A machine that was suspended, or a stopped process group, is no hang of the trial."""
+        """Extend all deadlines by the time during which this machine or process was suspended."""
         now = time.monotonic()
         gap = now - self._looked
         if gap > PAUSE:
@@ -360,14 +380,17 @@ class ProcessExecutor(Closing):
         self._looked = now
 
     def _limit(self, worker: _Worker) -> float:
-        """Seconds that a worker may stay silent: one deadline, and time for what it runs together before the first row."""
+        """The number of seconds that a worker may stay silent, given the trials that it runs together."""
         assert self._description is not None
         golden = self._description.golden_seconds
         limit = self._deadline or max(SHORTEST_DEADLINE, DEADLINE_FACTOR * golden)
         return limit if self._pack == 1 else limit + 2 * min(self._pack, len(worker.unanswered_trials)) * golden
 
     def _replace(self, worker: _Worker, lost: _Lost) -> Iterator[list[CampaignRow]]:
-        """Have a new worker take over; the trial that ended this one is recorded where it is certain which that was."""
+        """Replace a lost worker.
+
+        The trial that ended it gets its row if it is certain which trial that was.
+        """
         suspects, unsettled = self._suspected(worker, lost), [*worker.unproven, *worker.unanswered_trials]
         settled = len(suspects) == 1 and (lost.certain or suspects[0] in self._suspects)
         spent = time.monotonic() - worker.since
@@ -383,7 +406,7 @@ class ProcessExecutor(Closing):
             yield from self._record(fresh, suspects[0], lost, spent)
 
     def _suspected(self, worker: _Worker, lost: _Lost) -> list[TrialId]:
-        """The trials of which one ended a worker: what it was running, else what it had run and no proof covered."""
+        """The trials that may have ended a worker: those it was running, else those not verified yet."""
         if lost.shortcuts:
             return []
         running = list(worker.unanswered_trials) if self._pack > 1 else list(worker.unanswered_trials)[:1]
@@ -392,7 +415,7 @@ class ProcessExecutor(Closing):
         return running or worker.unproven
 
     def _record(self, fresh: _Worker, trial: TrialId, lost: _Lost, spent: float) -> Iterator[list[CampaignRow]]:
-        """Have a fresh worker make the row of a trial that ended its worker."""
+        """Let a new worker create the row of a trial that ended its worker."""
         reason = str(lost.unusable) if lost.unusable else f"worker: {lost.ended}"
         self._send(fresh, ("lost", trial, _outcome(lost.ended), spent, reason))
         self._send(fresh, ("prove",))
@@ -408,7 +431,7 @@ class ProcessExecutor(Closing):
     # -- end ---------------------------------------------------------------------------------------------------
 
     def wall_seconds(self, work: float) -> float:
-        """How long trials are expected to take from now that would keep one worker busy for so long.
+        """Expected wall seconds for trials that would keep one worker busy for ``work`` seconds.
 
         Until the others have loaded the workload, which takes them as long as it took the first one, that one works alone.
         """
@@ -416,13 +439,16 @@ class ProcessExecutor(Closing):
         return alone + (work - alone) / self._jobs
 
     def seconds_since_last_call(self) -> tuple[float, float]:
-        """Wall and CPU seconds since it was made or this was last asked; of the workers what they have reported."""
+        """Wall and CPU seconds since the previous call, including the CPU seconds that workers reported.
+
+        The first call counts from construction.
+        """
         wall, cpu = self._watch.lap()
         before, self._reported = self._reported, self._cpu + sum(w.cpu for w in self._workers)
         return wall, cpu + self._reported - before
 
     def salvage(self) -> list[CampaignRow]:
-        """After an interrupt: the rows that a proof, asked for now and waited for a little, still covers."""
+        """After an interrupt: the finished rows that workers can still verify within a short time."""
         rows: list[CampaignRow] = []
         for worker in [w for w in self._workers if w.ready and w.unverified_rows]:
             self._send(worker, ("prove",))
@@ -443,7 +469,7 @@ class ProcessExecutor(Closing):
 
 
 class _Lost(Exception):
-    """A worker is gone (or must go): it died, passed the deadline, or reported that it is ``unusable``."""
+    """A worker is lost: it died, passed its deadline, or reported that it is ``unusable``."""
 
     def __init__(self, why: str, hang: bool = False, unusable: ProcessUnusable | None = None) -> None:
         super().__init__(why)
@@ -476,20 +502,20 @@ def _how(process: subprocess.Popen[bytes]) -> str:
 
 
 class RefillableIterator:
-    """An iterator that stops when both sources are empty and goes on when one fills again."""
+    """An iterator over a backlog and further trials, which continues after its end if trials were added."""
 
     def __init__(self, backlog: deque[TrialId], trials: Iterator[TrialId]) -> None:
         self._backlog, self._trials = backlog, trials
 
     def any_left(self) -> bool:
-        """Whether there is a next one now."""
+        """Whether there is a next trial now."""
         for trial in self:
             self.put_back(trial)
             return True
         return False
 
     def put_back(self, trial: TrialId) -> None:
-        """Have it come next again."""
+        """Insert a trial that comes next."""
         self._backlog.appendleft(trial)
 
     def __iter__(self) -> RefillableIterator:

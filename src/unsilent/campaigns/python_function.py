@@ -1,4 +1,4 @@
-"""The function for Python that runs a campaign of a kind, made of the kind's options."""
+"""Builds the Python function that runs a campaign of a kind, with the kind's options as arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def campaign_function(
     check: Callable[[Mapping[str, Any]], None] = lambda arguments: None,
     further: Sequence[Argument] = (),
 ) -> Callable[..., T]:
-    """The function for Python that runs a campaign of a kind: its options as arguments, ``store`` and ``observer``.
+    """The Python function that runs a campaign of a kind.
+
+    Its arguments are the kind's options, ``store`` and ``observer``.
 
     Args:
         result: The class of what the kind's ``run`` returns.

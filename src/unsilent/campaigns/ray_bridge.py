@@ -1,4 +1,6 @@
-"""The one process of ours that talks to Ray: ``python -m unsilent.campaigns.ray_bridge FD`` relays between driver and actors.
+"""The process that talks to Ray and relays messages between the driver and the actors on the cluster.
+
+It is started as ``python -m unsilent.campaigns.ray_bridge FD``.
 
 Ray takes over the process that joins a cluster: it prints on stdout, replaces signal handlers and ends the process when
 the head node is gone. None of that may happen to the writer of a store, so it happens here.
@@ -43,7 +45,7 @@ ENDING_SECONDS = 20.0
 
 @dataclass(eq=False)
 class _Member:
-    """An actor: its open call, and what the next one will bring."""
+    """An actor, with its open call and the trials and requests for the next call."""
 
     number: int
     handle: Any
@@ -55,7 +57,7 @@ class _Member:
 
 
 class Bridge:
-    """Hires supervisors on the cluster and keeps one call open to each."""
+    """Starts supervisors on the cluster and keeps one call open to each."""
 
     def __init__(self, line: ProcessConnection, cluster: Cluster, job: SupervisorJob) -> None:
         self._line, self._cluster, self._job = line, cluster, job
@@ -63,7 +65,7 @@ class Bridge:
         self._looked = time.monotonic()
 
     def serve(self) -> None:
-        """Relay until the driver is gone (``EOFError``)."""
+        """Relay messages until the driver is gone, then raise ``EOFError``."""
         while True:
             message = self._line.receive(0.0 if self._crew else 1.0)
             while message is not None:
@@ -107,7 +109,7 @@ class Bridge:
         member.trials, member.asked, member.since = [], [], time.monotonic()
 
     def _relay(self) -> None:
-        """Pass on what actors have answered, and call them again."""
+        """Forward the answers of actors to the driver, and call the actors again."""
         import ray
 
         open_calls = {member.call: member for member in self._crew.values()}
@@ -152,7 +154,7 @@ class Bridge:
         self._line.send("gone", member.number, why, unfit)
 
     def end_actors(self, number: int | None = None) -> None:
-        """End an actor, or (None) all of them, each worker with all that it has started."""
+        """End one actor, or all of them if ``number`` is None, with their workers and all that these have started."""
         import ray
 
         numbers = list(self._crew) if number is None else [number]
@@ -165,7 +167,7 @@ class Bridge:
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """Address and CPUs of the nodes that are alive."""
+    """Address and number of CPUs of each node that is alive."""
     import ray
 
     alive = [node for node in ray.nodes() if node["Alive"]]
@@ -173,7 +175,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _why(error: Exception, unfit: bool) -> str:
-    """A few words out of Ray's many."""
+    """A short reason taken from an error of Ray."""
     if unfit:
         return str(error).strip().splitlines()[-1].strip()
     match = re.search(r"The actor is dead because ([^.\n]+)", str(error))
@@ -182,7 +184,10 @@ def _why(error: Exception, unfit: bool) -> str:
 
 @contextmanager
 def join_cluster(cluster: Cluster, folder: str | None) -> Iterator[None]:
-    """A block inside the cluster: an existing one, or (with a ``folder``) a new one here, which ends with the block."""
+    """Join a cluster for the duration of a ``with`` block.
+
+    With a ``folder``, a new cluster on this machine, which ends with the block.
+    """
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
@@ -225,7 +230,7 @@ def _serve(line: ProcessConnection) -> None:
 
 @contextmanager
 def user_error_on_join(cluster: Cluster) -> Iterator[None]:
-    """A block in which errors of joining the cluster are raised as one line for the user."""
+    """Convert errors of joining the cluster in a ``with`` block to ``UsageError``."""
     try:
         yield
     except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
@@ -249,7 +254,7 @@ def _refusal(cluster: Cluster, error: BaseException) -> str:
 
 
 def _end_at_last() -> None:
-    """Where Ray itself does not come to an end."""
+    """Kill this process group after a while, in case Ray does not end by itself."""
     time.sleep(ENDING_SECONDS)
     os.killpg(0, signal.SIGKILL)
 

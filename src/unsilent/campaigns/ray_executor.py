@@ -1,4 +1,4 @@
-"""The executor on a Ray cluster, of one machine or many: hands out trials, takes rows, survives lost nodes.
+"""The executor that runs trials on a Ray cluster of one or many machines, and survives the loss of nodes.
 
 Every worker is held by a supervisor on its node (`unsilent.campaigns.ray_supervisor`), so crash and hang are outcomes by the
 rules of one machine. A supervisor that is lost, or its node, is no outcome: rows that no proof covered and trials that it
@@ -34,7 +34,9 @@ DEEPEST = 2000
 
 
 class RayExecutor(Closing):
-    """``jobs`` workers on a cluster: the one at ``address``, or (None) one on this machine that ends with the executor.
+    """An executor with ``jobs`` workers on a Ray cluster.
+
+    ``address``: that of the cluster; None: a cluster on this machine, which ends with the executor.
 
     Raises:
         UsageError: Ray is not installed, or nobody answers at ``address``.
@@ -54,7 +56,7 @@ class RayExecutor(Closing):
         self._watch = Stopwatch()
 
     def establish_baseline(self) -> Baseline:
-        """Join the cluster, let a first worker load the workload, and return what it found."""
+        """Join the cluster, start a first worker, and return the baseline of the campaign."""
         if self._crew.baseline is None:
             self._link = self._link or BridgeProcess(self._cluster, self._job)
             self._crew.start_placement_timeout()
@@ -75,7 +77,7 @@ class RayExecutor(Closing):
         self._send("give", member.number, pickle.dumps(trials), requests)
 
     def _listen(self) -> list[CampaignRow]:
-        """Handle one message, if one comes soon, and return the rows it proves."""
+        """Handle one message, if one arrives soon, and return the rows that it verifies."""
         assert self._link is not None
         message = self._link.receive(0.2)
         self._crew.check_placement_timeout()
@@ -130,7 +132,7 @@ class RayExecutor(Closing):
         return []
 
     def _note(self, member: PooledSupervisor, row: CampaignRow) -> None:
-        """A row that is not proven yet. Workers are numbered over all supervisors."""
+        """Store a row as not verified yet, with a worker number that is unique on the cluster."""
         number = self._numbers.setdefault((member.number, row.worker), len(self._numbers))
         member.unverified_rows[row.trial] = row = row.with_worker(number)
         member.seconds_per_trial = 0.9 * member.seconds_per_trial + 0.1 * max(row.seconds, 1e-5)
@@ -139,7 +141,7 @@ class RayExecutor(Closing):
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[list[CampaignRow]]:
-        """Run trials on all nodes; rows come together as they are proven."""
+        """Run trials on all nodes and yield lists of rows that are verified."""
         self.establish_baseline()
         self._backlog = deque()
         source = RefillableIterator(self._backlog, iter(trials))
@@ -164,17 +166,20 @@ class RayExecutor(Closing):
     # -- end ---------------------------------------------------------------------------------------------------
 
     def wall_seconds(self, work: float) -> float:
-        """The wall seconds of this much work, with as many workers as were asked for from now on."""
+        """Expected wall seconds for ``work`` seconds of one worker, if all requested workers run."""
         return work / self._job.worker_settings.jobs
 
     def seconds_since_last_call(self) -> tuple[float, float]:
-        """Wall and CPU seconds since it was made or this was last asked; of supervisors and workers what they have reported."""
+        """Wall and CPU seconds since the previous call, including the CPU seconds that supervisors reported.
+
+        The first call counts from construction.
+        """
         wall, cpu = self._watch.lap()
         before, self._reported = self._reported, self._crew.cpu_seconds + self._bridge_cpu
         return wall, cpu + self._reported - before
 
     def salvage(self) -> list[CampaignRow]:
-        """After an interrupt: the rows that a proof, asked for now and waited for a little, still covers."""
+        """After an interrupt: the finished rows that workers can still verify within a short time."""
         rows: list[CampaignRow] = []
         waiting = [member for member in self._crew.members.values() if member.unverified_rows]
         for m in waiting:
@@ -189,7 +194,7 @@ class RayExecutor(Closing):
         return rows
 
     def close(self) -> None:
-        """End all workers, and a cluster that is ours."""
+        """End all workers, and the cluster if this executor started it."""
         if self._link is not None:
             self._link.close()
             self._link = None

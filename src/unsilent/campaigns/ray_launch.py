@@ -1,4 +1,4 @@
-"""Starts the bridge to Ray (`unsilent.campaigns.ray_bridge`) in a process of its own, and ends it. Imports no Ray.
+"""Starts and ends the process of the bridge to Ray (`unsilent.campaigns.ray_bridge`), without importing Ray.
 
 However it ends, also by an interrupt while Ray starts, no process and no file of a local Ray is left.
 """
@@ -37,7 +37,10 @@ _PLACE = re.compile(r"(?:ray://)?(\[[0-9A-Fa-f:]+\]|[^\s/:\[\]]+):([0-9]{1,5})")
 
 @dataclass(frozen=True)
 class Cluster:
-    """An existing cluster, or (``address`` None) one on this machine with that many CPUs to count."""
+    """An existing cluster, or one to start on this machine if ``address`` is None.
+
+    ``cpus``: the number of CPUs that a new cluster has.
+    """
 
     address: str | None
     cpus: int
@@ -47,7 +50,7 @@ class Cluster:
 
 
 def check_address(address: str | None) -> None:
-    """Raise ``UsageError`` where Ray is not installed, or the address is none or nobody is there."""
+    """Raise ``UsageError`` if Ray is not installed, or no cluster answers at the address."""
     if find_spec("ray") is None:
         raise UsageError("--executor ray needs an optional package; install it with: pip install 'unsilent[ray]'")
     if address is None or address == "auto":
@@ -67,7 +70,9 @@ def check_address(address: str | None) -> None:
 
 
 class BridgeProcess(Closing):
-    """The bridge's process and the line to it; joined to the cluster once made.
+    """The process of the bridge and the connection to it.
+
+    The constructor joins the cluster.
 
     Raises:
         UsageError: the cluster cannot be joined.
@@ -109,7 +114,7 @@ class BridgeProcess(Closing):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _end(self) -> None:
-        """Wait for the bridge, which ends when its line is closed; kill it where that takes too long or is interrupted."""
+        """Wait for the bridge to end after its connection was closed, and kill it if that takes too long."""
         if self._process is None:
             return
         try:
@@ -130,11 +135,14 @@ class BridgeProcess(Closing):
         )
 
     def send(self, *message: object) -> None:
-        """Send an order."""
+        """Send a command to the bridge."""
         self._line.send(*message)
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message or None; raises what the bridge failed of, and ``UnsilentError`` when it is gone."""
+        """The next message, or None if none arrives in time.
+
+        Raises the error that the bridge reports, and ``UnsilentError`` when the bridge is gone.
+        """
         try:
             message = self._line.receive(timeout)
         except EOFError:
@@ -147,13 +155,16 @@ class BridgeProcess(Closing):
         return message
 
     def close(self) -> None:
-        """End actors, workers, and a cluster of our own."""
+        """End the actors, their workers and a cluster that was started here."""
         self._cleanup.close()
 
 
 @contextmanager
 def private_folder() -> Iterator[str]:
-    """A folder for a local Ray that only this user can enter (Ray opens its own to everybody); removed at the end."""
+    """A temporary folder for a local Ray cluster that only this user can enter.
+
+    Ray itself would create one that everybody can enter.
+    """
     base = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="unsilent-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp")  # noqa: S108
     try:
@@ -163,7 +174,7 @@ def private_folder() -> Iterator[str]:
 
 
 def remove_busy_folder(folder: str) -> None:
-    """Remove a folder in which processes of Ray that are ending may still write."""
+    """Remove a folder to which ending Ray processes may still write."""
     end = time.monotonic() + REMOVE_SECONDS
     while os.path.exists(folder) and time.monotonic() < end:
         shutil.rmtree(folder, ignore_errors=True)
@@ -171,7 +182,7 @@ def remove_busy_folder(folder: str) -> None:
 
 
 def environment(cluster: Cluster, variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables that Ray reads: it reports to nobody, and a cluster of our own listens on loopback alone."""
+    """The environment variables for Ray: no usage reports, and a local cluster listens on loopback only."""
     result = {**variables, "RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
     if cluster.address is None:
         # This variable is how Ray keeps itself to 127.0.0.1 where it is no cluster (on macOS and Windows by default).

@@ -1,4 +1,4 @@
-"""The actor that runs on a node of a Ray cluster: it keeps one worker process there, as the executor of processes does.
+"""The actor on a node of a Ray cluster that runs one worker process, using the executor of worker processes.
 
 What a trial does to its process is thus that trial's outcome, by the same rules as on one machine; what happens to the
 actor or its node is not, and its trials are run elsewhere. The actor's only caller (`unsilent.campaigns.ray_bridge`) has
@@ -35,7 +35,7 @@ SENT_VARIABLES = ("PYTHONPATH", "UNSILENT_CACHE")
 
 @dataclass(frozen=True)
 class SupervisorJob(WorkerJob):
-    """The job of a supervisor, and the place that its worker should find itself in: the driver's, as far as it is there."""
+    """The job of a supervisor, with the folder and environment variables of the driver for its worker."""
 
     folder: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +43,10 @@ class SupervisorJob(WorkerJob):
     """Whether the node is the driver's machine, so that its whole environment holds."""
 
     def worker_environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a worker under an actor whose own is ``env``."""
+        """The environment variables of a worker.
+
+        ``env``: those of its actor.
+        """
         if self.is_local:
             result = dict(self.environment)
         else:
@@ -57,12 +60,15 @@ class SupervisorJob(WorkerJob):
 
 
 def environment_to_send(env: Mapping[str, str], local: bool) -> dict[str, str]:
-    """Variables of the driver's environment ``env`` that a job carries: to other machines, no more than they need."""
+    """The variables of the driver's environment that a job carries.
+
+    Other machines get only the variables that they need.
+    """
     return dict(env) if local else {key: env[key] for key in (*THREAD_VARIABLES, *SENT_VARIABLES) if key in env}
 
 
 class Supervisor(Observer):
-    """One worker, run by a thread of its own, so that neither waits for the other."""
+    """The actor that runs one worker, in a thread of its own."""
 
     def __init__(self, job: SupervisorJob) -> None:
         self._inbox: deque[TrialId] = deque()
@@ -78,7 +84,7 @@ class Supervisor(Observer):
     # -- for the bridge ----------------------------------------------------------------------------------------
 
     def exchange(self, trials: list[bytes], requests: list[str], max_wait_seconds: float) -> tuple[bytes, float]:
-        """Take trials and requests (``salvage``); return events and CPU seconds so far.
+        """Accept trials and requests (``salvage``), and return events and the CPU seconds so far.
 
         Waits ``max_wait_seconds`` seconds at most, so that events are sent together; what others wait for is sent at once.
         Lists are pickled here and in the driver: Ray's own pickling of so many small objects costs several times as much.
@@ -92,7 +98,7 @@ class Supervisor(Observer):
         return pickle.dumps(events), self._cpu
 
     def close(self) -> None:
-        """End the worker, and whatever it has started."""
+        """End the worker and all processes that it has started."""
         with self._changed:
             self._asked.append("close")
             self._changed.notify_all()
@@ -101,22 +107,22 @@ class Supervisor(Observer):
     # -- what the executor tells -------------------------------------------------------------------------------
 
     def loading(self, description: str, done: float, total: float) -> None:
-        """Only the last of these matters."""
+        """Record the progress of loading, replacing a previous record that was not sent yet."""
         with self._changed:
             if self._events and self._events[-1][0] == "loading":
                 self._events.pop()
             self._events.append(("loading", description, done, total))
 
     def trial(self, row: CampaignRow) -> None:
-        """A trial ended; it is not proven yet."""
+        """Record that a trial ended; its row is not verified yet."""
         self._tell("row", row)
 
     def say(self, sentence: str) -> None:
-        """For whoever watches the campaign."""
+        """Record a sentence for the observer of the campaign."""
         self._tell("said", sentence)
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
-        """The trial runs again, or that is its outcome."""
+        """Record that the worker was lost during a trial."""
         self._tell("lost", trial, why)
 
     def _tell(self, *event: Any, urgent: bool = False) -> None:
@@ -159,7 +165,7 @@ class Supervisor(Observer):
             self._run(executor)
 
     def _run(self, executor: ProcessExecutor) -> None:
-        """Run what is in the inbox until it is empty and all is proven, or something else is asked for good."""
+        """Run all queued trials until their rows are verified, or another request arrives."""
         for rows in executor.run(RefillableIterator(self._inbox, iter(()))):
             self._count(executor)
             self._prove(rows)

@@ -1,4 +1,4 @@
-"""Who works for a campaign on a cluster: supervisors are hired, welcomed or refused, and lost.
+"""The supervisors that run a campaign on a cluster: started, admitted or rejected, and replaced when lost.
 
 What may be lost are places to run trials, never rows: a supervisor that is lost hands back what no proof covered.
 """
@@ -26,7 +26,7 @@ MOST_LOSSES = 5
 
 @dataclass(eq=False)
 class PooledSupervisor:
-    """A supervisor as the driver knows it: what it was given and no proof covers yet (oldest first), and rows of that."""
+    """The driver's record of a supervisor: its trials that are not verified yet (oldest first) and their rows."""
 
     number: int
     node: str = ""
@@ -40,7 +40,10 @@ class PooledSupervisor:
 
 
 class SupervisorPool:
-    """The supervisors of a campaign of ``spec`` with ``jobs`` processes; ``send`` takes orders to the bridge."""
+    """The supervisors of a campaign.
+
+    ``jobs``: the number of processes; ``send``: sends a command to the bridge.
+    """
 
     def __init__(self, spec: Spec, jobs: int, cluster: Cluster, observer: Observer, send: Callable[..., None]) -> None:
         self._spec, self._jobs, self._cluster, self._observer, self._send = spec, jobs, cluster, observer, send
@@ -57,16 +60,16 @@ class SupervisorPool:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU seconds that all supervisors have reported, those that are gone included."""
+        """CPU seconds that all supervisors have reported, including those of lost supervisors."""
         return self._gone_cpu + sum(member.cpu_seconds for member in self.members.values())
 
     @property
     def wanted_supervisors(self) -> int:
-        """How many supervisors there should be: as asked, less those that were refused."""
+        """The number of supervisors that the campaign should have, without those that were rejected."""
         return self._jobs // self._gang - self._refused
 
     def start_missing_supervisors(self, most: int | None = None) -> None:
-        """Hire until all places (or ``most`` of them) are taken."""
+        """Start supervisors until all wanted ones exist, or at most ``most``."""
         while len(self.members) < min(self.wanted_supervisors, most or self.wanted_supervisors):
             self._hire()
 
@@ -76,7 +79,10 @@ class SupervisorPool:
         self._send("hire", number, self._gang * self._spec.threads)
 
     def admit_supervisor(self, supervisor: PooledSupervisor, baseline: Baseline, pack: int, node: str) -> None:
-        """Admit a supervisor that has loaded the workload: the first one defines the campaign, others that differ are refused."""
+        """Admit a supervisor that has loaded the workload.
+
+        The first one defines the campaign; others with another baseline are rejected.
+        """
         supervisor.node = node
         if self.baseline is None:
             self.baseline, self.max_trials_together = baseline, pack
@@ -92,7 +98,10 @@ class SupervisorPool:
         supervisor.ready, supervisor.seconds_per_trial, self._stillborn = True, max(baseline.golden_seconds, 1e-4), 0
 
     def _measure_gang(self, member: PooledSupervisor, baseline: Baseline) -> int:
-        """A workload that says ``world_size`` starts so many processes itself: its node must have CPUs for them all."""
+        """The number of processes that one trial starts: ``world_size`` of the workload.
+
+        A node must have CPUs for all of them.
+        """
         self._gang = baseline.info.get("world_size", 1)
         if not isinstance(self._gang, int) or self._gang < 1:
             raise UsageError(
@@ -109,7 +118,7 @@ class SupervisorPool:
         return self._gang
 
     def reject_supervisor(self, supervisor: PooledSupervisor, why: str) -> None:
-        """Go on without it, and without another in its place: Ray would choose the same node again."""
+        """Remove a supervisor without a replacement, as Ray would choose the same node again."""
         self._drop(supervisor)
         self._refused += 1
         node = f"node {supervisor.node}" if supervisor.node else "a node"
@@ -123,7 +132,7 @@ class SupervisorPool:
         self._send("drop", member.number)
 
     def handle_lost_supervisor(self, supervisor: PooledSupervisor, why: str) -> list[TrialId]:
-        """Forget a supervisor that is gone; returns the trials to run again.
+        """Remove a lost supervisor and return the trials to run again.
 
         Raises ``UnsilentError`` where that has happened too often: a trial may bring down its node each time.
         """
@@ -148,7 +157,7 @@ class SupervisorPool:
         return list(supervisor.unfinished_trials)
 
     def take_verified_rows(self, supervisor: PooledSupervisor, trials: list[TrialId]) -> list[CampaignRow]:
-        """The rows of these trials, now proven: all of them, but for an interrupt between them."""
+        """Remove and return the rows of these trials, which are verified now."""
         rows = [supervisor.unverified_rows.pop(trial) for trial in trials if trial in supervisor.unverified_rows]
         for row in rows:
             del supervisor.unfinished_trials[row.trial]
@@ -159,11 +168,14 @@ class SupervisorPool:
     # -- room on the cluster -----------------------------------------------------------------------------------
 
     def start_placement_timeout(self) -> None:
-        """Start the time within which somebody should have a place."""
+        """Start the timeout for placing the first supervisor on a node."""
         self._lonely = time.monotonic()
 
     def check_placement_timeout(self) -> None:
-        """Raise ``UnsilentError`` where nobody has had a place for long; what the cluster has is asked a little before."""
+        """Raise ``UnsilentError`` if no supervisor was placed on a node in time.
+
+        The bridge is asked for the nodes of the cluster shortly before.
+        """
         now = time.monotonic()
         if any(member.is_placed for member in self.members.values()):
             self._lonely, self._asked, self._nodes = now, False, None
@@ -177,7 +189,7 @@ class SupervisorPool:
             self._send("look")
 
     def note_cluster_nodes(self, nodes: list[dict[str, Any]]) -> None:
-        """Remember which nodes the cluster has."""
+        """Store the nodes that the cluster has."""
         self._nodes = nodes
 
     def _seen(self) -> str:

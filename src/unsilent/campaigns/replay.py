@@ -1,4 +1,4 @@
-"""A stored trial, run again alone: same campaign, same fault, same content.
+"""Replay of a stored trial: the same fault in the same campaign, compared with the stored row.
 
 `replay_trial` does that for trials of any kind. A kind that can say more of a trial (`Kind.replay`) is made of the same parts.
 """
@@ -42,7 +42,10 @@ def replay_executor(
     ignored_differences: Collection[str] = (),
     worker_settings: WorkerSettings | None = None,
 ) -> Iterator[LocalExecutor]:
-    """An executor of a stored campaign; ``spec``: the stored one, as the user has named it again. See `check_same_campaign`."""
+    """A serial executor for trials of a stored campaign, checked by `check_same_campaign`.
+
+    ``spec``: the stored one, with the files that the user confirmed.
+    """
     with make_executor("serial", store.kind.runner, spec, worker_settings=worker_settings) as executor:
         check_same_campaign(store, spec, executor.establish_baseline(), ignored_differences)
         yield cast("LocalExecutor", executor)
@@ -51,7 +54,10 @@ def replay_executor(
 def check_same_campaign(
     store: AnyStore, spec: Spec, baseline: Baseline, ignored_differences: Collection[str] = ()
 ) -> None:
-    """Raise ``StoreError`` where a campaign differs from the stored one; ``ignored_differences`` may differ."""
+    """Raise ``StoreError`` if a campaign differs from the stored one.
+
+    ``ignored_differences``: keys that may differ.
+    """
     known = store.spec, store.baseline
     changed = [name for name, _ in differences(known, (spec, baseline)) if name not in ignored_differences]
     if changed:
@@ -62,6 +68,6 @@ def check_same_campaign(
 
 
 def run_one_trial(executor: Executor, trial: TrialId) -> Any:
-    """The row of a trial."""
+    """Run one trial and return its row."""
     (row,) = (row for rows in executor.run([trial]) for row in rows)
     return row

@@ -1,4 +1,4 @@
-"""Campaigns in rounds: what a look at all completed trials decided to run next, as it is stored.
+"""Campaigns in rounds: stored decisions on which trials to run next.
 
 A cell is one reported target at one number of flips, with one or several strata. Its first trials are a pilot, which decides
 about the others and counts for nothing else; so what counts at a look was drawn after its size was decided. A
@@ -22,7 +22,9 @@ MOST_LOOKS = 100
 
 @dataclass(frozen=True, slots=True)
 class CellPlan:
-    """The decision for one cell; the last one holds.
+    """The plan for one cell, as decided in a round.
+
+    A later plan replaces an earlier one of the same cell.
 
     Attributes:
         group, flips: The cell.
@@ -51,17 +53,20 @@ class CellPlan:
 
     @property
     def cell(self) -> Cell:
-        """The identity of the cell."""
+        """The identity of the cell: group and number of flips."""
         return self.group, self.flips
 
     def pilot_of(self, stratum: str) -> tuple[tuple[int, range], ...]:
-        """Pilot trials of a stratum: samples of a trial, and numbers of the trials."""
+        """The pilot trials of a stratum, as pairs of samples per trial and trial numbers."""
         pilot = (self.pilot_samples, range(self.pilot_trials[stratum]))
         wide = self.wide_pilot_trials.get(stratum, 0)
         return (pilot, (self.wide_samples, range(wide))) if wide else (pilot,)
 
     def counting_trials(self, stratum: str, look: int | None = None) -> tuple[int, range]:
-        """Samples and numbers of the trials that count at a look (the latest one); of a pilot that is all there is, its own."""
+        """Samples per trial and numbers of the trials that count at a look, by default the latest one.
+
+        Before the first look, the pilot trials count.
+        """
         if not self.first_look_trials:
             return self.pilot_samples, range(self.pilot_trials[stratum])
         start = dict(self.pilot_of(stratum)).get(self.samples, range(0)).stop
@@ -69,29 +74,29 @@ class CellPlan:
         return self.samples, range(start, start + size)
 
     def is_counted(self, trial: TrialId, look: int | None = None) -> bool:
-        """Whether a trial of one of its strata counts at a look (the latest one)."""
+        """Whether a trial counts at a look, by default the latest one."""
         samples, numbers = self.counting_trials(trial.target, look)
         return trial.sample_count == samples and trial.k in numbers
 
     def look_of_trial(self, trial: TrialId) -> int:
-        """The look from which on a trial counts; `NO_LOOK` for one that never does, as of a pilot."""
+        """The first look at which a trial counts; `NO_LOOK` for a trial that never counts."""
         looks = range(self.look + 1 if self.first_look_trials else 1)
         return next((look for look in looks if self.is_counted(trial, look)), NO_LOOK)
 
     def trial_numbers(self, stratum: str) -> dict[int, range]:
-        """All trials of a stratum: samples of a trial -> their numbers."""
+        """The numbers of all trials of a stratum, by samples per trial."""
         numbers = dict(self.pilot_of(stratum))
         samples, counting = self.counting_trials(stratum)
         return numbers | {samples: range(counting.stop)}
 
     @property
     def total_trials(self) -> int:
-        """Trials of all strata, the pilot included."""
+        """The number of trials of all strata, including the pilot."""
         return sum(len(numbers) for stratum in self.pilot_trials for numbers in self.trial_numbers(stratum).values())
 
     @property
     def pilot_size(self) -> int:
-        """Pilot trials of all strata."""
+        """The number of pilot trials of all strata."""
         return sum(self.pilot_trials.values()) + sum(self.wide_pilot_trials.values())
 
     def to_json(self) -> Json:
@@ -100,17 +105,17 @@ class CellPlan:
 
 
 def latest_plans(rounds: Iterable[Iterable[CellPlan]]) -> dict[Cell, CellPlan]:
-    """The plans that hold after some rounds."""
+    """The latest plan for each cell."""
     return {plan.cell: plan for cells in rounds for plan in cells}
 
 
 def plans_by_stratum(rounds: Iterable[Iterable[CellPlan]]) -> dict[Cell, CellPlan]:
-    """The plans that hold after some rounds, by stratum and number of flips."""
+    """The latest plans, by stratum and number of flips."""
     return {(stratum, plan.flips): plan for plan in latest_plans(rounds).values() for stratum in plan.pilot_trials}
 
 
 def trial_ids_of_plans(plans: Iterable[CellPlan]) -> Iterator[TrialId]:
-    """All trials of some cells, one of every stratum after the other."""
+    """All trials of some cells, alternating between strata."""
     ends = [
         (stratum, plan.flips, numbers.stop, samples)
         for plan in plans

@@ -1,4 +1,4 @@
-"""The base of what runs the trials of a campaign, in a worker."""
+"""The base class of runners, which run the trials of a campaign in a worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ MakeRunner = Callable[..., "Runner[Any, Any, Any]"]
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """The job of the workers of an executor; ``deadline``: seconds of a trial, None: what follows from the golden run."""
+    """The job of an executor's workers.
+
+    ``deadline``: the most seconds of a trial; None: derived from the golden run.
+    """
 
     make_runner: MakeRunner
     spec: Spec
@@ -29,7 +32,7 @@ class WorkerJob:
 
 
 class Runner(Generic[S, B, R]):
-    """Runs trials of one campaign in this process. It may load torch.
+    """A base class that runs trials of one campaign in this process.
 
     A study gives `make_baseline` and `run_trial`. Where its kind's replay asks for more than a row, it gives a method
     ``answer(what, *arguments)`` as well, which answers that.
@@ -55,32 +58,38 @@ class Runner(Generic[S, B, R]):
         self.spec = spec
 
     def close(self) -> None:
-        """Put back what it changed in this process."""
+        """Restore everything that the runner changed in this process."""
 
     @property
     def workload_name(self) -> str:
-        """The name of the workload in notes."""
+        """The name of the workload, used in messages."""
         return self.spec.workload if self.workload is None else str(self.workload.name)
 
     @cached_property
     def baseline(self) -> B:
-        """The baseline: facts that are known before the first trial. Every worker of a campaign has to find the same."""
+        """The baseline, computed at the first access.
+
+        Every worker of a campaign must find the same one.
+        """
         return self.make_baseline()
 
     def make_baseline(self) -> B:
-        """The baseline, made once."""
+        """Compute the baseline; called once."""
         raise NotImplementedError(f"{type(self).__name__} has no make_baseline")
 
     def establish_baseline(self) -> B:
-        """The baseline, which is made when it is first asked for."""
+        """The baseline, computed at the first call."""
         return self.baseline
 
     def run_trial(self, trial: TrialId, rng: np.random.Generator) -> R:
-        """The row of a trial, which draws from its own generator: so it has the same row anywhere, in any order."""
+        """Run a trial and return its row.
+
+        All randomness comes from ``rng``, so the row is the same anywhere and in any order.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no run_trial")
 
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[R | DeferredTrial]:
-        """One row for each trial, in their order.
+        """Run trials and yield a row for each of them, in their order.
 
         Args:
             alone: Nothing else of the campaign runs meanwhile; else a trial may be a `DeferredTrial`, which is run again so.
@@ -90,24 +99,30 @@ class Runner(Generic[S, B, R]):
             yield self.run_trial(trial, np.random.default_rng(seed))
 
     def run(self, trial: TrialId) -> R:
-        """The row of one trial that runs alone."""
+        """Run one trial alone and return its row."""
         (row,) = self.run_all([trial], alone=True)
         assert not isinstance(row, DeferredTrial)
         return row
 
     def lost_trial_row(self, trial: TrialId, outcome: Any, seconds: float, reason: str) -> R:
-        """The row of a trial that took its process with it; raises ``UnsilentError`` where that is no outcome of the study."""
+        """The row of a trial that ended its process.
+
+        Raises ``UnsilentError`` if a lost process is not an outcome in this study.
+        """
         raise UnsilentError(
             f"the process of trial {trial} was lost ({reason}), which is no outcome of this study; stored results are safe: "
             "find out what ends the process and run the same command again"
         )
 
     def verify_restored_state(self) -> None:
-        """Raise an error where trials left something behind that later ones use; rows are stored once it has passed."""
+        """Raise an error if trials changed state that later trials use.
+
+        Rows are stored only after this check.
+        """
 
 
 def run_trials_in_order(runner: Runner[Any, Any, Any], trials: Sequence[TrialId], alone: bool = False) -> Iterator[Any]:
-    """The rows of some trials; raises ``UsageError`` where a runner returns other rows than those."""
+    """The rows of some trials; raises ``UsageError`` if the runner returns rows of other trials."""
     waiting = list(trials)
     for row in runner.run_all(trials, alone):
         yield check_row_of_trial(runner, row, waiting.pop(0) if waiting else None)
@@ -116,7 +131,7 @@ def run_trials_in_order(runner: Runner[Any, Any, Any], trials: Sequence[TrialId]
 
 
 def check_row_of_trial(runner: Runner[Any, Any, Any], row: Any, trial: TrialId | None) -> Any:
-    """The row; raises ``UsageError`` unless it is that of this trial."""
+    """The row itself; raises ``UsageError`` if it is the row of another trial."""
     row_trial = getattr(row, "trial", None)
     if trial is None or row_trial != trial:
         what = f"a {type(row).__name__}" if row_trial is None else f"a row of trial {row_trial}"

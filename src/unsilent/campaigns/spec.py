@@ -1,4 +1,4 @@
-"""Bases and protocols of what campaigns of every kind are made of.
+"""Base classes and protocols of campaigns: the spec, the baseline, the trial and its row.
 
 `Spec` is what was asked, `Baseline` what was found out before the first trial, `TrialId` names a trial and `CampaignRow` is what
 happened in one. What runs trials is a `unsilent.campaigns.runner.Runner`.
@@ -28,7 +28,10 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """How trials are run. It changes what they cost, never a row, so it is not part of a campaign's identity."""
+    """Settings of workers that change the cost of trials but not their rows.
+
+    They are not part of a campaign's identity.
+    """
 
     engine: str = "auto"
     """``auto``: every shortcut that a check allows; ``plain``: none."""
@@ -39,7 +42,9 @@ class WorkerSettings:
 
 
 class TrialId(NamedTuple):
-    """One trial: the k-th fault of ``flips`` flips in ``target``. Text form ``target/x8/17``, or ``target/x8/17/s4``.
+    """The identity of one trial: fault number k with ``flips`` flips in ``target``.
+
+    Text form ``target/x8/17``, or ``target/x8/17/s4``.
 
     ``sample_count``: how many samples of one batch it evaluates; 0 is what the spec says, usually all samples of all batches.
     """
@@ -55,7 +60,7 @@ class TrialId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TrialId:
-        """The inverse of ``str``; raises ``UsageError`` for another text."""
+        """The trial of a text such as ``target/x8/17``; raises ``UsageError`` for an invalid text."""
         target, _, rest = text.rpartition("/x")
         flips, slash, number = rest.partition("/")
         k, evaluated, samples = number.partition("/s")
@@ -71,7 +76,7 @@ class TrialId(NamedTuple):
 
 
 class DeferredTrial(NamedTuple):
-    """A trial that must run again alone before it has an outcome.
+    """A trial that must run again, alone, before it has an outcome.
 
     It ran out of memory, which other trials may have taken, or (without a ``reason``) it needs all processors.
     """
@@ -81,7 +86,7 @@ class DeferredTrial(NamedTuple):
 
 
 def without_folders(values: Json, *paths: str) -> Json:
-    """The values of a spec, its workload and the files at ``paths`` without the folders that they happen to lie in."""
+    """The values of a spec without the folders of its workload and of the files at ``paths``."""
     workload = _with_file_names(values["workload"], lambda path, ending: PurePath(path).name)
     if isinstance(values.get("fault"), str):
         values = values | {"fault": without_folder(values["fault"])}
@@ -89,7 +94,7 @@ def without_folders(values: Json, *paths: str) -> Json:
 
 
 def _with_file_names(workload: str, name_of: Callable[[str, str], str]) -> str:
-    """A workload whose file, or folder, has another name: that of its path and of its ending."""
+    """A workload whose file or folder is renamed by ``name_of``, a function of path and file ending."""
     file, colon, name = workload.rpartition(":")
     if colon and file.endswith(".py"):
         return f"{name_of(file, '.py')}:{name}"
@@ -99,22 +104,24 @@ def _with_file_names(workload: str, name_of: Callable[[str, str], str]) -> str:
 
 
 def sorted_json_text(value: Any) -> str:
-    """JSON with sorted keys and no spaces: one text for one value."""
+    """JSON with sorted keys and no spaces, so that equal values give equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 class JsonRecord:
-    """A base of dataclasses that are stored as JSON."""
+    """A base class of dataclasses that are stored as JSON."""
 
     __slots__ = ()
 
     def to_json(self) -> Json:
-        """Plain JSON values."""
+        """The fields as plain JSON values."""
         return asdict(cast("Any", self))
 
 
 class Spec(JsonRecord):
-    """The settings of a campaign: a base of frozen dataclasses, whose fields replace the defaults here.
+    """The settings of a campaign: a base class of frozen dataclasses.
+
+    Fields of a subclass replace the defaults here.
 
     Budget, jobs and executor are no part of it: they change no row. ``class PiSpec(Spec, study="pi")``: a study without
     workloads, whose name stands for one.
@@ -146,7 +153,7 @@ class Spec(JsonRecord):
 
     @property
     def flips(self) -> tuple[int | None, ...]:
-        """Faults of a trial; (None,) where something else says how many."""
+        """The numbers of flips of a trial; (None,) if the fault model decides."""
         return (None,)
 
     @property
@@ -156,7 +163,7 @@ class Spec(JsonRecord):
 
     @property
     def threads(self) -> int:
-        """Threads of a worker."""
+        """The number of CPU threads of a worker."""
         return 1
 
     @property
@@ -166,11 +173,11 @@ class Spec(JsonRecord):
 
     @property
     def is_enumerated(self) -> bool:
-        """Whether all trials are known beforehand, each target's as many as its ``slots``, instead of drawn."""
+        """Whether the campaign runs all ``slots`` trials of each target instead of random ones."""
         return False
 
     def identity(self) -> Json:
-        """The spec without the folders that its files happen to lie in, and the kind of device without its index.
+        """The spec as JSON, without the folders of its files and the index of its device.
 
         A campaign's name derives from it. Of fields that name files and of the file of the workload, the content counts and
         not the name: the fingerprint has to cover what changes with it.
@@ -181,29 +188,29 @@ class Spec(JsonRecord):
 
 
 class SpecOfTraining(Spec):
-    """A base of specs whose workload is a training, and whose trials have no number of flips."""
+    """A base class of specs whose workload is a training, and whose trials have no number of flips."""
 
     __slots__ = ()
 
     @property
     def device(self) -> str:
-        """Where it trains: an option of its workload."""
+        """The device of the training, which is an option of its workload."""
         return dict(self.options).get("device", "cpu")
 
 
 class TrialTarget(Protocol):
-    """A target that trials are drawn for."""
+    """The interface of targets for which trials are drawn."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def slots(self) -> int:
-        """Trials there are, where all are to be run."""
+        """The number of trials of the target in a campaign that runs all of them."""
 
 
 class Baseline(Protocol):
-    """Facts that a worker establishes before the first trial, a frozen dataclass."""
+    """The interface of baselines: facts that a worker establishes before the first trial."""
 
     @property
     def campaign(self) -> str: ...
@@ -220,7 +227,7 @@ class Baseline(Protocol):
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """The workload's statements of itself."""
+        """Facts that the workload reports about itself."""
 
     @property
     def versions(self) -> Mapping[str, str]: ...
@@ -230,7 +237,7 @@ class Baseline(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target of trials, known by its name alone."""
+    """A target of trials that has only a name."""
 
     name: str
     slots: int = 0
@@ -238,7 +245,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBaseline(JsonRecord):
-    """A base of baselines, which have `targets` besides.
+    """A base class of stored baselines; subclasses add `targets`.
 
     Attributes:
         campaign: The hash that names the campaign, see `campaign_hash`.
@@ -256,26 +263,32 @@ class StoredBaseline(JsonRecord):
 
     @classmethod
     def of(cls, spec: Spec, fingerprint: Mapping[str, str], **facts: Any) -> Self:
-        """The baseline of a campaign: `campaign` follows from spec and fingerprint."""
+        """The baseline of a campaign with this spec and fingerprint."""
         return cls(campaign=campaign_hash(spec, fingerprint), fingerprint=fingerprint, **facts)
 
 
 @dataclass(frozen=True, slots=True)
 class PlainBaseline(StoredBaseline):
-    """The baseline of a kind whose worker finds out nothing else; ``targets``: what trials are drawn for."""
+    """A baseline without further facts of its kind.
+
+    ``targets``: the targets for which trials are drawn.
+    """
 
     targets: tuple[Target, ...]
 
 
 def strata_of(spec: Spec, baseline: Baseline) -> list[tuple[TrialTarget, int | None]]:
-    """The strata of a campaign: each target with each number of flips; some targets are for some of these numbers only."""
+    """The strata of a campaign: each target with each number of flips that applies to it."""
     return [
         (t, flips) for t in baseline.targets for flips in spec.flips if flips in (getattr(t, "flips", ()) or (flips,))
     ]
 
 
 class CampaignRow(Protocol):
-    """The record of one trial: a frozen dataclass whose columns `unsilent.campaigns.codec` reads off its fields."""
+    """The interface of rows: the record of one trial, a frozen dataclass.
+
+    `unsilent.campaigns.codec` derives the columns from its fields.
+    """
 
     @property
     def trial(self) -> TrialId: ...
@@ -299,14 +312,17 @@ R = TypeVar("R", bound=CampaignRow)
 
 
 def campaign_hash(spec: Spec, fingerprint: Mapping[str, str]) -> str:
-    """32 hex digits that name the campaign."""
+    """The hash that identifies the campaign, as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(
         sorted_json_text({"spec": _without_file_names(spec), "fingerprint": dict(fingerprint)}).encode()
     )
 
 
 def _without_file_names(spec: Spec) -> Json:
-    """The identity of a spec without names of files: what counts of a file is its content, which the fingerprint covers."""
+    """The identity of a spec without file names.
+
+    Contents of files are part of the fingerprint instead.
+    """
     values = {key: value for key, value in spec.identity().items() if key not in spec.FILES}
     values["workload"] = _with_file_names(values["workload"], lambda path, ending: f"*{ending}")
     if isinstance(values.get("fault"), str):
@@ -317,7 +333,7 @@ def _without_file_names(spec: Spec) -> Json:
 def differences(
     stored_campaign: tuple[Spec, Baseline], current_campaign: tuple[Spec, Baseline]
 ) -> Iterator[tuple[str, tuple[Any, Any] | None]]:
-    """Differences that make two campaigns two: values of the spec with both values, then keys of the fingerprint with None."""
+    """The differences between two campaigns: spec fields with both values, fingerprint keys with None."""
     (old, then), (new, now) = (
         (_without_file_names(spec), result.fingerprint) for spec, result in (stored_campaign, current_campaign)
     )
@@ -330,7 +346,7 @@ DEFAULT_TEXTS = {"dtype": "as built", "judge": "the workload's own", "samples": 
 
 
 def spec_value_text(spec: type, key: str, value: Any) -> str:
-    """A value of a spec as the command line writes it: ``1,8`` for flips, ``as built`` for no dtype."""
+    """A value of a spec as written on the command line: ``1,8`` for flips, ``as built`` for no dtype."""
     asking = options_of(spec).get(key)
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -346,5 +362,5 @@ def spec_value_text(spec: type, key: str, value: Any) -> str:
 
 
 def trial_seed(campaign: str, seed: int, trial: TrialId) -> int:
-    """128-bit seed of one trial's generator."""
+    """The 128-bit seed of one trial's random generator."""
     return int(xxhash.xxh3_128_intdigest(f"{campaign}|{seed}|{trial}".encode()))

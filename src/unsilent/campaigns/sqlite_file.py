@@ -1,4 +1,6 @@
-"""One SQLite file (WAL) of ours: opened, checked, locked for one writer, its errors in one line. A subclass says what is in it.
+"""An SQLite file of this program: opened, checked and locked for one writer.
+
+A subclass defines the contents.
 
 A file may come from anyone: what is not a regular file, another program's database, another version, a schema other than ours
 and damage are refused, in this order (see `opening`).
@@ -41,7 +43,7 @@ MOST_SECONDS = 1e12
 
 
 def application_of(path: str | Path) -> int:
-    """The application id of an SQLite file; 0 for what is none, or cannot be read."""
+    """The application id of an SQLite file; 0 if the file is not an SQLite file or cannot be read."""
     try:
         if not Path(path).is_file():  # opening a pipe would wait
             return 0
@@ -53,7 +55,7 @@ def application_of(path: str | Path) -> int:
 
 
 def check_name(path: str | Path) -> None:
-    """Raise ``StoreError`` for a name that no file can have."""
+    """Raise ``StoreError`` for a name that a file cannot have."""
     try:
         os.lstat(path)
     except (OSError, ValueError) as error:
@@ -65,7 +67,7 @@ def check_name(path: str | Path) -> None:
 
 
 class SqliteFile(Closing):
-    """An open file.
+    """An open SQLite file of this program, for reading or for writing.
 
     Args:
         path: The file; made when it is not there and ``write`` is asked.
@@ -128,14 +130,17 @@ class SqliteFile(Closing):
         return db
 
     def _open_to_read(self) -> sqlite3.Connection:
-        """A connection that writes nothing, on a read-only medium as well (where SQLite cannot share its log)."""
+        """A read-only connection, which also works on a read-only medium."""
         name = f"file:{quote(os.fsencode(self.path.resolve()))}?mode=ro"
         log = self.path.with_name(self.path.name + "-wal")
         fixed = not os.access(self.path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
         return sqlite3.connect(name + ("&immutable=1" if fixed else ""), uri=True, isolation_level=None)
 
     def _verify(self, db: sqlite3.Connection, steps: QueryStepLimit, write: bool) -> bool:
-        """Check a file before a row of it is read; whether it is empty. The order matters: see `opening`."""
+        """Check the file before any row is read, and return whether it is empty.
+
+        The order of the checks matters: see `opening`.
+        """
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
         ours = application in APPLICATION_OWNERS or application >> 8 == APPLICATION_PREFIX
@@ -171,11 +176,11 @@ class SqliteFile(Closing):
 
     @property
     def _verb(self) -> str:
-        """The command that writes such files."""
+        """The command that writes files of this sort."""
         return APPLICATION_OWNERS.get(self.application_id, "this command")
 
     def _size(self) -> int:
-        """Bytes of the file and of its log."""
+        """The size of the file and of its log in bytes."""
         log = self.path.with_name(self.path.name + "-wal")
         return self.path.stat().st_size + (log.stat().st_size if log.exists() else 0)
 
@@ -183,7 +188,7 @@ class SqliteFile(Closing):
         return LEAST_STEPS + STEPS_PER_BYTE * self._size()
 
     def _allowance(self) -> ReadLimit:
-        """The limit on what one pass over the file may read and unpack."""
+        """A new limit on the bytes that one pass over the file may read and unpack."""
         return ReadLimit(self._size())
 
     def _one(self, sql: str) -> tuple[Any, ...] | None:
@@ -193,7 +198,7 @@ class SqliteFile(Closing):
 
     @contextmanager
     def _query(self, sql: str, values: Sequence[Any] = ()) -> Iterator[sqlite3.Cursor]:
-        """Rows of a query; whoever stops early may have closed the store before."""
+        """The cursor of a query, closed at the end of the ``with`` block."""
         cursor = self._db.execute(sql, values)
         try:
             yield cursor
@@ -203,7 +208,7 @@ class SqliteFile(Closing):
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Around everything that asks the file: what goes wrong is one line."""
+        """Convert errors of SQLite and damaged records in a ``with`` block to ``StoreError``."""
         if self._steps is not None and self._reads:
             self._steps.restart_count(self._most_steps())
         try:
@@ -237,12 +242,12 @@ class SqliteFile(Closing):
         return f"{self.path} cannot be used ({text}); restore a copy or give another store"
 
     def add_session_seconds(self, seconds: float, cpu_seconds: float) -> None:
-        """Add the time that one session took, its set-up included."""
+        """Add the time of one session, including its set-up."""
         with self._errors(), self._db:
             self._db.execute("INSERT INTO usage VALUES (?, ?)", (seconds, cpu_seconds))
 
     def total_session_seconds(self) -> tuple[float, float]:
-        """Wall and CPU seconds over all sessions."""
+        """The wall and CPU seconds of all sessions together."""
         with self._errors():
             rows = self._db.execute("SELECT seconds, cpu_seconds FROM usage").fetchall()
             if not all(is_real(value) and 0 <= value < MOST_SECONDS for row in rows for value in row):
@@ -263,7 +268,7 @@ class SqliteFile(Closing):
                 self._lock.release()
 
     def _settle(self) -> None:
-        """Fold the log into the file, so that readers need and leave nothing next to it."""
+        """Merge SQLite's log into the file, so that readers neither need nor leave further files."""
         try:
             self._db.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.Error:
@@ -271,11 +276,11 @@ class SqliteFile(Closing):
 
 
 def temporary_name(path: Path) -> Path:
-    """A name next to ``path`` for writing before an atomic replace."""
+    """The path of a temporary file next to ``path``, for an atomic replacement."""
     return path.with_name(f".{path.name[:40]}.{os.getpid()}.tmp")
 
 
 def remove_if_possible(path: Path) -> None:
-    """Remove a file of ours; where that cannot be, the error that led here is the one to be shown."""
+    """Remove a file and ignore errors."""
     with suppress(OSError):
         path.unlink()

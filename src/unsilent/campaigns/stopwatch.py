@@ -1,4 +1,4 @@
-"""The cost of a campaign: wall and CPU time that always cover the same stretch."""
+"""A stopwatch for the wall and CPU time of a campaign."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import time
 
 
 class Stopwatch:
-    """Runs from when it is made. CPU time is that of this process; who has children adds theirs."""
+    """A stopwatch that starts when it is created.
+
+    CPU time is that of this process, without its children.
+    """
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.monotonic(), _cpu()
 
     def lap(self) -> tuple[float, float]:
-        """Wall and CPU seconds since it was made or last asked."""
+        """Wall and CPU seconds since the previous call, or since construction."""
         wall, cpu = time.monotonic(), _cpu()
         spent = wall - self._wall, cpu - self._cpu
         self._wall, self._cpu = wall, cpu

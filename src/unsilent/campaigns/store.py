@@ -1,4 +1,4 @@
-"""The campaign store: one SQLite file (WAL) that holds one campaign; one writer at a time, any number of readers.
+"""The campaign store: one SQLite file that holds one campaign, with one writer and any number of readers.
 
 What it is, what was asked of it and what it took; its trials, by the codec of its kind; and further records of its kind. Rows are
 committed in groups; a kill loses at most the group in flight, and those trials run again on resume.
@@ -49,7 +49,9 @@ CREATE TABLE record (name TEXT NOT NULL, value TEXT NOT NULL);
 
 
 class Store(SqliteFile, Generic[S, B, R]):
-    """An open store of one kind; see `SqliteFile` for ``path``, ``write`` and errors.
+    """An open store of a campaign of one kind.
+
+    See `SqliteFile` for ``path``, ``write`` and errors.
 
     Args:
         kind: Left out by classes of stores of one kind.
@@ -75,7 +77,10 @@ class Store(SqliteFile, Generic[S, B, R]):
     # -- the campaign --------------------------------------------------------------------------------------------
 
     def bind_campaign(self, spec: S, baseline: B) -> None:
-        """Make this store that campaign's, or check that it is; raises ``StoreError`` when it holds another one."""
+        """Write the campaign into an empty store, or check that the store holds this campaign.
+
+        Raises ``StoreError`` if it holds another one.
+        """
         if self._one("SELECT hash FROM campaign") is not None:
             self.check_campaign(spec, baseline)
             return
@@ -85,7 +90,7 @@ class Store(SqliteFile, Generic[S, B, R]):
             self._read_campaign(*values)
 
     def check_campaign(self, spec: S, baseline: B) -> None:
-        """Raise ``StoreError`` with what differs where this store holds another campaign."""
+        """Raise ``StoreError``, with the differences, if the store holds another campaign."""
         known = self._one("SELECT hash FROM campaign")
         if known is None or known[0] != baseline.campaign:
             raise StoreError(
@@ -107,7 +112,7 @@ class Store(SqliteFile, Generic[S, B, R]):
 
     @property
     def spec(self) -> S:
-        """The campaign's spec; raises ``StoreError`` when the store is empty."""
+        """The spec of the campaign; raises ``StoreError`` if the store is empty."""
         return self._campaign()[0]
 
     @property
@@ -116,7 +121,7 @@ class Store(SqliteFile, Generic[S, B, R]):
         return self._campaign()[1]
 
     def _campaign(self) -> tuple[S, B]:
-        """Spec and description, which must belong to each other; read again only where the file says something else."""
+        """Spec and baseline of the campaign, cached until the file changes."""
         with self._errors():
             row = self._one("SELECT hash, spec, description FROM campaign")
             if row is None:
@@ -131,7 +136,10 @@ class Store(SqliteFile, Generic[S, B, R]):
             return self._read[1]
 
     def _read_campaign(self, stored_hash: Any, spec_text: Any, baseline_text: Any) -> tuple[S, B]:
-        """Spec and baseline of their texts; raises ``DamagedRecordError``, ``StoreError`` for those of another version."""
+        """Spec and baseline parsed from their stored texts.
+
+        Raises ``DamagedRecordError``, or ``StoreError`` for those of another version.
+        """
         try:
             spec = parse_record(self.kind.spec, spec_text, "spec")
             baseline = parse_record(self.kind.baseline, baseline_text, "description")
@@ -148,14 +156,14 @@ class Store(SqliteFile, Generic[S, B, R]):
         return spec, baseline
 
     def other_options_error(self, options: str) -> StoreError:
-        """The error for a store that another version made, with options that this version does not have."""
+        """The error for a store of another version, with options that do not exist in this version."""
         return StoreError(
             f"{self.path} was made with other options ({one_line_preview(options)}) than those of this "
             f"version of unsilent {self.kind.command_words}; give another store"
         )
 
     def _changed_options(self, text: Any) -> list[str]:
-        """Fields that a stored spec has and specs have not now, and the reverse."""
+        """Names of the fields that only the stored spec or only this version's specs have."""
         try:
             stored = json.loads(text)
         except (TypeError, ValueError, RecursionError):
@@ -165,21 +173,24 @@ class Store(SqliteFile, Generic[S, B, R]):
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
-        """Around the checks of readers: what they would refuse is never written."""
+        """Convert a ``DamagedRecordError`` while writing to ``StoreError``, so that only readable values are stored."""
         try:
             yield
         except DamagedRecordError as error:
             raise StoreError(f"{self.path} cannot hold this {what}: {error}; change what is asked") from None
 
     def record_budget(self, trials: int, command: str) -> None:
-        """Remember what budget was asked with which command (a campaign may be extended)."""
+        """Store the budget and the command of this run.
+
+        A later run may have a larger budget.
+        """
         with self._writing("budget"):
             budget = read_budget(trials, escape_unprintable(command))
         with self._errors(), self._db:
             self._db.execute("INSERT INTO budget (trials, command) VALUES (?, ?)", budget)
 
     def largest_budget(self) -> tuple[int, str]:
-        """Largest number of trials a stratum asked so far, and the command that asked it."""
+        """The largest number of trials per stratum in any run so far, and the command of that run."""
         with self._errors():
             result = [
                 read_budget(*row) for row in self._db.execute("SELECT trials, command FROM budget ORDER BY rowid")
@@ -189,11 +200,11 @@ class Store(SqliteFile, Generic[S, B, R]):
     # -- further records -----------------------------------------------------------------------------------------
 
     def records(self, name: str) -> list[Any]:
-        """All records of this name, the first one first, each as its kind reads it."""
+        """All records with this name, oldest first, parsed by their kind."""
         return [value for _, value in self._records(name)]
 
     def records_as_json(self, name: str) -> list[Any]:
-        """All records of this name as plain JSON values, once their kind has read them."""
+        """All records with this name as plain JSON values, after their kind has checked them."""
         return [json.loads(text) for text, _ in self._records(name)]
 
     def _records(self, name: str) -> list[tuple[str, Any]]:
@@ -207,12 +218,12 @@ class Store(SqliteFile, Generic[S, B, R]):
             return [(row[0], read(row[0], spec, result)) for row in rows]
 
     def add_record(self, name: str, value: Any) -> None:
-        """Remember one more, as JSON."""
+        """Add a record, stored as JSON."""
         with self._errors(), self._db:
             self._db.execute("INSERT INTO record VALUES (?, ?)", (name, dump_stored_json(value)))
 
     def replace_records(self, name: str, values: Iterable[Any]) -> None:
-        """Remember these in place of all others of their name."""
+        """Replace all records with this name."""
         with self._together():
             self._db.execute("DELETE FROM record WHERE name = ?", (name,))
             self._db.executemany(
@@ -222,7 +233,9 @@ class Store(SqliteFile, Generic[S, B, R]):
     # -- trials --------------------------------------------------------------------------------------------------
 
     def add_rows(self, rows: Iterable[R]) -> None:
-        """Commit rows together, taking one at a time; what was committed before stays when this raises.
+        """Commit rows in one transaction.
+
+        If this raises, rows that were committed before remain.
 
         Raises:
             StoreError: the disk is full. UsageError: a value is not of the type of its column.
@@ -249,7 +262,7 @@ class Store(SqliteFile, Generic[S, B, R]):
         return int(row[0])
 
     def rows(self, *, target: str | None = None, omit_arrays: Collection[str] = (), after: int = 0) -> Iterator[R]:
-        """All trials (of one target) in canonical order (target, flips, k, sample_count), each one that the campaign has.
+        """All trials, or those of one target, in canonical order (target, flips, k, sample_count).
 
         Arrays that are named in ``omit_arrays`` are left empty. ``after``: only those written since `rows_written` was that.
         """
@@ -263,12 +276,12 @@ class Store(SqliteFile, Generic[S, B, R]):
             )
 
     def analyse(self, **options: Any) -> Any:
-        """The result of its trials, as its kind makes it by its analysis options; raises ``UsageError`` where it has none."""
+        """The result of the stored trials, as the kind computes it; raises ``UsageError`` if there are none."""
         self.check_has_trials()
         return self.kind.analyse(self, **options)
 
     def check_has_trials(self) -> None:
-        """Raise ``UsageError`` where no trial is stored, although there are targets to try."""
+        """Raise ``UsageError`` if no trial is stored, unless the campaign has no targets."""
         if not self.has_trials and (self._one("SELECT 1 FROM campaign") is None or self.baseline.targets):
             raise UsageError(f"{self.path} has no trial yet; run the command that made it again")
 
@@ -278,12 +291,12 @@ class Store(SqliteFile, Generic[S, B, R]):
         return self._one("SELECT 1 FROM trial LIMIT 1") is not None
 
     def find_row(self, trial: TrialId) -> R | None:
-        """One trial; None where it was not run."""
+        """The row of a trial; None if it was not run."""
         rows = list(self._select("WHERE target = ? AND flips IS ? AND k = ? AND sample_count = ?", tuple(trial)))
         return rows[0] if rows else None
 
     def row(self, trial: TrialId) -> R:
-        """One trial; raises ``StoreError`` when it was not run."""
+        """The row of a trial; raises ``StoreError`` if it was not run."""
         result = self.find_row(trial)
         if result is None:
             names = [t.name for t in self.baseline.targets] or sorted({t.target for t in self.stored_trial_ids()})
@@ -313,11 +326,11 @@ class Store(SqliteFile, Generic[S, B, R]):
                     yield row
 
     def _known(self) -> tuple[S, frozenset[str]]:
-        """The spec, and names of targets."""
+        """The spec and the names of the targets."""
         return self.spec, frozenset(target.name for target in self.baseline.targets)
 
     def _trial(self, known: tuple[S, frozenset[str]], target: Any, flips: Any, k: Any, count: Any) -> TrialId:
-        """A trial that the campaign has; raises ``DamagedRecordError``."""
+        """The trial of these cells; raises ``DamagedRecordError`` if it does not belong to the campaign."""
         numbers = [k, count, 0 if flips is None else flips]
         if not isinstance(target, str) or not all(map(is_whole_number, numbers)):
             raise DamagedRecordError(
@@ -337,7 +350,7 @@ class Store(SqliteFile, Generic[S, B, R]):
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """A block whose writes are committed at the end, or not at all."""
+        """One transaction: its writes are committed at the end of the ``with`` block, or not at all."""
         with self._errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -353,5 +366,5 @@ AnyStore = Store[Any, Any, Any]
 
 
 def open_store(path: str | Path, kind: Kind[S, B, R], *, write: bool = False, canonical: bool = False) -> Any:
-    """An open store of a kind, with what is special about its stores; see `Store`."""
+    """Open a store of a kind, with the store class of the kind if it has one; see `Store`."""
     return (kind.store_class or Store)(path, kind, write=write, canonical=canonical)

@@ -1,4 +1,4 @@
-"""The command that a store names: what it asked of whoever reads the store, so that a later report shows what the run showed."""
+"""The command line in a store, whose options are the defaults for later reports on that store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ MOST_CALL = 10_000
 
 
 def stored_options(store: AnyStore, cls: type[T]) -> T:
-    """The options of a dataclass that the command of a store gives; of all others the defaults. Raises ``StoreError``."""
+    """The options of a dataclass as given by the command in a store, else their defaults.
+
+    Raises ``StoreError``.
+    """
     command = store.largest_budget()[1]
     words, kind = _command_words(command), store.kind
     unknown_words = _command_words(without_options(command, *kind.option_classes, kind.report_options))
@@ -33,7 +36,10 @@ def stored_options(store: AnyStore, cls: type[T]) -> T:
 
 
 def without_options(command: str, *classes: type) -> str:
-    """The command line without the options of some dataclasses; what is no command line stays as it is."""
+    """The command line without the options of some dataclasses.
+
+    A call in Python is returned unchanged.
+    """
     words, options = _command_words(command), options_of(*classes)
     if not words:
         return command
@@ -49,7 +55,10 @@ def without_options(command: str, *classes: type) -> str:
 
 
 def _call_arguments(command: str) -> dict[str, Any]:
-    """The keyword arguments of a call in Python, as far as they are literals; nothing is executed. None for anything else."""
+    """The literal keyword arguments of a Python call, which is parsed but not executed.
+
+    Empty for any other text.
+    """
     if len(command) > MOST_CALL:
         return {}
     try:
@@ -60,13 +69,13 @@ def _call_arguments(command: str) -> dict[str, Any]:
 
 
 def _command_words(command: str) -> list[str]:
-    """The words of a command line of ours; none for anything else, such as a call in Python."""
+    """The words of an ``unsilent`` command line; empty for any other text, such as a call in Python."""
     words = shlex.split(command)
     return words if words[:1] == ["unsilent"] else []
 
 
 def given_options(words: list[str], options: Mapping[str, OptionField]) -> Iterator[tuple[str, Any]]:
-    """The options among the words, by field, as texts."""
+    """The options among the words, as pairs of field name and text."""
     texts: dict[str, list[str]] = {}
     for word, value in pairwise([*words, ""]):
         option = _option(word, options)

@@ -1,4 +1,4 @@
-"""Reading what a store file says: files come from anywhere, so nothing in them is believed before it is checked."""
+"""Parsing and checking of values in a store file, which may come from an untrusted source."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ LONGEST_SHOWN = 80
 
 
 class DamagedRecordError(ValueError):
-    """A record is not what this program writes; the message says which part."""
+    """Raised for a record that this program does not write; the message names the invalid part."""
 
 
 class RemovedOptionError(DamagedRecordError):
-    """A store was made with an option, or a value of one, that this version does not have; the message is this option."""
+    """Raised for a store whose options, or their values, no longer exist; the message is the option."""
 
 
 class ReadLimit:
-    """The limit on what one pass over a store may read and unpack, so that a small file cannot fill the memory.
+    """A limit on the bytes that one pass over a store may read and unpack, so that memory cannot overflow.
 
     Args:
         size: Of the file in bytes. No pass reads more than that: where it does, cells are reached twice.
@@ -48,13 +48,16 @@ class ReadLimit:
         self._known: dict[bytes, bytes] = {}
 
     def count_read(self, *cells: Any) -> None:
-        """Count texts and blobs of a row; raises ``DamagedRecordError``."""
+        """Count the bytes of texts and blobs in a row; raises ``DamagedRecordError`` beyond the limit."""
         self._left -= sum(len(cell) for cell in cells if isinstance(cell, str | bytes))
         if self._left < 0:
             raise DamagedRecordError("its rows hold more bytes than the file")
 
     def unpack(self, blob: Any, most: int) -> bytes:
-        """The content of a compressed cell, of at most ``most`` bytes; equal cells share it. Raises ``DamagedRecordError``."""
+        """The decompressed content of a cell, at most ``most`` bytes.
+
+        Equal cells share their content. Raises ``DamagedRecordError``.
+        """
         if not isinstance(blob, bytes):
             raise DamagedRecordError("an array is not stored as bytes")
         known = self._known.get(blob)
@@ -82,12 +85,12 @@ class ReadLimit:
 
 
 def dump_stored_json(value: Any) -> str:
-    """JSON as a cell holds it: a name that is no valid text stays one, and is refused before it is stored."""
+    """JSON text for a cell, with invalid Unicode left in place so that the checks before storing refuse it."""
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
 def parse_record(kind: type[T], text: Any, what: str) -> T:
-    """A record from its JSON; raises ``DamagedRecordError``, which names ``what``."""
+    """A record parsed from JSON; raises ``DamagedRecordError``, whose message names ``what``."""
     if not isinstance(text, str):
         raise DamagedRecordError(f"its {what} is not text")
     try:
@@ -108,7 +111,7 @@ def _adapter(kind: Any) -> Any:
 
 
 def check_ascending(rows: Iterable[R]) -> Iterator[R]:
-    """The rows as they come; raises ``DamagedRecordError`` where a trial does not come after the one before it."""
+    """The rows unchanged; raises ``DamagedRecordError`` if their trials are not in ascending order."""
     last: tuple[str, int, int, int] | None = None
     for row in rows:
         trial = row.trial
@@ -120,7 +123,7 @@ def check_ascending(rows: Iterable[R]) -> Iterator[R]:
 
 
 def check_faults(text: Any, what: str) -> None:
-    """Raise ``DamagedRecordError`` unless a cell holds faults as JSON: a list of objects, or one object (a digest)."""
+    """Raise ``DamagedRecordError`` unless a cell is JSON of a list of objects, or of one object (a digest)."""
     from pydantic_core import from_json
 
     try:
@@ -133,7 +136,7 @@ def check_faults(text: Any, what: str) -> None:
 
 
 def read_budget(trials: Any, command: Any) -> tuple[int, str]:
-    """How many trials were asked, and with which command. Raises ``DamagedRecordError``."""
+    """The number of trials and the command of a stored budget; raises ``DamagedRecordError``."""
     if not is_whole_number(trials) or not 0 <= trials < MOST_TRIALS or not isinstance(command, str):
         raise DamagedRecordError(
             "the requested number of trials in it is invalid, or the command line in it is not text"
@@ -158,5 +161,5 @@ def is_real(value: Any) -> TypeGuard[float]:
 
 
 def one_line_preview(value: Any) -> str:
-    """The beginning of what a file says, on one line, whatever it says."""
+    """The beginning of an untrusted value as printable text on one line."""
     return escape_unprintable(value if isinstance(value, str) else repr(value))[:LONGEST_SHOWN]

@@ -1,4 +1,4 @@
-"""A stored trial with its row when it was run again: what differs, and how that is told."""
+"""A stored trial compared with its replay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA = "unsilent/replay/1"
 
 @dataclass(frozen=True)
 class TrialReplay(Generic[R]):
-    """A stored trial, and its row when it was run again.
+    """The stored row of a trial and the row of its replay.
 
     Attributes:
         trial_sentences: Sentences of its kind about the trial; empty: its fields are listed.
@@ -35,17 +35,17 @@ class TrialReplay(Generic[R]):
 
     @property
     def differing(self) -> list[str]:
-        """Fields whose content is not the stored one."""
+        """Names of the fields that differ between the stored row and the replay."""
         again = self.replayed_row.reproducible_values()
         return [name for name, value in self.stored_row.reproducible_values().items() if again[name] != value]
 
     @property
     def is_identical(self) -> bool:
-        """Whether all content is equal, bit for bit."""
+        """Whether both rows have the same content, bit for bit."""
         return not self.differing
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """The comparison as plain JSON values."""
         columns = row_codec(cast("Any", type(self.stored_row)))
         stored, again = (
             columns.row_as_json(cast("Any", row), canonical=True) for row in (self.stored_row, self.replayed_row)
@@ -67,7 +67,7 @@ class TrialReplay(Generic[R]):
 
 
 def _text(content: Any) -> str:
-    """The content of a field in a few words."""
+    """A short text for the content of a field."""
     return f"{len(content):,} bytes" if isinstance(content, bytes) else one_line_preview(", ".join(map(str, content)))
 
 

@@ -1,4 +1,6 @@
-"""A worker process: ``python -m unsilent.campaigns.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
+"""A worker process, which runs trials for a driver over an inherited socket.
+
+It is started as ``python -m unsilent.campaigns.worker FD DRIVER-PID``.
 
 Driver to worker: ``("start", make_runner, spec, settings)``, ``("run", [trial, ...], alone)``,
 ``("lost", trial, outcome, seconds, reason)``, ``("prove",)``, ``("ask", what, *arguments)``.
@@ -27,7 +29,10 @@ SEND_SECONDS = 0.05
 
 
 def main(fd: int, driver_pid: int, serve: Callable[[Connection], None]) -> None:
-    """Serve one driver until it is gone; ``serve`` answers its messages, and its errors are reported."""
+    """Serve one driver until it is gone.
+
+    ``serve`` answers the driver's messages; its errors are reported to the driver.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     os.set_inheritable(fd, False)
     os.dup2(2, 1)
@@ -46,7 +51,10 @@ def main(fd: int, driver_pid: int, serve: Callable[[Connection], None]) -> None:
 
 
 class _Own(Connection):
-    """A connection of this process alone: a child that user code forked, and let go on, ends where it would use it."""
+    """A connection that only this process may use.
+
+    A child process forked by user code ends when it tries to use the connection.
+    """
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
@@ -109,7 +117,7 @@ def _serve(connection: Connection) -> None:
 
 
 def as_picklable_error(error: BaseException) -> UnsilentError:
-    """An error that crosses the process border: ours as they are, anything else as a report of whose defect it is."""
+    """An error that can be sent to another process: an ``UnsilentError`` itself, or a report on any other error."""
     return error if isinstance(error, UnsilentError) else unexpected_error(error)
 
 

@@ -1,1 +1,1 @@
-"""The command line: one module per verb."""
+"""The command line of the package, with a module for each command."""

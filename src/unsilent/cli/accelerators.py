@@ -1,4 +1,4 @@
-"""``unsilent faults --accelerator``: the weighted fault models that follow from a description, and its memories."""
+"""The option ``--accelerator`` of ``unsilent faults``, which shows the description of an accelerator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show_accelerator(name_or_file: str, as_json: bool, plain: bool) -> int:
-    """Print an accelerator by its name or file; raises ``UsageError``."""
+    """Print the description of an accelerator, given by name or file; raises ``UsageError``."""
     from unsilent.faults.hardware.description_file import load_accelerator
 
     result = load_accelerator(name_or_file)
@@ -34,7 +34,7 @@ def show_accelerator(name_or_file: str, as_json: bool, plain: bool) -> int:
 
 
 def _flip_flops(result: Accelerator, plain: bool) -> None:
-    """The groups of flip-flops, their fault models and their failure rate."""
+    """Print the groups of flip-flops, their fault models and their failure rates."""
     about = result.description
     facts = (("array", about.array), ("dtypes", about.dtypes), ("flip-flops", about))
     show_lines(*(f"{title}: {_facts(table)}" for title, table in facts if table is not None), plain=plain)
@@ -52,7 +52,7 @@ def _flip_flops(result: Accelerator, plain: bool) -> None:
 
 
 def _memories(result: Accelerator, plain: bool) -> None:
-    """The memories, and what their protection makes of each error pattern in float32."""
+    """Print the memories, and the outcome of each error pattern under their protection, in float32."""
     from unsilent.faults import Region, fault_model
     from unsilent.faults.hardware.event_shares import DRAWS, outcome_shares
     from unsilent.faults.hardware.memories import OUTCOMES
@@ -98,6 +98,6 @@ def _groups(result: Accelerator, plain: bool) -> None:
 
 
 def _facts(table: DescriptionTable) -> str:
-    """The facts of a table with their grades."""
+    """The facts in a table of a description, each with the grade of its evidence."""
     known = {fact: value for fact in table.facts if (value := getattr(table, fact)) is not None}
     return ", ".join(f"{fact} {str(value).lower()} ({table.evidence_grade(fact)})" for fact, value in known.items())

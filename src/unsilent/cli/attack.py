@@ -1,4 +1,4 @@
-"""``unsilent attack WORKLOAD ADAPTER``: inputs that the original gets right and an adapted copy of it wrong."""
+"""``unsilent attack WORKLOAD ADAPTER``: find inputs that only the adapted copy of a model gets wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ USAGE = "expected unsilent attack WORKLOAD ADAPTER, such as unsilent attack digi
 
 
 def read_fraction(given: str) -> float:
-    """A number that may be written as a fraction, like ``8/255``; raises ``UsageError``."""
+    """A number from a text such as ``0.5`` or ``8/255``; raises ``UsageError``."""
     try:
         return float(Fraction(given))
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
@@ -33,7 +33,7 @@ def read_fraction(given: str) -> float:
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """Options for what is attacked, and how."""
+    """Options of ``unsilent attack``."""
 
     workload: Annotated[str, Option(
         "The workload: built in, file.py:name or package.module:name.", WORKLOAD_PANEL,
@@ -62,7 +62,7 @@ class AttackOptions:
     seed: Annotated[int, Option("Seed of random starts and of the noise.", EXECUTION_PANEL)] = 0
 
     def __post_init__(self) -> None:
-        """Raise ``UsageError`` for a number that makes no sense."""
+        """Raise ``UsageError`` for a number out of range."""
         check_confidence(self.confidence)
         if self.samples is not None:
             check_count("--samples", self.samples, 1)

@@ -1,4 +1,4 @@
-"""``unsilent KIND``: a campaign of one registered kind, from its options to its report. Kinds that do more have a subclass."""
+"""``unsilent KIND``: run a campaign of a registered kind, from its options to its report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CampaignOutputOptions:
-    """Where trials and results go, and how they are shown."""
+    """Options for the store and the report of a campaign."""
 
     store: Annotated[
         Path | None,
@@ -39,7 +39,11 @@ OUTPUT_CLASSES = (CampaignOutputOptions, DisplayOptions, ProgressOptions, Config
 
 
 class CampaignVerb:
-    """The command of a kind; ``further_option_classes``: dataclasses of options that only the command line has."""
+    """The command that runs campaigns of a kind.
+
+    Kinds with further options or outputs have a subclass. ``further_option_classes``: dataclasses of options that only
+    the command line has.
+    """
 
     further_option_classes: tuple[type, ...] = ()
 
@@ -49,13 +53,13 @@ class CampaignVerb:
 
     @property
     def command(self) -> Command:
-        """The row of the table of commands."""
+        """The `Command` of the kind."""
         name = self.kind.command_words
         example = f"unsilent {name} {self.kind.example_arguments}"
         return Command(name, MEASURE, example, self.options, self.main, help_text=self.kind.command_help)
 
     def main(self, request: Request) -> int:
-        """Exit code of the command with these options."""
+        """Run the command and return its exit code."""
         from unsilent.campaigns.store import open_store
         from unsilent.cli.dry_run import dry_run
 
@@ -76,10 +80,10 @@ class CampaignVerb:
         return self.show(request, result, page, path)
 
     def check(self, request: Request, spec: Any) -> None:
-        """Raise ``UsageError`` for options of the command line that do not fit, before anything is opened."""
+        """Raise ``UsageError`` for options that do not fit, before any file is opened."""
 
     def campaign(self, request: Request, spec: Any, store: Any = None) -> CampaignRun:
-        """The campaign to run, whose progress is shown; fault-free runs are kept where any command finds them."""
+        """The campaign to run, with progress display and a store for fault-free runs in the current folder."""
         return CampaignRun(
             self.kind,
             request,
@@ -92,11 +96,14 @@ class CampaignVerb:
         )
 
     def make_executor(self, campaign: CampaignRun, observer: Any) -> AbstractContextManager[Executor]:
-        """Executor of the trials."""
+        """The executor of the campaign's trials."""
         return open_executor_of_options(campaign, observer)
 
     def display(self, request: Request, noun: str) -> Display:
-        """Display of the progress of what is counted."""
+        """The progress display.
+
+        ``noun``: the name of the things that it counts.
+        """
         from unsilent.cli.progress import make_observer
 
         display_options = request[DisplayOptions]

@@ -1,4 +1,4 @@
-"""``unsilent canaries make|check``: store a few inputs with a model's answers, and find out later whether it still answers so."""
+"""``unsilent canaries make|check``: store a model's answers to a few inputs, and check them later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEVICE = Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """Options for the inputs that are stored, and where."""
+    """Options of ``unsilent canaries make``."""
 
     workload: Annotated[
         str,
@@ -43,7 +43,7 @@ class MakeOptions:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Options for the model that is compared with canaries."""
+    """Options of ``unsilent canaries check``."""
 
     file: Annotated[Path, Option("A file of unsilent canaries make.", "", missing_error=NO_FILE)]
     model: Annotated[
@@ -134,7 +134,10 @@ def check(request: Request) -> Result:
 
 
 def _stored_workload(name: str) -> str:
-    """The built-in workload that a file names; others are not loaded, as their code would run that a file chooses."""
+    """The built-in workload that a file of canaries names; raises ``UsageError`` for any other workload.
+
+    Loading another one would run code that the file chooses.
+    """
     from unsilent.workloads.zoo import ZOO
 
     if name not in ZOO:

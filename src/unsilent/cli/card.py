@@ -1,4 +1,4 @@
-"""Showing and writing of cards by ``unsilent report``."""
+"""Reading, writing and printing of result cards, for ``unsilent report``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unsilent.cli.paths import default_report_path
 
 
 def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
-    """Where a card and its page go: as asked, else next to the store; checked before anything is read.
+    """The paths of a card and its page: the given path, or one next to the store.
 
     Raises ``UsageError`` for a name that does not end in ``.json``, the store itself or its report, a folder that is not
     there, or a page of somebody else in the way.
@@ -42,7 +42,10 @@ def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
 
 
 def write_card(store: Path, question: Mapping[str, Any], card: Path, page: Path) -> None:
-    """Write a card and its page; ``question``: the fields of a `Question`."""
+    """Write a card and its page.
+
+    ``question``: the fields of a `Question`.
+    """
     from unsilent.outcomes.tallies import PvfEstimator
     from unsilent.render.pages import write_file
     from unsilent.render.report_page import write_report
@@ -56,7 +59,7 @@ def write_card(store: Path, question: Mapping[str, Any], card: Path, page: Path)
 
 
 def take_card(request: Request, path: Path) -> None:
-    """Take the options of a card's command that were not given, with the files it needs found by content.
+    """Use the options in a card as defaults for a command, and find the card's files by their content.
 
     Raises ``UsageError`` for other verbs than ``unsilent pvf``, which alone has ``--find``, and for files that are not found.
     """
@@ -74,7 +77,7 @@ def take_card(request: Request, path: Path) -> None:
 
 
 def show_card(path: Path, as_json: bool, plain: bool) -> None:
-    """Print a card that somebody shared."""
+    """Print a card."""
     from unsilent.cli.report_output import print_report
     from unsilent.studies.pvf.card import card_json, read_card, report
 

@@ -1,4 +1,4 @@
-"""``unsilent compare ORIGINAL DEPLOYED``: whether a deployed model still answers as the original did.
+"""``unsilent compare ORIGINAL DEPLOYED``: compare the answers of a deployed model with those of the original.
 
 Exit codes: 0 compared, 1 more answers may have changed than ``--assert`` allows, 2 the models cannot be compared.
 """
@@ -18,7 +18,7 @@ USAGE = "expected unsilent compare ORIGINAL DEPLOYED, such as unsilent compare d
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """Options for what is compared, and what is allowed."""
+    """Options of ``unsilent compare``."""
 
     original: Annotated[str, Option(
         "The original: a workload, or with --workload a checkpoint.", WORKLOAD_PANEL,
@@ -37,7 +37,7 @@ class CompareOptions:
     confidence: Annotated[float, CONFIDENCE] = 0.95
 
     def __post_init__(self) -> None:
-        """Raise ``UsageError`` for a share or a confidence that is none."""
+        """Raise ``UsageError`` for a share or a confidence out of range."""
         check_confidence(self.confidence)
         if self.most_changed is not None:
             parse_share("--assert", self.most_changed, "1%")

@@ -1,4 +1,4 @@
-"""``unsilent diff A B``: how the results of two stored campaigns differ."""
+"""``unsilent diff A B``: compare the results of two stored campaigns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_STORES = "two stores are needed; give the stores of two campaigns of the same
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """Options for what is compared, and where the page goes."""
+    """Options of ``unsilent diff``."""
 
     first: Annotated[Path, Option("The store of a campaign (A).", "", metavar="STORE", missing_error=NO_STORES)]
     second: Annotated[Path, Option("Another store (B).", "", metavar="OTHER", missing_error=NO_STORES)]
@@ -31,7 +31,7 @@ class DiffOptions:
 
 
 def options_of_stores(arguments: Sequence[str]) -> tuple[type, ...]:
-    """How the stores that the words name are read."""
+    """Dataclasses of the analysis and report options for the stores among the words."""
     from unsilent.studies.campaign_kinds import first_kind
 
     kind = first_kind(arguments)
@@ -60,7 +60,7 @@ def diff(request: Request) -> int:
 
 
 def report_of_stores(first: Path, second: Path, request: Request, canonical: bool) -> Report:
-    """How the second store differs from the first; raises ``UsageError`` where their kind cannot be compared."""
+    """A report on the differences between two stores; raises ``UsageError`` if their kind cannot be compared."""
     from unsilent.campaigns.store import open_store
     from unsilent.studies.campaign_kinds import kind_of_store
 
@@ -80,7 +80,10 @@ def report_of_stores(first: Path, second: Path, request: Request, canonical: boo
 
 
 def page_path(first: Path, second: Path, output: Path | None) -> Path:
-    """Where the page goes: as asked, else ``A-vs-B.html`` next to the first store; raises as `report_path` does."""
+    """The path of the page: the given one, or ``A-vs-B.html`` next to the first store.
+
+    Raises the same errors as `report_path`.
+    """
     if output is None:
         return report_path(first.with_name(f"{first.stem}-vs-{second.stem}.sqlite"), None)
     report_path(second, output)

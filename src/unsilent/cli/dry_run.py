@@ -1,4 +1,4 @@
-"""``--dry-run``: what a command would run, what of it is stored, what it costs at most. No trial is run, no file is written."""
+"""The option ``--dry-run``: report the trials a command would run and their cost, without running any."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def dry_run(kind: Kind[Any, Any, Any], campaign: CampaignRun, path: Path) -> int:
-    """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
+    """Load the workload and print how many trials would run.
+
+    Raises ``StoreError`` for a store of another campaign.
+    """
     request, spec = campaign.request, campaign.spec
     with campaign.open_executor() as (executor, _):
         baseline = executor.establish_baseline()
@@ -78,13 +81,13 @@ def dry_run(kind: Kind[Any, Any, Any], campaign: CampaignRun, path: Path) -> int
 
 
 def _value_text(spec: type, name: str, asking: OptionField, value: Any) -> str:
-    """``default``, not ``none``, where nothing was asked and help says what happens then."""
+    """A value of a spec as text, or ``default`` if no value was given and the option documents its default."""
     text = spec_value_text(spec, name, value)
     return "default" if text == "none" != value and asking.default_text else text
 
 
 def find_stored_trials(kind: Kind[Any, Any, Any], spec: Any, result: Any, path: Path) -> set[TrialId]:
-    """Trials that the store holds; raises ``StoreError`` where they are of another campaign."""
+    """The trials in a store; raises ``StoreError`` if the store holds another campaign."""
     from unsilent.campaigns.store import Store
 
     if not path.exists() or not path.stat().st_size:

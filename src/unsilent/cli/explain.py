@@ -1,4 +1,4 @@
-"""``unsilent explain LOOP``: whether runs of a user's loop end in the same bits, why they do not, and what determinism costs.
+"""``unsilent explain LOOP``: find out why runs of a training loop differ, and the cost of determinism.
 
 Exit codes: 0 no difference found, or costs measured, 1 runs differ, 2 the loop is not there, raises, does nothing or does not
 end, 130 interrupted.
@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """Options for the runs that are compared, and how far.
+    """Options of ``unsilent explain``.
 
     Attributes:
         runs, steps, deadline: See `explain_run_differences`; None: the default there.
@@ -47,7 +47,7 @@ class ExplainOptions:
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The words before ``--``, and those after it."""
+    """The words before ``--`` and the words after it."""
     at = words.index("--") if "--" in words else len(words)
     return list(words[:at]), tuple(words[at + 1 :])
 
@@ -86,18 +86,18 @@ def explain(request: Request) -> int:
 
 
 def _limits(options: ExplainOptions) -> dict[str, Any]:
-    """Limits that the user set."""
+    """The limits that the user set, by name."""
     limits = {"runs": options.runs, "steps": options.steps, "deadline": options.deadline}
     return {name: value for name, value in limits.items() if value is not None}
 
 
 def _notify(text: str) -> None:
-    """A line for each run and finding, on a terminal or not: a search takes minutes."""
+    """Print a line on stderr about the progress of the search."""
     print(f"unsilent: {text}", file=sys.stderr, flush=True)
 
 
 def _silent(text: str) -> None:
-    """Nobody watches."""
+    """Ignore a progress message."""
 
 
 COMMAND = Command(

@@ -1,4 +1,4 @@
-"""``unsilent export``: every trial of a campaign as a file or on stdout."""
+"""``unsilent export``: write every trial of a campaign to a file or to stdout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_STORE = "no store was named; give the store of a campaign, like unsilent-pvf-
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options for what is exported, and where it goes."""
+    """Options of ``unsilent export``."""
 
     store: Annotated[Path, Option("A campaign store.", "", missing_error=NO_STORE)]
     output: Annotated[

@@ -1,4 +1,4 @@
-"""Sorts of files, for verbs that take one sort: the others are refused with the verb that takes them."""
+"""Detection of file types, so that a command can refuse a file and name the command for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STORE_WANTED = {
 
 
 def sort_of_file(path: Path) -> str:
-    """Name of the file's sort in `NOUNS`; empty for no file or none of them. Its beginning counts, then its name."""
+    """The type of a file, a key of `NOUNS`; empty if it has none of these types."""
     from unsilent.events.event_files import has_events
     from unsilent.studies.campaign_kinds import find_kind_of_store
     from unsilent.studies.pvf.card import is_card
@@ -42,6 +42,9 @@ def sort_of_file(path: Path) -> str:
 
 
 def refuse_other_files(path: Path, verbs: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` for a file of one of these sorts, with the command that takes it."""
+    """Raise ``UsageError`` for a file of these types.
+
+    ``verbs``: for each type, the command that reads it.
+    """
     if (sort := sort_of_file(path)) in verbs:
         raise UsageError(f"{path} is {NOUNS[sort]}; use {verbs[sort]}")

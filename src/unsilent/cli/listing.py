@@ -1,4 +1,4 @@
-"""Verbs that list what there is: ``workloads``, ``faults``, ``detectors``."""
+"""Commands that list the available parts: ``workloads``, ``faults`` and ``detectors``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def workloads(request: Request) -> int:
 
 
 def _options(about: Mapping[str, str]) -> str:
-    """Names of options, and which of them mean something only for a file of the user's."""
+    """Names of a workload's options, with a note on those that need ``--data``."""
     return ", ".join(f"{name} (needs --data)" if "(--data)" in text else name for name, text in about.items())
 
 
@@ -57,7 +57,7 @@ def _needs(data: str, weights: str) -> str:
 
 @dataclass(frozen=True)
 class FaultListOptions:
-    """Options for the fault models that are listed."""
+    """Options of ``unsilent faults``."""
 
     accelerator: Annotated[
         str | None,
@@ -147,13 +147,16 @@ def detectors(request: Request) -> int:
 
 
 def _show_parts(parts: Sequence[Mapping[str, Any]], name: str, settings: str, plain: bool) -> None:
-    """A table of rules or detectors."""
+    """Print a table of rules or detectors."""
     rows = [(part["name"], part["description"], _defaults(part["parameters"])) for part in parts]
     show_table(rows, (name, "what it compares", f"{settings} with defaults (name:key=value,…)"), plain=plain)
 
 
 def _listed(name: str, kind: str, factory: Callable[..., Any], description: str = "") -> dict[str, Any]:
-    """A rule or detector: its description, by default the first line of its docstring, and its parameters."""
+    """A rule or detector as a table row: name, kind, description and parameters.
+
+    Without a description, the first line of the docstring is used.
+    """
     parameters = inspect.signature(factory).parameters.values()
     return {
         "name": name,
@@ -164,14 +167,17 @@ def _listed(name: str, kind: str, factory: Callable[..., Any], description: str 
 
 
 def _first_line(factory: Callable[..., Any]) -> str:
-    """The first line of a docstring."""
+    """The first line of a function's docstring."""
     return inspect.cleandoc(factory.__doc__ or "").partition("\n")[0]
 
 
 def _listed_of_others(
     kind: str, group: str, known: Mapping[str, Any], load: Callable[[str], Callable[..., Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Parts that other packages register; of a part that cannot be imported, the error is the description."""
+    """Rules or detectors that other packages provide.
+
+    If one cannot be imported, the error is its description.
+    """
     for name, entry in installed_parts(group, known).items():
         try:
             part = _listed(name, kind, load(name))

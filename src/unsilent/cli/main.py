@@ -1,4 +1,4 @@
-"""``unsilent VERB``: sets up the verbs, turns errors into one line and an exit code.
+"""The entry point of the command line, which runs a command and turns errors into one line and an exit code.
 
 Exit codes: 0 done, 1 the check found a problem or the monitor stopped the job because of its checkpoint or its data or the
 program, 2 bad usage or input, 16 the monitor stopped the job after an alarm that is not confirmed for a device, 17 a self-test
@@ -44,7 +44,7 @@ def _version(show: bool) -> None:
 
 
 class App(NamedTuple):
-    """A typer application by its whole name, its words, and those of a user's script."""
+    """A typer application with its full name, its command line words and the arguments of the user's script."""
 
     name: str
     app: typer.Typer
@@ -59,7 +59,7 @@ def root(
 
 
 def make_app(arguments: Sequence[str] = ()) -> App:
-    """The application that these words ask for: one command, or an overview."""
+    """The application for a command line: that of one command, or the overview of all commands."""
     from unsilent.cli.table import COMMANDS, find_command_name, load_command
     from unsilent.cli.typer_options import make_command_app, make_overview_app
 
@@ -89,14 +89,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def open_missing_output() -> None:
-    """Without stdout or stderr (``>&-``) what is printed goes nowhere, and no store is opened in their place."""
+    """Replace a closed stdout or stderr (``>&-``) by the null device.
+
+    Otherwise a store that is opened next would get its file descriptor, and prints would go there.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def escape_unencodable_output() -> None:
-    """Print characters that the terminal's encoding lacks as escapes, where Python would raise an error."""
+    """Print characters that the terminal cannot encode as escapes instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -119,7 +122,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Exit code, where what is printed may still have to be flushed."""
+    """Run a command and return its exit code, before output is flushed."""
     name = "unsilent"
     try:
         app = make_app(arguments)
@@ -154,14 +157,14 @@ def _run(arguments: list[str]) -> int:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C led to an error, as that of an extension module that was interrupted while it imported another."""
+    """Whether an error was caused by Ctrl-C, directly or through other errors."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _explained(message: str, command: str) -> str:
-    """The message on what a command cannot understand, and where to find what it does."""
+    """The message of a usage error, extended by a hint on the command's help."""
     from unsilent.cli.table import PYTHON_FUNCTIONS
 
     for name, text in PYTHON_FUNCTIONS.items():
@@ -176,13 +179,16 @@ def _explained(message: str, command: str) -> str:
 
 
 def _drop_output(code: int) -> int:
-    """Nobody reads what we print (``unsilent … | head``), or it has no room: end without what is still to be flushed."""
+    """Discard all output that is not flushed yet, and return the exit code.
+
+    Called when nobody reads the output (``unsilent … | head``) or the disk is full.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return code
 
 
 def _place(error: OSError) -> str:
-    """Name of what could not be written."""
+    """The name of the file that could not be written, for an error message."""
     return str(error.filename) if error.filename else "what was printed"
 
 
@@ -206,7 +212,7 @@ def _defect(error: InternalError | UserCodeError) -> int:
 
 
 def _frame(trace: str, title: str) -> None:
-    """A traceback, set apart."""
+    """Print a traceback on stderr inside a frame."""
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text

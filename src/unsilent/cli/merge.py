@@ -1,4 +1,4 @@
-"""``unsilent merge STORE STORE… -o OUT``: joins stores of one campaign that were made on several machines."""
+"""``unsilent merge STORE STORE… -o OUT``: join stores of one campaign from several machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_STORES = "no stores were named; give stores of one campaign, and --output for
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """Options for the stores that are joined."""
+    """Options of ``unsilent merge``."""
 
     stores: Annotated[tuple[Path, ...], Option(
         "Stores of one campaign.", "", metavar="STORE", missing_error=NO_STORES, is_repeatable=True)] = ()  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where stores and reports go unless it is said."""
+"""Default paths of stores and reports, and checks of output paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ LONGEST_NAME = 180
 
 
 def default_store(verb: str, identity: Mapping[str, Any]) -> str:
-    """A file name here that is the same for the same question and another for another; ``identity``: of its spec."""
+    """The default file name of a campaign's store, which depends on its spec alone.
+
+    ``identity``: the identity of the spec.
+    """
     import xxhash
 
     from unsilent.campaigns.spec import sorted_json_text
@@ -26,7 +29,9 @@ def default_store(verb: str, identity: Mapping[str, Any]) -> str:
 
 
 def report_path(store: Path, output: Path | None) -> Path:
-    """Where the report goes: as asked, else next to the store; checked before any trial is run.
+    """The path of the report's page: the given one, or one next to the store.
+
+    It is checked before any trial is run.
 
     Raises ``UsageError`` when that is the store itself, its folder is not there, or a file of somebody else is in the way.
     """
@@ -42,7 +47,10 @@ def report_path(store: Path, output: Path | None) -> Path:
 
 
 def check_writable(path: Path | None, what: str = "") -> None:
-    """Raise ``UsageError`` for a file that cannot be written there, before anything runs; ``what``: what it is and a blank."""
+    """Raise ``UsageError`` if a file cannot be written at the path.
+
+    ``what``: a description of the file for the message, with a space at its end.
+    """
     if path is not None and (not path.parent.is_dir() or path.is_dir()):
         raise UsageError(
             f"cannot write {what}{path}: its folder does not exist, or a folder has that name; give another --output"
@@ -50,7 +58,7 @@ def check_writable(path: Path | None, what: str = "") -> None:
 
 
 def writable_page(page: Path, output: Path | None) -> Path | None:
-    """The page; None, with a note, where nobody asked for a path and the folder of the store cannot be written."""
+    """The path of the page; None, after printing a note, if the default folder is not writable."""
     if output is not None or os.access(page.parent, os.W_OK):
         return page
     print(
@@ -61,5 +69,5 @@ def writable_page(page: Path, output: Path | None) -> Path | None:
 
 
 def default_report_path(store: Path) -> Path:
-    """Where the report of a store goes unless it is said."""
+    """The default path of the report on a store."""
     return store.with_suffix(".html") if store.suffix in (".sqlite", ".jsonl") else Path(f"{store}.html")

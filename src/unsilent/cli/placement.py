@@ -1,4 +1,4 @@
-"""``unsilent placement SYSTEM``: placements of parallelism axes and reduction programs, ranked by predicted time."""
+"""``unsilent placement SYSTEM``: rank placements of parallelism axes and reductions by predicted time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def placement(request: Request) -> Report | int:
 
 
 def range_notes(options: PlacementOptions, reductions: Sequence[Reduction]) -> list[str]:
-    """A note for each payload beyond those that were measured."""
+    """A note for each payload that is larger than all measured ones."""
     if not options.system.endswith(".json"):
         return []
     from unsilent.basics.sizes import human_bytes

@@ -1,4 +1,4 @@
-"""``unsilent plan STORE``: what to protect with a given amount of memory; the list of it as a file."""
+"""``unsilent plan STORE``: choose the parameters to protect with a given amount of memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plan(request: Request) -> int:
 
 
 def check_output(output: Path | None, options: PlanOptions) -> None:
-    """Raise ``UsageError`` for a list that cannot be written there, before anything runs."""
+    """Raise ``UsageError`` if the list of protected parameters cannot be written at the path."""
     if output is None:
         return
     if output.suffix not in ENDINGS:
@@ -70,7 +70,7 @@ def write_list(values: Mapping[str, Any], path: Path) -> None:
 
 
 def toml_text(values: Mapping[str, Any]) -> str:
-    """The list as TOML; its strings are written as in JSON, which are valid basic strings of TOML."""
+    """The list of protected parameters as TOML."""
     lines = [f"{name} = {json.dumps(value)}" for name, value in values.items() if name != "budget"]
     for budget in values["budget"]:
         lines += ["", "[[budget]]", f"name = {json.dumps(budget['name'])}"]

@@ -1,4 +1,4 @@
-"""``unsilent profile WORKLOAD``: what a model computes for clean inputs, written to a file for `unsilent.protect`."""
+"""``unsilent profile WORKLOAD``: write a profile of a model's clean activations, for `unsilent.protect`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_WORKLOAD = "no workload was given; expected unsilent profile WORKLOAD, such a
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """Options for what is profiled, and where the profile goes."""
+    """Options of ``unsilent profile``."""
 
     workload: Annotated[
         str | None,

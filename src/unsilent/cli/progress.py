@@ -1,4 +1,4 @@
-"""Display of a running campaign: a rich bar on a terminal, a line now and then elsewhere, or nothing."""
+"""Progress displays of a running campaign: a bar on a terminal, or lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ LINE_SECONDS = 10.0
 
 
 class Display(Observer):
-    """An observer that is shown while a ``with`` block lasts; this one shows nothing."""
+    """A base class of progress displays, which shows nothing.
+
+    A subclass shows progress during a ``with`` block.
+    """
 
     def __enter__(self) -> Self:
         return self
@@ -32,14 +35,17 @@ class Display(Observer):
 
 
 def make_observer(*, quiet: bool, plain: bool, noun: str = "trial") -> Display:
-    """The display that fits: nothing, lines on stderr, or a live bar on stderr; ``noun``: what is counted."""
+    """The progress display for these settings: none, lines or a live bar, on stderr.
+
+    ``noun``: the name of the things that it counts.
+    """
     if quiet:
         return Display()
     return LineDisplay(noun) if plain or not sys.stderr.isatty() else BarDisplay(noun)
 
 
 class LineDisplay(Display):
-    """A line on stderr when something begins, and every ten seconds."""
+    """A progress display that prints a line on stderr at each start and every ten seconds."""
 
     def __init__(self, noun: str) -> None:
         self._noun, self._description = noun, ""
@@ -72,7 +78,7 @@ class LineDisplay(Display):
 
 
 class BarDisplay(Display):
-    """A live bar with rate and time left."""
+    """A progress display with a live bar, the rate and the time left."""
 
     def __init__(self, noun: str) -> None:
         from rich.console import Console

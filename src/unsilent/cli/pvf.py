@@ -1,4 +1,4 @@
-"""``unsilent pvf WORKLOAD``: what it adds to other campaigns: gates for continuous integration, failures in time."""
+"""``unsilent pvf WORKLOAD``: a campaign command with gates for continuous integration and with cards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PvfCommandOptions:
-    """Options for what is made of the result."""
+    """Further options of ``unsilent pvf``, which other campaign commands lack."""
 
     assertion: Annotated[tuple[str, ...], Option(
         "Exit with 1 if the upper limit of a target is above this bound, like "
@@ -37,7 +37,7 @@ class PvfCommandOptions:
 
 
 class PvfVerb(CampaignVerb):
-    """``unsilent pvf``."""
+    """The command ``unsilent pvf``."""
 
     further_option_classes = (PvfCommandOptions,)
 
@@ -52,13 +52,13 @@ class PvfVerb(CampaignVerb):
             check_rate(rate, spec.is_transient)
 
     def gates(self, request: Request) -> list[Gate]:
-        """Gates that must hold; raises ``UsageError``."""
+        """The gates that the result must pass; raises ``UsageError``."""
         from unsilent.studies.pvf.records import Gate
 
         return [Gate.parse(text) for text in request[PvfCommandOptions].assertion]
 
     def card(self, request: Request) -> tuple[PvfCard, Path] | None:
-        """The card whose campaign is run again, and its file."""
+        """The card given by ``--config`` and its path; None without a card."""
         from unsilent.studies.pvf.card import is_card, read_card
 
         path = request[ConfigOptions].config

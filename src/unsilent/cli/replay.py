@@ -1,4 +1,4 @@
-"""``unsilent replay``: one stored trial again, and what its kind can say of it, such as how its fault spread."""
+"""``unsilent replay``: run one stored trial again, and show how its fault spread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_STORE = "no store was named; give the store of a campaign and a trial of it, 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Options for the trial that runs again, and what of it is not built in."""
+    """Options of ``unsilent replay`` for every store."""
 
     store: Annotated[Path, Option("A campaign store.", "", missing_error=NO_STORE)]
     trial: Annotated[str | None, Option("The trial, like top_mlp/x8/17.", "", is_argument=True)] = None
@@ -41,7 +41,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Options for what else kinds with ``replay_choices`` show of a trial."""
+    """Options of ``unsilent replay`` for kinds that can trace a trial."""
 
     trace: Annotated[bool, TRACE] = False
     batch: Annotated[int | None, Option(
@@ -60,7 +60,7 @@ class TraceOptions:
 
 
 def options_of_store(arguments: Sequence[str]) -> tuple[type, ...]:
-    """Options of a replay of the store that the words name, besides those of every store."""
+    """Dataclasses of the further options of a replay, for the store among the words."""
     from unsilent.studies.campaign_kinds import first_kind
 
     kind = first_kind(arguments)
@@ -104,7 +104,10 @@ def replay(request: Request) -> int:
 
 
 def show_replay(result: TrialReplay[Any], as_json: bool, plain: bool = False, **more: str) -> int:
-    """Print a trial and its repetition, in JSON with ``more`` fields; returns the exit code, 1 where they differ."""
+    """Print the comparison of a trial with its replay; return the exit code, 1 if they differ.
+
+    ``more``: further fields of the JSON object.
+    """
     if as_json:
         print(json.dumps({**result.to_json(), **more}, indent=2))
     else:
@@ -113,7 +116,7 @@ def show_replay(result: TrialReplay[Any], as_json: bool, plain: bool = False, **
 
 
 def _write_log(path: Path, lines: tuple[str, ...]) -> None:
-    """Raises ``UsageError`` where it cannot be written."""
+    """Write the log of a replay; raises ``UsageError`` if the file cannot be written."""
     try:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     except OSError as error:

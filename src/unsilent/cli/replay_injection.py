@@ -1,4 +1,4 @@
-"""``unsilent replay-injection FILE.csv``: a published injection run again."""
+"""``unsilent replay-injection FILE.csv``: run a published injection again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_FILE = "no injection was named; give the .csv file of a published injection"
 
 @dataclass(frozen=True)
 class InjectionOptions:
-    """Options for what is replayed, on which images, and what is written of it."""
+    """Options of ``unsilent replay-injection``."""
 
     file: Annotated[Path, Option("A published injection.", "", metavar="FILE.csv", missing_error=NO_FILE)]
     data: Annotated[str | None, Option("Images as .npz, or digits (built-in).", WORKLOAD_PANEL)] = None

@@ -1,4 +1,4 @@
-"""``unsilent report``: a stored campaign again, a card, or events of a monitored training."""
+"""``unsilent report``: show the results of a stored campaign, a card or a monitored training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_STORE = "no store was named; give the store of a campaign, a card, or events 
 
 @dataclass(frozen=True)
 class StoredReportOptions:
-    """Options for what is shown, and where the page goes."""
+    """Options of ``unsilent report`` for every file."""
 
     store: Annotated[Path, Option(
         "A campaign store, a card, or events of a monitored training.", "", missing_error=NO_STORE)]  # fmt: skip
@@ -42,7 +42,7 @@ class StoredReportOptions:
 
 @dataclass(frozen=True)
 class CardOptions:
-    """Options for the card of a store of ``unsilent pvf``."""
+    """Options of ``unsilent report`` for stores of ``unsilent pvf``."""
 
     card: Annotated[
         bool,
@@ -51,7 +51,7 @@ class CardOptions:
 
 
 def options_of_store(arguments: Sequence[str]) -> tuple[type, ...]:
-    """Options of a report on the store that the words name, besides those of every store."""
+    """Dataclasses of the further options of a report, for the store among the words."""
     from unsilent.studies.campaign_kinds import first_kind
     from unsilent.studies.pvf.kind import PVF
 
@@ -100,7 +100,7 @@ def report(request: Request) -> int:
 
 
 def write_part(request: Request, options: StoredReportOptions, sort: str) -> None:
-    """Write a figure or the table, and name the file."""
+    """Write one figure or the main table to a file, and print its path."""
     from unsilent.render.figure_file import write_figure
     from unsilent.render.table_file import write_table
 
@@ -127,14 +127,14 @@ def check_canonical(canonical: bool, display: DisplayOptions) -> None:
 
 
 def report_of_card(path: Path) -> Report:
-    """A card that somebody shared."""
+    """The report on a card."""
     from unsilent.studies.pvf import card
 
     return card.report(card.read_card(path))
 
 
 def report_of_events(path: Path) -> Report:
-    """The last run in the events of a monitored training."""
+    """The report on the last run in the events of a monitored training."""
     from unsilent.events import run_report
     from unsilent.events.event_files import iterate_events
 
@@ -142,7 +142,10 @@ def report_of_events(path: Path) -> Report:
 
 
 def report_of_store(path: Path, request: Request, canonical: bool, card: tuple[Path, Path] | None = None) -> Report:
-    """Report on a store of any kind; a card of it and its page are written to these paths."""
+    """The report on a store of any kind.
+
+    ``card``: paths to which a card of the store and its page are written.
+    """
     from unsilent.campaigns.store import open_store
     from unsilent.studies.campaign_kinds import kind_of_store
 
@@ -155,7 +158,7 @@ def report_of_store(path: Path, request: Request, canonical: bool, card: tuple[P
 
 
 def options_for_store(store: Any, request: Request, cls: type[Any]) -> dict[str, Any]:
-    """Options of a class by field; of those that were not given, what the command of the store gave."""
+    """The options of a class by field: those given now, else those of the command in the store."""
     from unsilent.campaigns.stored_command import stored_options
 
     fields = options_of(cls)

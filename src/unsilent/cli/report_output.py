@@ -1,4 +1,4 @@
-"""A report as every command shows it: tables, plain columns or JSON on stdout, the page, and where everything is."""
+"""Output of a report by any command: tables or JSON on stdout, and an HTML page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def show_report(
     canonical: bool = False,
     **more: Any,
 ) -> None:
-    """Print the report, write its page where one is wanted, and name it.
+    """Print a report, write its page if a path is given, and print the path.
 
     Args:
         files: Other files that were written, by the names that a terminal shows.
@@ -46,7 +46,7 @@ def show_report(
 
 
 def print_report(report: Report, plain: bool) -> None:
-    """The report on stdout, as tables or plain columns."""
+    """Print a report on stdout, as tables or plain columns."""
     from rich.console import Console
 
     from unsilent.render.report_terminal import render_report

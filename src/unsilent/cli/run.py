@@ -1,4 +1,4 @@
-"""``unsilent run SCRIPT``: runs a training script under the monitor, without changing it.
+"""``unsilent run SCRIPT``: run an unchanged training script under the monitor.
 
 Exit codes: those of the script; 16 or 17 where the monitor stopped it; 2 where there is no such script or the settings cannot be.
 """
@@ -33,7 +33,7 @@ STOPPING = ("replay", "stop")
 
 @dataclass(frozen=True)
 class AlarmCommandOptions:
-    """Options for what else is done on an alarm."""
+    """The option for a shell command to run on an alarm."""
 
     on_alarm_exec: Annotated[
         str | None,
@@ -47,7 +47,7 @@ class AlarmCommandOptions:
 
 @dataclass(frozen=True)
 class IsolationOptions:
-    """Options for the devices that a job may use, and what it continues from."""
+    """Options for restarting a job without suspected devices."""
 
     isolate: Annotated[
         bool,
@@ -79,7 +79,7 @@ OPTION_CLASSES = (ScriptOptions, ConfigOptions, MonitorSettings, AlarmCommandOpt
 
 
 def checked_settings(request: Request) -> ResolvedSettings:
-    """Settings of the monitor; raises ``UsageError`` for a preset or rule that does not exist, before the script has begun.
+    """The settings of the monitor; raises ``UsageError`` for an unknown preset or rule.
 
     Rules of a preset are not made: they need numpy, and a script may set variables that numpy reads when it is imported.
     """
@@ -122,7 +122,7 @@ def run(request: Request) -> int:
 
 
 def run_isolated(request: Request, program: Program, options: IsolationOptions) -> int:
-    """Start the ranks of a job, and again after an incident; its exit code."""
+    """Start the ranks of a job, restart them after an incident, and return the exit code."""
     from unsilent.basics.printable import escape_unprintable
     from unsilent.launch.isolation import Isolation
     from unsilent.launch.standard_error import StandardError
@@ -136,7 +136,7 @@ def run_isolated(request: Request, program: Program, options: IsolationOptions) 
 
 
 def isolated_job(request: Request, program: Program, options: IsolationOptions) -> IsolatedJob:
-    """The job that is asked for. Raises ``UsageError`` where something is missing."""
+    """The job that these options describe; raises ``UsageError`` for missing options."""
     from unsilent.launch.isolation import IsolatedJob
 
     for flag, value, like in (

@@ -1,4 +1,4 @@
-"""The run of one command, from what was given on the command line to its exit code."""
+"""Execution of one command, from parsed command line words to its exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from unsilent.command import Command, ConfigOptions, DisplayOptions, PageOptions
 
 
 def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[str], script: Sequence[str]) -> int:
-    """Run a command; ``given``: texts of options by field, of those words of the command line that are its ``arguments``."""
+    """Run a command and return its exit code.
+
+    ``given``: texts of options by field. ``arguments``: the words of the command line that they come from.
+    """
     request = Request(command.all_option_classes(arguments), given)
     request.script = tuple(script)
     config = request[ConfigOptions].config if "config" in request.options else None
@@ -37,7 +40,7 @@ def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[
 
 
 def read_config(request: Request, path: Path) -> None:
-    """Take the options of a TOML file or of a card; raises ``UsageError``."""
+    """Read options from a TOML file or a card; raises ``UsageError``."""
     from unsilent.cli.card import take_card
     from unsilent.studies.pvf.card import is_card
 
@@ -48,7 +51,7 @@ def read_config(request: Request, path: Path) -> None:
 
 
 def _run(command: Command, request: Request) -> Any:
-    """The return value of the command; a long one shows its progress."""
+    """Run the function of a command and return its result, with a progress display for long commands."""
     if not command.is_long:
         return command.run(request)
     from unsilent.cli.progress import make_observer

@@ -1,4 +1,4 @@
-"""Commands that run a script of the user's: which one, and where its own arguments begin."""
+"""Shared functions of commands that run a user's script with its own arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScriptOptions:
-    """Options for the program that is run."""
+    """Options that name the script or module to run."""
 
     script: Annotated[
         str | None, Option("The script. All that follows it are its own arguments.", "", is_argument=True)
@@ -31,7 +31,7 @@ class ScriptOptions:
 
 
 def asked_program(request: Request, command: str) -> Program:
-    """The program that is asked for; raises ``UsageError`` where there is none."""
+    """The program that the options name; raises ``UsageError`` if they name none."""
     from unsilent.launch.program import Program
 
     options = request[ScriptOptions]
@@ -44,7 +44,7 @@ def asked_program(request: Request, command: str) -> Program:
 
 
 def split_at_script(option_classes: Sequence[type], arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Arguments of a command with these options up to the script or module, and those that follow it."""
+    """The words up to and including the script or module, and the arguments of the script."""
     switches = {asking.flag for asking in options_of(*option_classes).values() if asking.is_boolean} | {"-h", "--help"}
     at = 0
     while at < len(arguments):
@@ -59,5 +59,5 @@ def split_at_script(option_classes: Sequence[type], arguments: Sequence[str]) ->
 
 
 def _has_value(word: str) -> bool:
-    """Whether a word is a short option with its value, as ``-mNAME``."""
+    """Whether a word is a short option joined with its value, such as ``-mNAME``."""
     return not word.startswith("--") and len(word) > len("-m")

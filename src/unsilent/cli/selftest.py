@@ -1,4 +1,4 @@
-"""``unsilent selftest`` and ``unsilent selftest record``: whether a device gives known answers, and a step to test it with."""
+"""``unsilent selftest`` and ``unsilent selftest record``: test whether a device computes correctly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_TRAINING = "no training was given; give one, like train-resnet (see unsilent 
 
 @dataclass(frozen=True)
 class SelfTestOptions:
-    """Options for what is tested, and how long."""
+    """Options of ``unsilent selftest``."""
 
     device: Annotated[str, Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)] = "auto"
     minutes: Annotated[float, Option("How long. Everything is executed once in any case.", EXECUTION_PANEL)] = 1.0
@@ -32,7 +32,7 @@ class SelfTestOptions:
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """Options for the step that is recorded."""
+    """Options of ``unsilent selftest record``."""
 
     training: Annotated[
         str, Option("A training: built in, or FILE.py:NAME.", "", metavar="TRAINING", missing_error=NO_TRAINING)

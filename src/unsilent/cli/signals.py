@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP (a closed terminal) end a command as Ctrl-C does: by ``KeyboardInterrupt``, so that all is tidied up."""
+"""Handling of SIGTERM, SIGHUP and Ctrl-C, so that every command cleans up before it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ REPEATED_SECONDS = 2.0
 
 
 def interrupt_on_ending() -> None:
-    """Turn both signals into ``KeyboardInterrupt``; SIGHUP only where it is not ignored already, as under ``nohup``."""
+    """Make SIGTERM and SIGHUP raise ``KeyboardInterrupt``.
+
+    SIGHUP stays ignored if it was, as under ``nohup``.
+    """
     terminals = [fd for fd in (1, 2) if os.isatty(fd)]
     last = -REPEATED_SECONDS
 
@@ -36,7 +39,7 @@ def interrupt_on_ending() -> None:
 
 
 def repeat_swallowed_interrupts() -> None:
-    """Where Python would print and forget a ``KeyboardInterrupt``, as in a callback of its garbage collector, raise it again."""
+    """Raise a ``KeyboardInterrupt`` again if Python ignored it, for example during garbage collection."""
     usual = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -49,13 +52,16 @@ def repeat_swallowed_interrupts() -> None:
 
 
 def end_silently_on_interrupt() -> None:
-    """Have Ctrl-C end this process at once, where only the interpreter's own end is left, which would print a traceback."""
+    """Make Ctrl-C end this process at once, without a traceback.
+
+    Called when a command has ended and only the interpreter's clean-up is left.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end_as_python_does() -> None:
-    """Undo `interrupt_on_ending` and `repeat_swallowed_interrupts`, before a program of the user's runs in this process."""
+    """Undo `interrupt_on_ending` and `repeat_swallowed_interrupts`, before a user's program runs in this process."""
     sys.unraisablehook = sys.__unraisablehook__
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""``unsilent status [STORE…]``: what stores are, how far their campaigns are, which command continues them, and their results."""
+"""``unsilent status [STORE…]``: show the progress and the results of stored campaigns."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Status:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is known to be left to run."""
+        """Whether all planned trials are stored."""
         return self.planned is not None and self.done >= self.planned
 
 
 @dataclass(frozen=True)
 class StatusOptions:
-    """Options for the stores that are listed."""
+    """Options of ``unsilent status``."""
 
     stores: Annotated[tuple[Path, ...], Option(
         "Stores, or folders of stores.", "", metavar="STORE", is_argument=True, is_repeatable=True,
@@ -89,7 +89,7 @@ def status(request: Request) -> int:
 
 
 def show_plainly(result: Sequence[Status]) -> None:
-    """Print one row for each store, and comments with the errors and with the commands that continue."""
+    """Print a row for each store, with errors and continuation commands as comments."""
     rows = [
         (row.store, row.kind or "-", row.done, "-" if row.planned is None else row.planned, row.shard or "-",
          "yes" if row.is_complete else "no" if row.planned is not None else "-", row.headline or "-")
@@ -104,7 +104,7 @@ def show_plainly(result: Sequence[Status]) -> None:
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    """Files that were named, and the stores of ours in folders that were."""
+    """The given files, and all stores in the given folders."""
     from unsilent.studies.campaign_kinds import find_kind_of_store
 
     for path in paths:
@@ -120,7 +120,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def status_of(path: Path) -> Status:
-    """The status of one store; what is wrong with it is part of that."""
+    """The status of one store, with the error if the store cannot be read."""
     from unsilent.studies.campaign_kinds import find_kind_of_store, not_a_store
 
     kind = find_kind_of_store(path)
@@ -133,7 +133,7 @@ def status_of(path: Path) -> Status:
 
 
 def lines(result: Status) -> list[str]:
-    """Lines of a status in a terminal, above the command."""
+    """The lines of a status for a terminal, without the command that continues the campaign."""
     if result.error:
         return [f"{result.store}: {result.kind or 'unknown'}", f"  cannot be read: {result.error}"]
     unit = "replicas" if result.kind == "noise" else "trials"
@@ -169,7 +169,7 @@ def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
 
 
 def _with(command: str, path: Path) -> str:
-    """The stored command, with this store in the place of the one that it had then."""
+    """The stored command with its ``--store`` option set to this path."""
     try:
         words = shlex.split(command)
     except ValueError:  # of a store that somebody has altered

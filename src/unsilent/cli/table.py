@@ -1,4 +1,7 @@
-"""The verbs: the name of each, and where its `Command` is, or the kind of campaigns that it runs. A name may have two words."""
+"""The table of commands: the name of each command and where it is defined.
+
+A name may have two words.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ PYTHON_FUNCTIONS = {
 
 
 def find_command_name(words: Sequence[str]) -> str | None:
-    """The longest name of a command that the words begin with; None where there is none."""
+    """The longest command name with which the words begin; None if there is none."""
     for count in (2, 1):
         name = " ".join(words[:count])
         if name in COMMANDS and len(words) >= count:
@@ -79,7 +82,7 @@ def find_command_name(words: Sequence[str]) -> str | None:
 
 
 def load_command(name: str) -> Command:
-    """The command of this name, of this package or of a study of another one; raises ``UsageError``."""
+    """Import the command of this name, also from other packages; raises ``UsageError``."""
     if name in COMMANDS:
         loaded = load_named(COMMANDS[name])
     else:
@@ -94,7 +97,9 @@ def load_command(name: str) -> Command:
 
 
 def summaries(first_word: str = "") -> Iterator[tuple[str, str, str]]:
-    """Group, name and one line of help of each command, or of those of two words that begin with the given one.
+    """Group, name and first help line of each command.
+
+    ``first_word``: only the commands with this word and another one.
 
     Studies of other packages are not imported.
     """

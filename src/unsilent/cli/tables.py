@@ -1,4 +1,4 @@
-"""Tables, lines and JSON of verbs without a report."""
+"""Tables, lines and JSON objects printed by commands without a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unsilent.command import DisplayOptions
 
 
 def show_result(request: Request, schema: str, command: str, fields: Mapping[str, Any], *lines: str) -> None:
-    """Print what a command did: one JSON object with these fields, or lines; plain ones are comments, as those of other verbs.
+    """Print the result of a command as one JSON object, as lines, or as comments in plain mode.
 
     Lines are never wrapped, for they have paths and commands.
     """
@@ -25,7 +25,9 @@ def show_result(request: Request, schema: str, command: str, fields: Mapping[str
 def show_table(
     rows: Sequence[Sequence[object]], heads: Sequence[str], optional: Sequence[str] = (), *, plain: bool = False
 ) -> None:
-    """Print rows under heads. Where a terminal is too narrow, ``optional`` columns are left out, the first of them first.
+    """Print a table.
+
+    On a narrow terminal, ``optional`` columns are left out, beginning with the first of them.
 
     ``plain``: in columns without boxes, one line for each row.
     """
@@ -48,7 +50,9 @@ def show_table(
 
 
 def show_lines(*lines: str, plain: bool = False) -> None:
-    """Print lines of text; on a terminal wrapped at blanks and indented as they begin.
+    """Print lines of text.
+
+    On a terminal, long lines are wrapped with their indentation.
 
     ``plain``: each as one comment, ``# …``, without lines that are empty.
     """

@@ -1,4 +1,4 @@
-"""Shared parts of verbs that trace: the table and the page of a trace."""
+"""Output of commands that trace a trial: a table and an HTML page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG = Option("Write what was injected to this file, in the log format of the pub
 
 
 def show_trace(report: Report, page: Path, as_json: bool, plain: bool) -> None:
-    """The table of a trace (unless JSON says all) and its page."""
+    """Print the table of a trace, unless JSON is printed, and write its page."""
     from unsilent.cli.report_output import show_report
     from unsilent.render.report_page import write_report
 
@@ -27,7 +27,10 @@ def show_trace(report: Report, page: Path, as_json: bool, plain: bool) -> None:
 
 
 def trace_path(store: Path, name: str, output: Path | None) -> Path:
-    """Where the page of a trace goes: as asked, else next to the store; raises ``UsageError`` as `report_path` does."""
+    """The path of a trace's page: the given one, or one next to the store.
+
+    Raises the same errors as `report_path`.
+    """
     from unsilent.cli.paths import default_report_path, report_path
 
     if output is not None:

@@ -1,4 +1,4 @@
-"""``unsilent training-example CLASS``: one stored fault, whose run ends in a class of outcomes, next to the fault-free run."""
+"""``unsilent training-example CLASS``: show a stored fault and its effect on a training run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_CLASS = "no class of outcomes was named; give one like low-test"
 
 @dataclass(frozen=True)
 class ExampleOptions:
-    """Options for the example that is shown."""
+    """Options of ``unsilent training-example``."""
 
     outcome_class: Annotated[str, Option(
         "Class of outcomes: masked, immediate-nan, short-term-nan, slow-degrade, sharp-degrade, sharp-slow-degrade or low-test.",

@@ -1,4 +1,4 @@
-"""``unsilent triage``: which debugging query to run next on an incident; ``query``: one of them; ``farm``: incidents."""
+"""``unsilent triage`` and its subcommands: rank and execute debugging queries on an incident."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORDERS = ("learned", "runbook")
 
 @dataclass(frozen=True)
 class TriageOptions:
-    """Options for the incident, and what is done."""
+    """Options of ``unsilent triage``."""
 
     folder: Annotated[Path | None, Option(
         "Folder of an incident, or of the events of a job with one incident.", "", metavar="INCIDENT",
@@ -51,7 +51,7 @@ class TriageOptions:
 
 @dataclass(frozen=True)
 class QueryOptions:
-    """Options for the query, and its incident."""
+    """Options of ``unsilent triage query``."""
 
     name: Annotated[str, Option("Name of a query, such as find-onset.", "", missing_error=(
         "no query was named; give one, such as find-onset (unsilent triage --tools lists them)"))]  # fmt: skip
@@ -60,7 +60,7 @@ class QueryOptions:
 
 @dataclass(frozen=True)
 class FarmOptions:
-    """How many incidents are made, and where."""
+    """Options of ``unsilent triage farm``."""
 
     folder: Annotated[Path, Option("Folder of the collection.", "", missing_error=(
         "no folder was given; give one for the collection, such as incidents"))]  # fmt: skip
@@ -72,7 +72,7 @@ class FarmOptions:
 
 @dataclass(frozen=True)
 class CollectOptions:
-    """Options for the job an incident is collected from, and what is added to what it left."""
+    """Options of ``unsilent triage collect``."""
 
     job: Annotated[Path, Option(
         "Folder of a job, or of an incident in one.", "", metavar="JOBDIR",
@@ -113,7 +113,7 @@ def triage(request: Request) -> Result | int:
 
 
 def _order(options: TriageOptions) -> Order:
-    """The order of queries that was asked for."""
+    """The order of queries that the options select."""
     from unsilent.triage.investigation import RUNBOOK
 
     if options.order == "runbook":

@@ -12,7 +12,7 @@ from unsilent.command import AFTER_ALARM, Command, DisplayOptions, output_option
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options for the collections to learn from, and where the model goes."""
+    """Options of ``unsilent triage train``."""
 
     farms: Annotated[tuple[Path, ...], Option(
         "Folders of collections of incidents with labels.jsonl.", "", metavar="FARM", is_argument=True, is_repeatable=True,

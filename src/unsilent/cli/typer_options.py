@@ -1,4 +1,4 @@
-"""Commands as typer takes them: their options, and the overview of all of them."""
+"""Conversion of commands and options to typer's, and the overview of all commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _UNBROKEN = "\u2011"
 
 
 def make_command_app(command: Command, arguments: Sequence[str] = ()) -> typer.Typer:
-    """The application of one command; ``arguments``: the words after its name."""
+    """The typer application of one command.
+
+    ``arguments``: the words that follow its name.
+    """
     options = options_of(*command.all_option_classes(arguments))
 
     def function(context: typer.Context, **values: Any) -> int:
@@ -40,7 +43,7 @@ def make_command_app(command: Command, arguments: Sequence[str] = ()) -> typer.T
 
 
 def make_overview_app(first_word: str, root: Callable[..., None]) -> typer.Typer:
-    """The application that lists all commands, or those of two words that begin with the given one."""
+    """The typer application that lists all commands, or those whose name begins with ``first_word``."""
     app = typer.Typer(**SETTINGS, cls=Overview)
     if first_word:
         app.callback(help=f"Commands that begin with unsilent {first_word}.")(root)
@@ -52,7 +55,7 @@ def make_overview_app(first_word: str, root: Callable[..., None]) -> typer.Typer
 
 
 def typer_parameter(asking: OptionField) -> Any:
-    """The parameter of typer for an option."""
+    """The typer parameter for an option."""
     if asking.is_argument:
         return typer.Argument(help=asking.help_text, metavar=asking.flag, show_default=False)
     letter = [f"-{asking.option.short_flag}"] if asking.option.short_flag else []
@@ -67,7 +70,7 @@ def typer_parameter(asking: OptionField) -> Any:
 
 
 def _with_options(function: Callable[..., int], options: Mapping[str, OptionField]) -> Callable[..., int]:
-    """The function for typer, which has these options in the place of its parameter ``**values``."""
+    """The function with a signature for typer, in which the options replace ``**values``."""
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters = [context]
     for name, asking in options.items():
@@ -83,7 +86,7 @@ def _with_options(function: Callable[..., int], options: Mapping[str, OptionFiel
 
 
 class Panels(TyperCommand):
-    """A command whose help has a section for each panel of options."""
+    """A typer command whose help has a section for each panel of options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}
@@ -102,7 +105,7 @@ class Panels(TyperCommand):
 
 
 class Overview(TyperGroup):
-    """The commands by group."""
+    """A typer group whose help lists the commands by group."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}

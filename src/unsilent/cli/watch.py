@@ -46,7 +46,7 @@ NO_EVENTS = "no events were named; give the file that the job writes them to, or
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Options for what is watched, and how it is shown."""
+    """Options of ``unsilent watch``."""
 
     events: Annotated[Path, Option(
         "Events of a monitored job: the file that the job was given (several ranks: the same name), or its folder.", "",
@@ -104,7 +104,9 @@ def watch(request: Request) -> int:
 
 
 class JobEvents:
-    """The events of a job, read as they are written; files of further ranks are found when they appear.
+    """The events of a job, read while they are written.
+
+    Files of further ranks are added when they appear.
 
     Args:
         path: Path as of `find_event_files`.
@@ -129,11 +131,14 @@ class JobEvents:
 
     @property
     def files(self) -> Sequence[EventFile]:
-        """Event files in the order in which they were found."""
+        """The event files, in the order in which they were found."""
         return list(self._files.values())
 
     def read_new(self) -> list[Event]:
-        """The last alarms, verdicts and failures since the last call, in the order of time. Raises ``UsageError``."""
+        """The latest alarms, verdicts and failures since the previous call, in order of time.
+
+        Raises ``UsageError``.
+        """
         from collections import deque
 
         from unsilent.events.lost_ranks import find_lost, gone_processes
@@ -181,7 +186,7 @@ def follow_live(job: JobEvents, curve: str) -> None:
 
 
 def follow_lines(job: JobEvents, new: Sequence[Event]) -> None:
-    """Print a line for each event but summaries, and the headline now and then, until the job ends."""
+    """Print a line for each new event, and the headline at intervals, until the job ends."""
     from unsilent.events.event_kinds import Verdict
 
     headline_time = 0.0
@@ -207,7 +212,10 @@ def follow_lines(job: JobEvents, new: Sequence[Event]) -> None:
 
 
 def view(history: RunHistory, lost: Mapping[int, str], width: int, height: int | None, curve: str) -> RenderableType:
-    """The state as it is drawn; ``height``: lines of the terminal, None where all may be shown."""
+    """The state of a job as a table for the terminal.
+
+    ``height``: lines of the terminal; None: unlimited.
+    """
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -243,7 +251,7 @@ def view(history: RunHistory, lost: Mapping[int, str], width: int, height: int |
 
 
 def print_state(history: RunHistory, lost: Mapping[int, str], console: Console) -> None:
-    """The state as columns, and lines behind ``#``."""
+    """Print the state as plain columns, with all other lines as ``#`` comments."""
     from unsilent.render.console import print_columns, print_lines
 
     heads = ("rank", "step", "loss", "gradient_norm", "score", "health", "monitor", "last_event")
@@ -257,7 +265,10 @@ def print_state(history: RunHistory, lost: Mapping[int, str], console: Console) 
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as bars, at most ``width`` of them, each the mean of neighbours; ``×`` for numbers that are not finite."""
+    """A curve as a line of bar characters, at most ``width`` of them.
+
+    Each bar is the mean of neighbouring values; ``×`` marks values that are not finite.
+    """
     count = min(width, len(values))
     parts = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
     means = [sum(part) / len(part) for part in parts]
@@ -277,7 +288,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _cells(rank: RankHistory, curve: str) -> tuple[str, str, str, str, str, str]:
-    """Step, value, score, health, cost and how long ago the last event was."""
+    """The table cells of a rank: step, value, score, health, cost, and time since the last event."""
     latest: StepSummary | None = rank.summaries[-1] if rank.summaries else None
     value = getattr(latest, curve) if latest else None
     cost = "–" if rank.cost is None else f"{100 * rank.cost:.2g} %"
@@ -296,7 +307,7 @@ def _cells(rank: RankHistory, curve: str) -> tuple[str, str, str, str, str, str]
 
 
 def _messages(history: RunHistory) -> list[tuple[str, str]]:
-    """Failures, the last alarms and verdicts, the incident and what kind of fault it was, with their styles."""
+    """Lines, with their styles, for failures, alarms, verdicts, the incident and its explanations."""
     ranks = history.ranks
     every = (alarm for rank in ranks for alarm in rank.latest_alarms if not alarm.repeats_other_rank)
     alarms = sorted(every, key=lambda alarm: (alarm.step, alarm.rank))

@@ -1,4 +1,4 @@
-"""The monitor and the guard as callbacks of Lightning's Trainer.
+"""Callbacks of the monitor and the guard for Lightning's Trainer.
 
     trainer = Trainer(callbacks=[MonitorCallback()])     # or GuardCallback()
     trainer.fit(module, loader)
@@ -26,7 +26,7 @@ from unsilent.monitor.monitor import Monitor
 
 @dataclass
 class _Batch:
-    """One batch as the loop did it."""
+    """One batch and its results, recorded so that the guard can execute it again."""
 
     batch: Any
     number: int
@@ -51,7 +51,7 @@ class MonitorCallback(Callback):
         self.monitor: Monitor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Monitor what is trained."""
+        """Start to monitor the model and its optimizers."""
         self.monitor = Monitor(pl_module, list(trainer.optimizers), **self._options)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -60,7 +60,7 @@ class MonitorCallback(Callback):
             self.monitor.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Detach the monitor, as at the end of the training."""
+        """Detach the monitor, as at the end of training."""
         self.on_train_end(trainer, pl_module)
 
 
@@ -84,7 +84,7 @@ class GuardCallback(Callback):
         self.guard: Guard | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Guard what is trained."""
+        """Start to guard the model and its optimizers."""
         _check(trainer, pl_module)
         loop = trainer.fit_loop.epoch_loop
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -103,18 +103,18 @@ class GuardCallback(Callback):
         loop.automatic_optimization.run, self._plain = run, plain
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Discard snapshots, as what stands between two epochs is not done again."""
+        """Discard snapshots, since hooks that ran between two epochs cannot be repeated."""
         assert self.guard is not None
         self.guard.discard_snapshots()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A step begins."""
+        """Begin a step."""
         assert self.guard is not None
         self._now = now = _Batch(batch, batch_idx)
         self.guard.begin(self._again(trainer, pl_module, now))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A step is over; validation and checkpoints come after it."""
+        """End a step, and check pending steps if validation or a checkpoint may follow."""
         assert self.guard is not None
         loop = trainer.fit_loop.epoch_loop
         self._now.ends_epoch = loop._num_ready_batches_reached()
@@ -124,11 +124,11 @@ class GuardCallback(Callback):
             self.guard.check_pending_steps()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave the loop as it was."""
+        """Detach the guard and restore the training loop."""
         self._leave(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Detach the guard, as at the end of the training."""
+        """Detach the guard, as at the end of training."""
         self._leave(trainer)
 
     def _leave(self, trainer: Any) -> None:
@@ -136,7 +136,7 @@ class GuardCallback(Callback):
             self.guard.close()
 
     def _again(self, trainer: Any, module: Any, done: _Batch) -> Callable[[], None]:
-        """Execute a batch again, as the loop does."""
+        """A function that executes a batch again in the same way as the training loop."""
         loop = trainer.fit_loop.epoch_loop
 
         def again() -> None:
@@ -155,7 +155,7 @@ class GuardCallback(Callback):
 
 
 def _followed(trainer: Any) -> bool:
-    """Whether validation or a checkpoint may come right after this batch."""
+    """Whether validation or a checkpoint may follow directly after this batch."""
     saved = any(getattr(c, "_every_n_train_steps", 0) for c in trainer.checkpoint_callbacks)
     return bool(saved or trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
 

@@ -1,4 +1,4 @@
-"""The monitor and the guard as callbacks of transformers' Trainer.
+"""Callbacks of the monitor, the guard and verified checkpoints for transformers' Trainer.
 
     trainer = Trainer(..., callbacks=[MonitorCallback()])
     trainer.add_callback(GuardCallback(trainer))         # this one needs the Trainer
@@ -50,7 +50,7 @@ class MonitorCallback(TrainerCallback):
         self.monitor: Monitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Monitor what is trained."""
+        """Start to monitor the model and its optimizer."""
         self._end()
         self.monitor = Monitor(given["model"], _without_wrapper(given["optimizer"]), **self._options)
         self._end = weakref.finalize(self, self.monitor.close)
@@ -61,7 +61,7 @@ class MonitorCallback(TrainerCallback):
 
 
 def _without_wrapper(optimizer: Any) -> Any:
-    """The optimizer inside of accelerate's."""
+    """The optimizer inside accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
@@ -85,7 +85,7 @@ class GuardCallback(TrainerCallback):
             raise UsageError("GuardCallback supports one process or DDP; this Trainer uses FSDP or DeepSpeed")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Guard what is trained."""
+        """Start to guard the model and its optimizer."""
         trainer = self._trainer
         optimizer = _without_wrapper(trainer.optimizer)
         others = [trainer.lr_scheduler] + ([s] if (s := trainer.accelerator.scaler) is not None else [])
@@ -101,7 +101,7 @@ class GuardCallback(TrainerCallback):
         self._model = trainer.model_wrapped
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """An update begins; its batches are there already."""
+        """Begin an update, whose batches have been loaded already."""
         assert self.guard is not None
         if self._evaluated:  # a schedule may have been notified of it, which would not be done again
             self.guard.discard_snapshots()
@@ -110,29 +110,29 @@ class GuardCallback(TrainerCallback):
         self.guard.begin(self._again(update))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """An update is over, and not yet saved or evaluated."""
+        """End an update, and check pending steps before a checkpoint or an evaluation."""
         assert self.guard is not None
         self.guard.end()
         if control.should_save or control.should_evaluate or control.should_training_stop:
             self.guard.check_pending_steps()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Check the pending steps, as nothing of the epoch is left to be read."""
+        """Check the pending steps, since all batches of the epoch have been read."""
         assert self.guard is not None
         self.guard.check_pending_steps()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Evaluated between two updates."""
+        """Note that an evaluation ran, so that snapshots from before it are discarded."""
         self._evaluated = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Leave the Trainer as it was."""
+        """Detach the guard and restore the Trainer."""
         if self.guard is not None:
             del self._trainer.training_step  # the method of its class shows again
             self.guard.close()
 
     def _again(self, update: Done) -> Callable[[], None]:
-        """Execute an update again, as the Trainer does."""
+        """A function that executes an update again in the same way as the Trainer."""
         trainer = self._trainer
 
         def again() -> None:
@@ -158,7 +158,7 @@ _SAVED = {
 
 
 class VerifiedSavingCallback(TrainerCallback):
-    """Reads every checkpoint that a Trainer saves back from the disk, compares it with the memory, and writes its manifest.
+    """Verifies every checkpoint that a Trainer saves, and writes its manifest.
 
     Weights and the optimizer's state are compared with the memory. The manifest, ``OUTPUT/checkpoint-500.manifest.json``, covers
     every file of the folder, also those of schedulers and random generators: ``unsilent checkpoint verify OUTPUT/checkpoint-500``
@@ -188,7 +188,7 @@ class VerifiedSavingCallback(TrainerCallback):
 
 
 class VerifiedResumeCallback(TrainerCallback):
-    """Lets a Trainer resume only from a checkpoint that is still as its manifest says.
+    """Makes a Trainer resume only from a checkpoint that matches its manifest.
 
     ``trainer.train(resume_from_checkpoint=True)`` resumes from the newest one that is, in place of the newest one, and a
     checkpoint that is named is compared with its manifest first. `VerifiedSavingCallback` writes manifests.

@@ -1,1 +1,1 @@
-"""Results shown: a table in the terminal, one self-contained HTML file, one JSON object. Reads records only."""
+"""Output of reports: tables in the terminal, self-contained HTML files, and JSON objects."""

@@ -1,4 +1,4 @@
-"""Cells of a report's tables as text, the same in a terminal and on a page; and what they are sorted by."""
+"""Text and sort keys of the cells in a report's tables, shared by terminal and page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cell_text(column: Column, cell: Cell) -> str:
 
 
 def cell_key(cell: Cell) -> float | None:
-    """The number that a cell is sorted by; None: by its text."""
+    """The number by which a cell is sorted; None if it is sorted by its text."""
     if isinstance(cell, TextCell):
         return cell.key
     if isinstance(cell, Interval):
@@ -43,10 +43,10 @@ def cell_key(cell: Cell) -> float | None:
 
 
 def texts(columns: Sequence[Column], row: TableRow) -> list[str]:
-    """All cells of a row."""
+    """The texts of all cells in a row."""
     return [cell_text(column, cell) for column, cell in zip(columns, row.cells, strict=True)]
 
 
 def filled_columns(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> list[int]:
-    """Numbers of the columns in which some row has text; all where there is no row."""
+    """The numbers of the columns that have text in some row, or of all columns if there are no rows."""
     return [number for number in range(len(columns)) if not lines or any(line[number] for line in lines)]

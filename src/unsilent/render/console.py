@@ -1,4 +1,4 @@
-"""Lines and tables on a console, plain or rich, shared by everything that is shown in a terminal.
+"""Printing of lines and tables on a console, in plain or rich form.
 
 Plain mode writes one table of columns separated by two or more blanks, without blanks inside a column, colour or boxes, and every
 other line behind ``# ``: fit for pipes. Names come from outside and are never read as rich markup: everything is built from
@@ -20,7 +20,10 @@ WIDEST = 10_000
 
 
 def print_lines(console: Console, lines: Sequence[str], plain: bool, first: str = "", no_wrap: bool = False) -> None:
-    """Lines of text; ``first`` is the style of the first one, ``no_wrap`` lines are not wrapped."""
+    """Print lines of text.
+
+    ``first``: the style of the first line. ``no_wrap``: lines are not wrapped.
+    """
     from rich.text import Text
 
     whole = plain or no_wrap
@@ -31,7 +34,10 @@ def print_lines(console: Console, lines: Sequence[str], plain: bool, first: str 
 
 
 def print_drawn(console: Console, drawn: RenderableType) -> None:
-    """Print a table, or several parts; where the output is no terminal, as wide as it is: nothing is cut or folded."""
+    """Print a table or several parts.
+
+    Output that is not a terminal is not cut or wrapped.
+    """
     from rich.segment import Segments
 
     if console.is_terminal:
@@ -42,7 +48,7 @@ def print_drawn(console: Console, drawn: RenderableType) -> None:
 
 
 def print_columns(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The table of plain mode."""
+    """Print a table in plain mode."""
     from rich.text import Text
 
     table = [[_joined(cell) for cell in row] for row in (names, *rows)]
@@ -53,5 +59,5 @@ def print_columns(console: Console, names: Sequence[str], rows: Sequence[Sequenc
 
 
 def _joined(cell: str) -> str:
-    """The cell as one word: blanks become ``_``, ``-`` for nothing, so that columns can be split at blanks."""
+    """The text of a cell as one word: ``_`` for each space, and ``-`` for an empty cell."""
     return "_".join(cell.replace("< ", "<").replace(" %", "%").split()) or "-"

@@ -1,4 +1,4 @@
-"""A figure of a report as a file for a paper: svg, pdf or png, drawn by matplotlib.
+"""Writing of a report's figure to a file for a paper: svg, pdf or png, drawn by matplotlib.
 
 The data are those of the page, which plotly draws there. Fonts and widths are those of a page with two columns. The same figure
 gives the same bytes each time. Needs the extra ``figures``.
@@ -57,7 +57,7 @@ def write_figure(report: Report, name: str, path: str | os.PathLike[str]) -> Pat
 
 
 def draw_figure(report: Report, name: str) -> Any:
-    """A figure of a report by its name, as one of matplotlib; raises ``UsageError``."""
+    """A figure of a report, by its name, as a matplotlib figure; raises ``UsageError``."""
     if not report.plots:
         raise UsageError("this report has no figures; see its tables")
     if name not in report.plots:
@@ -66,7 +66,7 @@ def draw_figure(report: Report, name: str) -> Any:
 
 
 def draw_plot(plot: Plot) -> Any:
-    """A figure of matplotlib."""
+    """A plot as a matplotlib figure."""
     data, layout = plot.figure["data"], plot.figure["layout"]
     with _matplotlib().rc_context(LOOK):
         from matplotlib.figure import Figure as Drawn
@@ -102,14 +102,17 @@ def draw_plot(plot: Plot) -> Any:
 
 
 def _height(layout: Figure, width: float) -> float:
-    """Inches without the legend: rows with names, the first on top, keep their height; axes of numbers are wider than high."""
+    """The height of the figure in inches, without its legend.
+
+    Axes of numbers are wider than high; axes of named rows keep their height.
+    """
     height: float = max(layout["height"] * POINTS / 72, 1.2)
     ends = layout["yaxis"].get("range", (0, 1))
     return height if ends[0] > ends[1] else min(height, 0.75 * width)
 
 
 def plain_text(text: str) -> str:
-    """A text of plotly, which reads part of HTML, without marks."""
+    """A plotly text without HTML tags and escapes."""
     raised = re.sub(r"<sup>(.*?)</sup>", lambda match: match[1].translate(_SUPERSCRIPT), text)
     return html.unescape(re.sub(r"<[^>]*>", "", raised.replace("<br>", "\n"))).strip(" ")
 
@@ -124,14 +127,17 @@ def _matplotlib() -> Any:
 
 
 def _is_wide(data: Sequence[Figure], layout: Figure) -> bool:
-    """Whether one column has no room for it: many cells in a row, long names of rows, or a drawing with captions."""
+    """Whether the figure is too wide for one column of a paper."""
     cells = max((len(trace["z"][0]) for trace in data if trace["type"] == "heatmap" and trace["z"]), default=0)
     names = max((len(plain_text(name)) for name in layout["yaxis"].get("ticktext", ())), default=0)
     return cells > 16 or names > 24 or len(layout.get("annotations", ())) > 6
 
 
 def _axis(axes: Any, along: str, options: Figure, size: float) -> None:
-    """Scale, ends, ticks and title of one axis; ``size``: of the figure along it, in points."""
+    """Set scale, limits, ticks and title of one axis.
+
+    ``size``: the length of the axis in points.
+    """
     axis, set_ends = getattr(axes, f"{along}axis"), getattr(axes, f"set_{along}lim")
     is_log = options.get("type") == "log"
     if is_log:
@@ -158,7 +164,7 @@ def _axis(axes: Any, along: str, options: Figure, size: float) -> None:
 
 
 def _title_and_scale(drawn: Any, axes: Any, layout: Figure, series: Sequence[tuple[Figure, Any]]) -> None:
-    """The scale of colours where there are cells, with the title; else the title alone."""
+    """Draw the title, with a colour scale if there is a heat map."""
     title = plain_text(layout.get("title", {}).get("text", ""))
     for trace, mesh in series:
         if trace["type"] == "heatmap":
@@ -174,7 +180,7 @@ def _title_and_scale(drawn: Any, axes: Any, layout: Figure, series: Sequence[tup
 
 
 def _place(axes: Any, options: Figure) -> Any:
-    """How its numbers are meant: on the axes, or as shares of the figure."""
+    """The transformation for coordinates of a shape: data, or shares of the axes."""
     from matplotlib.transforms import blended_transform_factory
 
     sides = (axes.transAxes if options.get(f"{along}ref") == "paper" else axes.transData for along in ("x", "y"))
@@ -182,7 +188,7 @@ def _place(axes: Any, options: Figure) -> Any:
 
 
 def _shape(axes: Any, shape: Figure) -> None:
-    """A line or a rectangle, which does not change the ends of an axis."""
+    """Draw a line or a rectangle without changing the limits of the axes."""
     from matplotlib.colors import to_rgba
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle

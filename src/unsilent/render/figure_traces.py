@@ -1,4 +1,4 @@
-"""The series of a figure, as plotly has them, drawn on axes of matplotlib: dots with limits, curves, cells, bars, pictures."""
+"""Drawing of plotly series with matplotlib: dots with limits, curves, heat maps, bars and images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RGBA = re.compile(r"rgba\((\d+),(\d+),(\d+),([\d.]+)\)")
 
 
 def draw_trace(axes: Any, trace: Figure, ends: dict[float, float]) -> Any:
-    """Draw one series; return what stands for it in a legend.
+    """Draw one series and return its artist for the legend.
 
     Args:
         axes: Where it is drawn.
@@ -37,13 +37,13 @@ def draw_trace(axes: Any, trace: Figure, ends: dict[float, float]) -> Any:
 
 
 def colour(text: str) -> Any:
-    """A colour of plotly as matplotlib reads it."""
+    """A plotly colour in the form that matplotlib reads."""
     match = _RGBA.fullmatch(text)
     return (*(int(match[n]) / 255 for n in (1, 2, 3)), float(match[4])) if match else text
 
 
 def line_look(line: Figure) -> dict[str, Any]:
-    """Colour, width and dashes of a line."""
+    """Colour, width and dashes of a line, as arguments of matplotlib."""
     look = {"linewidth": line.get("width", 2) * POINTS, "linestyle": DASHES[line.get("dash", "solid")]}
     return look | {"color": colour(line["color"])}
 
@@ -73,7 +73,7 @@ def _scatter(axes: Any, trace: Figure, ends: dict[float, float]) -> Any:
 
 
 def _each(marker: Figure, name: str, count: int) -> list[Any]:
-    """The symbol, colour or size of each mark: all have the same, or there is a list."""
+    """The symbol, colour or size of each mark, as a list."""
     value = marker.get(name, DEFAULTS[name])
     return [value] * count if isinstance(value, (str, int, float)) else list(value)
 
@@ -94,7 +94,7 @@ def _markers(axes: Any, x: Any, y: Any, marker: Figure) -> None:
 
 
 def _symbol(name: str, tone: Any) -> tuple[str, Any]:
-    """The marker, and the colour of its face."""
+    """The matplotlib marker for a plotly symbol, and the colour of its face."""
     return MARKERS[name.removesuffix("-open")], "none" if name.endswith("-open") else tone
 
 
@@ -129,6 +129,6 @@ def _picture(axes: Any, trace: Figure, ends: dict[float, float]) -> Any:
 
 
 def thinned(values: Sequence[float], names: Sequence[str], room: float) -> tuple[list[float], list[str]]:
-    """Ticks and their names, every second or further one left out where the names have more than ``room`` points."""
+    """Ticks and their names, without every second or further one if the names need more than ``room`` points."""
     step = max(1, -int(-sum(len(name) + 2 for name in names) * 4.5 // room))
     return list(values[::-1][::step]), list(names[::-1][::step])

@@ -1,4 +1,4 @@
-r"""Self-contained HTML files that work offline: what all pages share.
+r"""Functions shared by all HTML pages, which are self-contained and work offline.
 
 Everything is inlined once: style, the figures as JSON, plotly.js where a page has figures. Names are hostile: jinja2 escapes
 every value, figures are stored as JSON with ``<``, ``>`` and ``&`` written as ``\\uXXXX`` and are parsed, not
@@ -29,7 +29,10 @@ _HEAD = 4096
 
 
 def render_page(values: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
-    """A page as text; ``figures`` are drawn at the places named ``figure-NAME``."""
+    """The HTML text of a page.
+
+    ``figures`` are drawn at the places named ``figure-NAME``.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -55,12 +58,15 @@ def render_page(values: Mapping[str, Any], figures: Mapping[str, Figure]) -> str
 
 
 def _printable(value: object) -> object:
-    """A value as it is written: texts without what cannot be printed, what is markup already as it is."""
+    """A value for a template, in which unprintable characters are escaped.
+
+    Markup stays as it is.
+    """
     return escape_unprintable(value) if type(value) is str else value
 
 
 def write_file(content: bytes, path: str | os.PathLike[str], what: str) -> Path:
-    """Write a file in one step and return its path.
+    """Write a file in one step, so that it is never incomplete, and return its path.
 
     Raises ``UsageError`` where it cannot be written; a file that was there before is then untouched.
     """
@@ -74,7 +80,7 @@ def write_file(content: bytes, path: str | os.PathLike[str], what: str) -> Path:
 
 
 def is_unsilent_page(path: str | os.PathLike[str]) -> bool:
-    """Whether the file there is a page of ours, by the mark in its first 4 KB; False where no file can be read."""
+    """Whether a file is a page of this package; False if it cannot be read."""
     file = Path(path)
     try:
         if not file.is_file():  # opening a pipe would wait
@@ -86,7 +92,7 @@ def is_unsilent_page(path: str | os.PathLike[str]) -> bool:
 
 
 def json_for_script(value: Any) -> str:
-    r"""JSON that is safe inside a script element: no character is left that HTML would read.
+    r"""JSON that is safe inside an HTML script element.
 
     >>> json_for_script("</script>")
     '"\\u003c/script\\u003e"'
@@ -96,7 +102,7 @@ def json_for_script(value: Any) -> str:
 
 
 def capitalised(text: str) -> str:
-    """The text with a capital first letter, the rest as it is."""
+    """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 

@@ -1,4 +1,4 @@
-"""A report as one JSON object: what its study says of itself, and ``results``, an object for each estimate with limits."""
+"""A report as one JSON object, with an entry in ``results`` for each estimate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ RUN_DETAILS = frozenset(
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """The object that ``--json`` prints; limits that nothing bounds are null."""
+    """The object that ``--json`` prints.
+
+    Infinite limits are null.
+    """
     rows = [row for row in report.estimates.rows if not any(map(_is_counted, row.cells))]
     results = [row_object(report.estimates, row) for row in rows]
     further = report.further_json
@@ -27,7 +30,7 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def without_run_details(value: Any) -> Any:
-    """The object without what is `RUN_DETAILS`, at any depth."""
+    """A copy of the object without the keys in `RUN_DETAILS`, at any depth."""
     if isinstance(value, dict):
         return {key: without_run_details(item) for key, item in value.items() if key not in RUN_DETAILS}
     if isinstance(value, list):
@@ -37,7 +40,10 @@ def without_run_details(value: Any) -> Any:
 
 
 def row_object(table: Table, row: TableRow) -> dict[str, Any]:
-    """Names of columns and their values; an estimate is spread out into its fields."""
+    """A table row as an object with column names as keys.
+
+    An estimate becomes several fields.
+    """
     by_name: dict[str, Any] = {}
     for column, cell in zip(table.columns, row.cells, strict=True):
         if isinstance(cell, Interval):

@@ -1,4 +1,7 @@
-"""A report as one self-contained HTML file; see `pages` for what keeps it harmless."""
+"""A report as one self-contained HTML file.
+
+See `pages` for how untrusted text is made safe.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,15 @@ from unsilent.report.theme import Figure
 
 
 def write_report(report: Report, path: str | os.PathLike[str]) -> Path:
-    """Write the page to ``path`` (replacing it in one step) and return the path; raises ``UsageError``."""
+    """Write a report's page to ``path``, replacing it in one step, and return the path.
+
+    Raises ``UsageError``.
+    """
     return write_file(report_html(report).encode("utf-8", "backslashreplace"), path, "the report")
 
 
 def report_html(report: Report) -> str:
-    """The whole page as text."""
+    """The HTML text of a report's page."""
     sections = [replace(section, parts=tuple(filter(_is_on_page, section.parts))) for section in report.sections]
     values = {
         "report": report,
@@ -32,7 +38,7 @@ def report_html(report: Report) -> str:
 
 
 def figures_by_place(report: Report) -> dict[str, Figure]:
-    """All figures by the names of their places."""
+    """All figures of a report, by the names of their places on the page."""
     return {name: plot.figure for name, plot in report.plots.items()}
 
 
@@ -41,7 +47,7 @@ def _is_on_page(part: Part) -> bool:
 
 
 def heads_and_rows(table: Table) -> tuple[list[tuple[str, bool]], list[tuple[TableRow, list[tuple[Any, ...]]]]]:
-    """The columns of a table in which there is text, as a page has them.
+    """The non-empty columns of a table: their heads, and their rows for a page.
 
     Returns:
         Of each column its name, and whether it is read from the left. The rows, with the text, the key, the mark and the bar of
@@ -58,7 +64,7 @@ def heads_and_rows(table: Table) -> tuple[list[tuple[str, bool]], list[tuple[Tab
 
 
 def _shown_cell(text: str, cell: Cell) -> tuple[str, float | None, Mark | None, tuple[float, float] | None]:
-    """Text, key, mark, and the ends of the bar in percent of the cell's width."""
+    """Text, sort key and mark of a cell, and the ends of its bar in percent of the cell's width."""
     mark, bar = (cell.mark, cell.bar) if isinstance(cell, TextCell) else (None, None)
     ends = bar and (100 * bar[0], max(100 * (bar[1] - bar[0]), 0.6))
     return text, cell_key(cell), mark, ends

@@ -1,4 +1,4 @@
-"""A report in a terminal: headline, findings, tables as wide as there is room; or, plain, one line for each estimate."""
+"""A report in a terminal: headline, findings and tables, or plain lines of estimates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PREFORMATTED = '<pre style="overflow-x: auto; line-height: 1.3">{code}</pre>'
 
 
 def render_report(report: Report, console: Console, plain: bool) -> None:
-    """Write a report to the console."""
+    """Print a report on the console."""
     print_lines(
         console, [escape_unprintable(line) for line in (report.headline, report.title, *report.findings)], plain, "bold"
     )
@@ -46,7 +46,7 @@ def render_report(report: Report, console: Console, plain: bool) -> None:
 
 
 def report_as_preformatted_html(report: Report) -> str:
-    """The text of a terminal as an HTML fragment of a few kilobytes without scripts, for notebooks."""
+    """The terminal text of a report as a small HTML fragment without scripts, for notebooks."""
     import io
 
     from rich.console import Console
@@ -63,7 +63,7 @@ def _columns(table: Table, console: Console) -> None:
 
 
 def machine_names(table: Table) -> list[str]:
-    """The columns for machines of a table of estimates, an interval spread out."""
+    """Column names of a machine-readable table, in which an interval has several columns."""
     return [n for c in table.columns if not c.priority for n in (LIMITS if c.kind == "estimate" else [c.name])]
 
 
@@ -74,7 +74,7 @@ def _plain(value: object) -> str:
 
 
 def print_table(table: Table, console: Console, has_all: str = "--plain") -> None:
-    """Write a table without its empty columns.
+    """Print a table without its empty columns.
 
     Columns of low priority are left out where a terminal is too narrow; the option ``has_all`` shows them. What is no terminal
     gets all columns, and every row as one line.
@@ -114,12 +114,12 @@ def print_table(table: Table, console: Console, has_all: str = "--plain") -> Non
 
 
 def whole_columns(lines: Sequence[Sequence[str]]) -> dict[int, int]:
-    """All columns by number, and widths at which nothing is folded."""
+    """The widths of all columns, by number, at which no text is wrapped."""
     return {n: min(max(len(line[n]) for line in lines), WIDEST) or 1 for n in range(len(lines[0]))}
 
 
 def fit_columns(columns: Sequence[Column], lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:
-    """The columns for which there is room, by number, and their widths.
+    """The columns that fit into ``room``, by number, with their widths.
 
     Those of the highest priority are left out first, until words stay whole: of texts and heads all, and cells that are
     compared in one line. Where that cannot be, these are broken at blanks, and then words.

@@ -1,4 +1,4 @@
-"""The main table of a report as a file for a paper: LaTeX, Markdown, or CSV with the columns for machines."""
+"""Writing of a report's main table to a file for a paper: LaTeX, Markdown or CSV."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def write_table(report: Report, path: str | os.PathLike[str]) -> Path:
 
 
 def latex_text(text: str) -> str:
-    """The text in LaTeX, whatever is in it."""
+    """The text with all special characters of LaTeX escaped."""
     signs = "".join(_LATEX.get(sign, sign) for sign in text)
     return re.sub("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda match: f"$^{{{match[0].translate(_RAISED)}}}$", signs)
 
 
 def markdown_text(text: str) -> str:
-    """The text in a cell of Markdown, whatever is in it."""
+    """The text with all special characters of a Markdown table escaped."""
     marked = re.sub(r"([\\|*_`])|\]\(", lambda match: f"\\{match[0]}" if match[1] else "]\\(", text)
     return re.sub(r"&(?=#?\w+;)", "&amp;", marked).replace("<", "&lt;")
 
 
 def _main_table(report: Report) -> Table:
-    """The first one whose columns have names."""
+    """The first table of a report whose columns have names."""
     tables = [part for section in report.sections for part in section.parts if isinstance(part, Table)]
     for table in tables:
         if any(column.name for column in table.columns):
@@ -61,7 +61,7 @@ def _main_table(report: Report) -> Table:
 
 
 def _lines(table: Table, escape: Callable[[str], str], bold: str) -> tuple[list[str], list[bool], list[list[str]]]:
-    """Heads, which columns are read from the left, and cells: those columns in which there is something."""
+    """The non-empty columns of a table: their heads, whether they are left-aligned, and their cells."""
     every = [texts(table.columns, row) for row in table.rows]
     filled = filled_columns(table.columns, [["" if text == "–" else text for text in line] for line in every])
     columns = [table.columns[number] for number in filled]

@@ -1,4 +1,7 @@
-"""Clean twins and repeats of one training: a campaign whose trials are runs, shared by whoever asks for the same ones."""
+"""Replicas: repeated fault-free runs of one training, stored as a campaign.
+
+The run without any switch is the clean twin. Studies of the same training share the stored runs.
+"""
 
 from __future__ import annotations
 

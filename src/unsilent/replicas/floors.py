@@ -1,4 +1,4 @@
-"""The noise floor of a training from its stored replicas: what the test of `unsilent.statistics.floor` judges by.
+"""The noise floor of a training, measured from its stored replicas, for the test of `unsilent.statistics.floor`.
 
 Any study that trains has the same two questions: which clean runs are there, and how far is this run from the clean twin?
 """
@@ -19,7 +19,7 @@ the weights on the unit sphere (where weights were kept)."""
 
 
 class Floor:
-    """Replicas of one training with the same switches, compared with its clean twin.
+    """The replicas of one training with the same switches, for comparison with the clean twin.
 
     Args:
         store: Store of the replicas.
@@ -36,7 +36,7 @@ class Floor:
         self._weights = store.row_with_weights(self.twin.replica).flat_weights
 
     def null_comparisons(self, numbers: range) -> NullDistribution:
-        """The clean comparisons of the replicas with these numbers; raises ``UsageError`` where one is not stored."""
+        """Comparisons of the replicas with these numbers; raises ``UsageError`` if one is not stored."""
         rows = self._store.runs_with_switches(self._switches, numbers.stop, weights=True)
         result = {row.trial.k: self.compare_with_twin(row) for row in rows if row.trial.k in numbers}
         if missing := [number for number in numbers if number not in result]:
@@ -44,7 +44,7 @@ class Floor:
         return NullDistribution([result[number] for number in numbers])
 
     def compare_with_twin(self, row: ReplicaRow) -> RunComparison:
-        """A run compared with the clean twin."""
+        """The comparison of a run with the clean twin."""
         accuracy, clean = (float((run.predictions == self._labels).mean()) for run in (row, self.twin))
         values = {
             ACCURACY: accuracy - clean,

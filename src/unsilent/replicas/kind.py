@@ -1,4 +1,4 @@
-"""Replicas as campaigns: how they are stored, and what is checked of a store before it is believed."""
+"""Replicas as a kind of campaign: how their rows are stored and checked."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _BITS, _HASH = re.compile(r"([0-9a-f]{2})*"), re.compile(r"[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRequest:
-    """Replicas that somebody asked for: sets of switches as text, and how many of each that varies."""
+    """A request for replicas: sets of switches as text, and the number of replicas of each set that varies."""
 
     variants: tuple[str, ...]
     replicas: int
 
 
 def read_replica_request(text: str, spec: ReplicaSpec, baseline: ReplicaBaseline) -> ReplicaRequest:
-    """The request in a record; raises ``DamagedRecordError``."""
+    """A request parsed from a stored record; raises ``DamagedRecordError``."""
     request = parse_record(ReplicaRequest, text, "record of requested replicas")
     try:
         known = [str(Switches.parse(name)) for name in request.variants]
@@ -80,7 +80,7 @@ def check_baseline(baseline: ReplicaBaseline) -> None:
 
 
 def is_run_or_step_trace(trial: TrialId, spec: ReplicaSpec, targets: frozenset[str]) -> bool:
-    """Whether a trial is a run, or a look at one, with switches that there are."""
+    """Whether a trial is a valid run or a trace of one of its steps."""
     try:
         return trial.k < MOST_NUMBER and replica_or_step_trace(trial).trial == trial
     except (UsageError, ValueError):
@@ -93,7 +93,10 @@ def is_replica(trial: TrialId) -> bool:
 
 
 def shapes(baseline: ReplicaBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
-    """Arrays are as long as the training says; those of a look are empty. Raises ``DamagedRecordError``."""
+    """The shapes of the arrays of a row, which are empty for a step trace.
+
+    Raises ``DamagedRecordError`` for an unknown dtype.
+    """
     if values["dtype"] not in WIDTHS:
         raise DamagedRecordError("its weights have an unknown dtype")
     if not is_replica(values["trial"]):
@@ -107,7 +110,7 @@ def shapes(baseline: ReplicaBaseline, values: Mapping[str, Any]) -> Mapping[str,
 
 
 def check_row(row: ReplicaRow, baseline: ReplicaBaseline) -> None:
-    """Raise ``DamagedRecordError`` where a text of a row is not what a run or a look leaves."""
+    """Raise ``DamagedRecordError`` unless all texts of a row are valid for a run or a step trace."""
     requested = replica_or_step_trace(row.trial)
     if isinstance(requested, StepTraceId):
         read_step_trace(row.step_trace_json)
@@ -154,7 +157,7 @@ class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
     kind = REPLICAS
 
     def record_request(self, request: ReplicaRequest) -> None:
-        """Remember what was asked for, where that is new."""
+        """Store a request for replicas, unless it equals the last one."""
         if self.records(ASKED)[-1:] != [request]:
             self.add_record(ASKED, asdict(request))
 
@@ -165,12 +168,15 @@ class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
     def runs_with_switches(
         self, switches: Switches, count: int = MOST_NUMBER, *, weights: bool = False
     ) -> Iterator[ReplicaRow]:
-        """The first ``count`` stored runs with these switches, by number; their weights only where they are asked for."""
+        """The first ``count`` stored runs with these switches, ordered by number.
+
+        ``weights``: whether their weights are read.
+        """
         rows = self.rows(target=str(switches), omit_arrays=() if weights else ("weights",))
         return (row for row in islice(rows, count) if row.trial.k < count)
 
     def clean_twin(self) -> ReplicaRow:
-        """The clean twin; raises ``UsageError`` where it was not run."""
+        """The row of the clean twin; raises ``UsageError`` if it was not run."""
         value = next(self.runs_with_switches(Switches(), 1), None)
         if value is None:
             raise UsageError(
@@ -179,13 +185,13 @@ class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         return value
 
     def row_with_weights(self, replica: Replica) -> ReplicaRow:
-        """The row of a replica with its weights; raises ``UsageError`` where it was not run."""
+        """The row of a replica with its weights; raises ``UsageError`` if it was not run."""
         result = self.find_row(replica.trial)
         if result is None:
             raise UsageError(f"replica {replica} is not stored; run it first")
         return result
 
     def find_step_trace(self, look: StepTraceId) -> StepTrace | None:
-        """The stored trace of a step; None where there is none."""
+        """The stored trace of a step; None if it was not recorded."""
         result = self.find_row(look.trial)
         return None if result is None else read_step_trace(result.step_trace_json)

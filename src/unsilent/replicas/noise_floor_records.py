@@ -1,4 +1,4 @@
-"""Records of the noise floors of a training, read and checked without numpy (see `unsilent.replicas.noise_floors`)."""
+"""Records of the noise floors of a training, which can be read without numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOOR = "floor"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDifferences(JsonRecord):
-    """Differences of fault-free replicas from their clean twin at the end.
+    """Differences between fault-free replicas and their clean twin at the end of training.
 
     Attributes:
         switches: Switches that vary between them.
@@ -41,7 +41,7 @@ class ReplicaDifferences(JsonRecord):
 
 @dataclass(frozen=True, slots=True)
 class NoiseFloors:
-    """The two noise floors that a run is judged by.
+    """The two noise floors with which a faulty run is compared.
 
     Attributes:
         implementation: Replicas that carry out the same sums in another order.
@@ -53,7 +53,7 @@ class NoiseFloors:
 
 
 def parse_noise_floor(text: str, spec: object, baseline: object) -> ReplicaDifferences:
-    """A noise floor; raises ``DamagedRecordError``."""
+    """A noise floor parsed from JSON; raises ``DamagedRecordError``."""
     record = parse_record(ReplicaDifferences, text, "floor")
     count = len(record.accuracy)
     if not 1 <= count <= MOST_REPLICAS or {len(record.loss), len(record.churn), len(record.identical_to_twin)} != {
@@ -67,16 +67,16 @@ def parse_noise_floor(text: str, spec: object, baseline: object) -> ReplicaDiffe
 
 
 def store_noise_floors(store: Store[Any, Any, Any], floors: NoiseFloors) -> None:
-    """Store the final states of fault-free replicas, replacing those stored before."""
+    """Store both noise floors, replacing those stored before."""
     store.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
 
 
 def stored_floors(store: Store[Any, Any, Any]) -> NoiseFloors | None:
-    """The noise floors in a store; None where one is missing."""
+    """The noise floors in a store; None if one of them is missing."""
     result = store.records(FLOOR)
     return NoiseFloors(*result) if len(result) == len(NoiseFloors.__slots__) else None
 
 
 def are_numbers(values: Sequence[float], least: float = -math.inf) -> bool:
-    """Whether all values are finite and not below ``least``."""
+    """Whether all values are finite and at least ``least``."""
     return all(math.isfinite(v) and v >= least for v in values)

@@ -1,4 +1,4 @@
-"""The two noise floors of a training, from its replicas: what campaigns of faulty runs judge every run by.
+"""The two noise floors of a training, measured from replicas, with which faulty runs are compared.
 
 *Implementation*: replicas with golden's seeds whose sums are carried out in another order. A run beyond them is different.
 *Seeds*: replicas with other seeds. A run that is worse than golden and beyond them as well is harmful; one that lies between the
@@ -48,7 +48,7 @@ def run_noise_floors(
     jobs: int | None = None,
     observer: Observer | None = None,
 ) -> NoiseFloors:
-    """Run the replicas that the store lacks, ``count`` of each floor, and compare them with their clean twin.
+    """Run the replicas that the store lacks, ``count`` per noise floor, and compare them with the clean twin.
 
     ``implementation``: what differs between replicas of that floor. Raises ``UsageError``.
     """
@@ -76,7 +76,7 @@ def run_noise_floors(
 def measure_noise_floors(
     run: CampaignRun, spec: ReplicaSpec, implementation: str, count: int, path: Path | None
 ) -> NoiseFloors:
-    """The noise floors of a campaign, before its trials, from fault-free runs that a file keeps; see `run_noise_floors`.
+    """Measure the noise floors of a campaign before its trials; see `run_noise_floors`.
 
     Args:
         spec: Spec of the fault-free runs.
@@ -93,7 +93,7 @@ def measure_noise_floors(
 
 
 def noise_floor_note(count: int) -> str:
-    """Note of a dry run on the runs of both noise floors, of ``count`` replicas each."""
+    """A note in a dry run on the runs that both noise floors need, with ``count`` replicas each."""
     runs = count_text(2 * count + 1, "fault-free run")
     return f"before the trials, {runs} for the noise floors would run, unless stored already"
 
@@ -136,12 +136,12 @@ def check_twin(name: str, losses: Sequence[float], floors: NoiseFloors) -> None:
 
 
 def hash_of_losses(losses: Floats) -> str:
-    """32 hex digits of the losses of a run, bit for bit."""
+    """A hash of the losses of a run, bit for bit, as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(losses, dtype=np.float64).tobytes())
 
 
 class NoiseFloorTest:
-    """Whether a run differs from golden by more than the replicas of one floor do.
+    """The test whether a run differs from the golden run by more than the replicas of one floor do.
 
     As every difference is from the same golden run, the test is of the run's own place among the ends of the replicas.
     A rank test of held-out accuracy and loss at ``LEVEL`` for each run by itself: among runs that differ as replicas do, that
@@ -163,7 +163,10 @@ class NoiseFloorTest:
         self._source = floor.switches
 
     def is_beyond_noise(self, golden: TrainingCurves, ending: TrainingCurves, loss_gap: float) -> bool:
-        """``loss_gap``: held-out loss minus golden's; NaN where the run did not come so far."""
+        """Whether a run's held-out accuracy or loss differs from golden by more than noise.
+
+        ``loss_gap``: held-out loss minus that of the golden run; NaN if the run did not reach its end.
+        """
         if ending.same_bits:
             return False
         gap = ending.test_accuracy - golden.test_accuracy
@@ -175,6 +178,9 @@ class NoiseFloorTest:
 
 
 def _windowed(losses: Floats) -> Floats:
-    """Means of ``WINDOW`` steps each; the last of those that are left."""
+    """Means of consecutive windows of ``WINDOW`` steps.
+
+    The last window may be shorter.
+    """
     ends = range(0, len(losses), WINDOW)
     return np.array([losses[start : start + WINDOW].mean() for start in ends])

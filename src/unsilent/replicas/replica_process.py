@@ -1,4 +1,6 @@
-"""A process of its own for replicas that need another environment: ``python -m unsilent.replicas.replica_process FD PARENT-PID``.
+"""A process for replicas whose environment variables must be set before torch is loaded.
+
+It is started as ``python -m unsilent.replicas.replica_process FD PARENT-PID``.
 
 Parent to child: ``("start", spec)``, ``("run", trial)``. Child to parent: ``("row", row)``, ``("failed", error)``. It ends when
 its parent does.
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class ReplicaProcess(Closing):
-    """Our end of it; ``environment``: variables that it has besides ours."""
+    """The parent's handle of a process that runs replicas.
+
+    ``environment``: variables that the process has in addition to those of the parent.
+    """
 
     def __init__(self, make_runner: MakeRunner, spec: ReplicaSpec, environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)
@@ -34,7 +39,10 @@ class ReplicaProcess(Closing):
         self._connection.send(("start", make_runner, spec))
 
     def run_trial(self, trial: TrialId) -> ReplicaRow:
-        """The row of a trial; raises what it raised, ``UnsilentError`` where it died."""
+        """Run a trial and return its row.
+
+        Raises the error that the trial raised, or ``UnsilentError`` if the process died.
+        """
         try:
             self._connection.send(("run", trial))
             kind, result = receive(self._process, self._connection)

@@ -1,4 +1,4 @@
-"""Runs the replicas that are missing in a store."""
+"""Run the replicas that a store lacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_replicas(
     after_control_runs: Callable[[], None] = lambda: None,
     step_traces: Callable[[], Iterable[StepTraceId]] = lambda: (),
 ) -> ReplicaBaseline:
-    """Run what ``wanted`` asks for and the store does not hold; return what the training is.
+    """Run the ``wanted`` replicas that the store lacks, and return the baseline of the training.
 
     ``wanted`` decides once it is known what the training is. Rows are stored as runs end, so an interrupt or a kill loses only
     the runs in flight. ``after_control_runs`` is called when all runs without switches are stored, before any other;
@@ -54,5 +54,8 @@ def run_replicas(
 
 
 def _order(requested: Replica | StepTraceId) -> tuple[object, ...]:
-    """Runs that need the same environment one after the other, so that they share a process."""
+    """The sort key of a run.
+
+    Runs with the same environment come one after the other, so that they share a process.
+    """
     return requested.switches.environment, requested.trial.k

@@ -1,4 +1,4 @@
-"""Runs replicas: seeds and switches set, a training from start to end, everything of before put back.
+"""The runner of replicas, which trains with given seeds and switches and restores all settings afterwards.
 
 Lives in a worker: it imports torch. Switches that are read from the environment when torch is loaded are set in a process of
 their own, which the worker starts.
@@ -53,14 +53,14 @@ PRECISIONS = {True: "tf32", False: "ieee"}
 
 
 def parts_with_precision() -> tuple[Any, ...]:
-    """Return the parts of torch whose ``fp32_precision`` decides on TF32."""
+    """The parts of torch whose ``fp32_precision`` decides whether TF32 is used."""
     cudnn: Any = torch.backends.cudnn
     return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
 
 
 @contextmanager
 def tf32_set(allowed: bool) -> Iterator[None]:
-    """Let matrix products and convolutions use TF32, or not; what was set before is put back afterwards."""
+    """Allow or forbid TF32 in matrix products and convolutions, inside a ``with`` block."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     try:
         before = matmul.allow_tf32, cudnn.allow_tf32
@@ -107,7 +107,10 @@ depends on the process (the order of sets, say), or is left behind for the next 
 
 
 class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
-    """Runs replicas of one training, one after the other. They leave nothing to be proven: every run begins anew."""
+    """The runner of replicas of one training.
+
+    Every run starts from new state, so no state has to be verified afterwards.
+    """
 
     def __init__(
         self, spec: ReplicaSpec, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
@@ -123,7 +126,10 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
             raise UsageError(f"steps is {self._steps}; expected at least 1")
 
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[ReplicaRow | DeferredTrial]:
-        """The rows of some trials. Threads of two runs that take turns wait a hundred times longer, so those run alone."""
+        """Run trials and yield their rows.
+
+        Runs with several threads are deferred to run alone, as two at once would slow each other down a hundredfold.
+        """
         for trial in trials:
             switches = replica_or_step_trace(trial).switches
             if switches.threads > 1 and self._jobs > 1 and not alone:
@@ -134,14 +140,14 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
                 yield self._checked(self.run_here(trial))
 
     def _in_child(self, trial: TrialId, environment: Mapping[str, str]) -> ReplicaRow:
-        """The row of a trial that needs a process of its own, which those that follow in the same environment share."""
+        """Run a trial in a child process, which is kept for the next trials with the same environment."""
         if self._child is None or trial == SECOND_TWIN or self._child.environment != environment:
             self.close()
             self._child = ReplicaProcess(type(self), self.spec, environment)
         return self._checked(self._child.run_trial(trial))
 
     def _checked(self, row: ReplicaRow) -> ReplicaRow:
-        """The row; raises ``UsageError`` where its predictions are of other samples than were held out before the first run."""
+        """The row itself; raises ``UsageError`` if its number of predictions is not that of the held-out samples."""
         samples = len(self.baseline.labels)
         if not row.step_trace_json and row.predictions.size != samples:
             raise UsageError(
@@ -151,7 +157,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         return row
 
     def lost_trial_row(self, trial: TrialId, ended: Any, seconds: float, reason: str) -> ReplicaRow:
-        """A run that ends its process is no outcome: raises ``UsageError``, ``UnsilentError``."""
+        """Raise an error, as a run that ends its process has no outcome: ``UsageError`` or ``UnsilentError``."""
         replica = f"{self.spec.workload}: replica {replica_or_step_trace(trial)}"
         if ended.name == "HANG":
             raise UsageError(
@@ -163,18 +169,18 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         )
 
     def close(self) -> None:
-        """End the process of its own."""
+        """End the child process."""
         if self._child is not None:
             self._child.close()
             self._child = None
 
     def run_here(self, trial: TrialId) -> ReplicaRow:
-        """The row of a trial, run in this process."""
+        """Run a trial in this process and return its row."""
         requested = replica_or_step_trace(trial)
         return self.run_replica(requested) if isinstance(requested, Replica) else self.trace_step(requested)
 
     def make_baseline(self) -> ReplicaBaseline:
-        """The baseline of all runs; trains the first steps with the base seed, and evaluates."""
+        """The baseline of all runs, found by training the first steps with the base seed and evaluating."""
         with apply_switches(Switches()), collect_nondeterminism_warnings(), user_code(self.spec.workload):
             state = self.workload.start(Seeds.same_for_all(self.spec.seed))
             start = digest_of_tensors(_all_tensors(self.workload.snapshot(state)))
@@ -224,7 +230,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         )
 
     def _draws(self) -> bool:
-        """Whether a module draws random numbers in a step that do not go with the rows of the batch."""
+        """Whether a module draws random numbers that are not drawn separately for each row of a batch."""
         state = self.workload.start(Seeds.same_for_all(self.spec.seed))
         flow = DataflowRecorder(state.model)
         try:
@@ -245,7 +251,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         return state
 
     def trace_step(self, wanted: StepTraceId) -> ReplicaRow:
-        """The row with all that every operation of one step reads and returns."""
+        """Trace one step and return the row with the inputs and outputs of every operation, as hashes."""
         began = time.perf_counter()
         seen = self._trace_step(wanted)
         seconds = time.perf_counter() - began
@@ -271,7 +277,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         return StepTrace(before, after, [_operation(met) for met in flow.recorded_operations])
 
     def run_replica(self, replica: Replica) -> ReplicaRow:
-        """The row of a training, run from start to end."""
+        """Run a training from start to end and return its row."""
         began = time.perf_counter()
         losses, hashes = [], []
         with (
@@ -307,7 +313,10 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
 
 @contextmanager
 def apply_switches(switches: Switches) -> Iterator[None]:
-    """The settings of these switches inside; those of before afterwards. The environment must be set already."""
+    """Apply the settings of these switches inside a ``with`` block.
+
+    Environment variables must be set already.
+    """
     threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
     deterministic: Any = torch.utils.deterministic
     strict, filling = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
@@ -333,7 +342,10 @@ def apply_switches(switches: Switches) -> Iterator[None]:
 
 @contextmanager
 def collect_nondeterminism_warnings() -> Iterator[list[str]]:
-    """The operations that torch warned have no deterministic kernel; other warnings go where they go."""
+    """Collect torch's warnings of operations without a deterministic kernel in a ``with`` block.
+
+    Other warnings are issued again.
+    """
     items: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -347,7 +359,7 @@ def collect_nondeterminism_warnings() -> Iterator[list[str]]:
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of names and contents."""
+    """A hash of the names and contents of tensors."""
     digest = xxhash.xxh3_128()
     for name, tensor in tensors.items():
         digest.update(f"{name};{tensor.dtype};{list(tensor.shape)};".encode())
@@ -356,7 +368,7 @@ def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _quick_hash(state: TrainingState) -> int:
-    """64 bits of parameters and buffers."""
+    """A 64-bit hash of parameters and buffers."""
     return int(tensors_hasher(model_tensors(state.model).values()).intdigest())
 
 
@@ -375,12 +387,12 @@ def _operation(met: RecordedOperation) -> Operation:
 
 
 def _all_tensors(value: Any) -> dict[str, Tensor]:
-    """Every tensor of a snapshot by its path."""
+    """All tensors in a snapshot, by their path."""
     return {"/".join(path): leaf for path, leaf in leaves_in(value) if isinstance(leaf, Tensor)}
 
 
 def _weights(state: TrainingState) -> NDArray[Any] | None:
-    """All parameters one after the other, in float32, or float64 if one of them is; None where they take too much."""
+    """All parameters concatenated, as float32 or float64; None if they are too large to store."""
     parameters = [p.detach() for p in state.model.parameters()]
     wide = any(p.dtype == torch.float64 for p in parameters)
     dtype = torch.float64 if wide else torch.float32
@@ -391,7 +403,7 @@ def _weights(state: TrainingState) -> NDArray[Any] | None:
 
 
 def _environment() -> str:
-    """The variables by which libraries choose kernels; a hash of all of them."""
+    """A hash of the environment variables by which libraries choose kernels."""
     ordered = sorted((name, value) for name, value in os.environ.items() if name.startswith(_CHOOSE))
     return xxhash.xxh3_64_hexdigest(repr(ordered).encode())
 
@@ -404,7 +416,7 @@ def _file_hash(data: str | None) -> str:
 
 
 def _processor() -> str:
-    """The model of the processor: kernels are chosen by it."""
+    """The name of the processor model, which influences the choice of kernels."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

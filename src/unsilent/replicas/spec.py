@@ -1,4 +1,4 @@
-"""Records of a training (`ReplicaSpec`), facts about it (`ReplicaBaseline`), a run (`Replica`), its result (`ReplicaRow`).
+"""Records of replicas: a training, a run of it, and the results of a run.
 
 A replica is known by its training, its switches and its number, and nothing else: who asks for the same one gets the same row,
 whichever study, worker or day it is from. Its seeds follow from base seed and number, and those of different switches are the
@@ -29,7 +29,7 @@ MOST_STEPS, MOST_REPLICAS = 10**7, 10**5
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec(SpecOfTraining):
-    """The training whose replicas are run, and what is written down of it.
+    """The training whose replicas are run, and how often its weights are hashed.
 
     ``steps``: the length of a run; None: all steps of the workload. ``every``: steps between two hashes of the weights.
     """
@@ -48,7 +48,7 @@ class ReplicaSpec(SpecOfTraining):
     every: Annotated[int, Option("Number of steps between two hashes of the weights.", PRECISION_PANEL)] = 1
 
     def check(self) -> None:
-        """Raise ``UsageError`` for numbers that make no sense."""
+        """Raise ``UsageError`` for numbers out of range."""
         check_count("--every", self.every, 1, MOST_STEPS)
         check_count("--steps", 1 if self.steps is None else self.steps, 1, MOST_STEPS)
         check_count("--seed", self.seed, 0, LARGEST)
@@ -56,7 +56,7 @@ class ReplicaSpec(SpecOfTraining):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaBaseline(JsonRecord):
-    """Facts that a worker found out about a training before its first run.
+    """Facts about a training that a worker finds before its first run.
 
     Attributes:
         steps: Steps of a run.
@@ -90,24 +90,24 @@ class ReplicaBaseline(JsonRecord):
 
     @property
     def targets(self) -> tuple[()]:
-        """Empty, as no targets are known beforehand: which sets of switches are run is asked later."""
+        """Empty, since the sets of switches to run are not known beforehand."""
         return ()
 
     @property
     def golden_seconds(self) -> float:
-        """Infinite, so that no run is taken for one that hangs unless a deadline is given."""
+        """Infinity, so that no run counts as hanging unless the user sets a deadline."""
         return math.inf
 
     @property
     def group_masks(self) -> dict[str, npt.NDArray[np.bool_]]:
-        """Name of a group -> which samples are in it, bool[samples]."""
+        """A mask for each group by name, bool[samples], that is true for its samples."""
         count = len(self.labels)
         packed = {name: np.frombuffer(bytes.fromhex(bits), np.uint8) for name, bits in self.groups.items()}
         return {name: np.unpackbits(bits, count=count).astype(np.bool_) for name, bits in packed.items()}
 
 
 class Replica(NamedTuple):
-    """A run of a training: the number-th with these switches."""
+    """A run of a training, given by its switches and its number among the runs with these switches."""
 
     switches: Switches
     number: int
@@ -117,11 +117,11 @@ class Replica(NamedTuple):
 
     @property
     def trial(self) -> TrialId:
-        """The trial that the run is stored as."""
+        """The trial under which the run is stored."""
         return TrialId(str(self.switches), None, self.number)
 
     def seeds(self, base: int) -> dict[str, int | None]:
-        """Stream -> seed, as `Seeds` takes them: fresh ones for what is switched on, the base seed for the rest."""
+        """The seed of each random stream: a fresh one if its switch is on, else the base seed."""
         fresh = int.from_bytes(hashlib.sha256(f"{base}/{self.number}".encode()).digest()[:7], "big")
         by_name: dict[str, int | None] = dict.fromkeys(("init", "order", "augment", "dropout"), base)
         by_name["within"] = None
@@ -130,7 +130,9 @@ class Replica(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReplicaRow(StoredRow):
-    """Results of a run, or the trace of one of its steps (``step_trace_json``: see `step_trace`; then all else is empty).
+    """The results of a run, or the trace of one of its steps.
+
+    A step trace is in ``step_trace_json`` (see `step_trace`); all other fields are empty then.
 
     Attributes:
         losses: float64[steps], before each update.
@@ -159,35 +161,38 @@ class ReplicaRow(StoredRow):
 
     @property
     def replica(self) -> Replica:
-        """The run that the row is of."""
+        """The run whose results the row holds."""
         return Replica(Switches.parse(self.trial.target), self.trial.k)
 
     @property
     def flat_weights(self) -> npt.NDArray[Any] | None:
-        """All parameters one after the other; None where they were not kept, or not read."""
+        """All parameters concatenated; None if they were not stored or not read."""
         return np.frombuffer(self.weights, self.dtype) if self.weights else None
 
     @property
     def final_state_hash(self) -> str:
-        """A hash of the state at the end: equal hashes, equal bits of every tensor."""
+        """A hash of the final state: equal hashes mean equal bits of every tensor."""
         return hashlib.sha256(self.final_hashes.encode()).hexdigest()[:16]
 
     def derived(self) -> dict[str, Any]:
-        """The final state as one hash."""
+        """The hash of the final state, for exports."""
         return {"final": self.final_state_hash}
 
     @property
     def bitwise_results(self) -> tuple[object, ...]:
-        """Results of a run but its weights, which ``finals`` stand for: equal where all bits are."""
+        """The results of a run, equal for two runs if all their bits are equal.
+
+        Hashes of the final state stand in for the weights.
+        """
         floats = (np.float64(self.loss).tobytes(), self.losses.tobytes(), self.hashes.tobytes())
         return (*floats, self.final_hashes, self.predictions.tobytes(), self.metrics)
 
     def notes_list(self) -> list[str]:
-        """``notes`` as a list."""
+        """The notes, parsed from ``notes``."""
         items: list[str] = json.loads(self.notes)
         return items
 
 
 def same_replica_bits(first: ReplicaRow, second: ReplicaRow) -> bool:
-    """Whether two runs have the same bits in all that was written down."""
+    """Whether two runs have bit-identical results."""
     return first.bitwise_results == second.bitwise_results

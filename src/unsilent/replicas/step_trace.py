@@ -1,4 +1,4 @@
-"""A trace of one step of a replica: what every operation reads and returns, so that two runs can be compared."""
+"""A trace of one step of a replica: inputs and outputs of every operation, for comparing two runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ STEP, UNORDERED = "step:", "unordered-step:"
 
 
 class StepTraceId(NamedTuple):
-    """A step (from 0) of a run to trace; ``unordered``: by hashes that do not depend on the order of elements."""
+    """The identity of a step trace: the run and the step, from 0.
+
+    ``unordered``: the hashes do not depend on the order of elements.
+    """
 
     replica: Replica
     step: int
@@ -32,13 +35,16 @@ class StepTraceId(NamedTuple):
 
     @property
     def trial(self) -> TrialId:
-        """The trial that the trace is stored as."""
+        """The trial under which the trace is stored."""
         prefix = UNORDERED if self.unordered else STEP
         return TrialId(f"{prefix}{self.step}:{self.replica.switches}", None, self.replica.number)
 
 
 def replica_or_step_trace(trial: TrialId) -> Replica | StepTraceId:
-    """The run or the step trace that a trial is; raises ``UsageError`` or ``ValueError`` where it is neither."""
+    """The run or the step trace that a trial stores.
+
+    Raises ``UsageError`` or ``ValueError`` if it stores neither.
+    """
     for prefix in (STEP, UNORDERED):
         if trial.target.startswith(prefix):
             step, _, switches = trial.target.removeprefix(prefix).partition(":")
@@ -69,7 +75,7 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """Trace of a step: hashes of parameters and buffers before and after it, and its operations in order.
+    """The trace of a step: hashes of parameters and buffers before and after it, and its operations in order.
 
     ``note``: why it is not known; then there are no operations.
     """
@@ -85,7 +91,7 @@ class StepTrace:
 
 
 def read_step_trace(text: str) -> StepTrace:
-    """The inverse of `StepTrace.text`; raises ``DamagedRecordError``."""
+    """A trace parsed from JSON; raises ``DamagedRecordError``."""
     trace = parse_record(StepTrace, text, "step trace")
     if len(trace.before) != len(trace.after):
         raise DamagedRecordError("a step trace has different numbers of tensors before and after the step")

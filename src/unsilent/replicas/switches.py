@@ -1,4 +1,4 @@
-"""Switches: what may differ between two runs of one training, each on its own, written ``name`` or ``name=value``.
+"""Switches: sources of variation between two runs of one training, written ``name`` or ``name=value``.
 
 Algorithmic switches give a stream of random draws a fresh seed in each replica. Implementation switches leave all draws as they
 are and change how the same sums are carried out: their order, the kernel, the machine it is made for. The four variants of
@@ -22,7 +22,7 @@ MOST_THREADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A source of variation that can be switched.
+    """A source of variation between runs that can be switched on or off.
 
     Attributes:
         is_random_stream: Whether each replica gets a fresh seed of the stream of this name.
@@ -79,13 +79,19 @@ _ORDER = tuple(SWITCHES)
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Settings (name, value) in the order of `SWITCHES`; value "" where a switch has none. ``str`` is the inverse of `parse`."""
+    """A set of switches, as (name, value) pairs in the order of `SWITCHES`.
+
+    The value is empty for a switch without values. ``str`` is the inverse of `parse`.
+    """
 
     settings: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Switches:
-        """Switches of ``init+order``, ``within+threads=2``, a variant's name or ``control`` (none). Raises ``UsageError``."""
+        """The switches in a text such as ``within+threads=2``, a variant's name or ``control``.
+
+        ``control`` means no switches. Raises ``UsageError``.
+        """
         named = VARIANTS.get(text.lower())
         if named is not None:
             return named
@@ -106,26 +112,26 @@ class Switches:
         return any(name == set_name for set_name, _ in self.settings)
 
     def value(self, name: str) -> str:
-        """The value of a switch; empty where it is not set or has no value."""
+        """The value of a switch; empty if the switch is not set or has no value."""
         return dict(self.settings).get(name, "")
 
     def single_switches(self) -> Iterable[Switches]:
-        """Each of the switches alone."""
+        """One set of switches for each of these switches."""
         return (Switches((setting,)) for setting in self.settings)
 
     @property
     def varies_between_replicas(self) -> bool:
-        """Whether replicas of the same switches may differ from each other; otherwise all of them should be the same run."""
+        """Whether replicas with these switches may differ from each other."""
         return any(SWITCHES[name].is_random_stream or name in RACING for name, _ in self.settings)
 
     @property
     def threads(self) -> int:
-        """CPU threads of such a run."""
+        """The number of CPU threads of a run with these switches."""
         return int(self.value("threads") or self.value("race") or 1)
 
     @property
     def environment(self) -> tuple[tuple[str, str], ...]:
-        """Variables that must be set before torch is loaded."""
+        """Environment variables that must be set before torch is loaded, as (name, value) pairs."""
         return tuple(
             (SWITCHES[n].environment_variable, value) for n, value in self.settings if SWITCHES[n].environment_variable
         )
@@ -144,7 +150,7 @@ VARIANTS: Mapping[str, Switches] = {
 
 
 def _value(name: str, value: str | None) -> str:
-    """The value a switch gets; raises ``UsageError`` for an unknown switch or value."""
+    """The value of a switch after parsing; raises ``UsageError`` for an unknown switch or value."""
     if name not in SWITCHES:
         raise unknown_name_error("switch", name, (*SWITCHES, *VARIANTS))
     switch = SWITCHES[name]

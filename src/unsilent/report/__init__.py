@@ -1,1 +1,1 @@
-"""Parts of a report, without a word on how it is shown: `model`, numbers and names as text, the look of figures."""
+"""Parts of a report, independent of its output: tables, figures, and texts of numbers and names."""

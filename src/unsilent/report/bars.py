@@ -1,4 +1,4 @@
-"""Stacked bars of shares, one bar a row, the first on top."""
+"""A figure of stacked bars that show shares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from unsilent.report.theme import OUTCOME_COLOURS, OUTCOME_NAMES, Figure, figure
 
 
 class Bar(NamedTuple):
-    """A bar: name, the text behind it, and counts or shares by outcome: the same in all bars, not all 0."""
+    """One bar: its name, a detail in small text, and a count or share for each outcome.
+
+    All bars have the same outcomes; not all values are 0.
+    """
 
     name: str
     detail: str
@@ -17,7 +20,7 @@ class Bar(NamedTuple):
 
 
 def stacked_shares_figure(bars: Sequence[Bar], axis: str) -> Figure:
-    """The share of each outcome in each bar."""
+    """A figure with a bar for each row, divided by the share of each outcome."""
     names = labels([bar.name for bar in bars], 22)
     traces = [_part(bars, kind) for kind in bars[0].parts if any(bar.parts[kind] for bar in bars)]
     xaxis = {"range": [0, 1], **quarter_ticks(), "title": {"text": axis}}

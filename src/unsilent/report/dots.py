@@ -1,4 +1,7 @@
-"""Estimates in a figure: dots with bars at their limits; where none was counted, a triangle at the upper limit."""
+"""Figures of estimates as dots with error bars.
+
+An estimate of 0 is a triangle at its upper limit.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,20 @@ MOST_TICKS = 8
 
 
 class CountedShare(EstimateWithLimits, Protocol):
-    """A share with limits, and of how many trials it is."""
+    """The interface of a share with limits and its number of trials n."""
 
     @property
     def n(self) -> int: ...
 
 
 def hover_text(share: CountedShare, *names: str) -> str:
-    """Text of a figure for a share that is pointed at: what it is of, the share with its limits, and n."""
+    """The hover text for a share in a figure: its names, its value with limits, and n."""
     trials = f"<br>n = {share.n:,}" if share.n else ""
     return f"<b>{', '.join(label(name, 60) for name in names)}</b><br>{share_with_limits_text(share)}{trials}"
 
 
 def rate_hover_text(rate: CountedShare, *names: str) -> str:
-    """Text of a figure for a rate that is pointed at, as of `hover_text`."""
+    """The hover text for a rate in a figure, like `hover_text`."""
     trials = f"<br>n = {rate.n:,}" if rate.n else ""
     return f"<b>{', '.join(label(name, 60) for name in names)}</b><br>{rate_text(rate).in_sentence}{trials}"
 
@@ -49,13 +52,16 @@ class Dots:
 
 
 def shares_figure(series: Sequence[Dots], names: Sequence[str], title: str, bottom: float | None = None) -> Figure:
-    """Dots with limits on a logarithmic axis, first row on top; a hollow triangle at the upper limit of none."""
+    """A figure of shares with limits on a logarithmic axis, with the first row on top."""
     bottom = axis_bottom([row for dots in series for _, row, _ in dots.rows]) if bottom is None else bottom
     return _rows_figure(series, names, share_axis(bottom, title), bottom)
 
 
 def rates_figure(series: Sequence[Dots], names: Sequence[str], title: str) -> Figure:
-    """The figure of rates, whose axis is as long as they need; at least one of them must be more than 0."""
+    """A figure of rates with limits on a logarithmic axis.
+
+    At least one rate must be more than 0.
+    """
     values = [row for dots in series for _, row, _ in dots.rows if row.estimate is not None and row.high > 0]
     first = math.floor(math.log10(min(value.estimate or value.high for value in values)) - 0.05)
     last = math.ceil(math.log10(max(value.high for value in values)) + 0.05)
@@ -79,21 +85,21 @@ def share_axis(bottom: float, title: str) -> Figure:
 
 
 def rows_axis(names: Sequence[str]) -> Figure:
-    """An axis of names, the first on top."""
+    """An axis of row names, with the first one on top."""
     ends = [len(names) - 0.4, -0.6]
     return {"tickvals": list(range(len(names))), "ticktext": labels(names), "range": ends, "automargin": True}
 
 
 def axis_bottom(values: Iterable[EstimateWithLimits]) -> float:
-    """Start of a logarithmic axis of shares: a power of ten below every estimate and upper limit."""
+    """The lower end of a logarithmic axis of shares: a power of ten below all estimates and upper limits."""
     known = [value.estimate or value.high for value in values if value.estimate is not None and value.high > 0]
     return min(10.0 ** math.floor(math.log10(max(min(known, default=0.1), 1e-9)) - 0.05), 0.1)
 
 
 def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> list[Figure]:
-    """Estimates with bars at their limits along one axis.
+    """The plotly traces of dots with error bars along one axis.
 
-    Above ``bottom`` of a logarithmic one, where those of none are hollow triangles at their upper limits.
+    ``bottom``: the lower end of a logarithmic axis, on which estimates of 0 are hollow triangles at their upper limits.
     """
     known = [i for i, (_, row, _) in enumerate(dots.rows) if row.estimate is not None]
     some = [i for i in known if bottom is None or dots.rows[i][1].estimate]

@@ -1,4 +1,4 @@
-"""Estimates as reports show them: the record, its tables and texts, and what limits are."""
+"""Estimates in reports: their record, and their tables and texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW_TRIALS = 20
 
 
 class LimitsWithMethod(EstimateWithLimits, Protocol):
-    """An estimate with limits that also says how they were made."""
+    """The interface of an estimate with limits and the method of the limits."""
 
     @property
     def method(self) -> str: ...
@@ -26,7 +26,7 @@ class LimitsWithMethod(EstimateWithLimits, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number that a study estimated, with what it is of.
+    """An estimated number with the names of its subject.
 
     Attributes:
         keys: Subject of the estimate, by name: columns of the table for machines, fields of ``results`` of JSON.
@@ -44,24 +44,30 @@ class Estimate:
 
     @property
     def names(self) -> list[str]:
-        """The subject of the estimate in words: the values of its keys."""
+        """The values of the keys, as words that name the subject of the estimate."""
         return [str(value) for value in self.keys.values() if value not in ("", None)]
 
     @property
     def row(self) -> dict[str, Cell]:
-        """All fields by name; the interval has no name, as its fields have their own."""
+        """All fields by name.
+
+        The interval has an empty name, since its fields have names of their own.
+        """
         unit = {"unit": self.unit} if self.unit else {}
         joint = {"joint_low": self.joint.low, "joint_high": self.joint.high} if self.joint else {}
         return {**self.keys, "": self.interval, **unit, **joint, **self.further}
 
 
 def measured(keys: Mapping[str, Cell], measures: Mapping[str, Interval], unit: str = "") -> list[Estimate]:
-    """Estimates of several measures of one thing: its keys and, as a further one, the name of the measure."""
+    """Estimates of several measures of one subject.
+
+    Each has the subject's keys and the key ``measure``.
+    """
     return [Estimate({**keys, "measure": name}, interval, unit) for name, interval in measures.items()]
 
 
 def machine_table(estimates: Iterable[Estimate], names: Sequence[str]) -> Table:
-    """The table for machines, a row for each estimate.
+    """A machine-readable table with a row for each estimate.
 
     ``names`` are the columns of plain mode, in their order and whatever rows there are; the interval is the one without a
     name. What else an estimate has (its unit, joint limits, further facts) is in ``results`` of JSON alone.
@@ -72,7 +78,10 @@ def machine_table(estimates: Iterable[Estimate], names: Sequence[str]) -> Table:
 
 
 def rows_across(estimates: Iterable[Estimate], across: str) -> list[dict[str, Cell]]:
-    """Estimates that differ in the key ``across`` alone as one row: the other keys, and intervals by the values of that one."""
+    """Rows that each combine the estimates that differ only in the key ``across``.
+
+    A row has the other keys, and an interval for each value of ``across``.
+    """
     rows: dict[tuple[tuple[str, Cell], ...], dict[str, Cell]] = {}
     for estimate in estimates:
         other_keys = {name: value for name, value in estimate.keys.items() if name != across}
@@ -84,17 +93,17 @@ def rows_across(estimates: Iterable[Estimate], across: str) -> list[dict[str, Ce
 
 
 def is_exact(row: EstimateWithLimits) -> bool:
-    """Whether every fault there is was tried, so that nothing is estimated."""
+    """Whether every possible fault was tried, so that the value is exact."""
     return row.estimate is not None and row.low == row.high
 
 
 def has_few_trials(row: EstimateWithLimits, trials: int) -> bool:
-    """Whether the estimate is from fewer than `FEW_TRIALS` trials and not exact."""
+    """Whether an estimate has fewer than `FEW_TRIALS` trials and is not exact."""
     return trials < FEW_TRIALS and not is_exact(row)
 
 
 def has_list_bounds(row: LimitsWithMethod) -> bool:
-    """Whether the limits are what the rest of a list could make of the row, not an interval."""
+    """Whether the limits are bounds for a partly run fault list instead of an interval."""
     return not is_exact(row) and row.method.endswith(PART_OF_LIST)
 
 
@@ -104,7 +113,7 @@ def has_any_interval(rows: Iterable[LimitsWithMethod]) -> bool:
 
 
 def limits_text(rows: Iterable[LimitsWithMethod], confidence: float) -> str:
-    """Kind of the limits of these rows: intervals, bounds, or none because rows are exact."""
+    """A text on the sort of limits in these rows: intervals, bounds or exact values."""
     rows = list(rows)
     exact, bounded = sum(map(is_exact, rows)), sum(map(has_list_bounds, rows))
     parts = [f"{100 * confidence:g} % intervals"] if has_any_interval(rows) or not rows else []
@@ -117,12 +126,12 @@ def limits_text(rows: Iterable[LimitsWithMethod], confidence: float) -> str:
 
 
 def estimate_cells(texts: text.EstimateText, row: EstimateWithLimits) -> tuple[TextCell, TextCell]:
-    """Estimate and limits as two cells; no limits where nothing was tried."""
+    """Two table cells for an estimate and its limits, without limits if nothing was tried."""
     limits = "–" if texts.estimate == text.NO_TRIAL else texts.limits
     key = NO_ESTIMATE_KEY if row.estimate is None else row.estimate
     return TextCell(texts.estimate, key), TextCell(limits, row.high)
 
 
 def share_cells(row: EstimateWithLimits) -> tuple[TextCell, TextCell]:
-    """`cells` of a share, in percent."""
+    """Two table cells for a share in percent and its limits."""
     return estimate_cells(text.estimate_text(row), row)

@@ -1,4 +1,4 @@
-"""A share by layer and bit position: the record, and its figure as a plain plotly dict."""
+"""A heat map of a share by layer and bit position: its record and its figure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ FIELD_NAMES = {"value": "value bits"}
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """PVF by layer and bit position over the trials that flipped one bit of one dtype; None where no trial fell."""
+    """PVF by layer and bit position, from trials that flipped one bit of one dtype.
+
+    None for a layer and bit without a trial.
+    """
 
     dtype: str
     layers: tuple[str, ...]
@@ -26,25 +29,25 @@ class HeatMap:
 
     @property
     def total_trials(self) -> int:
-        """Trials in all cells."""
+        """The number of trials in all cells."""
         return sum(map(sum, self.n))
 
 
 def heat_figures(maps: Sequence[HeatMap], measure: str) -> list[tuple[HeatMap, Figure]]:
-    """Figures of the maps that have something to show; one scale for all, so that a colour means the same number."""
+    """A figure for each map that is not empty, all with the same colour scale."""
     nonempty_maps = [heat for heat in maps if heat.layers and heat.bits]
     floor = colour_scale_bottom([value for heat in nonempty_maps for row in heat.estimate for value in row if value])
     return [(heat, heat_figure(heat, floor, measure)) for heat in nonempty_maps]
 
 
 def colour_scale_bottom(values: Sequence[float]) -> float:
-    """Lower end of the colour scale: a power of ten, one to four decades down."""
+    """The lower end of the colour scale: a power of ten, one to four decades below 1."""
     lowest = min(values, default=0.01)
     return min(max(10.0 ** math.floor(math.log10(lowest)), 1e-4), 0.1)
 
 
 def heat_figure(heat: HeatMap, scale_bottom: float, measure: str) -> Figure:
-    """Layer x bit, the sign bit on the left, as a number is written.
+    """A figure of layers and bit positions, with the sign bit on the left.
 
     Colour is the estimate on a logarithmic scale from ``scale_bottom``, cells without a trial stay grey, zero is the
     palest colour.
@@ -93,7 +96,10 @@ def heat_figure(heat: HeatMap, scale_bottom: float, measure: str) -> Figure:
 def heat_series(
     colours: Sequence[Sequence[float | None]], hover: Sequence[Sequence[str]], bar: Figure, **more: object
 ) -> Figure:
-    """Cells coloured by a number, None stays grey; ``hover`` is what is shown of each, ``bar`` the look of the scale."""
+    """The plotly trace of a heat map, in which None stays grey.
+
+    ``hover``: the text shown at each cell. ``bar``: the look of the colour scale.
+    """
     trace = {"type": "heatmap", "z": colours, "text": hover, "hoverinfo": "text", "colorscale": HEAT}
     return {**trace, "colorbar": {"thickness": 12, "outlinewidth": 0, **bar}, **more}
 

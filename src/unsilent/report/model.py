@@ -1,4 +1,4 @@
-"""A report, whatever study it is of: a headline, numbers, findings, sections, and the estimates behind them.
+"""The record of a report of any study: headline, numbers, findings, sections and estimates.
 
 Studies make it, renderers show it: in a terminal, as plain columns, as JSON, as a page. Text is cleaned where it is shown.
 """
@@ -44,7 +44,7 @@ class Column:
     of: Getter | str | None = None
 
     def cell(self, row: Any) -> Cell:
-        """The column's cell of the row that is made of ``row``; None where a mapping has none."""
+        """The column's cell in the row built from ``row``; None if a mapping lacks the key."""
         if callable(self.of):
             return self.of(row)
         if isinstance(row, Mapping):
@@ -55,27 +55,27 @@ class Column:
 
     @classmethod
     def text(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
-        """Text that is read."""
+        """A column of left-aligned text."""
         return cls(name, left_aligned=True, priority=priority, of=of)
 
     @classmethod
     def count(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
-        """A whole number."""
+        """A column of whole numbers."""
         return cls(name, "number", priority=priority, of=of)
 
     @classmethod
     def share(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
-        """An `Interval` of a share, from 0 to 1, that is shown in percent with its limits."""
+        """A column of shares as `Interval`, shown in percent with limits."""
         return cls(name, "estimate", "%", 100.0, priority=priority, of=of)
 
     @classmethod
     def percent(cls, name: str, of: Getter | str | None = None, priority: int = 0, digits: str = ".3g") -> Column:
-        """A share without limits, from 0 to 1, that is shown in percent."""
+        """A column of shares without limits, shown in percent."""
         return cls(name, "number", "%", 100.0, digits, priority, of=of)
 
     @classmethod
     def points(cls, name: str, of: Getter | str | None = None, priority: int = 0) -> Column:
-        """An `Interval` of a difference of two shares that is shown in percentage points, with signs and limits."""
+        """A column of differences of shares as `Interval`, in percentage points with sign and limits."""
         return cls(name, "difference", "points", 100.0, priority=priority, of=of)
 
 
@@ -85,7 +85,9 @@ Mark = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class TextCell:
-    """A cell that is shown as ``text`` whatever its column says, sorted by ``key`` (None: by the text).
+    """A cell with a given text.
+
+    ``key``: the number by which it is sorted; None: it is sorted by its text.
 
     On a page with a mark, and over a bar between the ends ``bar``, 0 and 1 at most.
     """
@@ -102,7 +104,10 @@ Cell = str | int | float | bool | Interval | TextCell | None
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Cells in the order of columns; ``emphasised`` rows stand out; ``tooltip`` is shown when a page's row is pointed at."""
+    """A table row with its cells in the order of the columns.
+
+    ``tooltip``: the text shown on a page when the pointer is over the row.
+    """
 
     cells: tuple[Cell, ...]
     emphasised: bool = False
@@ -111,7 +116,9 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of typed columns; it has no head where no column has a name.
+    """A table with typed columns.
+
+    It has no head if no column has a name.
 
     Attributes:
         title: Line above the table.
@@ -142,20 +149,29 @@ class Table:
         tooltip: Callable[[Any], str] = lambda _: "",
         **more: Any,
     ) -> Table:
-        """A table with a row for each of ``rows``, of which the columns take their cells; ``more``: further attributes."""
+        """A table with one row built from each of ``rows``.
+
+        ``more``: further attributes.
+        """
         heads = tuple(columns)
         lines = (TableRow(tuple(head.cell(row) for head in heads), is_emphasised(row), tooltip(row)) for row in rows)
         return cls(heads, tuple(lines), title, **more)
 
 
 def columns(*names: str, left: Container[str] = (), priority: Mapping[str, int] | None = None) -> tuple[Column, ...]:
-    """Columns of text by their names; ``left`` and ``priority``: see `Column`."""
+    """Text columns with these names.
+
+    ``left`` and ``priority``: see `Column`.
+    """
     return tuple(Column(name, left_aligned=name in left, priority=(priority or {}).get(name, 0)) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure as plain plotly data; ``alt_text`` is what it shows, for those who do not see it."""
+    """A figure as plain plotly data.
+
+    ``alt_text``: a description for readers who cannot see it.
+    """
 
     name: str
     alt_text: str
@@ -164,14 +180,14 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
-    """Lines for the page, each with a mark or None: what the marks of a figure mean, or a few sentences."""
+    """Lines of text for the page, each with an optional mark, for example the legend of a figure."""
 
     lines: tuple[tuple[Mark | None, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A smaller heading within a section, and what is set smaller behind it."""
+    """A smaller heading within a section, with an optional subtitle."""
 
     title: str
     subtitle: str = ""
@@ -179,7 +195,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Parts that stand side by side where there is room."""
+    """Parts of a section that are placed side by side if there is room."""
 
     parts: tuple[Table | Plot | TextBlock | Heading, ...]
 
@@ -189,7 +205,7 @@ Part = Table | Plot | TextBlock | Heading | SideBySide
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, a few sentences for the page, and parts of the page; a terminal shows its tables."""
+    """A section of a report: a heading, sentences for the page, and parts such as tables and figures."""
 
     title: str
     introduction: str
@@ -198,7 +214,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that is shown of a result; what stands in backquotes in its sentences is a name or code.
+    """A report on a result, independent of its output.
+
+    Text in backquotes is a name or code.
 
     Attributes:
         schema: Schema of the JSON object, like ``unsilent/noise/2``.
@@ -233,7 +251,7 @@ class Report:
 
     @property
     def plots(self) -> dict[str, Plot]:
-        """All its figures by name, in their order."""
+        """All figures of the report by name, in their order."""
         parts = [part for section in self.sections for part in section.parts]
         flat = [inner for part in parts for inner in (part.parts if isinstance(part, SideBySide) else (part,))]
         return {part.name: part for part in flat if isinstance(part, Plot)}

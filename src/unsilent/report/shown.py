@@ -1,4 +1,4 @@
-"""Base class of every result: a report, a page of it, how it looks in a notebook and as text."""
+"""The base class of results, which can be shown as a report, a page, a notebook cell or text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ MOST_NUMBERS = 6
 
 
 class Shown:
-    """A result that can be shown. A dataclass of results needs ``repr=False``.
+    """A base class of results that can be shown.
+
+    A dataclass of results needs ``repr=False``.
 
     The function that makes the report, and the renderers above this folder, are imported when something is shown.
 
@@ -49,7 +51,7 @@ class Shown:
         return write_report(self.report(**options), path)
 
     def figure(self, name: str, **options: Any) -> MatplotlibFigure:
-        """A figure of the report as one of matplotlib, to be changed and saved; needs the extra ``figures``.
+        """A figure of the report as a matplotlib figure; needs the extra ``figures``.
 
         ``unsilent report STORE --figure NAME -o FILE.pdf`` writes the same to a file with embedded fonts.
 

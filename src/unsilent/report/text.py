@@ -1,4 +1,4 @@
-"""Numbers and names as text: what a reader sees of an estimate, and names made harmless.
+"""Numbers, estimates and names as text.
 
 Digits follow the rounding rule of the Particle Data Group (one or two digits of the uncertainty), limits
 are rounded outwards, so a table never claims more than the interval supports. An estimate keeps as many digits
@@ -31,7 +31,10 @@ _PLACES = 6
 
 
 class EstimateWithLimits(Protocol):
-    """Anything with an estimate and limits; None: nothing was tried."""
+    """The interface of objects with an estimate and its limits.
+
+    The estimate is None if nothing was tried.
+    """
 
     @property
     def estimate(self) -> float | None: ...
@@ -43,7 +46,10 @@ class EstimateWithLimits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EstimateText:
-    """An estimate as text; ``low`` and ``high`` are the limits, rounded outwards. ``exact``: nothing was estimated."""
+    """The text of an estimate and of its limits, which are rounded outwards.
+
+    ``exact``: the value is exact, so it has no limits.
+    """
 
     estimate: str
     low: str
@@ -52,22 +58,22 @@ class EstimateText:
 
     @property
     def limits(self) -> str:
-        """``[low, high]``, or that there is nothing to limit."""
+        """The limits as ``[low, high]``, or ``exact``."""
         return "exact" if self.exact else f"[{self.low}, {self.high}]"
 
     @property
     def limits_in_sentence(self) -> str:
-        """The limits as they follow the number in a sentence: a blank and both, nothing where it is exact."""
+        """The limits with a space before them, to follow the number; empty for an exact value."""
         return "" if self.exact else f" {self.limits}"
 
     @property
     def in_sentence(self) -> str:
-        """The estimate and its limits as they stand in a sentence."""
+        """The estimate and its limits, as used in a sentence."""
         return f"{self.estimate}{self.limits_in_sentence}"
 
 
 def estimate_text(value: EstimateWithLimits, scale: float = 100.0) -> EstimateText:
-    """Estimate and limits times ``scale`` (100: percent), each to the digits that the interval supports.
+    """The text of an estimate times ``scale`` (100: percent), with the digits that its interval supports.
 
     >>> estimate_text(Interval(0.0031, 0.0018, 0.0046, 0.95, 1, ""))
     EstimateText(estimate='0.31', low='0.18', high='0.46')
@@ -92,12 +98,12 @@ def estimate_text(value: EstimateWithLimits, scale: float = 100.0) -> EstimateTe
 
 
 def rate_text(rate: EstimateWithLimits) -> EstimateText:
-    """`estimate_text` of a rate, which is shown as it is."""
+    """The text of a rate, like `estimate_text` without a scale."""
     return estimate_text(rate, scale=1.0)
 
 
 def share_with_limits_text(share: EstimateWithLimits) -> str:
-    """A share in percent with its limits: ``3.8 % [2.5, 5.6]``, ``0 % [0, 31]``; ``25 %`` where it is exact."""
+    """A share in percent with its limits, such as ``3.8 % [2.5, 5.6]``; ``25 %`` if it is exact."""
     if share.estimate is None:
         return NO_TRIAL
     text = estimate_text(share)
@@ -105,7 +111,7 @@ def share_with_limits_text(share: EstimateWithLimits) -> str:
 
 
 def upper_bound_text(value: float, scale: float = 1.0) -> str:
-    """``value`` times ``scale`` (100: percent) rounded up to two digits, for "at most", "up to" and "below".
+    """``value`` times ``scale`` (100: percent), rounded up to two digits, for use after "at most".
 
     >>> upper_bound_text(0.01387, 100)
     '1.4'
@@ -114,7 +120,7 @@ def upper_bound_text(value: float, scale: float = 1.0) -> str:
 
 
 def lower_bound_text(value: float, scale: float = 1.0) -> str:
-    """``value`` times ``scale`` (100: percent) rounded down to two digits, for "at least" and "above".
+    """``value`` times ``scale`` (100: percent), rounded down to two digits, for use after "at least".
 
     >>> lower_bound_text(0.916, 100)
     '91'
@@ -123,7 +129,10 @@ def lower_bound_text(value: float, scale: float = 1.0) -> str:
 
 
 def interval_text(interval: Interval, scale: float = 1.0, most: float = math.inf) -> str:
-    """``1.2 [1.0, 1.5]``; ``–`` in place of an upper limit that says nothing: one at ``most``, the greatest there can be."""
+    """An interval as text, such as ``1.2 [1.0, 1.5]``.
+
+    An upper limit at ``most``, the greatest possible value, is shown as ``–``.
+    """
     if interval.high >= most * (1 - 1e-9):
         if interval.estimate == 0:
             return "0 [0, –]"
@@ -137,7 +146,7 @@ def interval_text(interval: Interval, scale: float = 1.0, most: float = math.inf
 
 
 def signed(difference: EstimateWithLimits, scale: float = 100.0) -> EstimateText:
-    """A difference and its limits times ``scale`` (100: percentage points), as `estimate_text` does, each with its sign.
+    """The text of a difference times ``scale`` (100: percentage points), with a sign at each number.
 
     >>> signed(Interval(-0.0031, -0.0046, -0.0018, 0.95, 1, ""))
     EstimateText(estimate='-0.31', low='-0.46', high='-0.18')
@@ -153,13 +162,18 @@ def signed(difference: EstimateWithLimits, scale: float = 100.0) -> EstimateText
 
 
 def difference_text(gap: EstimateWithLimits, unit: str = "") -> str:
-    """A difference of shares in percentage points with its sign and limits: ``+0.31 [-0.2, +0.9]``; ``unit`` after the number."""
+    """A difference of shares in percentage points, such as ``+0.31 [-0.2, +0.9]``.
+
+    ``unit``: the text after the number.
+    """
     difference = signed(gap)
     return f"{difference.estimate}{unit}{difference.limits_in_sentence}"
 
 
 def ratio_text(ratio: EstimateWithLimits) -> EstimateText:
-    """A ratio and its limits, two digits each; ``–`` where it has no value, ``inf`` where nothing bounds it.
+    """The text of a ratio and its limits, with two digits each.
+
+    ``–`` if it has no value, ``inf`` for an infinite limit.
 
     >>> ratio_text(Interval(0.5, 0.2449, math.inf, 0.95, 1, ""))
     EstimateText(estimate='0.50', low='0.24', high='inf')
@@ -174,7 +188,7 @@ def ratio_text(ratio: EstimateWithLimits) -> EstimateText:
 
 
 def p_value_text(p: float | None) -> str:
-    """A p value, rounded up to two digits; ``–`` where there is none."""
+    """A p value, rounded up to two digits; ``–`` for None."""
     if p is None:
         return "–"
     if p < 1e-4:
@@ -183,12 +197,12 @@ def p_value_text(p: float | None) -> str:
 
 
 def percent_text(value: float | None) -> str:
-    """A share in percent, without decimals; ``–`` where there is nothing to share."""
+    """A share in percent, without decimals; ``–`` for None."""
     return "–" if value is None else f"{100 * value:.0f} %"
 
 
 def share_of_estimate_text(row_share: float, estimate: float, low: float, high: float) -> str:
-    """A share of an estimate, in percent, to the digits that the interval of the whole supports."""
+    """A share of an estimate in percent, with the digits that the interval of the estimate supports."""
     value = estimate * row_share * 100.0
     if low == high:  # not an estimate
         return f"{value:.4g}"
@@ -196,7 +210,7 @@ def share_of_estimate_text(row_share: float, estimate: float, low: float, high: 
 
 
 def duration_text(value: float) -> str:
-    """A duration in seconds as three digits and a unit: ``15.2 ms``, ``5 min``."""
+    """A duration with three digits and a unit, such as ``15.2 ms`` or ``5 min``."""
     for unit, size, least in (("h", 3600, 7200), ("min", 60, 120), ("s", 1, 1), ("ms", 1e-3, 1e-3), ("µs", 1e-6, 1e-6)):
         if abs(value) >= least:
             return f"{value / size:.3g} {unit}"
@@ -204,12 +218,15 @@ def duration_text(value: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """A time in seconds since 1970: ``2024-02-29 12:00:00 UTC``."""
+    """A time in seconds since 1970 as text, such as ``2024-02-29 12:00:00 UTC``."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def number_text(value: float) -> str:
-    """Three digits, thousands separated: ``6,880,000``, ``0.0128``; a power of ten only where that would be longer."""
+    """A number with three digits, such as ``6,880,000`` or ``0.0128``.
+
+    Very small and very large numbers are written with a power of ten.
+    """
     if value == 0 or not 1e-4 <= abs(value) < 1e12:
         return f"{value:.3g}"
     places = 2 - math.floor(math.log10(abs(value)))
@@ -217,24 +234,27 @@ def number_text(value: float) -> str:
 
 
 def count_text(number: int, noun: str) -> str:
-    """``1 batch``, ``2,048 samples``."""
+    """A number with its noun, such as ``1 batch`` or ``2,048 samples``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def flips_text(flips: int | None) -> str:
-    """``1 flip``, ``4 flips``; the fault model itself may say how many."""
+    """A number of flips, such as ``4 flips``; None means that the fault model sets it."""
     if flips is None:
         return "number of flips set by the fault model"
     return count_text(flips, "flip")
 
 
 def flips_number_text(flips: int | None) -> str:
-    """The number alone."""
+    """A number of flips without a noun; ``–`` for None."""
     return "–" if flips is None else f"{flips:,}"
 
 
 def short(name: str, width: int) -> str:
-    """``name`` in at most ``width`` characters, cut in the middle: the ends of parameter names tell them apart."""
+    """``name`` cut in the middle to at most ``width`` characters.
+
+    The ends of parameter names distinguish them.
+    """
     if len(name) <= width:
         return name
     head = (width - 1) // 2
@@ -242,7 +262,9 @@ def short(name: str, width: int) -> str:
 
 
 def break_name(name: str, width: int) -> list[str]:
-    """``name`` in lines of at most ``width`` characters, broken behind a dot or blank, else another sign, else anywhere.
+    """``name`` broken into lines of at most ``width`` characters.
+
+    Breaks come after a dot or space if possible, else after another sign, else anywhere.
 
     >>> break_name("layers.10.self_attention", 12)
     ['layers.10.', 'self_', 'attention']
@@ -257,7 +279,9 @@ def break_name(name: str, width: int) -> list[str]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """``text`` in lines of at most ``width`` characters, broken at blanks; a word that is longer is `break_name`.
+    """``text`` broken at spaces into lines of at most ``width`` characters.
+
+    A longer word is broken by `break_name`.
 
     What stands in brackets stays in one line where it can, and so do a number and its percent sign.
 
@@ -277,7 +301,10 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def shorten_distinct(names: Sequence[str], width: int) -> list[str]:
-    """Names cut to ``width`` characters so that what tells them apart stays: dotted parts that all share go first."""
+    """Names cut to ``width`` characters that remain distinct.
+
+    Dotted parts that all names share are dropped first.
+    """
     if len(names) < 2 or max(map(len, names)) <= width:
         return [short(name, width) for name in names]
     parts = [name.split(".") for name in names]
@@ -289,19 +316,22 @@ def shorten_distinct(names: Sequence[str], width: int) -> list[str]:
 
 
 def listed(names: Iterable[str], limit: int = 8) -> str:
-    """``a, b, c and 4 more``."""
+    """A list of names in one text, such as ``a, b, c and 4 more``."""
     every = list(names)
     rest = f" and {len(every) - limit} more" if len(every) > limit else ""
     return ", ".join(every[:limit]) + rest
 
 
 def _sign(number: str) -> str:
-    """A number with ``+`` where it is above 0."""
+    """A number as text, with ``+`` if it is positive."""
     return number if number.startswith("-") or number == "0" else f"+{number}"
 
 
 def _places(half_width: float) -> int:
-    """Decimals that keep one or two digits of the half-width (negative: tens, hundreds)."""
+    """The number of decimals that keep one or two digits of the half-width.
+
+    Negative numbers stand for tens and hundreds.
+    """
     if half_width <= 0 or not math.isfinite(half_width):
         return _PLACES
     power = math.floor(math.log10(half_width))
@@ -310,12 +340,12 @@ def _places(half_width: float) -> int:
 
 
 def _two_digits(value: float) -> int:
-    """Decimals that keep two digits of a number."""
+    """The number of decimals that keep two digits of a number."""
     return 1 - math.floor(math.log10(abs(value))) if 0 < abs(value) < math.inf else 0
 
 
 def _places_needed(value: float, places: int) -> int:
-    """``places``, or as many more as it takes to change the value by `MOST_OFF` of it at most."""
+    """The number of decimals, at least ``places``, whose rounding error is at most `MOST_OFF` of the value."""
     return next(p for p in range(places, places + 400) if abs(round(value, p) - value) <= MOST_OFF * abs(value))
 
 
@@ -324,7 +354,10 @@ def _rounded(value: float, places: int) -> str:
 
 
 def _text(value: float, places: int, rounding: str) -> str:
-    """``value`` with that many decimals, more where it would become 0, as a power of ten where it is tiny."""
+    """``value`` with ``places`` decimals, or more if it would be rounded to 0.
+
+    A tiny number is written as a power of ten.
+    """
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     first_place = -math.floor(math.log10(abs(value)))

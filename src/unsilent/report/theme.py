@@ -1,4 +1,4 @@
-"""The common look of the figures: names as plotly text, colours, markers, axes of probability.
+"""The common style of figures: colours, markers, labels and axes of probability.
 
 Plotly reads part of HTML in every text (`<b>`, `<a>`, entities), so each name passes through `label`, which
 cleans, shortens and escapes it. Colours are Okabe and Ito's, safe for colour-blind readers, and mean the
@@ -37,45 +37,48 @@ HEAT = [[0, "#FFF8EC"], [0.25, "#FDD49E"], [0.5, "#FC8D59"], [0.75, "#D7301F"], 
 
 
 def series_colour(number: int) -> str:
-    """The colour of the number-th series."""
+    """The colour of series number ``number``."""
     return SERIES_COLOURS[number % len(SERIES_COLOURS)] if number < MOST_COLOURED else GREY
 
 
 def series_marker(number: int) -> str:
-    """The shape of the number-th series."""
+    """The marker shape of series number ``number``."""
     return MARKERS[number % len(MARKERS)]
 
 
 def label(name: str, width: int = 30) -> str:
-    """A name as plotly text: cleaned, shortened, and with nothing left that plotly would interpret."""
+    """A name as plotly text, shortened and escaped."""
     return html.escape(short(escape_unprintable(name), width), quote=False)
 
 
 def labels(names: Sequence[str], width: int = 30) -> list[str]:
-    """`label` for the names of one axis, cut so that they stay apart."""
+    """The labels of several names on one axis, shortened so that they remain distinct."""
     distinct = shorten_distinct([escape_unprintable(name) for name in names], width)
     return [html.escape(name, quote=False) for name in distinct]
 
 
 def quarter_ticks() -> Figure:
-    """Ticks at quarters, for an axis of shares that begins at 0."""
+    """Axis ticks at quarters, for an axis of shares that begins at 0."""
     ticks = [0, 0.25, 0.5, 0.75, 1]
     return {"tickvals": ticks, "ticktext": [percent_label(t) for t in ticks]}
 
 
 def percent_ticks(bottom: float) -> Figure:
-    """Ticks at powers of ten from ``bottom`` to 100 %, for a logarithmic axis of shares."""
+    """Axis ticks at powers of ten from ``bottom`` to 100 %, for a logarithmic axis of shares."""
     ticks = [10.0**k for k in range(round(math.log10(bottom)), 1)]
     return {"tickvals": ticks, "ticktext": [percent_label(t) for t in ticks]}
 
 
 def percent_label(value: float) -> str:
-    """A share as the text of a tick, in percent."""
+    """A share in percent as the label of a tick."""
     return f"{100 * value:g} %"
 
 
 def vertical_line(x: float, colour: str, width: float = 1.5, **more: Any) -> Figure:
-    """A vertical line over the whole height of a figure; ``more``: of the line, like ``dash``."""
+    """A vertical line over the whole height of a figure.
+
+    ``more``: attributes of the line, such as ``dash``.
+    """
     line = {"color": colour, "width": width, **more}
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
@@ -83,14 +86,17 @@ def vertical_line(x: float, colour: str, width: float = 1.5, **more: Any) -> Fig
 def marker_series(
     name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], marker: Figure, **more: Any
 ) -> Figure:
-    """A series of marks; ``name`` is that in the legend (empty: it has none), ``hover`` what is shown of each."""
+    """A series of marks.
+
+    ``name``: the name in the legend; empty: no entry. ``hover``: the text shown at each mark.
+    """
     look = {"type": "scatter", "mode": "markers", "name": name, "showlegend": bool(name), "marker": marker}
     places = {"x": list(x), "y": list(y), "hoverinfo": "text", "hovertext": list(hover)}
     return {**look, **places, **more}
 
 
 def figure(data: list[Figure], height: int, **layout: Any) -> Figure:
-    """A figure with the common look; axes given are completed with it."""
+    """A figure with the common style, to which the given layout is added."""
     axis = {"gridcolor": GRID, "zeroline": False, "linecolor": GREY, "ticks": "", "fixedrange": True}
     font = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": INK}
     for name in ("xaxis", "yaxis"):

@@ -1,4 +1,4 @@
-"""Whether a device computes right: operations with known answers, and a recorded training step, executed again and again."""
+"""Tests of whether a device computes correctly, with operations of known answers and a recorded training step."""
 
 from __future__ import annotations
 

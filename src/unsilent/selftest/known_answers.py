@@ -1,4 +1,4 @@
-"""Operations whose answers are whole numbers that every dtype and every order of a sum gives exactly.
+"""Operations on whole numbers whose exact results do not depend on the dtype or the order of a sum.
 
 The answers are computed in 64-bit integers by numpy, which uses none of the arithmetic that is tested. No sum and no part of one
 has more bits than the dtype's significand:
@@ -35,7 +35,10 @@ GROUP = 4
 
 @dataclass(frozen=True)
 class KnownAnswer:
-    """One operation in one dtype; ``expected`` is on the CPU, where the answers are compared."""
+    """An operation in one dtype with its expected result.
+
+    Results are compared on the CPU.
+    """
 
     operation: str
     dtype: str
@@ -43,14 +46,14 @@ class KnownAnswer:
     expected: Tensor
 
     def execute(self) -> Mismatch | None:
-        """Execute it once, and compare."""
+        """Execute the operation and compare its result; None if every element is right."""
         got = self.run().cpu()
         wrong = torch.ne(got, self.expected)
         return mismatch(self.operation, got, self.expected, wrong) if bool(wrong.any()) else None
 
 
 def known_answers(device: str) -> tuple[list[KnownAnswer], list[str]]:
-    """All operations in all dtypes that a device has, and the names of those that torch does not implement on it."""
+    """All operations in all dtypes of a device, and the names of those that torch does not implement on it."""
     tests, missing = [], []
     side = 256 if torch.device(device).type == "cpu" else 2048  # enough for every multiprocessor of a GPU
     for name, dtype in DTYPES.items():

@@ -1,4 +1,4 @@
-"""The first element that is not what it should be, and how the wrong elements lie."""
+"""The first wrong element of a result, and the pattern of all wrong elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_NAMED = 2
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first wrong element of one execution, and how many are wrong.
+    """The first wrong element of one execution, and the number of wrong elements.
 
     Attributes:
         operation: Name of what was executed, such as ``gemm``; of a recorded step also the tensor.
@@ -37,7 +37,7 @@ class Mismatch:
     layout: str
 
     def sentence(self) -> str:
-        """The first wrong element and how many there are."""
+        """A sentence with the first wrong element and the number of wrong elements."""
         where = f"element {list(self.index)}" if self.index else "the number"
         layout = f", {self.layout}" if self.layout else ""
         more = f"; {self.count:,} of {count_text(self.size, 'element')} wrong{layout}"
@@ -45,7 +45,7 @@ class Mismatch:
 
 
 class Test(Protocol):
-    """Something with a known answer.
+    """The interface of a test that compares a computation with its known result.
 
     Attributes:
         operation: Name of the operation.
@@ -59,11 +59,14 @@ class Test(Protocol):
     def dtype(self) -> str: ...
 
     def execute(self) -> Mismatch | None:
-        """Execute it once, and compare; None where every element is right."""
+        """Execute the computation and compare its result; None if every element is right."""
 
 
 def mismatch(operation: str, got: Tensor, expected: Tensor, wrong: Tensor) -> Mismatch:
-    """The mismatch of a tensor on the CPU; ``wrong`` bool of its shape, true somewhere."""
+    """The mismatch of a tensor on the CPU.
+
+    ``wrong``: bool of the tensor's shape, true for at least one element.
+    """
     places = wrong.nonzero()
     index = tuple(map(int, places[0]))
     was, became = (repr(tensor[index].item()) for tensor in (expected, got))
@@ -72,7 +75,7 @@ def mismatch(operation: str, got: Tensor, expected: Tensor, wrong: Tensor) -> Mi
 
 
 def _layout(places: Tensor, wrong: Tensor) -> str:
-    """How several wrong elements lie: in one or two rows or columns, or at one distance; empty for others."""
+    """The pattern of several wrong elements: rows, columns or a constant distance; empty for other patterns."""
     if len(places) < 2:
         return ""
     if wrong.ndim > 1:

@@ -1,4 +1,4 @@
-"""A training step in a file: the state and the batch that it begins with, and its results, for the same step again.
+"""A recorded training step: its initial state, batch and results in a file, so that a device can repeat it.
 
 The file is one of safetensors with JSON and a hash of its content (`protection.hashed_file`): nothing in it is executed, and
 the code of the step is not in it. The answers are hashes of all tensors after the step, in which the place of an element counts,
@@ -54,20 +54,22 @@ class _TrainingStep:
         self._training, self._state, self.model = training, state, state.model
 
     def snapshot(self) -> dict[str, Any]:
-        """Snapshot of the training."""
+        """A snapshot of the training."""
         return self._training.snapshot(self._state)
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Put it back."""
+        """Restore the training from a snapshot."""
         self._training.restore_into(self._state, snapshot)
 
     def run(self) -> Any:
-        """The next step of the training."""
+        """Execute the next step of the training and return its loss."""
         return self._training.step(self._state).loss
 
 
 def record_step(path: str | Path, step: StepFunction, model: nn.Module, optimizer: Optimizer, batch: Any) -> None:
-    """Record a training step of your own; model and optimizer have the state from before it again at the end.
+    """Record a training step of your own.
+
+    Afterwards, model and optimizer have the state from before the step again.
 
     Args:
         path: File to write.
@@ -88,7 +90,7 @@ def record_step(path: str | Path, step: StepFunction, model: nn.Module, optimize
 
 
 def record_training(path: str | Path, training: str, *, device: str = "cpu") -> None:
-    """Record a step of a training by its name.
+    """Record a step of a training given by its name.
 
     Args:
         path: File to write.
@@ -132,7 +134,7 @@ def _record(path: str | Path, step: _Step, text: dict[str, str], batch: Any, dev
 
 @dataclass
 class RecordedStep:
-    """A recorded step that is executed again."""
+    """A recorded step that can be executed again."""
 
     step: _Step
     before: dict[str, Any]
@@ -143,7 +145,7 @@ class RecordedStep:
     dtype: str = field(default="as recorded", init=False)
 
     def execute(self) -> Mismatch | None:
-        """Execute it once from the recorded state, and compare the bits of all tensors."""
+        """Execute the step from its recorded state and compare all tensors bit for bit; None if all are equal."""
         with torch_threads(self.threads):
             answers = _answers(self.step, self.before)
         for name, stored in self.hashes.items():
@@ -158,7 +160,7 @@ class RecordedStep:
 
 
 def load_recording(path: str | Path, device: str, code: str | None = None) -> RecordedStep:
-    """The step of a file.
+    """The recorded step in a file.
 
     Args:
         path: File of `record_step` or `record_training`.
@@ -192,7 +194,7 @@ def load_recording(path: str | Path, device: str, code: str | None = None) -> Re
 
 
 def _answers(step: _Step, before: Mapping[str, Any]) -> dict[str, Tensor]:
-    """All tensors after one execution from a state: gradients, parameters, moments and the loss, on the CPU."""
+    """All tensors after one execution: gradients, parameters, optimizer state and loss, on the CPU."""
     step.restore(before)
     loss = step.run()
     result = {"/".join(path): tensor for path, tensor in leaves_in(step.snapshot()) if isinstance(tensor, Tensor)}
@@ -206,7 +208,10 @@ def _hash(tensor: Tensor) -> str:
 
 
 def _encoded(value: Any, arrays: dict[str, Tensor]) -> Any:
-    """A nesting as JSON that keeps tuples and whole numbers as keys; its tensors are added to the arrays."""
+    """A nested value as JSON, which keeps tuples and whole numbers as keys.
+
+    Its tensors are added to ``arrays``.
+    """
     if isinstance(value, Tensor):
         arrays[name := str(len(arrays))] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
@@ -222,7 +227,7 @@ def _encoded(value: Any, arrays: dict[str, Tensor]) -> Any:
 
 
 def _decoded(value: Any, arrays: Mapping[str, Tensor]) -> Any:
-    """The value that `_encoded` made JSON of."""
+    """The value from which `_encoded` made JSON."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()

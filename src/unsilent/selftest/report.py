@@ -1,4 +1,4 @@
-"""The report of a self-test: what was executed, the first wrong element, and what a clean test says."""
+"""The report on a self-test: executed operations, wrong elements, and how rare a failure the test would detect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def selftest_report(result: SelfTest) -> Report:
-    """A row for each operation and dtype."""
+    """The report on a self-test, with a table row for each operation and dtype."""
     columns = (
         Column.text("operation"), Column.text("dtype"), Column.count("executions"), Column.count("wrong"),
         Column.count("seen from one in", "seen_from"),

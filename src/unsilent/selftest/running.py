@@ -1,4 +1,4 @@
-"""Executing tests with known answers again and again, and what came of it."""
+"""Repeated execution of tests with known results, and the number of mismatches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MISMATCH_EXIT_CODE = 17
 
 @dataclass
 class OperationCount:
-    """How often one operation was executed in one dtype, how often with a wrong answer, and the first of these."""
+    """Counts of executions and wrong results for one operation in one dtype, and the first wrong result."""
 
     operation: str
     dtype: str
@@ -34,7 +34,10 @@ class OperationCount:
 
     @property
     def seen_from(self) -> int | None:
-        """A device that fails in one of so many executions, or more often, is seen with 95 %; None where none is."""
+        """The number n such that a failure in one of n executions would be detected with 95 % probability.
+
+        None if there are too few executions.
+        """
         return self.executions // 3 or None  # (1 - 3/n)^n < e^-3 < 5 %
 
 
@@ -58,17 +61,17 @@ class SelfTest(Shown):
 
     @property
     def executions(self) -> int:
-        """Executions of all operations."""
+        """The number of executions of all operations."""
         return sum(count.executions for count in self.counts)
 
     @property
     def mismatches(self) -> list[OperationCount]:
-        """Operations that had a wrong answer."""
+        """The counts of the operations that had a wrong result."""
         return [count for count in self.counts if count.wrong]
 
     @property
     def exit_code(self) -> int:
-        """17 where an answer was wrong."""
+        """The exit code of the command: 17 if a result was wrong, else 0."""
         return MISMATCH_EXIT_CODE if self.mismatches else 0
 
 
@@ -81,7 +84,7 @@ def run_selftest(
     *,
     observer: Any = None,
 ) -> SelfTest:
-    """Execute operations with known answers on a device, and a recorded step if there is one, until the time is over.
+    """Execute operations with known results, and a recorded step if one is given, until the time is over.
 
     Args:
         device: ``auto``, ``cpu`` or ``cuda:0``.
@@ -114,7 +117,7 @@ def run_selftest(
 
 
 def execute_tests(tests: Sequence[Test], is_over: Callable[[], bool]) -> tuple[OperationCount, ...]:
-    """Execute all of the tests in turn, until a round ends after the time is over."""
+    """Execute all tests in turn, and stop after the first complete round that ends after the time is over."""
     counts = tuple(OperationCount(test.operation, test.dtype) for test in tests)
     while True:
         for test, count in zip(tests, counts, strict=True):

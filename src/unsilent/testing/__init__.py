@@ -1,4 +1,4 @@
-"""Tests that every rule, detector, judge, checkpoint format and kind of campaign passes, for those of other packages as well.
+"""Contract tests for rules, detectors, judges, checkpoint formats and kinds of campaign, also of other packages.
 
 Each is a class for pytest. Derive a class from one in a test file, give it the method that makes the part, and pytest runs the
 tests on it:

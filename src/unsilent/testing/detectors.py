@@ -1,4 +1,4 @@
-"""Contract of every detector of corrupted answers. Its model is a small transformer that writes into an input."""
+"""Contract tests for detectors of corrupted inference results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unsilent.workloads.layers import TransformerBlock
 
 
 class SmallModel(nn.Module):
-    """A transformer with a layer that writes into its input."""
+    """A small transformer with a layer that writes into its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,20 +31,22 @@ class SmallModel(nn.Module):
 
 
 def small_model() -> SmallModel:
-    """The model, the same at each call."""
+    """A new `SmallModel` with the same weights at each call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return SmallModel().eval()
 
 
 def clean_batches(count: int, seed: int = 0) -> list[Tensor]:
-    """Batches of 20 samples."""
+    """Batches of 20 clean samples each."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(20, 6, 16, generator=generator) for _ in range(count)]
 
 
 class DetectorContract(ABC):
-    """Tests of a detector: a subclass gives `make_detector`.
+    """Tests of a detector.
+
+    A subclass defines `make_detector`.
 
     Attributes:
         sees_weights: Whether it sees the highest bit of an exponent that flips in a weight.
@@ -56,10 +58,10 @@ class DetectorContract(ABC):
 
     @abstractmethod
     def make_detector(self) -> InferenceDetector:
-        """The detector, not calibrated."""
+        """A new detector that is not calibrated."""
 
     def calibrated(self) -> tuple[SmallModel, InferenceDetector]:
-        """The model, and a detector that was calibrated with it."""
+        """A model and a detector that was calibrated with it."""
         model, detector = small_model(), make_detector(self.make_detector())
         detector.calibrate(model, clean_batches(10))
         return model, detector
@@ -115,7 +117,7 @@ class DetectorContract(ABC):
             assert faulty.argmax() == 4
 
     def test_a_protected_model_answers_as_the_model(self) -> None:
-        """The detector is given as an object, and gradients are recorded, as in a call without ``torch.no_grad()``."""
+        """Call the protected model without ``torch.no_grad()``, so that gradients are recorded."""
         model, batch = small_model(), clean_batches(1, 10)[0]
         expected = model(batch)["scores"]
         with protect(model, clean_batches(15), detector=self.make_detector(), rate=0.05) as guarded:
@@ -124,7 +126,7 @@ class DetectorContract(ABC):
             assert guarded.verdict.margins.shape == (20,)
 
     def test_what_a_profile_stores_gives_the_same_margins(self) -> None:
-        """Check detectors with the methods of `StoredDetector`."""
+        """Only for detectors that have the methods of `StoredDetector`."""
         model, detector = self.calibrated()
         if isinstance(detector, StoredDetector):
             arrays: dict[str, Tensor] = {}

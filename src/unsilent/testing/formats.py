@@ -1,4 +1,4 @@
-"""Contract of every checkpoint format: give the elements, edit and undo, and refuse damage in one line."""
+"""Contract tests for checkpoint formats: reading, editing, undoing edits and refusing damaged files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOREIGN = {"empty": b"", "text": b"a text\n", "json": b'{"a": [1, 2]}', "random"
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
-    """All files of a checkpoint."""
+    """The contents of all files of a checkpoint, by path."""
     if path.is_file():
         return {"": path.read_bytes()}
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
@@ -34,7 +34,7 @@ def bytes_of(path: Path) -> dict[str, bytes]:
 def flipped(
     path: Path, name: str, element: int, bit: int, checksums: str = "stale", known_format: Format | None = None
 ) -> Iterator[None]:
-    """Context in which one bit of one element is flipped; afterwards every file is compared with what it was."""
+    """Flip one bit of one element in a ``with`` block; afterwards check that undoing restores every file."""
     before = bytes_of(path)
     with Checkpoint(path, known_format) as checkpoint:
         tensor = checkpoint.tensor(name)
@@ -52,7 +52,7 @@ def flipped(
 
 
 def read_contents(path: Path, known_format: Format | None = None) -> dict[str, bytes] | None:
-    """All bytes of each tensor that can be read; None after one line of a ``UsageError``. Anything else is raised."""
+    """The bytes of each tensor in a checkpoint; None if reading raises a ``UsageError`` of one line."""
     try:
         with Checkpoint(path, known_format) as checkpoint:
             readable = [tensor for tensor in checkpoint.tensors.values() if tensor.is_readable]
@@ -64,15 +64,20 @@ def read_contents(path: Path, known_format: Format | None = None) -> dict[str, b
 
 
 class FormatContract(ABC):
-    """Tests of a checkpoint format: a subclass gives `make_format` and `write_checkpoint`."""
+    """Tests of a checkpoint format.
+
+    A subclass defines `make_format` and `write_checkpoint`.
+    """
 
     @abstractmethod
     def make_format(self) -> Format:
-        """The format."""
+        """The format to test."""
 
     @abstractmethod
     def write_checkpoint(self, folder: Path) -> tuple[Path, Mapping[str, NDArray[Any]]]:
-        """Write a checkpoint into a folder; its path, and the values of its tensors by the names that the format gives them.
+        """Write a checkpoint into a folder and return its path and its tensors.
+
+        Tensors are given by the names that the format uses.
 
         Values of a dtype that numpy does not have are words, as unsigned integers.
         """
@@ -142,7 +147,7 @@ class FormatContract(ABC):
 
 
 def _as_stored(value: NDArray[Any]) -> bytes:
-    """The elements in C order, least significant byte first."""
+    """The bytes of the elements in C order, least significant byte first."""
     return np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<")).tobytes()
 
 

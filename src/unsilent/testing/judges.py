@@ -1,4 +1,4 @@
-"""Contract of every judge of outputs."""
+"""Contract tests for judges of outputs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from unsilent.outcomes.judges import to_verdict
 
 
 class JudgeContract(ABC):
-    """Tests of a judge: a subclass gives `make_judge` and `make_outputs`."""
+    """Tests of a judge.
+
+    A subclass defines `make_judge` and `make_outputs`.
+    """
 
     @abstractmethod
     def make_judge(self) -> Judge:
-        """The judge, with the parameters that are tested."""
+        """The judge to test."""
 
     @abstractmethod
     def make_outputs(self) -> tuple[Any, Any, Any]:
-        """A golden output, a faulty one in which at least one sample is incorrect, and their batch."""
+        """A golden output, a faulty output in which at least one sample is incorrect, and their batch."""
 
     def verdict(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        """Verdict of the judge, as arrays."""
+        """The verdict of the judge, as arrays."""
         judge = self.make_judge()
         return to_verdict(judge, judge(golden, faulty, batch))
 
@@ -64,7 +67,10 @@ class JudgeContract(ABC):
         assert not np.isnan(verdict.severity).any()
 
     def test_its_repr_makes_it_again(self) -> None:
-        """The text is a part of what identifies a campaign, so it must be the same in each process."""
+        """Check that evaluating the ``repr`` of a judge gives an equal judge.
+
+        The text is part of a campaign's identity.
+        """
         judge = self.make_judge()
         again = eval(repr(judge), dict(vars(sys.modules[type(judge).__module__])))  # noqa: S307 - the text of a test's own class
         assert again == judge

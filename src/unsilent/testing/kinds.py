@@ -1,4 +1,4 @@
-"""Contract of campaigns of every kind: continue, split, merge and export without changing a row."""
+"""Contract tests for kinds of campaign: continuing, splitting, merging and exporting must not change a row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from unsilent.campaigns.store import Store
 
 
 class KindContract(ABC):
-    """Tests of a kind of campaign: a subclass gives `make_kind` and `make_spec`. Trials run in the process of the tests.
+    """Tests of a kind of campaign.
+
+    A subclass defines `make_kind` and `make_spec`. Trials run in the test process.
 
     Attributes:
         trials: Trials of each target and number of flips.
@@ -30,14 +32,14 @@ class KindContract(ABC):
 
     @abstractmethod
     def make_kind(self) -> Kind[Any, Any, Any]:
-        """The kind."""
+        """The kind to test."""
 
     @abstractmethod
     def make_spec(self) -> Any:
-        """A spec of it, whose trials are quick."""
+        """A spec of the kind whose trials are quick."""
 
     def run(self, path: Path, trials: int, shard: tuple[int, int] = (1, 1)) -> Path:
-        """Run a campaign, or continue it; the path of its store."""
+        """Run or continue a campaign and return the path of its store."""
         spec = self.make_spec()
         with (
             InlineExecutor(WorkerJob(self.make_kind().runner, spec)) as executor,
@@ -47,7 +49,7 @@ class KindContract(ABC):
         return path
 
     def lines(self, path: Path) -> list[str]:
-        """The rows of a store in their canonical form."""
+        """The canonical export of a store, as lines."""
         with Store(path, self.make_kind()) as store:
             return list(canonical_lines(store))
 

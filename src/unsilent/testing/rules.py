@@ -1,4 +1,4 @@
-"""Contract of every rule of a training, whatever it compares."""
+"""Contract tests for rules that monitor a training."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STEPS, N = 260, 6
 
 
 def series_of(rule: Rule, n: int = N) -> list[Series]:
-    """Series that the rule reads."""
+    """Some series that the rule reads."""
     read = [(f, s) for f in FEATURES for s in STATISTICS if rule.reads(Series(f, "w", s, 100, 2))]
     assert read, "a rule that reads nothing"
     return [Series(read[i % len(read)][0], f"w{i}", read[i % len(read)][1], 100, 2) for i in range(n)]
 
 
 def noisy(seed: int = 0, n: int = N) -> tuple[Floats, Bools]:
-    """Values with spikes, drops and gaps, and which were seen: [steps, n] each."""
+    """Values with spikes, drops and gaps, and a mask of the values that were observed: [steps, n] each."""
     rng = np.random.default_rng(seed)
     values = np.exp(rng.normal(size=(STEPS, n)) * 0.3 + rng.normal(size=n) * 4)
     for factor in (1e9, 30.0, 1e-6, 0.0, np.nan, np.inf):
@@ -37,7 +37,7 @@ def noisy(seed: int = 0, n: int = N) -> tuple[Floats, Bools]:
 
 
 def run(rule: Rule, values: Floats, seen: Bools, state: Any = None) -> tuple[Any, list[Judgement]]:
-    """The last state and the judgements of some steps."""
+    """Judge some steps with a rule, and return its last state and the judgements."""
     state = rule.initial_state(series_of(rule, values.shape[1])) if state is None else state
     judged = []
     for step in range(len(values)):
@@ -47,7 +47,7 @@ def run(rule: Rule, values: Floats, seen: Bools, state: Any = None) -> tuple[Any
 
 
 def frozen_arrays(state: Any) -> Any:
-    """A state whose arrays cannot be written."""
+    """The state after making its arrays read-only."""
     for array in state if isinstance(state, tuple) else (state,):
         if isinstance(array, np.ndarray):
             array.setflags(write=False)
@@ -59,20 +59,22 @@ def _parts(judgement: Judgement, places: Any) -> Judgement:
 
 
 def assert_same(first: Iterable[Judgement], second: Iterable[Judgement]) -> None:
-    """Assert that all numbers are equal; NaN equals NaN."""
+    """Assert that all numbers in two lists of judgements are equal, where NaN equals NaN."""
     for left, right in zip(first, second, strict=True):
         np.testing.assert_equal(tuple(left), tuple(right))
 
 
 def assert_equivalent(first: Iterable[Judgement], second: Iterable[Judgement]) -> None:
-    """Assert that judgements are the same but for the order of sums, which depends on the shape."""
+    """Assert that two lists of judgements are equal up to rounding in sums."""
     for left, right in zip(first, second, strict=True):
         np.testing.assert_array_equal(left[0], right[0])
         np.testing.assert_allclose(left[1:], right[1:], rtol=1e-9)
 
 
 class RuleContract(ABC):
-    """Tests of a rule: a subclass gives `make_rule`.
+    """Tests of a rule.
+
+    A subclass defines `make_rule`.
 
     Attributes:
         ignores_nonfinite: Whether NaN and infinity are documented to be no alarm.
@@ -82,7 +84,7 @@ class RuleContract(ABC):
 
     @abstractmethod
     def make_rule(self) -> Rule:
-        """The rule, with the thresholds that are tested."""
+        """The rule to test."""
 
     def test_it_has_the_methods_of_a_rule(self) -> None:
         assert check_rule(self.make_rule()).name
@@ -182,7 +184,7 @@ class RuleContract(ABC):
         assert type(rule)(**json.loads(json.dumps(rule_thresholds(rule)))) == rule
 
     def test_thresholds_that_make_no_sense_are_named(self) -> None:
-        """A negative threshold, and one that is not finite, is a ``UsageError`` that names rule and threshold."""
+        """Negative and non-finite thresholds must raise a ``UsageError`` that names rule and threshold."""
         rule = self.make_rule()
         for field, value in rule_thresholds(rule).items():
             if isinstance(value, (bool, str)):

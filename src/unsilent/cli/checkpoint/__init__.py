@@ -1,1 +1,1 @@
-"""The verbs of ``unsilent checkpoint``, without its study."""
+"""The commands of ``unsilent checkpoint``."""

@@ -1,4 +1,4 @@
-"""Shared parts of commands on checkpoint files: the argument that names one, how it is opened, printed lines."""
+"""Functions shared by the commands on checkpoint files: arguments, opening and progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_CHECKPOINT = "no checkpoint was named; give a checkpoint file, or the folder 
 
 
 def whole_checkpoint(given: Any) -> Path:
-    """The path of a checkpoint; raises ``UsageError`` for the file of a folder that lists the others."""
+    """The path of a checkpoint; raises ``UsageError`` for a file that only lists a checkpoint's files."""
     path = Path(given)
     if path.name.endswith(".safetensors.index.json") or path.name == ".metadata":
         raise UsageError(
@@ -35,7 +35,10 @@ CHECKPOINT = Option(
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A checkpoint; the error of one that cannot be read says so where an edit of it was interrupted."""
+    """Open a checkpoint for a ``with`` block.
+
+    If it cannot be read, the error names an interrupted edit if there was one.
+    """
     from unsilent.checkpoints.checkpoint import Checkpoint
     from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.cli.file_sorts import refuse_other_files
@@ -50,13 +53,13 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def size_of(tensors: Iterable[StoredTensor]) -> int:
-    """Bytes of the elements of tensors."""
+    """The total size of tensors in bytes."""
     return sum(t.nbytes for t in tensors)
 
 
 @contextmanager
 def bytes_shown(total: int, what: str, quiet: bool) -> Iterator[Any]:
-    """A bar on a terminal while much is read, in bytes; yields what is called with numbers of bytes."""
+    """A progress bar for reading many bytes; yields the function that adds bytes to it."""
     if quiet or total < 2**28 or not sys.stderr.isatty():
         yield lambda done: None
         return

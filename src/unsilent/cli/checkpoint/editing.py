@@ -1,4 +1,4 @@
-"""``unsilent checkpoint corrupt|replay|undo``: faults in checkpoint files, and how they are taken back."""
+"""``unsilent checkpoint corrupt|replay|undo``: inject faults into checkpoint files, and undo them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EditOptions:
-    """How a checkpoint is edited, and what is written of it."""
+    """Options shared by the commands that edit a checkpoint."""
 
     crc: Annotated[str, Option(
         "Checksums in the file that cover a changed byte: stale (left, as by a fault in storage) or fixed (made to fit, as by a "
@@ -35,7 +35,7 @@ class EditOptions:
 
 @dataclass(frozen=True)
 class CorruptOptions:
-    """Options for the faults that are drawn."""
+    """Options of ``unsilent checkpoint corrupt``."""
 
     path: Annotated[Path, CHECKPOINT]
     at: Annotated[
@@ -93,7 +93,7 @@ def corrupt(request: Request) -> int:
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Options for the injection that is repeated, and its names."""
+    """Options of ``unsilent checkpoint replay``."""
 
     path: Annotated[Path, CHECKPOINT]
     injection: Annotated[Path, Option(
@@ -141,7 +141,7 @@ def _order_of_axes(text: str) -> tuple[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class UndoOptions:
-    """Options for the edits that are undone."""
+    """Options of ``unsilent checkpoint undo``."""
 
     path: Annotated[Path, CHECKPOINT]
     everything: Annotated[bool, Option("Undo all edits, not only the last one.", EXECUTION_PANEL, "all")] = False
@@ -162,7 +162,7 @@ def undo(request: Request) -> int:
 
 
 def _show_edit(edit: CheckpointEdit, request: Request) -> int:
-    """Save and print what one command changed."""
+    """Save and print the changes that a command made."""
     from unsilent.basics.plainfiles import replace_file
     from unsilent.report.text import count_text
 

@@ -1,4 +1,4 @@
-"""``unsilent checkpoint inspect|diff|manifest|verify``: look into checkpoint files, compare and verify them."""
+"""``unsilent checkpoint inspect|diff|manifest|verify``: inspect, compare and verify checkpoint files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_FOLDER = "no folder was given; give the folder that checkpoints are in, like 
 
 @dataclass(frozen=True)
 class LastGoodOptions:
-    """Options for the checkpoints that are looked at."""
+    """Options of ``unsilent checkpoint last-good``."""
 
     folder: Annotated[Path, Option(
         "Folder with checkpoints, also in its folders.", "", parser=whole_checkpoint, metavar="DIR",
@@ -61,7 +61,7 @@ LAST_GOOD = Command(
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """Options for the tensors that are listed."""
+    """Options of ``unsilent checkpoint inspect``."""
 
     path: Annotated[Path, CHECKPOINT]
     section: Annotated[tuple[str, ...], Option(
@@ -97,7 +97,7 @@ def inspect(request: Request) -> int:
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """Options for what is compared."""
+    """Options of ``unsilent checkpoint diff``."""
 
     first: Annotated[Path, CHECKPOINT]
     second: Annotated[Path, Option(
@@ -127,7 +127,7 @@ def diff(request: Request) -> int:
 
 @dataclass(frozen=True)
 class ManifestOptions:
-    """Options for what is hashed, and where the manifest goes."""
+    """Options of ``unsilent checkpoint manifest``."""
 
     path: Annotated[Path, CHECKPOINT]
     output: Annotated[Path | None, output_option("Where to write the manifest.", "CHECKPOINT.manifest.json")] = None
@@ -163,7 +163,7 @@ def manifest(request: Request) -> int:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Options for what is compared with which manifest."""
+    """Options of ``unsilent checkpoint verify``."""
 
     path: Annotated[Path, CHECKPOINT]
     manifest: Annotated[Path | None, Option(

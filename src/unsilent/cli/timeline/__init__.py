@@ -1,1 +1,1 @@
-"""The verbs of ``unsilent timeline``."""
+"""The commands of ``unsilent timeline``."""

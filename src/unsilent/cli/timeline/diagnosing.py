@@ -1,4 +1,4 @@
-"""``unsilent timeline PATH…``: how much stragglers slow a distributed training job down, and which they are."""
+"""``unsilent timeline PATH…``: measure how much stragglers slow down a distributed training job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_TRACES = "no trace was named; give the folder of unsilent timeline record, or
 
 @dataclass(frozen=True)
 class TimelineOptions:
-    """Options for the traces that are read."""
+    """Options of ``unsilent timeline``."""
 
     traces: Annotated[tuple[Path, ...], Option(
         "Traces of one job: files of the profiler or their folder, or an operation table (.parquet), with its metadata beside it "

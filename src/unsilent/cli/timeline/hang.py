@@ -1,4 +1,4 @@
-"""``unsilent timeline hang DIR…``: which rank never entered which collective, by dumps of PyTorch's flight recorder."""
+"""``unsilent timeline hang DIR…``: find the rank that never entered a collective."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_DUMPS = "no folder was given; give one with dumps of the flight recorder, lik
 
 @dataclass(frozen=True)
 class HangOptions:
-    """Options for the dumps that are read."""
+    """Options of ``unsilent timeline hang``."""
 
     dumps: Annotated[tuple[Path, ...], Option(
         "Folders with dumps, or dumps, of one job: NAME_RANK (pickle), NAME_RANK.json or flight-rankRANK.json.", "",

@@ -1,4 +1,4 @@
-"""``unsilent timeline optimise PATH…``: buckets and gradient precision for a recorded training under DDP."""
+"""``unsilent timeline optimise PATH…``: find the fastest buckets and gradient precision for DDP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_TRACES = "no trace was named; give the folder of unsilent timeline record"
 
 @dataclass(frozen=True)
 class OptimiseOptions:
-    """Options for the traces that are read."""
+    """Options of ``unsilent timeline optimise``."""
 
     traces: Annotated[tuple[Path, ...], Option(
         "Traces of the ranks, or their folder.", "", metavar="TRACE", missing_error=NO_TRACES,

@@ -1,4 +1,4 @@
-"""``unsilent timeline record SCRIPT``: records some steps of a training script with the profiler, without changing it.
+"""``unsilent timeline record SCRIPT``: record some steps of a training script with the profiler.
 
 Exit codes: those of the script; 2 where there is no such script or the folder cannot take a recording.
 """
@@ -23,7 +23,7 @@ MOST_STEPS = 10_000
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """Options for what is recorded, and where."""
+    """Options of ``unsilent timeline record``."""
 
     output: Annotated[Path | None, output_option("Folder for the traces.", metavar="DIR")] = None
     steps: Annotated[int, Option("Steps to record; a step ends with that of the optimizer.", EXECUTION_PANEL)] = 10
