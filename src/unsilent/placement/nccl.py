@@ -1,4 +1,4 @@
-"""The time that NCCL's own tuning model predicts for a collective, with the constants of two versions.
+"""Cost model of NCCL's own tuning, with the constants of two versions of NCCL.
 
 Source: ``src/graph/tuning.cc`` of NVIDIA/nccl, commits 01afd20 (2.7.5) and b647562 (2.20.3): time = latency + bytes /
 bandwidth, for each algorithm and protocol; the fastest is taken. Bandwidth here is that of the most loaded link, shared
@@ -22,7 +22,9 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants of one version; by protocol in the order of `PROTOCOLS`. Times in µs, bandwidths in GB/s.
+    """Constants of one version of NCCL.
+
+    By protocol in the order of `PROTOCOLS`. Times in µs, bandwidths in GB/s.
 
     Attributes:
         commit: Commit of the repository.
@@ -90,7 +92,7 @@ VERSIONS = {
 
 
 class Nccl:
-    """NCCL's tuning model on a machine.
+    """Cost model that follows NCCL's tuning model on a machine.
 
     Args:
         system: The machine. Levels whose link is ``network`` lie between nodes.
@@ -109,7 +111,7 @@ class Nccl:
         self._outer = max((at + 1 for at, level in enumerate(system.levels) if level.link == "network"), default=0)
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
-        """See `CostModel`."""
+        """Predicted time of a collective, see `CostModel.cost`."""
         bandwidth, level, flows = min(
             (level.bandwidth / 1e9 / load, at, traffic.ring[at])
             for at, (level, load) in enumerate(zip(self._system.levels, traffic.ring_load, strict=True)) if load
