@@ -87,7 +87,7 @@ class Duplication:
     def runs_computed_twice(self, recorded: RecordedPass) -> list[LayerRun]:
         """The runs of layers that are computed twice, one per row of the margins.
 
-        None if the whole model is computed twice.
+        There are none if the whole model is computed twice.
         """
         return [run for run in recorded.layers if run.module_name in self._copies]
 
