@@ -96,7 +96,7 @@ def _answered(workload: InferenceWorkload, model: nn.Module, batch: Any) -> Cana
 
 
 def environment_of(device: str, model: nn.Module | None) -> str:
-    """Text on all that bits depend on besides weights and inputs, such as device and torch version.
+    """Text on the environment that bits depend on, such as the device and the torch version.
 
     Includes torch.compile.
     """

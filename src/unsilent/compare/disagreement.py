@@ -211,7 +211,7 @@ def _right(judge: Judge, original: Any, deployed: Any, labels: Any, samples: int
 
 
 def _check_alike(judge: Judge, original: Any, deployed: Any) -> None:
-    """Raise ``UsageError`` if the outputs of both models have different shapes."""
+    """Raise ``UsageError`` if the outputs of the two models have different shapes."""
     if isinstance(judge, DetectionSet):
         shapes = [[len(x)] if isinstance(x, list) else [] for x in (original, deployed)]
     elif isinstance(judge, (DecisionJudge, Tolerance)):

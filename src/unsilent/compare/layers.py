@@ -227,7 +227,7 @@ class _Operations(DispatchMode):
 
 
 def differing_operation(call: LayerCall, deployed: nn.Module, inputs: Any, named: Any) -> str:
-    """Name of the first operation of a deployed layer with another result than in the original.
+    """Name of the first operation whose result differs between a deployed layer and the original's.
 
     Also one that the original's layer does not have.
     """

@@ -1,4 +1,4 @@
-"""The report of why runs of a loop differ (schema ``unsilent/noise-explain/2``, ``unsilent/noise-control/2``)."""
+"""The report on why runs of a loop differ, or on whether they are reproducible."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _switches(result: ReproducibilityResult) -> Iterator[Section]:
 
 
 def _findings(result: NondeterminismResult) -> Iterator[Section]:
-    """A table for each source."""
+    """Section of the report with a table for each source."""
     columns = (Column(""), Column("", left_aligned=True))
     tables = []
     for number, finding in enumerate(result.findings, 1):
@@ -146,7 +146,7 @@ def _title(result: FoundSource) -> str:
 
 
 def _block(result: FoundSource) -> Iterator[tuple[str, str]]:
-    """The facts of one finding, each with its label."""
+    """The facts of one finding, as pairs of a label and a text."""
     yield "where", divergence_location_text(result.parting)
     yield "why", _why(result.parting) + (_RACE if result.parting.kind == KERNEL and result.source != "memory" else "")
     if result.reads:
@@ -202,7 +202,7 @@ def finding_summary_line(result: FoundSource) -> str:
 
 
 def _interrupted(result: NondeterminismResult) -> str:
-    """Sentence on a search that was not finished."""
+    """Sentence on a search that was interrupted."""
     so_far = "; ".join(_title(f) for f in result.findings)
     text = f"Interrupted. Runs differ because of {so_far}" if so_far else "Interrupted before a source was found"
     if result.unexplained_divergence is None:
@@ -246,5 +246,5 @@ def _notes(result: NondeterminismResult) -> Iterator[str]:
 
 
 def _effect(result: FoundSource) -> str:
-    """The word for what pinning did."""
+    """Phrase on the effect of pinning a source."""
     return "unknown" if result.source is None else "agree" if result.divergence_when_pinned is None else "part-later"

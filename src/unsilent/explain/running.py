@@ -93,17 +93,17 @@ class Launcher:
         return run
 
     def report(self, text: str) -> None:
-        """Report progress, with the seconds since the beginning."""
+        """Report progress to the caller, with the seconds since the beginning."""
         self._notify(f"{text} ({time.perf_counter() - self._begun:.0f} s so far)")
 
     def delete_records(self, run: Run) -> None:
-        """Remove the records of a run."""
+        """Delete the file with the operation records of a run."""
         if "file" in run:
             (self.folder / run["file"]).unlink(missing_ok=True)
 
     @property
     def machine(self) -> Machine:
-        """The machine that the runs ran on."""
+        """Versions and settings of the machine on which the runs are made."""
         return Machine(self._plain["versions"], self._plain["threads"], own_hash_seed())
 
     def _environment(self, pinned: Collection[str], threads: int | None) -> dict[str, str]:

@@ -18,7 +18,7 @@ whether it measures several kernels."""
 
 
 class Mode(NamedTuple):
-    """A set of switches with which steps run.
+    """A set of switches that are applied to some steps of a run.
 
     Attributes:
         deterministic: Torch's deterministic algorithms, and cuDNN's.

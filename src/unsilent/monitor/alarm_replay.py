@@ -75,7 +75,10 @@ class AlarmReplay:
         self._rows.append(rows)
 
     def run(self, steps: ReplayedSteps) -> Iterator[object]:
-        """Yield the start of each iteration to execute again; `evidence` is available afterwards."""
+        """Yield the item of each iteration that is executed again.
+
+        The result of `evidence` is available afterwards.
+        """
         self._engine = StepReplay(steps, self._take_findings, self._link, self._verdict.suspect, self._load_earlier)
         self.is_running = True
         try:

@@ -47,7 +47,7 @@ def script_without_hooks(plain: Any) -> Any:
 
 @contextmanager
 def _without_hooks(model: nn.Module) -> Iterator[None]:
-    """Context in which a model has no hooks of `HiddenFromScript`; their order is restored afterwards."""
+    """Context in which a model has no hooks of `HiddenFromScript`; they are restored in order."""
     tables = [table for module in model.modules() for table in (module._forward_hooks, module._forward_pre_hooks)]
     before = [(table, dict(table)) for table in tables if any(map(_is_hidden, table.values()))]
     for table, hooks in before:

@@ -163,7 +163,10 @@ class Exchange:
         return self.sent.popleft().read()
 
     def drop(self) -> None:
-        """Forget all rows that are outstanding; all ranks must do so together."""
+        """Forget all rows that are outstanding.
+
+        All ranks must do so together.
+        """
         self.sent.clear()
 
     def is_open(self) -> bool:
@@ -177,7 +180,7 @@ class Exchange:
             return False
 
     def close(self, last: RankRow | None = None) -> None:
-        """Leave the group.
+        """Leave the process group of the ranks.
 
         ``last`` is for ranks that make further steps; nobody waits for them. None: this rank ends by an error; ranks that wait
         for its row get an error as well.

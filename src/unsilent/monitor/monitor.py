@@ -314,7 +314,7 @@ class Monitor:
 
     @property
     def intervals(self) -> SampleIntervals:
-        """Numbers of steps within which every tensor is read."""
+        """Sampling intervals: numbers of steps within which every tensor is read."""
         return self._sampling.intervals
 
     @property
@@ -373,7 +373,7 @@ class Monitor:
         return self._guard
 
     def _execute_again(self, alarm: Alarm, steps: LiveSteps) -> Iterator[Any]:
-        """Yield the start of each iteration to execute again for an alarm.
+        """Yield the item of each iteration that is executed again for an alarm.
 
         What is learnt meanwhile is forgotten, except for the verdict on the alarm.
         """

@@ -128,7 +128,7 @@ class Reporter:
             )  # fmt: skip
 
     def _raise_alarm(self, step: int, **values: Any) -> None:
-        """Report an alarm of this rank's device."""
+        """Report an alarm on the device of this rank."""
         place = {"host": self._info.host, "device": self._info.device, "since": self._since}
         self.alarms.append(self._emit(Alarm, step, **place, **values))
 

@@ -120,7 +120,7 @@ class RuleStreams:
                 self._is_read[known + stream.columns] = True
 
     def _learns(self, rule: Rule) -> bool:
-        """Whether a rule does more than find NaN and infinity, or no rule does more."""
+        """Whether a rule judges more than finiteness; ``Nonfinite`` counts only if there is no other rule."""
         return rule.name != Nonfinite.name or all(other_rule.name == Nonfinite.name for other_rule in self._rules)
 
     @property

@@ -47,7 +47,7 @@ TOLERANCE = 0.25
 
 
 class Costs(NamedTuple):
-    """Times of the training and the monitor since the last look at them.
+    """Times of the training and of the monitor since the costs were last checked.
 
     Attributes:
         steps: Number of steps.
@@ -163,7 +163,7 @@ class CostMeter:
 
 
 def fitting_rows(now: SampleIntervals, costs: Costs, budget: float) -> int:
-    """Number N so that reading one step in N stays within the budget.
+    """Smallest N for which reading one step in N stays within the budget.
 
     ``budget`` in percent of a step without the monitor.
 
@@ -178,7 +178,7 @@ def fitting_rows(now: SampleIntervals, costs: Costs, budget: float) -> int:
 
 
 def is_look(step: int) -> bool:
-    """Whether the costs are checked after this step."""
+    """Whether the costs of the monitor are checked after this step."""
     return step in LOOKS or (step > LOOKS[-1] and step % FURTHER_LOOKS == 0)
 
 

@@ -23,7 +23,7 @@ from unsilent.monitor.signals.row import Ints, SignalRow, SignalValues
 
 
 class Waits:
-    """Numbers of steps between two readings of each series, and two comparisons of each tensor.
+    """Longest waits of series and tensors between two readings, in steps.
 
     Attributes:
         longest: Steps from one reading to the next, at most.
@@ -91,7 +91,7 @@ SHARED = (UPDATE, CLIPPED_NORM)
 
 
 class StepJudge:
-    """Applies rules to rows of signals, and reports findings.
+    """Applies the rules to the signals of each step, and reports the findings.
 
     Args:
         collector: Collector that the rows come from.
@@ -157,17 +157,17 @@ class StepJudge:
         return _row(findings[-1][0], [finding for _, finding in findings])
 
     def keep_for_next_row(self, findings: Sequence[tuple[int, Finding]]) -> None:
-        """Keep findings for the next row that is read, which passes them to other ranks."""
+        """Keep findings until the next step that is read, when other ranks receive them."""
         self._waiting += [finding for _, finding in findings]
 
     def unseen(self) -> list[str]:
-        """Names of the series that were in no row so far."""
+        """Names of the series that were never read."""
         series = self._collector.series
         seen = [*self._seen.tolist(), *[False] * (len(series) - len(self._seen))]
         return [full_name(entry) for entry, was_seen in zip(series, seen, strict=True) if not was_seen]
 
     def unjudged(self) -> int:
-        """Number of series that were in a row but never judged."""
+        """Number of series that were read but never judged."""
         return self._streams.unjudged(self._seen)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ ALGORITHMS = ("auto", "ring", "tree")
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Predicted time of one collective, run by all its groups at once.
+    """Predicted time of one collective, run by all its groups at the same time.
 
     Attributes:
         seconds: Seconds from the start of the first to the end of the last group.
@@ -129,7 +129,7 @@ def _most_loaded(links: npt.NDArray[np.int64], volumes: npt.NDArray[np.float64])
 
 
 def _members(system: System, group: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Number of components of each level that a group uses, per component of the level above."""
+    """Number of components per level that a group uses in each component of the level above."""
     counts = [1, *(len(set((group // system.inside(at)).tolist())) for at in range(len(system.levels)))]
     return tuple(math.ceil(inner / outer) for outer, inner in pairwise(counts))
 

@@ -222,7 +222,7 @@ class ProgramRunner:
 
 
 def perform(call: Call, rows: Tensor) -> None:
-    """Run one collective in place on the chunks of a payload, [chunks, elements of one]."""
+    """Run one collective in place on the chunks of a payload."""
     data = _select(rows, call.chunks_in)
     if call.collective == "all-reduce":
         distributed.all_reduce(data, group=call.group)

@@ -137,7 +137,7 @@ class Nccl:
                 yield latency + payload / (1000 * reached), f"{algorithm} {protocol}"
 
     def bandwidth(self, collective: str, algorithm: str, protocol: int, n: int, nodes: int, bus: float) -> float:
-        """Algorithm bandwidth in GB/s, before the correction of trees."""
+        """Algorithm bandwidth of a collective in GB/s, before NCCL's correction for trees."""
         c, several, a100 = self._constants, nodes > 1, self._system.gpu == "a100"
         if a100 and c.a100_limit:
             bus = min(bus, c.a100_limit)
@@ -158,7 +158,7 @@ class Nccl:
     def latency(
         self, collective: str, algorithm: str, protocol: int, traffic: Traffic, nodes: int, payload: float
     ) -> float:
-        """Latency in µs."""
+        """Latency of a collective in µs."""
         c, n, several = self._constants, traffic.size, nodes > 1
         inside = zip(traffic.members[self._outer :], self._system.levels[self._outer :], strict=True)
         kind = "pci" if any(count > 1 and level.link == "pci" for count, level in inside) else "nvlink"

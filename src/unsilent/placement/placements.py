@@ -44,7 +44,7 @@ class Placement:
         return tuple(prod(column) for column in zip(*rows, strict=True))
 
     def _order(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape of the devices by level and axis, and the permutation to the order axis and level."""
+        """Shape of the devices by level and axis, and the permutation that sorts them by axis and level."""
         rows, levels = len(self.axes), len(self.matrix[0])
         shape = tuple(self.matrix[row][level] for level in range(levels) for row in range(rows))
         return shape, tuple(level * rows + row for row in range(rows) for level in range(levels))

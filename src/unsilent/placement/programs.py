@@ -138,7 +138,7 @@ def try_apply(step: Step, state: State, idle_broadcast: bool = False) -> State |
 
 
 def states(program: Program, goal: str = "all-reduce") -> Iterator[State]:
-    """The state before the first step and after each step.
+    """All states of a program: the initial one, and the one after each step.
 
     Raises:
         UsageError: Raised as by `apply`.
@@ -163,7 +163,7 @@ def check(program: Program, goal: str = "all-reduce") -> None:
 
 
 def reached(state: State, goal: str = "all-reduce") -> bool:
-    """Whether a state is the goal.
+    """Whether a state fulfils the goal.
 
     After an all-reduce or all-gather every device holds every chunk with all contributions. After a reduce-scatter
     every device holds one chunk with all contributions, and no two hold the same one (not necessarily the chunk whose

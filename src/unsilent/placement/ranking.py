@@ -282,7 +282,7 @@ def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[t
 def _small_groups(
     grouping: Grouping, groups: npt.NDArray[np.int64], hierarchy: tuple[int, ...]
 ) -> npt.NDArray[np.int64]:
-    """For each group of a hierarchy, the number of the equivalent group at two devices per level.
+    """Number of the equivalent group at two devices per level, for each group of a hierarchy.
 
     Programs tell the first component of a level from the others, and these not from each other.
     """

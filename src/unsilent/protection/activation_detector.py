@@ -141,11 +141,11 @@ class ActivationDetector:
         return np.concatenate([self.margins_of(reading) for reading in passes.values()])
 
     def margins_of(self, readings: Readings) -> Floats:
-        """Margins of one forward pass, float64[layers, samples]."""
+        """Margins of the layers in one forward pass, float64[layers, samples]."""
         return self.rule.cumulate(self._scores.scores(readings))
 
     def scores(self, readings: Readings) -> Floats:
-        """Scores of some layers, float64[layers, samples]."""
+        """Scores of the layers in these readings, float64[layers, samples]."""
         return self._scores.scores(readings)
 
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
@@ -187,7 +187,7 @@ def not_finite_error(layer: str) -> UsageError:
 
 
 def _choose_layers(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any], Any]) -> ChosenLayers:
-    """The layers that are read by default."""
+    """The layers that are read by default, chosen by their costs."""
     costs = LayerCosts()
     with LayerWatch(model) as watch, torch.no_grad(), watch.listening(costs.add):
         run(model, batch)

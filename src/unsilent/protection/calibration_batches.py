@@ -78,7 +78,7 @@ class ExplainedRun:
         self._run, self.explains = run, True
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """The output of the model."""
+        """Call the model with a batch, and return the output."""
         try:
             return self._run(model, batch)
         except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
@@ -93,7 +93,7 @@ class ExplainedRun:
 
 
 def _describe(batch: Any) -> str:
-    """The tensors of a batch in a few words."""
+    """Short description of the tensors in a batch."""
     words = []
     for path, leaf in leaves_in(batch):
         kind = f"{dtype_name(leaf.dtype)}{list(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__

@@ -60,7 +60,7 @@ class InferenceDetector(Protocol):
         """
 
     def margins(self, recorded: RecordedPass) -> Floats:
-        """Margins of how unusual each sample is after each layer, float64[layers, samples], without NaN.
+        """Margins, which say how unusual each sample is after each layer, float64[layers, samples].
 
         There is one row where no layers are read. Margins of weights are the same for all samples.
         """
@@ -71,7 +71,7 @@ class StoredDetector(Protocol):
     """Further methods of a detector of another package, needed to store it in a profile file."""
 
     def learnt(self) -> Any:
-        """Results of `calibrate`: tensors and JSON values in dicts and lists."""
+        """The results of `calibrate`, as tensors and JSON values in dicts and lists."""
 
     def know(self, learnt: Any, model: nn.Module) -> None:
         """Restore what `learnt` returned; tuples may have become lists."""

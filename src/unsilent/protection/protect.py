@@ -172,7 +172,7 @@ class ProtectedModel(Closing):
         return getattr(self.__dict__["_model"], name)
 
     def close(self) -> None:
-        """Remove all hooks. Later calls raise ``UsageError``."""
+        """Remove all hooks; later calls raise ``UsageError``."""
         self._is_closed = True
         self._watch.close()
 

@@ -101,7 +101,7 @@ class Scores:
 
 
 def check_attack(name: str) -> str:
-    """The name of the attack, after a check.
+    """Return the name of an attack if the attack is known.
 
     Raises ``UsageError`` for an unknown attack.
     """

@@ -300,7 +300,7 @@ class SignalCollector(BackwardListener, Closing):
             self.seconds["checks"] += TIMED * min(LONGEST_CHECK, time.perf_counter() - begun)
 
     def _find_first_clipped(self, gradient: Tensor) -> Tensor | None:
-        """The parameter with this gradient, the first of those clipped, or None if it is of another model."""
+        """The trained parameter that has this gradient, or None if there is none."""
         for trained in self._parameters:
             if trained.parameter.grad is gradient:
                 self._first_clipped.append(trained.parameter)
@@ -326,23 +326,23 @@ class SignalCollector(BackwardListener, Closing):
 
     @property
     def rows_per_step(self) -> int:
-        """Approximate number of rows per step of the optimizer that makes the fewest steps."""
+        """Approximate number of rows of signals between two steps of the slowest optimizer."""
         fewest = min((group.steps for group in self._groups.values() if group.steps), default=1)
         return 1 if len(self._groups) == 1 else max(1, round(self.step / fewest))
 
     @property
     def has_pass(self) -> bool:
-        """Whether a backward pass of this model has ended since the row began."""
+        """Whether a backward pass of this model has ended in the current step."""
         return self._ends.has_pass
 
     @property
     def is_complete(self) -> bool:
-        """Whether all optimizers have made their steps since the backward pass."""
+        """Whether all optimizers have made their steps after the backward pass."""
         return self._ends.is_complete
 
     @property
     def is_over(self) -> bool:
-        """Whether an optimizer has made its step since the backward pass."""
+        """Whether any optimizer has made its step after the backward pass."""
         return self._ends.is_over
 
     def hook_failed(self, error: Exception) -> None:
@@ -402,7 +402,7 @@ class SignalCollector(BackwardListener, Closing):
 
     @property
     def _forward_step(self) -> int:
-        """Number of the row for values of a forward pass.
+        """Number of the row to which values of a forward pass belong.
 
         While optimizers make their steps, it is the next row.
         """

@@ -46,7 +46,7 @@ class StepEnds:
         return self.is_over and len(self._stepped) == self._count
 
     def has_made_step(self, optimizer: int) -> bool:
-        """Whether this optimizer has made its step in the row, so that its next step belongs to the next row."""
+        """Whether this optimizer has made its step in the current row of signals."""
         return self.is_over and optimizer in self._stepped
 
     def begin_pass(self) -> None:

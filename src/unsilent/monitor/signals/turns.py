@@ -54,7 +54,7 @@ class OptimizerTurns:
         return part_in_turn(self.parameters, self.first + self.steps, interval)
 
     def is_due(self, place: int, interval: int) -> bool:
-        """Whether the parameter at a place of the list is to be read in the current step."""
+        """Whether the parameter at this place in the list is to be read now."""
         return (place + self.first + self.steps) % interval == 0
 
 
