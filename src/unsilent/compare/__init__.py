@@ -1,4 +1,4 @@
-"""Whether a deployed model still answers as the original did: disagreement, layers, attacks, canaries.
+"""Compares a deployed model with its original: disagreement, layers, attacks, canaries.
 
 A satellite: nothing below the command line imports it.
 """

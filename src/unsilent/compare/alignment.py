@@ -1,4 +1,4 @@
-"""Layers of two networks aligned by their path, whatever wraps the networks."""
+"""Aligns the layers of two networks by their paths, even if a network is wrapped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = "(whole network)"
 
 
 def unreadable(model: nn.Module) -> str:
-    """Why the layers of a model cannot be read; empty where they can."""
+    """Reason why the layers of a model cannot be read, or an empty text."""
     if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
         return "layers of a network of torch.compile cannot be read: its graph calls no modules and fuses what they compute"
     if isinstance(model, torch.jit.ScriptModule):
@@ -27,7 +27,9 @@ def unreadable(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The layers of two networks by name: the path that the layer has in the original, for tied ones the first of their paths.
+    """The corresponding layers of two networks, by name.
+
+    The name is the path in the original; a tied layer has the first of its paths.
 
     Attributes:
         original, deployed: Each distinct layer once. A layer that one network has at several paths has one name for all of
@@ -45,7 +47,7 @@ class Alignment:
 
 
 def align(original: nn.Module, deployed: nn.Module) -> Alignment:
-    """The layers of both networks, those that belong together by one name."""
+    """Align the layers of two networks."""
     if not any(original.children()):
         return Alignment([(ROOT, original)], [(ROOT, deployed)], {}, (), ())
     layers, theirs = _modules(original), _modules(deployed)
@@ -78,7 +80,7 @@ def align(original: nn.Module, deployed: nn.Module) -> Alignment:
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    """All modules but the model itself, by all of their paths."""
+    """All modules below the model by path; a tied module has several paths."""
     return {name: module for name, module in named_modules(model, remove_duplicate=False) if name}
 
 
@@ -87,7 +89,10 @@ def _named(modules: Sequence[nn.Module], names: Mapping[int, str]) -> Layers:
 
 
 def _added(theirs: Mapping[str, nn.Module], originals: Mapping[str, nn.Module], prefix: str) -> tuple[str, ...]:
-    """Layers of the deployed network without a counterpart, but for the original itself and what replaced its layers."""
+    """Layers of the deployed network that have no counterpart in the original.
+
+    Without the original itself, and without what replaced its layers.
+    """
     known = {id(theirs[partner]) for partner in originals}
     replaced = tuple(partner + "." for partner, module in originals.items() if not any(module.children()))
     added = {
@@ -102,12 +107,12 @@ def _added(theirs: Mapping[str, nn.Module], originals: Mapping[str, nn.Module], 
 
 
 def other_name(name: str, prefix: str, other: str) -> str:
-    """A path with another prefix, such as that of what wraps the network."""
+    """A path with its prefix replaced, such as that of a wrapper of the network."""
     return other + name.removeprefix(prefix)
 
 
 def _prefix(inner: dict[str, nn.Module], outer: dict[str, nn.Module]) -> str:
-    """The prefix that most often makes a path of ``outer`` from one of ``inner``."""
+    """The prefix that most often turns a path of ``inner`` into one of ``outer``."""
     counts: Counter[str] = Counter()
     for name in outer:
         places = [0, *(i + 1 for i, letter in enumerate(name) if letter == ".")]

@@ -1,4 +1,4 @@
-"""Canaries: a few inputs stored with a model's answers to them, which show later whether the model still answers so.
+"""Canaries: inputs stored with a model's answers, to check later whether the model still gives them.
 
 They are stored as ``golden-test`` stores its input in a profile; what is new is which inputs these are, and that answers can
 also be compared by label or with a tolerance, for a model that runs elsewhere or was quantised.
@@ -48,7 +48,7 @@ def make_canaries(
     device: str = "cpu",
     name: str = "",
 ) -> Canaries:
-    """Choose inputs of a workload and store its model's answers to them.
+    """Choose inputs of a workload, and store its model's answers to them.
 
     Args:
         workload: Workload whose batches are chosen from.
@@ -85,7 +85,10 @@ def make_canaries(
 
 
 def _answered(workload: InferenceWorkload, model: nn.Module, batch: Any) -> CanaryBatch:
-    """Inputs with the answer of a model; raises ``UsageError`` for one that answers with other bits each time."""
+    """Inputs with a model's answer to them.
+
+    Raises ``UsageError`` for a model that answers with other bits each time.
+    """
     test = GoldenTest(count_samples(batch))
     test.calibrate(model, [batch], workload.run)
     with torch.no_grad():
@@ -93,12 +96,18 @@ def _answered(workload: InferenceWorkload, model: nn.Module, batch: Any) -> Cana
 
 
 def environment_of(device: str, model: nn.Module | None) -> str:
-    """The environment that bits depend on besides weights and inputs; compiled models compute in another order."""
+    """Text on the environment that bits depend on, such as the device and the torch version.
+
+    Includes torch.compile.
+    """
     return environment(device) + (", torch.compile" if is_compiled(model) else "")
 
 
 def parse_comparison(text: str) -> str | float:
-    """``bits``, ``labels`` or a tolerance of 0 or more; raises ``UsageError``."""
+    """Parse ``bits``, ``labels`` or a tolerance of 0 or more.
+
+    Raises ``UsageError`` for any other text.
+    """
     if text in (BITS, LABELS):
         return text
     try:
@@ -119,7 +128,7 @@ def check_canaries(
     name: str = "the model",
     device: str = "cpu",
 ) -> CanaryCheck:
-    """Whether a model gives the stored answers.
+    """Compare a model's answers to canaries with the stored answers.
 
     Args:
         canaries: Inputs and right answers.
@@ -162,7 +171,10 @@ def check_canaries(
 
 
 def _stored_rule(canaries: Canaries) -> Judge:
-    """The rule that compares labels; raises ``UsageError`` for one of a user's own, which a file cannot hold."""
+    """The judge that compares labels.
+
+    Raises ``UsageError`` for a user's own judge, which a file cannot store.
+    """
     try:
         return judge(canaries.judge)
     except UsageError:
@@ -172,7 +184,7 @@ def _stored_rule(canaries: Canaries) -> Judge:
 
 
 def _check_bits_can_agree(canaries: Canaries, model: nn.Module | None, device: str) -> None:
-    """Raise ``UsageError`` where answers differ in bits without a fault."""
+    """Raise ``UsageError`` if the bits of answers may differ here without a fault."""
     here, dtypes = environment_of(device, model), None if model is None else list(dtypes_of(model))
     difference = (canaries.environment, here) if here != canaries.environment else None
     if dtypes is not None and dtypes != canaries.dtypes:
@@ -184,7 +196,10 @@ def _check_bits_can_agree(canaries: Canaries, model: nn.Module | None, device: s
 def _answer_now(
     batch: Any, before: Sequence[Tensor], run: Callable[[Any], Any], name: str, device: str
 ) -> list[Tensor]:
-    """A model's answer to stored inputs, on the CPU; raises ``UsageError`` where its form differs from the stored one."""
+    """A model's present answer to stored inputs, on the CPU.
+
+    Raises ``UsageError`` if its shapes differ from the stored ones.
+    """
     try:
         output = run(map_tensors(batch, lambda _, tensor: tensor.to(device, copy=True)))
     except Exception as error:  # of a model that is called in another way than it expects
@@ -203,7 +218,7 @@ def _answer_now(
 def _largest_differences(
     before: Sequence[Tensor], after: Sequence[Tensor], count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Largest difference of a value for each sample, infinite for NaN, and the largest as a part of its tensor.
+    """Largest absolute and relative difference of the answer to each sample; infinite for NaN.
 
     A tensor of an answer is compared with its own largest magnitude for that sample: one with large values hides no other.
     """

@@ -1,4 +1,4 @@
-"""The choice of canaries: inputs nearest to another answer, random ones, or ones moved close to another answer."""
+"""Choice of inputs for canaries: near a decision boundary, random, or moved close to a boundary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ STEPS = 50
 def choose_inputs(
     workload: InferenceWorkload, model: nn.Module, batches: Sequence[Any], count: int, choice: str, seed: int, name: str
 ) -> list[Any]:
-    """Parts of batches with so many inputs, those nearest to another answer first; a part for each batch that they are from.
+    """Choose ``count`` inputs from batches, and return them as a part of each batch.
+
+    Those nearest to another answer come first.
 
     ``name``: of the workload, in errors.
     """
@@ -55,7 +57,10 @@ def choose_inputs(
 
 
 def margins(rule: Judge, output: Any) -> Tensor:
-    """How far each sample is from another answer, [n]: its best score less the second best, or the distance from a threshold."""
+    """Margin of each sample to another answer, [n].
+
+    The best score less the second best, or the distance from a threshold.
+    """
     if isinstance(rule, Threshold):
         score = rule.decision_rows(output).float()
         return ((score.sigmoid() if rule.logits else score) - rule.at).abs()
@@ -74,7 +79,9 @@ def _all_margins(workload: InferenceWorkload, model: nn.Module, batches: Sequenc
 
 
 def move_to_boundary(workload: InferenceWorkload, model: nn.Module, inputs: Any, target: float, name: str) -> Tensor:
-    """Inputs moved along the gradient, within the range of their values, until their margins are about the target.
+    """Inputs moved along the gradient until their margins are close to the target.
+
+    They stay within the range of their values.
 
     Each step is one of Newton's method for the margin, as in DeepFool (Moosavi-Dezfooli et al., CVPR 2016).
     """

@@ -1,4 +1,7 @@
-"""A file of canaries: stored inputs and answers, and what they are of. All of a file is checked before any of it is used."""
+"""A file of canaries, with inputs, answers and facts on the model.
+
+All of a file is checked before any of it is used.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _MOST_ELEMENTS = 2**58
 
 @dataclass(frozen=True, eq=False)
 class CanaryBatch:
-    """Inputs that were taken from one batch, and the answer to them.
+    """Inputs from one batch, and the model's answer to them.
 
     Attributes:
         batch: The inputs.
@@ -45,7 +48,7 @@ class CanaryBatch:
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """Stored inputs and answers.
+    """Stored inputs with a model's answers, and facts on the model.
 
     Attributes:
         workload: The workload that they were made of, as it was named.
@@ -69,11 +72,14 @@ class Canaries:
 
     @property
     def count(self) -> int:
-        """How many inputs there are."""
+        """Number of inputs."""
         return sum(count_samples(part.batch) for part in self.parts)
 
     def save(self, path: str | Path) -> None:
-        """Write a file that `load_canaries` reads. Raises ``UsageError`` where it cannot be written."""
+        """Write a file that `load_canaries` reads.
+
+        Raises ``UsageError`` if it cannot be written.
+        """
         arrays: Arrays = {}
         parts = [
             {
@@ -99,7 +105,10 @@ class Canaries:
 
 
 def load_canaries(path: str | Path) -> Canaries:
-    """The canaries in a file of `Canaries.save`; raises ``UsageError`` for any other file. Nothing in it is executed."""
+    """Read canaries from a file that `Canaries.save` wrote.
+
+    Raises ``UsageError`` for any other file. Nothing in it is executed.
+    """
     with _FILE.reading(path) as (text, arrays):
         texts, shapes, dtypes = {name: text[name] for name in _TEXTS}, text["shapes"], text["dtypes"]
         _expect(all(isinstance(text, str) for text in (*texts.values(), *dtypes)), "a name in it is no text")
@@ -112,7 +121,10 @@ def load_canaries(path: str | Path) -> Canaries:
 
 
 def nesting_of(output: Any) -> Any:
-    """An output with the number of each tensor among its `leaves` in place of it: of dicts, lists, numbers and None."""
+    """The structure of an output, with each tensor replaced by its number.
+
+    Of dicts, lists, numbers and None.
+    """
     numbers = count()
 
     def numbered(value: Any) -> Any:
@@ -127,7 +139,7 @@ def nesting_of(output: Any) -> Any:
 
 
 def nested(nesting: Any, tensors: Sequence[Tensor]) -> Any:
-    """The object that `nesting_of` took the tensors out of, with these in their places."""
+    """The object with the structure that `nesting_of` returned, and these tensors in it."""
     if isinstance(nesting, dict):
         return {key: nested(part, tensors) for key, part in nesting.items()}
     if isinstance(nesting, list):
@@ -136,7 +148,10 @@ def nested(nesting: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def _read_part(known: Any, arrays: Arrays) -> CanaryBatch:
-    """Inputs and answers of the text of a file; raises the errors that `FileKind.reading` explains."""
+    """Inputs and answers from the JSON of one part of a file.
+
+    Raises the errors that `FileKind.reading` explains.
+    """
     batch, answer, nesting = restored(known["batch"], arrays), restored(known["answer"], arrays), known["nesting"]
     _expect(
         isinstance(answer, list) and all(isinstance(tensor, Tensor) for tensor in answer),
@@ -158,6 +173,6 @@ def _is_shape(shape: Any) -> bool:
 
 
 def _expect(is_so: bool, problem: str) -> None:
-    """Raise ``ValueError`` with the problem of a file unless it is so."""
+    """Raise ``ValueError`` with the problem of a file unless the condition holds."""
     if not is_so:
         raise ValueError(problem)

@@ -1,4 +1,4 @@
-"""The result of a check of canaries, and its report."""
+"""The result of a check of canaries, with its report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unsilent.report.text import escape_unprintable, upper_bound_text
 
 @dataclass(frozen=True, slots=True)
 class CanaryDifference:
-    """The difference of one canary's answer.
+    """The difference between a canary's stored answer and the present one.
 
     Attributes:
         number: Number from 1, in the order of the file.
@@ -30,13 +30,13 @@ class CanaryDifference:
 
     @property
     def answer(self) -> str:
-        """The difference in words."""
+        """Description of the difference."""
         return "changed" if self.changed else "other bits, not counted" if self.bits_differ else "same bits"
 
 
 @dataclass(frozen=True, repr=False)
 class CanaryCheck(Shown):
-    """How a model answers canaries.
+    """The result of a check of a model against canaries.
 
     Attributes:
         model: Name of the model.
@@ -56,16 +56,16 @@ class CanaryCheck(Shown):
 
     @property
     def changed(self) -> int:
-        """How many canaries have another answer."""
+        """Number of canaries whose answer has changed."""
         return sum(row.changed for row in self.rows)
 
     @property
     def exit_code(self) -> int:
-        """1 where the model changed."""
+        """Exit code of the check: 1 if the model has changed."""
         return int(self.changed > 0)
 
     def report(self) -> Report:
-        """A row for each canary."""
+        """Report with a row for each canary."""
         columns = (
             Column.count("canary", "number"),
             Column("answer"),

@@ -1,4 +1,4 @@
-"""Two models run on the same inputs, and what follows: disagreement, measures of language models, layers, worst inputs."""
+"""Comparison of two models on the same inputs: disagreement, language measures, layers, worst inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from unsilent.workloads.batch_samples import take_samples
 
 
 def judged_output(judge: Judge, output: Any) -> str:
-    """Name and place of the one tensor that a judge looks at, of several; empty where there is one, or where it gets them all."""
+    """Description of the output that a judge reads, if it reads one of several, or an empty text."""
     named = {".".join(path): tensor for path, leaf in leaves_in(output) for tensor in leaves(leaf)}
     if len(named) < 2 or not isinstance(judge, (DecisionJudge, Tolerance)):
         return ""
@@ -52,7 +52,10 @@ def judged_output(judge: Judge, output: Any) -> str:
 
 
 def in_order_of(original: Any, deployed: Any) -> Any:
-    """The output of the deployed model, a dict in the order of that of the original; raises ``UsageError`` for other names."""
+    """The deployed model's output, with the keys of a dict in the order of the original's output.
+
+    Raises ``UsageError`` for other keys.
+    """
     if not isinstance(original, Mapping) or not isinstance(deployed, Mapping):
         return deployed
     if set(original) != set(deployed):
@@ -72,7 +75,7 @@ MOST_PROMPTS = 64
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Shown):
-    """Whether a deployed model still answers as the original did.
+    """The result of a comparison of a deployed model with its original.
 
     Attributes:
         original, deployed: Names of the models.
@@ -102,32 +105,38 @@ class Comparison(Shown):
 
     @property
     def n(self) -> int:
-        """Inputs."""
+        """Number of inputs."""
         return len(self.records.changed)
 
     @property
     def changed(self) -> Interval:
-        """Share of inputs with another answer."""
+        """Share of inputs whose answer changed."""
         return self._share(self.records.changed)
 
     @property
     def lost(self) -> Interval:
-        """Share of inputs that only the original answers rightly; without labels, of those with another answer."""
+        """Share of inputs that only the original answers correctly.
+
+        Without labels, the share of inputs whose answer changed.
+        """
         return self.changed if self.records.lost is None else self._share(self.records.lost)
 
     @property
     def gained(self) -> Interval | None:
-        """Share of inputs that only the deployed model answers rightly; None without labels."""
+        """Share of inputs that only the deployed model answers correctly, or None without labels."""
         return None if self.records.gained is None else self._share(self.records.gained)
 
     @property
     def exit_code(self) -> int:
-        """1 where more answers may have changed than is allowed: the upper limit of their share is above it."""
+        """Exit code: 1 if more answers may have changed than is allowed.
+
+        The upper limit of their share counts.
+        """
         return int(self.most_changed is not None and self.changed.high > self.most_changed)
 
     @property
     def measures(self) -> dict[str, Interval]:
-        """All shares and means with limits, by name."""
+        """All shares and means by name, each with its interval."""
         shares = {"changed": self.changed, "identical": self._share(self.records.identical)}
         if self.gained is not None:
             shares |= {"lost": self.lost, "gained": self.gained}
@@ -160,7 +169,7 @@ def compare_models(
     weights: str | None = None,
     confidence: float = 0.95,
 ) -> Comparison:
-    """Compare two models that should agree, such as a network and its quantised, pruned, compiled or corrupted copy.
+    """Compare two models that should agree, such as a network and its quantised or compiled copy.
 
     Args:
         original: A module, an ONNX Runtime session, a function of a batch, a workload, or a text as for ``unsilent compare``.
@@ -208,7 +217,7 @@ def compare_models(
 
 
 def _check_iterable(name: str, values: Any, expected: str) -> None:
-    """Raise ``UsageError`` for what has no batches: a single one, a number, a text."""
+    """Raise ``UsageError`` for a value that is not an iterable of batches, such as a single tensor."""
     if isinstance(values, (Mapping, str)) or not isinstance(values, Iterable) or hasattr(values, "dtype"):
         raise UsageError(f"{name} is a {type(values).__name__}; expected {expected}")
 
@@ -221,7 +230,10 @@ def compare_pair(
     most_changed: float | None = None,
     confidence: float = 0.95,
 ) -> Comparison:
-    """The comparison on the inputs of the workload, with its judge and labels where none are given."""
+    """Compare two models on the inputs of a workload.
+
+    With the judge and the labels of the workload by default.
+    """
     workload = pair.workload
     return compare_on_batches(
         pair.original, pair.deployed, list(workload.batches()), judge=judge or workload.judge,
@@ -243,7 +255,9 @@ def compare_on_batches(
     most_changed: float | None = None,
     confidence: float = 0.95,
 ) -> Comparison:
-    """The comparison on these batches; ``judge`` None: by the form of the outputs; ``show``: the text of a batch of one input.
+    """Compare two models on these batches.
+
+    ``judge`` None: by the form of the outputs; ``show``: the text of a batch of one input.
 
     Raises ``UsageError`` as `compare_models` does.
     """
@@ -270,7 +284,7 @@ def compare_on_batches(
 
 
 def _judge_for(batches: Sequence[Any], output: Any) -> str:
-    """The text of a judge by the form of the output for the first batch."""
+    """Name of a judge that suits the output for the first batch."""
     if tokens_of(batches[0], output) is None:
         return judge_for_output(output)
     return "next-token" if are_next_tokens(batches, output) else "exact-sequence"
@@ -284,7 +298,10 @@ def _compare_batches(
     texts_read: bool,
     probabilities: bool,
 ) -> tuple[list[SampleRecords], _Texts]:
-    """The records of each batch, and those of texts; all again where scores prove to be no probabilities in a later batch."""
+    """The records of each batch, and the measures of texts.
+
+    If scores of a later batch are not probabilities, all batches are compared again.
+    """
     records: list[SampleRecords] = []
     texts = _Texts(texts_read, probabilities)
     for number, (batch, right) in enumerate(zip(batches, known, strict=True)):
@@ -299,7 +316,7 @@ def _compare_batches(
 
 @dataclass
 class _Texts:
-    """Collects what is found of language models, batch by batch.
+    """Collects measures of language models, batch by batch.
 
     Attributes:
         read: Whether the outputs are scores of the next tokens of texts.
@@ -316,7 +333,7 @@ class _Texts:
     def add(
         self, judge: Judge, models: tuple[ComparedModel, ComparedModel], batch: Any, before: Any, after: Any
     ) -> None:
-        """Add one batch, and the outputs for it."""
+        """Add the outputs of both models for one batch."""
         if isinstance(judge, ExactSequence) and not decision_tensor(before, judge).is_floating_point():
             tokens, others = judge.decision_rows(before), judge.decision_rows(after)
             self.runs.append(first_differences(tokens, others))
@@ -326,7 +343,10 @@ class _Texts:
                 self._continue(models, batch, tokens_read)
 
     def _continue(self, models: tuple[ComparedModel, ComparedModel], batch: Any, tokens: Any) -> None:
-        """Greedy runs of one batch, which a model of texts of one length cannot make."""
+        """Continue the texts of one batch greedily with both models.
+
+        A model may fail on texts of another length.
+        """
         try:
             runs = run_greedily(models[0].run, models[1].run, batch, tokens)
         except Exception as error:  # whatever a model raises for texts of another length
@@ -339,14 +359,17 @@ class _Texts:
         self.prompts += len(tokens)
 
     def result(self) -> LanguageComparison | None:
-        """The comparison of texts; None where the models are no language models."""
+        """The comparison of language models, or None for other models."""
         if not self.sequences and not self.runs:
             return None
         return LanguageComparison(tuple(self.sequences), joined_runs(self.runs), self.problem)
 
 
 def _repeatable_answer(model: ComparedModel, batch: Any) -> Any:
-    """The output for the first batch; raises ``UsageError`` where a second run gives different bits."""
+    """The output for the first batch.
+
+    Raises ``UsageError`` if a second run gives other bits.
+    """
     first = model.answer(batch, 0)
     changed, _ = changed_and_nonfinite(first, model.answer(batch, 0), 1)
     if changed.any():
@@ -363,7 +386,10 @@ def _inputs(
     numbers: Sequence[int],
     show: Callable[[Any], str] | None,
 ) -> tuple[tuple[int, Any], ...]:
-    """Some inputs by their numbers over all batches, as texts where ``show`` makes them; none of batches without tensors."""
+    """The inputs with these numbers over all batches, as texts if ``show`` is given.
+
+    There are none if a batch has no tensors.
+    """
     import torch
 
     result = []
@@ -383,7 +409,7 @@ def _inputs(
 def _compare_layers(
     original: ComparedModel, deployed: ComparedModel, batches: Sequence[Any], run: Callable[[nn.Module, Any], Any]
 ) -> Any:
-    """Layer by layer where both models have layers."""
+    """The comparison layer by layer, or None if a model has no readable layers."""
     if original.module is None or deployed.module is None:
         return None
     from unsilent.compare.layers import compare_layers

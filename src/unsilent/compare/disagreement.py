@@ -1,4 +1,4 @@
-"""Where two models disagree, input by input: answers that changed, that were lost and gained, and how far their scores lie apart.
+"""Disagreement of two models for each input: changed, lost and gained answers, and distances of scores.
 
 The verdict is that of the judge, on the outputs as they are; it depends on position, so that swapped classes are other answers.
 Scores of classes are read alike for both models: as probabilities where all rows of both are distributions already, else by a
@@ -46,7 +46,9 @@ operations in bfloat16 by a few times as much; adapters return float32, so that 
 
 @dataclass(frozen=True, eq=False)
 class SampleRecords:
-    """Answers of two models compared, one value for each of n inputs; None where the judge reads no scores of classes.
+    """Results of a comparison of two models' answers, one value for each of n inputs.
+
+    None where the judge reads no scores of classes.
 
     Attributes:
         identical: Whether the outputs have the same bits, bool[n].
@@ -73,17 +75,20 @@ class SampleRecords:
 
     @property
     def lost(self) -> NDArray[np.bool_] | None:
-        """Where the original is right and the deployed model wrong; None without labels."""
+        """Whether only the original answers each input correctly, bool[n]; None without labels."""
         return None if self.right_before is None or self.right_after is None else self.right_before & ~self.right_after
 
     @property
     def gained(self) -> NDArray[np.bool_] | None:
-        """Where the original is wrong and the deployed model right; None without labels."""
+        """Whether only the deployed model answers each input correctly, bool[n]; None without labels."""
         return None if self.right_before is None or self.right_after is None else ~self.right_before & self.right_after
 
     @classmethod
     def joined(cls, parts: Sequence[SampleRecords]) -> SampleRecords:
-        """Records of several batches; what one of them lacks is left out."""
+        """Records of several batches, joined in order.
+
+        A field that one of them lacks becomes None.
+        """
         joined: dict[str, Any] = {}
         for field in fields(cls):
             values = [getattr(part, field.name) for part in parts]
@@ -91,7 +96,10 @@ class SampleRecords:
         return cls(**joined)
 
     def worst(self, count: int) -> list[int]:
-        """Inputs whose outputs differ, at most ``count``: lost ones first, then changed ones, then by severity."""
+        """Numbers of the inputs whose outputs differ most, at most ``count``.
+
+        Lost answers come first, then changed ones, then by severity.
+        """
         lost = self.changed if self.lost is None else self.lost
         order = np.lexsort((-self.severity, ~self.changed, ~lost))
         return [int(i) for i in order if not self.identical[i]][:count]
@@ -100,7 +108,7 @@ class SampleRecords:
 def compare_outputs(
     judge: Judge, original: Any, deployed: Any, batch: Any, labels: Any = None, probabilities: bool | None = None
 ) -> SampleRecords:
-    """The records of one batch.
+    """The records for the outputs of both models for one batch.
 
     Args:
         judge: Judge of what another answer is.
@@ -143,7 +151,10 @@ def compare_outputs(
 
 
 def are_probabilities(judge: Judge, original: Any, deployed: Any, batch: Any) -> bool:
-    """Whether all rows of scores that two models answer a batch with are distributions; False where a judge reads no scores."""
+    """Whether the scores of both models for a batch are probabilities.
+
+    False if the judge does not read scores of classes.
+    """
     if not isinstance(judge, _OF_SCORES):
         return False
     tensors = (decision_tensor(output, judge, judge.DIMENSIONS) for output in (original, deployed))
@@ -155,19 +166,22 @@ def _are_distributions(scores: Tensor) -> bool:
 
 
 def log_probabilities(scores: Doubles, probabilities: bool) -> Doubles:
-    """Logarithms of probabilities, from rows of scores or of probabilities up to rounding, float64[n, classes]."""
+    """Logarithms of probabilities from rows of scores, float64[n, classes].
+
+    ``probabilities``: whether the scores are probabilities already, up to rounding.
+    """
     values = np.log(np.maximum(scores, _TINY)) if probabilities else scores
     shifted = values - values.max(1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
 
 
 def kl_divergence(before: Doubles, after: Doubles) -> Doubles:
-    """Divergence of each row in nats, from logarithms of probabilities [n, classes]; 0 or more."""
+    """Kullback-Leibler divergence of each row in nats, from log-probabilities [n, classes]."""
     return np.asarray(np.maximum((np.exp(before) * (before - after)).sum(1), 0.0))
 
 
 def _divergences(before: Doubles, after: Doubles, classes: NDArray[np.int64]) -> dict[str, Doubles]:
-    """Divergences by name, from logarithms of probabilities [n, classes]."""
+    """Divergences by name, from log-probabilities [n, classes] of both models."""
     # exactly the one where both are equal
     middle = np.maximum(before, after) + np.log((1 + np.exp(-np.abs(before - after))) / 2)
     rows, top = np.arange(len(before)), TopK(min(MOST_OVERLAP, before.shape[1] - 1))
@@ -182,19 +196,22 @@ def _divergences(before: Doubles, after: Doubles, classes: NDArray[np.int64]) ->
 
 
 def _scores(judge: Top1 | TopK | NextToken, output: Any) -> Doubles:
-    """Rows of scores of classes that the judge decides by, float64[n, classes]."""
+    """Class scores that the judge reads in an output, float64[n, classes]."""
     tensor = decision_tensor(output, judge, judge.DIMENSIONS)
     return np.asarray(host_rows((tensor[:, -1] if isinstance(judge, NextToken) else tensor).double()), np.float64)
 
 
 def _right(judge: Judge, original: Any, deployed: Any, labels: Any, samples: int) -> dict[str, Any]:
-    """Whether the answers of either model are right; nothing without labels, or where these do not fit the judge."""
+    """Whether the answers of each model are correct.
+
+    Nothing without labels, or if these do not fit the judge.
+    """
     before, after = (right_answers(judge, output, labels, samples) for output in (original, deployed))
     return {} if before is None else {"right_before": before, "right_after": after}
 
 
 def _check_alike(judge: Judge, original: Any, deployed: Any) -> None:
-    """Raise ``UsageError`` where two outputs cannot be answers to one question."""
+    """Raise ``UsageError`` if the outputs of the two models have different shapes."""
     if isinstance(judge, DetectionSet):
         shapes = [[len(x)] if isinstance(x, list) else [] for x in (original, deployed)]
     elif isinstance(judge, (DecisionJudge, Tolerance)):

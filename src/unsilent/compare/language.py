@@ -1,4 +1,4 @@
-"""Measures of two language models, over all positions of texts that both read (teacher forcing), and greedy runs of both.
+"""Measures of two language models on the same texts (teacher forcing), and their greedy continuations.
 
 Sequences are independent, positions within one are not: intervals are over sequences.
 """
@@ -29,7 +29,9 @@ _JUDGE = JUDGES["next-token"]()
 
 @dataclass(frozen=True, eq=False)
 class SequenceRecord:
-    """One text that two models read: ``kl`` in nats at each position, float64[t], and predictions of the next tokens.
+    """Results for one text that two models read.
+
+    ``kl`` in nats at each position, float64[t]; the others are predictions of the next tokens.
 
     Attributes:
         same: Whether the most likely token is the same, bool[t].
@@ -47,7 +49,7 @@ class SequenceRecord:
 
 @dataclass(frozen=True, eq=False)
 class GreedyRuns:
-    """Greedy continuations of ``prompts`` prompts, ``tokens`` tokens each.
+    """Comparison of the greedy continuations of ``prompts`` prompts, ``tokens`` tokens each.
 
     ``first_differences``: the number of the first token that differs, from 0, of those that differ.
     """
@@ -63,7 +65,10 @@ class GreedyRuns:
 
 @dataclass(frozen=True, eq=False)
 class LanguageComparison:
-    """Two language models on the same texts; ``without_greedy``: why some or all texts were not continued greedily."""
+    """The comparison of two language models on the same texts.
+
+    ``without_greedy``: why some or all texts were not continued greedily.
+    """
 
     sequences: tuple[SequenceRecord, ...]
     greedy: GreedyRuns | None
@@ -71,16 +76,19 @@ class LanguageComparison:
 
     @property
     def positions(self) -> int:
-        """Positions in all."""
+        """Number of positions in all texts."""
         return sum(len(record.kl) for record in self.sequences)
 
     @property
     def kl(self) -> Doubles:
-        """Divergence at all positions in nats, float64[positions]."""
+        """Kullback-Leibler divergence at each position in nats, float64[positions]."""
         return np.concatenate([record.kl for record in self.sequences])
 
     def shares(self, confidence: float) -> dict[str, Interval]:
-        """Shares of positions by name: the same most likely token, next tokens of the text that were lost and gained."""
+        """Shares of positions by name.
+
+        The same most likely token, next tokens of the text that were lost and gained.
+        """
         counted = {
             "same top-1 token": [(record.same.sum(), len(record.same)) for record in self.sequences],
             "lost next token": [((b & ~a).sum(), len(b)) for b, a in self._right],
@@ -98,7 +106,10 @@ class LanguageComparison:
         return _exp(before), _exp(after)
 
     def perplexity_ratio(self, confidence: float) -> Interval:
-        """Perplexity of the deployed model over that of the original; all tokens weigh alike, limits are over sequences."""
+        """Perplexity of the deployed model over that of the original, with its interval.
+
+        All tokens have the same weight; the interval is over sequences.
+        """
         from scipy.stats import t
 
         gaps = np.array([(record.loss_after - record.loss_before).sum() for record in self.sequences])
@@ -120,7 +131,10 @@ class LanguageComparison:
 def compare_texts(
     batch: Any, tokens: Tensor, original: Any, deployed: Any, probabilities: bool
 ) -> list[SequenceRecord]:
-    """Records of the texts of one batch without padding; ``probabilities``: whether the outputs are probabilities already."""
+    """Results for each text of a batch, without padding.
+
+    ``probabilities``: whether the outputs are probabilities already.
+    """
     outputs = [decision_tensor(output, _JUDGE, 3) for output in (original, deployed)]
     mask = real_positions(batch, tokens)
     return [
@@ -137,7 +151,9 @@ def compare_texts(
 def run_greedily(
     original: Callable[[Any], Any], deployed: Callable[[Any], Any], batch: Any, tokens: Tensor
 ) -> GreedyRuns | None:
-    """Continuations of the first half of each text, as long as its second half; None for padded texts.
+    """Continue the first half of each text greedily with both models, and compare.
+
+    As far as the second half; None for padded texts.
 
     Up to the first difference both models read the same tokens, so that one row of tokens serves both.
 
@@ -166,7 +182,10 @@ def _next_tokens(output: Any, read: Tensor) -> Tensor:
 
 
 def first_differences(original: Tensor, deployed: Tensor) -> GreedyRuns:
-    """Where two outputs of generated tokens, int64 [n, t] and [n, u], differ first; where one ends earlier, its end."""
+    """Compare two outputs of generated tokens, int64 [n, t] and [n, u].
+
+    If one ends earlier, its end counts as a difference.
+    """
     common = min(original.shape[1], deployed.shape[1])
     differ = (original[:, :common].cpu() != deployed[:, :common].cpu()).numpy()
     longer = np.full((len(differ), 1), original.shape[1] != deployed.shape[1])
@@ -176,7 +195,7 @@ def first_differences(original: Tensor, deployed: Tensor) -> GreedyRuns:
 
 
 def joined_runs(parts: Sequence[GreedyRuns]) -> GreedyRuns | None:
-    """Runs of several batches; None where there are none."""
+    """The runs of several batches, joined, or None without runs."""
     if not parts:
         return None
     differences = tuple(i for part in parts for i in part.first_differences)
@@ -184,7 +203,7 @@ def joined_runs(parts: Sequence[GreedyRuns]) -> GreedyRuns | None:
 
 
 def _sequence(tokens: NDArray[Any], before: Doubles, after: Doubles) -> SequenceRecord:
-    """Record of the tokens of a text int64[t], and logarithms of probabilities float64[t, vocabulary]."""
+    """Results for one text, from its tokens int64[t] and log-probabilities float64[t, vocabulary]."""
     best, following, rows = [x.argmax(1) for x in (before, after)], tokens[1:], np.arange(len(tokens) - 1)
     return SequenceRecord(
         kl=kl_divergence(before, after),

@@ -1,4 +1,4 @@
-"""Records of two networks compared layer by layer: sums of differences, a row for each layer, and conclusions."""
+"""Records of two networks compared layer by layer: sums of differences, a row per layer, and conclusions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEW = 3
 
 @dataclass(frozen=True)
 class LayerFloor:
-    """Relative differences of one layer from itself, by what was varied."""
+    """Relative differences of a layer from itself, by the variation of the run."""
 
     relative: dict[str, float] = field(default_factory=dict)
 
@@ -33,7 +33,7 @@ class LayerFloor:
 
 @dataclass
 class Difference:
-    """Sums over all outputs of a layer, in float64.
+    """Sums for the difference between all outputs of a layer in two networks, in float64.
 
     Attributes:
         error: Sum of squared differences.
@@ -48,7 +48,7 @@ class Difference:
     digests: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, original: Tensor, deployed: Tensor) -> None:
-        """Count an output of one batch."""
+        """Add the outputs of both networks for one batch."""
         hashes = digest([original]), digest([deployed])
         self.digests.append(hashes)
         original_values = original.double()
@@ -65,17 +65,17 @@ class Difference:
 
     @property
     def has_same_bits(self) -> bool:
-        """Whether both outputs are identical bit for bit, element types included."""
+        """Whether the outputs of both networks are identical bit for bit, with the same dtype."""
         return all(first == second for first, second in self.digests)
 
     @property
     def hashes(self) -> tuple[int, int]:
-        """Hashes of the outputs of both models over all batches."""
+        """Hashes of the outputs of both networks over all batches."""
         return digest_all([first for first, _ in self.digests]), digest_all([second for _, second in self.digests])
 
     @property
     def relative(self) -> float:
-        """Norm of the difference over the norm of the original's outputs; infinite where a number is not finite."""
+        """Norm of the difference over the norm of the original's outputs; infinite if not finite."""
         if self.error == 0:
             return 0.0
         share = math.sqrt(self.error / self.original) if self.original else math.inf
@@ -83,19 +83,19 @@ class Difference:
 
     @property
     def sqnr(self) -> float:
-        """Signal to quantisation noise ratio in dB; infinite where nothing differs."""
+        """Signal to quantisation noise ratio in dB; infinite without a difference."""
         return math.inf if self.relative == 0 else -20 * math.log10(self.relative)
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between the outputs; NaN where one is all zeros or not finite."""
+        """Cosine of the angle between the outputs; NaN if one is all zeros or not finite."""
         norms = math.sqrt(self.original) * math.sqrt(self.deployed)
         return self.product / norms if norms and math.isfinite(norms) else math.nan
 
 
 @dataclass
 class LayerRow:
-    """One layer of both networks, compared.
+    """The comparison of one layer in both networks.
 
     Attributes:
         name: Path of the module in the original, ``#2`` behind it for its second call.
@@ -125,17 +125,20 @@ class LayerRow:
 
     @property
     def local_noise(self) -> float:
-        """The relative difference that the layer alone may have: its noise floor and the rounding of other kernels."""
+        """The relative difference that noise and rounding may cause in this layer alone."""
         return max(self.rounding, FLOORS * self.floor.largest if self.floor else 0.0)
 
     @property
     def agrees_locally(self) -> bool:
-        """Whether the layer alone differs by no more than that."""
+        """Whether the layer alone differs by no more than `local_noise`."""
         return self.local is not None and self.local.relative <= self.local_noise
 
     @property
     def is_beyond_floor(self) -> bool:
-        """Whether the accumulated difference is more than the original's own; any other bit where that is none."""
+        """Whether the accumulated difference is clearly above the noise floor.
+
+        Without a noise floor, any differing bit counts.
+        """
         if self.floor is None or self.floor.largest == 0:
             return not self.accumulated.has_same_bits
         return self.accumulated.relative > FLOORS * self.floor.largest
@@ -173,7 +176,9 @@ class LayerComparison:
 
     @property
     def differs_everywhere(self) -> bool:
-        """Whether most convolutions and linear layers differ by themselves, as in a quantised or pruned network.
+        """Whether most layers differ even with equal inputs, as in a quantised or pruned network.
+
+        Convolutions and linear layers count.
 
         Where there are none, other layers with parameters count. Of one or two layers, it is said where scales can be read.
         """
@@ -185,28 +190,37 @@ class LayerComparison:
 
     @property
     def other_weights(self) -> tuple[LayerRow, ...]:
-        """Convolutions and linear layers whose weights are no rounding or pruning of the original's."""
+        """Products whose weights are not the original's after rounding or pruning.
+
+        Convolutions and linear layers.
+        """
         return tuple(row for row in self.rows if row.noise is not None and has_other_weights(row.noise))
 
     @property
     def has_other_weights(self) -> bool:
-        """Whether these are most of them."""
+        """Whether most convolutions and linear layers have other weights."""
         return 2 * len(self.other_weights) > sum(row.noise is not None for row in self.rows)
 
     @property
     def judged_norms(self) -> tuple[LayerRow, ...]:
-        """Layers such as norms, of which at least half are as the original's, so that the others should be as well."""
+        """Layers such as norms, if at least half agree with the original, so that all should.
+
+        Their parameters are vectors.
+        """
         norms = tuple(row for row in self.rows if row.has_only_vectors and row.local is not None)
         return norms if 2 * sum(row.agrees_locally for row in norms) >= len(norms) else ()
 
     @property
     def first_difference(self) -> LayerRow | None:
-        """The first layer whose outputs have other bits."""
+        """The first layer whose outputs differ in any bit, or None."""
         return next((row for row in self.rows if not row.accumulated.has_same_bits), None)
 
     @property
     def first_beyond_floor(self) -> LayerRow | None:
-        """The first layer whose outputs differ by more than the noise floor; None where most layers differ by themselves."""
+        """The first layer that differs by more than the noise floor, or None.
+
+        Also None if most layers differ even with equal inputs.
+        """
         return None if self.differs_everywhere else next((row for row in self.rows if row.is_beyond_floor), None)
 
     @property

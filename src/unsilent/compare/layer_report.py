@@ -1,4 +1,4 @@
-"""Report on a comparison layer by layer: the layer that differs first or is a suspect, and a row for each layer."""
+"""Report on a comparison layer by layer: the first differing layer, suspects, and a row for each layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTRODUCTION = (
 
 
 def layer_sections(result: LayerComparison) -> tuple[Section, ...]:
-    """The layers; nothing where none could be read."""
+    """Sections of a report on the layers, or none if no layer could be read."""
     if not result.rows:
         return ()
     named = {suspect.layer for suspect in result.suspects}
@@ -30,7 +30,7 @@ def layer_sections(result: LayerComparison) -> tuple[Section, ...]:
 
 
 def layer_findings(result: LayerComparison) -> Iterator[str]:
-    """Sentences without full stops, the most important first."""
+    """Sentences on the findings without full stops, the most important first."""
     if not result.rows:
         yield result.unreadable or "outputs of no layer could be compared"
         yield from _left_out(result)
@@ -75,7 +75,7 @@ def _suspect_findings(result: LayerComparison) -> Iterator[str]:
 
 
 def _left_out(result: LayerComparison) -> Iterator[str]:
-    """Sentences on layers that were not compared, and why."""
+    """Sentences on layers that were not compared, with the reason."""
     problems, floor_problems = (
         [f"{name} ({problem})" for name, problem in named.items()] for named in (result.problems, result.floor_problems)
     )

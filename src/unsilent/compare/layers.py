@@ -1,4 +1,4 @@
-"""Two networks layer by layer: how far each layer's outputs differ in the whole network, and given the original's inputs.
+"""Compares two networks layer by layer, in the whole network and with equal inputs for each layer.
 
 *Accumulated* differences include all that earlier layers did; for *local* ones, the deployed layer gets the inputs of the
 original's. Layers are aligned by their path in the network, whatever wraps it, never by their number. The two networks run in
@@ -46,7 +46,7 @@ def compare_layers(
     batches: Sequence[Any],
     run: Callable[[nn.Module, Any], Any] = call_model,
 ) -> LayerComparison:
-    """How far each layer of the deployed network is from that of the original.
+    """Compare each layer of the deployed network with the original's layer.
 
     Raises:
         UsageError: there is no batch, or a model is in training mode.
@@ -83,7 +83,7 @@ def compare_layers(
 
 
 class _Comparing:
-    """Rows in the making."""
+    """Collects the comparison of layers while both networks run."""
 
     def __init__(self, paths: Mapping[int, str]) -> None:
         self.rows: dict[str, LayerRow] = {}
@@ -96,7 +96,7 @@ class _Comparing:
         self._has_operation = False
 
     def add(self, other: WaitingPass, call: LayerCall) -> None:
-        """Compare one call of a layer with that of the deployed network."""
+        """Compare one call of a layer with the same call in the deployed network."""
         theirs = other.reach(call.name)
         if theirs is None:
             self.missing[call.name] = None
@@ -108,7 +108,7 @@ class _Comparing:
             self.problems[call.name] = kind_and_line(error)
 
     def add_answers(self, answer: Any, other: Any, further_calls: list[str]) -> None:
-        """Compare what the networks returned for one batch."""
+        """Compare the outputs of both networks for one batch."""
         self.further_calls |= dict.fromkeys(further_calls)
         self.answers_differ |= _digest_of(answer) != _digest_of(other)
 
@@ -134,7 +134,10 @@ class _Comparing:
             self._add_local(row, call, theirs)
 
     def _name(self, call: LayerCall, theirs: LayerCall) -> str:
-        """The path of a call of tied layers in a network where the layer is not tied."""
+        """The path for a call of a layer that is tied in only one of the networks.
+
+        The path is that of the network where it is not tied.
+        """
         known = {row.name for row in self.rows.values()}
         paths = (self._paths.get(id(module)) for module in (call.module, theirs.module))
         return next((path for path in paths if path is not None and path not in known), call.name)
@@ -164,7 +167,7 @@ class _Comparing:
 
 
 def _digest_of(answer: Any) -> int:
-    """Digest of the tensors that a network returned; the order of the keys of a dict does not matter."""
+    """Digest of the tensors in a network's output; the order of dict keys does not matter."""
     leaves = sorted(leaves_in(answer), key=lambda leaf: leaf[0])
     return digest([tensor for _, value in leaves for tensor in output_tensors(value)])
 
@@ -183,7 +186,7 @@ def _add_all(difference: Difference, outputs: Sequence[Tensor], others: Sequence
 
 
 def _copies(inputs: Any, pattern: Any = None) -> Any:
-    """Copies of inputs, one for each tensor however often it is given.
+    """Copies of inputs; a tensor that occurs several times is copied once.
 
     With a pattern of as many tensors, they have the element types of those, quantised as those are, and are on their devices.
     """
@@ -209,7 +212,7 @@ def _copy(tensor: Tensor, pattern: Tensor) -> Tensor:
 
 
 class _Operations(DispatchMode):
-    """The operations of a call, each by its name with a hash of its results."""
+    """Dispatch mode that records the operations of a call, by name with a hash of the results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +227,10 @@ class _Operations(DispatchMode):
 
 
 def differing_operation(call: LayerCall, deployed: nn.Module, inputs: Any, named: Any) -> str:
-    """The first operation of a deployed layer that has other results, or that the original's layer does not have."""
+    """Name of the first operation whose result differs between a deployed layer and the original's.
+
+    Also one that the original's layer does not have.
+    """
     runs = []
     for module, positional, by_name in ((call.module, call.inputs, call.named_inputs), (deployed, inputs, named)):
         positional, by_name = _copies((positional, by_name))

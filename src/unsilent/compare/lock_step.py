@@ -1,4 +1,4 @@
-"""Two forward passes in lock step, so that one output of each is held at a time and not those of all layers.
+"""Two forward passes in lock step, so that only one output of each is in memory at a time.
 
 The second pass runs in a thread of its own, which waits at each layer until the first one has reached the same layer. One of the
 two threads runs at a time. Where the passes call their layers in another order, outputs that come too early are held.
@@ -22,7 +22,7 @@ Layers = Sequence[tuple[str, nn.Module]]
 
 
 class LayerCall(NamedTuple):
-    """One call of a layer: its inputs and outputs.
+    """One call of a layer, with its inputs and outputs.
 
     Attributes:
         name: Name of the layer, ``#2`` behind it for its second call.
@@ -38,13 +38,13 @@ class LayerCall(NamedTuple):
 
 
 def output_tensors(output: Any) -> tuple[Tensor, ...]:
-    """The tensors of floating-point numbers in what a layer returned; quantised ones dequantised."""
+    """The floating-point tensors in the output of a layer; quantised ones are dequantised."""
     plain = (tensor.dequantize() if tensor.is_quantized else tensor for tensor in tensors_in(output))
     return tuple(tensor for tensor in plain if tensor.is_floating_point() and tensor.ndim and tensor.numel())
 
 
 def thread_settings() -> list[AbstractContextManager[Any]]:
-    """Contexts with this thread's settings of PyTorch that layers depend on: inference mode and autocast."""
+    """Contexts that give another thread this thread's inference mode and autocast."""
     settings: list[AbstractContextManager[Any]] = [torch.inference_mode(torch.is_inference_mode_enabled())]
     accelerator = torch.accelerator.current_accelerator()
     for kind in {"cpu", "cpu" if accelerator is None else accelerator.type}:
@@ -55,11 +55,14 @@ def thread_settings() -> list[AbstractContextManager[Any]]:
 
 
 class _Stopped(BaseException):
-    """Ends a pass that nobody waits for any more."""
+    """Raised in a forward pass to end it early."""
 
 
 class LayerCalls:
-    """Hooks that pass each call of a layer, made by one thread, to a listener; a context manager that removes them."""
+    """Hooks that report each call of a layer to a listener; a context manager that removes them.
+
+    Only calls by one thread.
+    """
 
     def __init__(self, layers: Layers, listener: Callable[[LayerCall], None]) -> None:
         self._layers, self._listener = layers, listener
@@ -94,7 +97,7 @@ class LayerCalls:
 
 
 class WaitingPass:
-    """A forward pass in a thread of its own that stops at each layer; a context manager that ends it.
+    """A forward pass in its own thread that waits at each layer; a context manager that ends it.
 
     Args:
         layers: Layers by the name that the other pass has for them.
@@ -114,7 +117,7 @@ class WaitingPass:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def reach(self, name: str) -> LayerCall | None:
-        """Run on until this call of a layer, and return it; None if the pass does not make it."""
+        """Continue the pass to this call of a layer and return it, or None if the call does not occur."""
         while name not in self._early:
             if self._current is not None:  # nobody asked for it yet
                 late = self._current
@@ -129,7 +132,10 @@ class WaitingPass:
         return self._early.pop(name)
 
     def finish(self) -> tuple[Any, list[str]]:
-        """Run on to the end; what the model returned, and the calls of layers that nobody asked for."""
+        """Continue the pass to its end.
+
+        Returns the model's output, and the names of calls that were not reached with `reach`.
+        """
         further = list(self._early)
         self._early.clear()
         while True:

@@ -1,4 +1,4 @@
-"""The two models that are compared, from texts of a command line or from objects.
+"""Loads the two models of a comparison, from texts of a command line or from objects.
 
 A text names a workload (built in, ``file.py:name``, ``hf:DIR``, ``FILE.pt2``), a checkpoint of the architecture of the basis, or
 an adapter, which makes an adapted copy of the basis. The basis is the workload that gives architecture, inputs and judge:
@@ -46,7 +46,10 @@ class ComparedModel:
     module: nn.Module | None = None
 
     def answer(self, batch: Any, number: int) -> Any:
-        """The output for batch ``number`` on the CPU; raises ``UsageError`` where it cannot be run or is not finite."""
+        """The output for batch ``number`` on the CPU.
+
+        Raises ``UsageError`` if the model cannot run or the output is not finite.
+        """
         try:
             with torch.no_grad():
                 output = map_tensors(self.run(batch), lambda _, tensor: tensor.cpu())
@@ -66,7 +69,7 @@ class ComparedModel:
 
 @dataclass(frozen=True, eq=False)
 class ModelPair:
-    """Two models, and the workload that gives inputs, judge and labels."""
+    """Two models to compare, and the workload that gives inputs, judge and labels."""
 
     original: ComparedModel
     deployed: ComparedModel
@@ -74,7 +77,7 @@ class ModelPair:
 
 
 def compared_model(model: Any, name: str, run: Callable[[nn.Module, Any], Any] = call_model) -> ComparedModel:
-    """A module, an ONNX Runtime session or any function of a batch as a model to be compared.
+    """Wrap a module, an ONNX Runtime session or a function of a batch for a comparison.
 
     A function is called as a module is: with a dict as keyword arguments, with a tuple as positional ones.
     """
@@ -99,7 +102,7 @@ def load_models(
     data: str | None = None,
     weights: str | None = None,
 ) -> ModelPair:
-    """The two models that texts name, see the module, or that are given as objects.
+    """Load the two models of a comparison from texts or objects.
 
     Args:
         original: A workload, or with ``workload`` also a checkpoint, an adapter or what `compared_model` takes.
@@ -142,7 +145,7 @@ def load_models(
 
 
 def calibration_batches(workload: InferenceWorkload) -> Sequence[Any]:
-    """Clean inputs besides those that are compared, where the workload has some; else those that are."""
+    """Clean inputs for calibration, if possible other ones than those that are compared."""
     if isinstance(workload, CalibratedWorkload):
         try:
             return workload.clean_batches(CALIBRATION, CALIBRATION_SAMPLES)
@@ -152,14 +155,17 @@ def calibration_batches(workload: InferenceWorkload) -> Sequence[Any]:
 
 
 def _name(workload: InferenceWorkload, otherwise: str) -> str:
-    """The name of a workload, or another one where the user gave it none."""
+    """The name of a workload, or ``otherwise`` for a workload without a name."""
     return otherwise if workload.name == UNNAMED else workload.name
 
 
 def _module(
     text: str, loaded: InferenceWorkload, name: str, options: Mapping[str, str], files: Mapping[str, str | None]
 ) -> tuple[nn.Module, Callable[[nn.Module, Any], Any]]:
-    """The network that a text names, and how it is run on a batch of the basis of this name."""
+    """The network that a text names, and the function that runs it on a batch.
+
+    ``name``: name of the basis, in errors.
+    """
     if is_weights_file(text):
         return _with_weights(loaded.model(), text, name), loaded.run
     if text.endswith(".pt2"):
@@ -183,7 +189,10 @@ def _module(
 
 
 def _names_workload(text: str) -> bool:
-    """Whether a text has the form of a workload, and is no adapter such as ``prune:0.8`` or ``int8:tensor``."""
+    """Whether a text has the form of a workload.
+
+    Adapters such as ``prune:0.8`` or ``int8:tensor`` have not.
+    """
     place, _, name = text.partition("+")[0].partition(":")
     if text in ZOO or ("/" in text and name) or place.endswith(".py") or place == "hf":
         return True
@@ -193,7 +202,7 @@ def _names_workload(text: str) -> bool:
 
 
 def _with_weights(model: nn.Module, path: str, basis: str) -> nn.Module:
-    """A copy of a model with the tensors of a checkpoint."""
+    """A copy of a model with the weights of a checkpoint."""
     state = {name.removeprefix("_orig_mod."): tensor for name, tensor in read_weights(path).items()}
     state_of_model = model.state_dict()
     if problem := state_dict_misfit(state_of_model, state, basis):
@@ -204,13 +213,16 @@ def _with_weights(model: nn.Module, path: str, basis: str) -> nn.Module:
 
 
 def run_where_it_is(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any], Any]) -> Any:
-    """The output for a batch, which is moved to the device of the model."""
+    """The output for a batch, which is moved to the device of the model first."""
     first = next(chain(model.parameters(), model.buffers()), None)
     return run(model, batch if first is None else place(batch, str(first.device), None))
 
 
 def _run_session(session: Any, batch: Any) -> Any:
-    """The outputs of an ONNX Runtime session, a single one alone; inputs go by name or in order."""
+    """The outputs of an ONNX Runtime session, or its only output.
+
+    Inputs are given by name or in order.
+    """
     names = [node.name for node in session.get_inputs()]
     feeds = batch if isinstance(batch, Mapping) else dict(zip(names, leaves(batch), strict=False))
     outputs = session.run(None, {name: array_of(feeds[name]) for name in names if name in feeds})

@@ -1,4 +1,4 @@
-"""How far each layer of a network differs from itself: run again, with other threads, with the batch in two halves."""
+"""Noise floor of each layer: its difference from itself in a second run, with other threads or a split batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RERUN, THREADS, SPLIT = "run again", "other threads", "two halves"
 def floors_of(
     model: nn.Module, layers: Layers, batch: Any, run: Callable[[nn.Module, Any], Any]
 ) -> tuple[dict[str, LayerFloor], dict[str, str]]:
-    """The floor of each call of a layer by its name, for one batch; and why variations could not be run, by variation."""
+    """The noise floor of each call of a layer for one batch, and reasons why variations failed."""
     floors: dict[str, dict[str, float]] = defaultdict(dict)
     problems: dict[str, str] = {}
     before = torch.get_num_threads()
@@ -60,7 +60,7 @@ def floors_of(
 
 
 def _variations(batch: Any, threads: int) -> dict[str, tuple[list[Any], int | None]]:
-    """Parts of the batch to run and the number of threads, by variation."""
+    """Parts of the batch to run, and the number of threads, for each variation."""
     result: dict[str, tuple[list[Any], int | None]] = {
         RERUN: ([batch], None),
         THREADS: ([batch], 1 if threads > 1 else 2),

@@ -1,4 +1,4 @@
-"""Effects of quantisation on convolutions and linear layers: errors of weights and outputs, and what rounding explains.
+"""Errors that quantisation causes in convolutions and linear layers, measured and expected.
 
 A value rounded to a step s is off by s^2/12 on average. Carried through the layer, an output channel is off by
 ``sum_i E[x_i^2] s_w^2 / 12 + sum_i w_i^2 s_x^2 / 12``. Steps are those that the original's weights and inputs need: what the
@@ -25,7 +25,9 @@ Floats = Tensor
 
 @dataclass
 class LayerNoise:
-    """Sums of errors of one product of both networks, each float64[output channels] on the CPU unless said otherwise.
+    """Sums of errors of one convolution or linear layer.
+
+    Each float64[output channels] on the CPU unless stated otherwise.
 
     Attributes:
         kind: Class of the original's module, and whether it is depthwise.
@@ -59,7 +61,7 @@ class LayerNoise:
     carried_inputs: Floats
 
     def joined(self, other: LayerNoise) -> LayerNoise:
-        """Sums over the inputs of both."""
+        """The sums over the inputs of both records."""
         self.inputs = (min(self.inputs[0], other.inputs[0]), max(self.inputs[1], other.inputs[1]))
         for name in ("cut", "count", "error", "unexplained", "signal", "carried_weights", "carried_inputs"):
             if getattr(self, name) is not None:
@@ -68,12 +70,12 @@ class LayerNoise:
 
     @property
     def input_step(self) -> float:
-        """Step of 8-bit inputs whose range is that of the original's inputs and 0."""
+        """Step of 8-bit quantisation for the range of the original's inputs and 0."""
         return (max(self.inputs[1], 0.0) - min(self.inputs[0], 0.0)) / INPUT_LEVELS
 
 
 class LayerProbe(TorchFunctionMode):
-    """Reads the weight that a deployed layer multiplies with, while the layer is run with the inputs of the original's."""
+    """Reads the weights that a deployed layer uses while it runs with the original's inputs."""
 
     def __init__(self, call: LayerCall, deployed: nn.Module) -> None:
         super().__init__()
@@ -82,7 +84,7 @@ class LayerProbe(TorchFunctionMode):
 
     @property
     def is_for_product(self) -> bool:
-        """Whether the original's layer is a product."""
+        """Whether the original's layer is a convolution or linear layer."""
         layer = self._call.module
         return type(layer) in PRODUCTS and bool(self._call.inputs) and isinstance(layer.weight, Tensor)
 
@@ -92,7 +94,10 @@ class LayerProbe(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def noise(self, output: Tensor, before: LayerNoise | None) -> LayerNoise | None:
-        """Sums of this call added to those of earlier ones; None where the original's layer is no product."""
+        """The sums of errors of this call, added to those of earlier calls.
+
+        None if the original's layer is not a product.
+        """
         if not self.is_for_product:
             return None
         layer: Any = self._call.module
@@ -145,13 +150,16 @@ def _noise_of_call(
 
 
 def _channel_sums(values: Tensor, is_linear: bool, ndim: int) -> Tensor:
-    """Sums over all but the output channels, float64 on the CPU."""
+    """Sum over all dimensions except output channels, float64 on the CPU."""
     axis = values.ndim - 1 if is_linear else values.ndim - ndim + 1
     return values.double().movedim(axis, 0).flatten(1).sum(1).cpu() if values.ndim > 1 else values.double().cpu()
 
 
 def in_units_of(weight: Tensor, deployed: Tensor, step: Tensor | None) -> Tensor:
-    """Weights of the deployed layer; whole numbers times their step, or times what fits the original's where it is unknown."""
+    """Weights of the deployed layer in the units of the original's.
+
+    Integers are multiplied by their step, or by a fitted factor if it is unknown.
+    """
     original_rows, deployed_rows = weight.flatten(1), deployed.flatten(1)
     if not (deployed_rows == deployed_rows.round()).all():
         return deployed
@@ -163,7 +171,10 @@ def in_units_of(weight: Tensor, deployed: Tensor, step: Tensor | None) -> Tensor
 
 
 def weight_step(module: Any, channels: int) -> Tensor | None:
-    """Step of the quantised weights of a layer, by output channel, float64[channels]; None where the layer does not say it."""
+    """Step of a layer's quantised weights for each output channel, float64[channels].
+
+    None if the layer does not have it.
+    """
     step = getattr(module, "weight_scale", None)
     if step is None and hasattr(module, "input_scale") and hasattr(module, "scale"):
         step = torch.as_tensor(module.scale) / module.input_scale
@@ -174,7 +185,7 @@ def weight_step(module: Any, channels: int) -> Tensor | None:
 
 
 def input_range(module: Any) -> tuple[float, float] | None:
-    """The least and the largest value that the quantised inputs of a layer can have; None where the layer does not say it."""
+    """The range of a layer's quantised inputs, or None if the layer does not state it."""
     scale, zero = getattr(module, "input_scale", None), getattr(module, "input_zero", None)
     if scale is None or zero is None:
         return None

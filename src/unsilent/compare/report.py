@@ -48,13 +48,13 @@ def report(result: Comparison) -> Report:
 
 
 def headline(result: Comparison) -> str:
-    """Lost answers with labels, changed ones without, and of how many inputs."""
+    """Headline with the number of lost answers, or without labels the number of changed ones."""
     text = _headline(result)
     return f"At the last position only: {text[0].lower()}{text[1:]}" if _is_of_texts(result) else text
 
 
 def _is_of_texts(result: Comparison) -> bool:
-    """Whether the judge looks at one position of each text, and the rest is said of all positions."""
+    """Whether the judge reads one position of each text although all positions were compared."""
     return result.language is not None and bool(result.language.sequences)
 
 
@@ -74,7 +74,7 @@ def _headline(result: Comparison) -> str:
 
 
 def _estimates(result: Comparison) -> list[Estimate]:
-    """All numbers: of all inputs, of the classes, of texts."""
+    """All estimates of a comparison: for all inputs, for each class, and for texts."""
     records, text, confidence = result.records, result.language, result.confidence
     rows = measured({"class": ""}, result.measures, "input")
     if records.kl is not None:
@@ -91,7 +91,10 @@ def _estimates(result: Comparison) -> list[Estimate]:
 
 
 def _class_estimates(result: Comparison) -> list[Estimate]:
-    """Shares of the inputs of each class, most changed answers first; none where answers are no classes."""
+    """Shares of the inputs of each class, the class with most changed answers first.
+
+    There are none if answers are not classes.
+    """
     records, classes = result.records, result.records.classes
     if classes is None:
         return []
@@ -219,7 +222,7 @@ def _verdict(result: Comparison, number: int) -> str:
 
 
 def _picture(sample: Any) -> Figure | None:
-    """An image [1, 1 or 3, h, w], its own darkest and brightest values as black and white; None for other inputs."""
+    """Figure of an image [1, 1 or 3, h, w] with full contrast, or None for other inputs."""
     if not (isinstance(sample, Tensor) and sample.is_floating_point() and sample.ndim == 4):
         return None
     if sample.shape[1] not in CHANNELS:
@@ -234,7 +237,7 @@ def _picture(sample: Any) -> Figure | None:
 
 
 def _text(sample: Any) -> str:
-    """The first values of each tensor of an input."""
+    """Text with the first values of each tensor of an input."""
     if isinstance(sample, str):
         return " ↵ ".join(sample.splitlines())
     lines = []

@@ -1,4 +1,4 @@
-"""Layers of a quantised or pruned network whose difference from the original is more than its quantisation explains.
+"""Suspects: layers of a quantised or pruned network that differ more than quantisation explains.
 
 Three things are looked at, each by the layer alone, so that a fault in one layer does not make later ones suspicious:
 
@@ -61,7 +61,7 @@ class Suspect:
 
 
 def find_suspects(noises: Mapping[str, LayerNoise]) -> tuple[Suspect, ...]:
-    """Suspects, the most suspicious layer first; one for each layer at most."""
+    """Find suspects among layers, the most suspicious first, at most one for each layer."""
     suspects = _weight_suspects(noises)
     suspects += [
         suspect for suspect in _error_suspects(noises) if suspect.layer not in {suspect.layer for suspect in suspects}
@@ -78,7 +78,10 @@ def find_suspects(noises: Mapping[str, LayerNoise]) -> tuple[Suspect, ...]:
 
 
 def has_other_weights(noise: LayerNoise) -> bool:
-    """Whether the weights are no rounding or pruning of the original's; if not readable, by the outputs for the same inputs."""
+    """Whether the weights are not the original's after rounding or pruning.
+
+    If they cannot be read, judged by the outputs for the same inputs.
+    """
     if noise.kept_change is None:
         return not float(noise.error.sum()) <= OTHER_OUTPUT * float(noise.signal.sum())
     if not noise.carried_inputs.any():  # all weights are 0
@@ -87,7 +90,10 @@ def has_other_weights(noise: LayerNoise) -> bool:
 
 
 def weight_levels(noises: Mapping[str, LayerNoise]) -> tuple[float, bool] | None:
-    """Steps between 0 and the largest weight, and whether each channel has a step of its own; None where steps are not known."""
+    """Number of steps between 0 and the largest weight, and whether each channel has its own step.
+
+    None if steps are not known.
+    """
     known = {name: noise for name, noise in noises.items() if noise.weight_step is not None}
     if not known:
         return None
@@ -101,7 +107,7 @@ def weight_levels(noises: Mapping[str, LayerNoise]) -> tuple[float, bool] | None
 
 
 def expected_error(noise: LayerNoise, levels: tuple[float, bool]) -> Tensor:
-    """Expected sum of squared errors of each output channel from rounding weights and inputs, float64[channels]."""
+    """Expected sum of squared errors from rounding weights and inputs, float64[channels]."""
     step = _largest(noise, levels[1]) / levels[0]
     return noise.carried_weights * step**2 + noise.carried_inputs * noise.input_step**2
 
@@ -141,7 +147,7 @@ def _weight_suspects(noises: Mapping[str, LayerNoise]) -> list[Suspect]:
 
 
 def _standing_out(values: Mapping[str, Tensor], limits: Mapping[str, float], text: str) -> list[Suspect]:
-    """Layers with a channel above the layer's limit, each with its highest channel."""
+    """Suspects for layers with a channel above the layer's limit, each with its highest channel."""
     suspects = []
     for name, of_channels in values.items():
         value, channel = of_channels.nan_to_num(nan=math.inf).max(0)

@@ -1,4 +1,4 @@
-"""Batches of token ids, which of their positions are padding, and what models answer at the others."""
+"""Batches of token ids: their padding, and the scores at other positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MASKS = {"decoder_input_ids": "decoder_attention_mask", "input_ids": "attention
 
 
 def tokens_of(batch: Any, output: Any) -> Tensor | None:
-    """The tokens int64 [n, t] of a batch to which a model answers with scores [n, t, classes]; None where it does not."""
+    """The tokens int64 [n, t] of a batch if the output is scores [n, t, classes], otherwise None."""
     tokens = _token_ids(batch)
     if tokens is None or tokens.shape[1] < 2:
         return None
@@ -25,7 +25,9 @@ def tokens_of(batch: Any, output: Any) -> Tensor | None:
 
 
 def are_next_tokens(batches: Iterable[Any], output: Any) -> bool:
-    """Whether the output for the first batch may score next tokens: it has a score for every token of all batches.
+    """Whether an output may be scores of next tokens.
+
+    It has a class for every token id in all batches.
 
     A classifier of tokens, such as one that tags names, has as many scores as classes.
     """
@@ -37,7 +39,7 @@ def are_next_tokens(batches: Iterable[Any], output: Any) -> bool:
 
 
 def real_positions(batch: Any, tokens: Tensor) -> Tensor:
-    """Positions that are no padding by the mask of the batch, bool[n, t]; all without a mask."""
+    """Whether each position is not padding, by the mask of the batch, bool[n, t]."""
     name = _name(batch)
     mask = None if name is None else batch.get(_MASKS[name])
     fits = isinstance(mask, Tensor) and mask.shape == tokens.shape
@@ -45,13 +47,16 @@ def real_positions(batch: Any, tokens: Tensor) -> Tensor:
 
 
 def scores_at_tokens(scores: Tensor, batch: Any) -> Tensor:
-    """Scores [n, t, k] of the tokens of a batch without those at padding, [positions, k]; others as they are."""
+    """Scores at the real tokens of a batch, [positions, k], or all scores without padding."""
     mask = _padded(scores, batch)
     return scores if mask is None else scores[mask]
 
 
 def without_padding(judge: Judge, output: Any, batch: Any) -> Any:
-    """The part of an output that a judge reads for padded tokens: scores at the last real token, or 0 at padding."""
+    """The output without scores at padding, for judges of tokens.
+
+    Only the last real token's scores for ``next-token``; 0 at padding for ``exact-sequence``.
+    """
     if not isinstance(judge, (NextToken, ExactSequence)):
         return output
     scores = decision_tensor(output, judge, judge.DIMENSIONS)
@@ -64,7 +69,7 @@ def without_padding(judge: Judge, output: Any, batch: Any) -> Any:
 
 
 def with_tokens(batch: Any, tokens: Tensor) -> Any:
-    """The batch with other tokens of the same rows, none of them padding."""
+    """A copy of the batch with other tokens, none of which is padding."""
     name = _name(batch)
     if name is None:
         return tokens
@@ -77,14 +82,14 @@ def _name(batch: Any) -> str | None:
 
 
 def _token_ids(batch: Any) -> Tensor | None:
-    """Token ids int64 [n, t]; None where a batch has none."""
+    """Token ids int64 [n, t] of a batch, or None if it has none."""
     name = _name(batch)
     tokens = batch if name is None else batch[name]
     return tokens if isinstance(tokens, Tensor) and not tokens.is_floating_point() and tokens.ndim == 2 else None
 
 
 def _padded(scores: Tensor, batch: Any) -> Tensor | None:
-    """The real positions of a batch to whose tokens these are the scores [n, t, k]; None where nothing is padding."""
+    """Mask of the real positions if the scores [n, t, k] belong to a padded batch, otherwise None."""
     tokens = _token_ids(batch)
     if tokens is None or not scores.is_floating_point() or scores.ndim != 3 or scores.shape[:2] != tokens.shape:
         return None

@@ -1,4 +1,4 @@
-"""Why two runs of a loop differ: which source, operation and line, found by running it with one source pinned at a time.
+"""Finds why two runs of a training loop differ: the source, the operation and the line.
 
 And what pinning sources costs.
 """

@@ -1,4 +1,4 @@
-"""One run of the user's code in a process of its own: ``python -m unsilent.explain.child FOLDER NUMBER``.
+"""One run of the user's code in a child process: ``python -m unsilent.explain.child FOLDER NUMBER``.
 
 ``NUMBER.json`` in the folder says what to run (see `running.Launcher`); ``NUMBER.done.json`` is what it
 told at its end. What the user's code prints goes to stderr.
@@ -21,7 +21,7 @@ _NO_RANDOM_ADDRESSES = 0x0040000
 
 
 def main(folder: Path, number: int) -> None:
-    """Execute one run and write its report."""
+    """Execute one run, and write its report to a file."""
     try:
         job = json.loads((folder / f"{number}.json").read_text())
     except FileNotFoundError:  # the driver was interrupted while it started this process
@@ -52,7 +52,10 @@ def main(folder: Path, number: int) -> None:
 
 
 def _fix_addresses() -> None:
-    """Start this process again with the same addresses in each run; the system may refuse, or be another than Linux."""
+    """Start this process again without random memory addresses.
+
+    Has no effect if the system refuses or is not Linux.
+    """
     system = ctypes.CDLL(None)
     if not hasattr(system, "personality"):
         return
@@ -67,7 +70,7 @@ def _fix_addresses() -> None:
 
 
 def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Report of a run: see `running.Run`."""
+    """Execute a run and return its report, see `running.Run`."""
     import torch
 
     from unsilent.basics.user_code import set_script_arguments
@@ -114,7 +117,10 @@ def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _timed(job: dict[str, Any]) -> dict[str, Any]:
-    """Times of steps, see `step_timer`; nothing else comes between the program and torch."""
+    """Measure the times of steps in a run, see `step_timer`.
+
+    Nothing else is active between the program and torch.
+    """
     import torch
 
     from unsilent.basics.user_code import set_script_arguments

@@ -1,4 +1,6 @@
-"""The clocks of a process replaced: by ones that are noted and moved on by a day and some for each further run, or frozen.
+"""Replacements of the clocks of a process, which record their callers and are shifted or frozen.
+
+Each further run gets a clock that is about a day later.
 
 A frozen clock counts how often it is read, a millisecond each, so that loops which wait for a time still end.
 """
@@ -29,7 +31,10 @@ _REAL: dict[str, Any] = {"datetime": _datetime, "date": _date}
 
 
 def replace_clocks(replace: Replace, pinned: bool, number: int) -> None:
-    """``replace(source, holder, name, call)`` puts a probe in the place of a function. ``number``: of the run."""
+    """Replace the functions that read a clock.
+
+    ``replace(source, holder, name, call)`` puts a probe in the place of a function; ``number``: of the run.
+    """
     if find_spec("pandas") is not None:
         importlib.import_module("pandas")  # its compiled classes cannot be made of the classes that replace dates
     ticks, real = itertools.count(_START, _TICK), time.time_ns
@@ -51,7 +56,10 @@ def replace_clocks(replace: Replace, pinned: bool, number: int) -> None:
 
 
 def _replace_formatting(replace: Replace, name: str, place: int, wall: Callable[[], int]) -> None:
-    """A function that takes the time as argument number ``place``, and reads the clock where it is given none."""
+    """Replace a time function that reads the clock if its time argument is missing.
+
+    ``place``: position of that argument.
+    """
     plain, local = getattr(time, name), time.localtime
 
     @calls_user_code
@@ -65,10 +73,13 @@ def _replace_formatting(replace: Replace, name: str, place: int, wall: Callable[
 
 
 def _replace_dates(replace: Replace, wall: Callable[[], int]) -> None:
-    """``datetime.now()`` and the like; what they give is of the plain classes."""
+    """Replace ``datetime.now()`` and similar methods.
+
+    Their results are instances of the original classes.
+    """
 
     class Clocked(type):
-        """Class whose instances are those of the class that was replaced."""
+        """Metaclass that makes instances of the original date class count as instances of the replacement."""
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, _REAL[cls.__name__]) if cls in stands else type.__instancecheck__(cls, instance)
@@ -98,7 +109,7 @@ def _replace_dates(replace: Replace, wall: Callable[[], int]) -> None:
 
 
 def _new(real: Any, stands: list[Any]) -> Callable[..., Any]:
-    """Makes instances of the plain class; of classes that the user derives their own."""
+    """A ``__new__`` that makes instances of the original class, or of a class that the user has derived."""
 
     @calls_user_code
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The state at the end of a loop: the bits of all parameters, buffers and optimizer state used, and what it returns."""
+"""The state at the end of a loop: bits of parameters, buffers, optimizer state and the returned value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unsilent.sites.modules import named_tensors, parameters_of
 
 
 class FinalStateRecorder:
-    """Remembers every module that is called while it is active, and keeps it until the end."""
+    """Collects every module that is called while the recorder is active."""
 
     def __init__(self) -> None:
         self._modules: dict[int, nn.Module] = {}
@@ -33,7 +33,7 @@ class FinalStateRecorder:
         self._modules.setdefault(id(module), module)
 
     def hashes(self, optimizers: Sequence[Optimizer], returned: Any) -> list[tuple[str, int]]:
-        """Name and hash of every tensor at the end, in an order that follows from the program alone."""
+        """Name and hash of every tensor at the end, in the same order in each run."""
         mapping: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in (
             *self._of_modules(returned),
@@ -44,7 +44,10 @@ class FinalStateRecorder:
         return [(name, digest([tensor])) for name, tensor in mapping.values()]
 
     def _of_modules(self, returned: Any) -> Iterator[tuple[str, Tensor]]:
-        """Tensors of the outermost modules, by class and number."""
+        """Names and tensors of the outermost modules.
+
+        Names have the class of the module and its number.
+        """
         modules = [*self._modules.values(), *([returned] if isinstance(returned, nn.Module) else [])]
         inside = {id(part) for m in modules for part in m.modules() if part is not m}
         counts: Counter[str] = Counter()
@@ -67,7 +70,10 @@ def _of_optimizers(optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Tenso
 
 
 def _returned(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Tensors alone: a number may well be a time that was measured."""
+    """Names and tensors in the returned value.
+
+    Numbers are left out, because one may be a measured time.
+    """
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):

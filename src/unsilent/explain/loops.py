@@ -1,4 +1,4 @@
-"""Running what the user named: a function without arguments, or a training workload."""
+"""Runs the loop that the user named: a function without arguments, or a training workload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ WORKLOAD_STEPS = 100
 
 
 def run_loop(ref: str, steps: OptimizerStepCounter, limit: int | None, on_loaded: Callable[[], None]) -> Any:
-    """Run it to its end, or for ``limit`` steps, and give what it returns; ``on_loaded`` is called once its file was read.
+    """Run the loop to its end or for ``limit`` steps, and return its result.
+
+    ``on_loaded`` is called once the user's file was read.
 
     Raises ``UsageError`` for what is not there or cannot be called, ``UserCodeError`` for what it raises.
     """
@@ -37,7 +39,7 @@ def _trains(result: Any) -> bool:
 
 
 def _check_call(ref: str, result: Callable[..., Any]) -> None:
-    """Raise ``UsageError`` unless it can be called without arguments and is over when it returns."""
+    """Raise ``UsageError`` unless the function can be called without arguments and is not a generator."""
     try:
         parameters = inspect.signature(result).parameters.values()
     except (TypeError, ValueError):  # built in: nothing is known
@@ -64,7 +66,7 @@ def _call(ref: str, result: Callable[[], Any]) -> Any:
 
 
 def _train(ref: str, workload: Any, steps: OptimizerStepCounter, limit: int | None) -> Any:
-    """Some steps from seed 0; the model of its state."""
+    """Run some steps of a workload from seed 0, and return the trained model."""
     state = None
 
     def train() -> None:

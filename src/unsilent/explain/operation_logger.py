@@ -1,4 +1,4 @@
-"""The mode that writes down every operation of a run: what it is, where in the user's code, and hashes of what goes in and out.
+"""Logs every torch operation of a run: its name, the user's line, and hashes of its inputs and outputs.
 
 It reads and changes nothing. Names of modules play no part, since a user's loop may make any models: an operation is identified
 by its name, its line and the step. Steps are counted by the updates of optimizers. A process forked from this one (workers
@@ -38,7 +38,7 @@ _FROM_OUTSIDE = "lift_fresh"
 
 
 class _Kind(NamedTuple):
-    """Facts on an operation that hold whatever its arguments."""
+    """Properties of an operation that do not depend on its arguments."""
 
     number: int
     flags: int
@@ -47,7 +47,7 @@ class _Kind(NamedTuple):
 
 
 class OperationLogger(DispatchMode):
-    """Active around one run.
+    """Dispatch mode that logs the operations of one run.
 
     Args:
         path: Where records go.
@@ -128,7 +128,7 @@ class OperationLogger(DispatchMode):
         return result
 
     def _outputs(self, known: _Kind, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> list[int]:
-        """Hashes of the first output (0: there is none) and of each of the others."""
+        """Hash of each output; 0 for the first if there is none."""
         if self.names[known.number] == _FROM_OUTSIDE:
             return [digest([result])]
         if known.view:
@@ -136,7 +136,10 @@ class OperationLogger(DispatchMode):
         return [digest([tensor]) for _, tensor in computed_outputs(func, args, kwargs, result)] or [0]
 
     def _moment(self, known: _Kind, place: int) -> tuple[int, int]:
-        """Flags of an operation that is about to run, and the number of what it is the backward of."""
+        """Flags of an operation that is about to run, and the number of the forward operation it belongs to.
+
+        The number is 0 unless it is a backward operation.
+        """
         node = current_node()
         if node is not None and not torch.is_grad_enabled():
             return known.flags | BACKWARD, self._number(
@@ -160,7 +163,7 @@ class OperationLogger(DispatchMode):
 
     @staticmethod
     def _number(value: Any, values: list[Any], numbers: dict[Any, int]) -> int:
-        """The number of a value, a new one where it is met for the first time."""
+        """The number of a value in a table; a new value is added."""
         if (count := numbers.get(value)) is None:
             count = numbers[value] = len(values)
             values.append(value)

@@ -1,4 +1,4 @@
-"""The file of a run, a record of fixed size for each operation, and where two such files part.
+"""The file of operation records of a run, and the search for the first difference between two files.
 
 Records are written as the run goes on, so a long one holds no memory. Names and lines are numbered in the order in which
 they are met, and written next to the records when the run is over.
@@ -27,7 +27,7 @@ _CHUNK = 1 << 16
 
 
 def find_divergence(folder: Path, one: Mapping[str, Any], other: Mapping[str, Any]) -> RunDivergence | None:
-    """Where two runs of ``folder`` part: None where all operations gave the same.
+    """The first operation that differs between two runs, or None if all are equal.
 
     ``one``, ``other``: what the runs reported at their ends (``file``, ``names``, ``places``). A further output that differs
     only counts if something differs after it that it can have caused: it may be scratch memory of a kernel.
@@ -59,7 +59,10 @@ def find_divergence(folder: Path, one: Mapping[str, Any], other: Mapping[str, An
 def _parting(
     index: int, a: Any, b: Any, records: Mapping[str, Any], other_records: Mapping[str, Any], to_go: tuple[int, int]
 ) -> RunDivergence:
-    """``a``, ``b``: the records; None for a run that is over. ``to_go``: operations that each has left."""
+    """Describe the first difference between two runs.
+
+    ``a``, ``b``: the records; ``b`` is None if that run is over. ``to_go``: operations that each run has left.
+    """
     name, flags = records["names"][a["name"]], int(a["flags"])
     place, origin = _place(records, a["place"]), records["origins"][a["origin"]]
     also, theirs = ("", None) if b is None else (other_records["names"][b["name"]], _place(other_records, b["place"]))
@@ -102,7 +105,7 @@ def _shown_path(file: str) -> str:
 
 
 def source_read_locations(run: Mapping[str, Any]) -> dict[str, list[tuple[bool, str, UserCodeLine]]]:
-    """Where a run read its sources: source -> (called by the user's own line?, function, line)."""
+    """The places where a run read each source: whether the user's line called it, function, and line."""
     by_name: dict[str, list[tuple[bool, str, UserCodeLine]]] = {}
     for source, call, file, line, function, direct in run["reads"]:
         by_name.setdefault(source, []).append((direct, call, UserCodeLine(_shown_path(file), line, function)))

@@ -1,4 +1,4 @@
-"""Counting the steps of a training loop of which nothing is known: by the updates of its optimizers."""
+"""Counts the steps of any training loop by the updates of its optimizers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 
 class StepLimitReached(BaseException):
-    """Ends a loop that has made as many steps as were asked for; no ``except Exception`` of the user's catches it."""
+    """Raised to end a loop after the requested number of steps.
+
+    Derived from BaseException so that the user's ``except Exception`` does not catch it.
+    """
 
 
 class OptimizerStepCounter:
-    """Counts while it is active.
+    """Counts optimizer updates while it is active.
 
     Args:
         limit: Steps after which `StepLimitReached` is raised (None: none).

@@ -1,4 +1,4 @@
-"""Sources of difference in a process: watched, provoked, or pinned, in a process of its own, before the user's file is read.
+"""Watches, varies or pins the sources of difference between runs, before the user's file is read.
 
 Every function that reads a source is replaced by a `CallerProbe`, which notes the user's line that called it. Where the
 source is not pinned it answers as ever, but for two provocations, as two real runs may well differ in that: folders are
@@ -29,7 +29,10 @@ _PROCESS = 4242
 
 
 class CallerProbe:
-    """A function that notes who calls it. An object, not a function: as an attribute of a class it is no method."""
+    """Replacement of a function that records its callers.
+
+    It is an object, because a function would become a method as an attribute of a class.
+    """
 
     def __init__(self, note: Callable[[], None], call: Callable[..., Any]) -> None:
         self._note, self._call = note, call
@@ -44,7 +47,7 @@ class CallerProbe:
 
 
 class SourceInterceptor:
-    """Replaces the sources that a run reads besides its program, and records who reads them.
+    """Replaces the functions that read sources of difference, and records their callers.
 
     Args:
         pinned: Sources to pin.
@@ -69,12 +72,15 @@ class SourceInterceptor:
         self._before = _generator_states()
 
     def sources_read(self) -> set[str]:
-        """The sources that were read so far, of those that can be noticed."""
+        """The sources that were read so far, as far as that can be detected."""
         moved = {key for key, state in _generator_states().items() if state != self._before[key]}
         return moved | {source for source, *_ in self.reads}
 
     def _replace(self, source: str, holder: Any, name: str, call: Callable[..., Any] | None = None) -> None:
-        """Put a probe in the place of a function; ``call``: what it does instead."""
+        """Replace a function by a probe.
+
+        ``call``: function that the probe calls instead.
+        """
         label = f"{getattr(holder, '__name__', type(holder).__name__)}.{name}"
         setattr(holder, name, CallerProbe(lambda: self._note(source, label), call or getattr(holder, name)))
 
@@ -87,7 +93,7 @@ class SourceInterceptor:
             self.reads[source, label, line, self._frames.is_user_frame(caller)] = None
 
     def _replace_generators(self) -> None:
-        """Random numbers: the global generators, and new ones that are given no seed."""
+        """Replace functions that make random numbers without a seed."""
         fixed = itertools.count(SEED)
         numpy_pinned, random_pinned = "numpy" in self._pinned, "random" in self._pinned
         make, own_seed, numpy_seed = np.random.default_rng, random.Random.seed, np.random.seed
@@ -119,7 +125,7 @@ class SourceInterceptor:
             random.seed(SEED)
 
     def _replace_system(self) -> None:
-        """Replace what the operating system gives: random numbers, the number of the process, lists of folders."""
+        """Replace functions of the operating system: random bytes, process number, folder listings."""
         stream = _Stream() if "entropy" in self._pinned else None
         self._replace("entropy", os, "urandom", stream)
         self._replace("entropy", random, "_urandom", stream)  # of random.SystemRandom, secrets, and numpy's generators
@@ -134,7 +140,10 @@ class SourceInterceptor:
         return sorted(entries, key=key)
 
     def _shuffled(self, entries: list[Any], key: Any) -> list[Any]:
-        """The first run sees a folder sorted, the second the other way round, further ones shuffled."""
+        """Folder entries in an order that depends on the run.
+
+        Sorted in the first run, reversed in the second, shuffled in further ones.
+        """
         entries = sorted(entries, key=key, reverse=self._number == 1)
         if self._number > 1:
             mixed = np.random.Generator(np.random.PCG64(self._number)).permutation(len(entries))
@@ -164,7 +173,7 @@ class SourceInterceptor:
 
 
 class _Stream:
-    """Stands for os.urandom: the same bytes in each run."""
+    """Replacement of os.urandom that returns the same bytes in each run."""
 
     def __init__(self) -> None:
         self._calls = itertools.count()
@@ -176,7 +185,7 @@ class _Stream:
 
 
 class _Scanned(AbstractContextManager["_Scanned"]):
-    """Stands for the iterator that os.scandir gives, with its entries in an order of ours."""
+    """Replacement of the iterator of os.scandir, with the entries in a given order."""
 
     def __init__(self, entries: Any, order: Callable[[list[Any], Any], list[Any]]) -> None:
         with entries:
@@ -192,18 +201,18 @@ class _Scanned(AbstractContextManager["_Scanned"]):
         self.close()
 
     def close(self) -> None:
-        """Entries were all read at once: nothing is open."""
+        """Do nothing, because all entries were read at once."""
 
 
 class _Stands(type(torch._C.Generator)):  # type: ignore[misc]
-    """Class whose instances are those of the class that was replaced."""
+    """Metaclass that makes instances of torch's generator class count as instances of the replacement."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch._C.Generator)
 
 
 class _Generator(torch._C.Generator, metaclass=_Stands):
-    """A generator that seeds itself with a fixed number."""
+    """A torch generator whose ``seed`` method always uses the same seed."""
 
     def seed(self) -> int:
         self.manual_seed(SEED)
@@ -211,7 +220,7 @@ class _Generator(torch._C.Generator, metaclass=_Stands):
 
 
 def _generator_states() -> dict[str, bytes]:
-    """The global generators as they are."""
+    """The states of the global random generators."""
     numpys: Any = np.random.get_state()
     cuda = b"".join(bytes(s.tolist()) for s in torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else b""
     return {

@@ -1,4 +1,4 @@
-"""The report of why runs of a loop differ (schema ``unsilent/noise-explain/2``, ``unsilent/noise-control/2``)."""
+"""The report on why runs of a loop differ, or on whether they are reproducible."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _UNKNOWN = (
 
 
 def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequence[str] = ()) -> Report:
-    """Report on a search, or on a comparison of ends with the search that it led to."""
+    """Report on a search for sources, or on a check of reproducibility."""
     machine = result.machine
     spec = {"loop": result.ref, "runs": result.runs, "threads": machine.threads, "hash_seed": machine.hash_seed}
     if isinstance(result, ReproducibilityResult):
@@ -86,7 +86,7 @@ def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequ
 
 
 def _explain_lines(result: NondeterminismResult) -> Iterator[str]:
-    """Whether runs differ and because of what, and what was compared."""
+    """Lines that say whether runs differ, which sources cause it, and what was compared."""
     if result.interrupted:
         yield _interrupted(result)
     elif result.has_no_difference:
@@ -100,7 +100,7 @@ def _explain_lines(result: NondeterminismResult) -> Iterator[str]:
 
 
 def _control_lines(result: ReproducibilityResult) -> Iterator[str]:
-    """Whether runs are reproducible, and what was compared."""
+    """Lines that say whether runs are reproducible, and what was compared."""
     if result.has_no_difference:
         yield "Reproducible on this machine without changes: all runs end in the same bits"
     else:
@@ -131,7 +131,7 @@ def _switches(result: ReproducibilityResult) -> Iterator[Section]:
 
 
 def _findings(result: NondeterminismResult) -> Iterator[Section]:
-    """A table for each source."""
+    """Section of the report with a table for each source."""
     columns = (Column(""), Column("", left_aligned=True))
     tables = []
     for number, finding in enumerate(result.findings, 1):
@@ -146,7 +146,7 @@ def _title(result: FoundSource) -> str:
 
 
 def _block(result: FoundSource) -> Iterator[tuple[str, str]]:
-    """The facts of one finding, each with its label."""
+    """The facts of one finding, as pairs of a label and a text."""
     yield "where", divergence_location_text(result.parting)
     yield "why", _why(result.parting) + (_RACE if result.parting.kind == KERNEL and result.source != "memory" else "")
     if result.reads:
@@ -168,7 +168,10 @@ def _block(result: FoundSource) -> Iterator[tuple[str, str]]:
 
 
 def divergence_location_text(parting: RunDivergence) -> str:
-    """``step 0, uniform at train.py:8 (train)``; of a backward operation also what it is the backward of."""
+    """Place of a difference, such as ``step 0, uniform at train.py:8 (train)``.
+
+    A backward operation has its forward operation added.
+    """
     at = f" at {parting.place} ({parting.place.function})" if parting.place else ""
     text = f"step {parting.step}, {parting.operation}{at}"
     if parting.forward_line is not None:
@@ -199,7 +202,7 @@ def finding_summary_line(result: FoundSource) -> str:
 
 
 def _interrupted(result: NondeterminismResult) -> str:
-    """Sentence on a search that was not finished."""
+    """Sentence on a search that was interrupted."""
     so_far = "; ".join(_title(f) for f in result.findings)
     text = f"Interrupted. Runs differ because of {so_far}" if so_far else "Interrupted before a source was found"
     if result.unexplained_divergence is None:
@@ -211,7 +214,7 @@ def _interrupted(result: NondeterminismResult) -> str:
 
 
 def _tested(result: NondeterminismResult) -> str:
-    """Sentence on the sources that a search that was not finished was testing."""
+    """Sentence on the sources that were being tested when a search was interrupted."""
     if not result.candidates:
         return ""
     together = " together" if len(result.candidates) > 1 else ""
@@ -219,7 +222,7 @@ def _tested(result: NondeterminismResult) -> str:
 
 
 def _few(runs: int) -> str:
-    """How little some runs that agree can show."""
+    """Sentence on how little the agreement of so few runs proves."""
     return (
         f"{runs} runs agree; a difference that occurs in one run of ten would be missed in "
         f"{100 * probability_of_missing(runs):.0f} of 100 such comparisons (raise --runs to miss fewer)"
@@ -243,5 +246,5 @@ def _notes(result: NondeterminismResult) -> Iterator[str]:
 
 
 def _effect(result: FoundSource) -> str:
-    """The word for what pinning did."""
+    """Phrase on the effect of pinning a source."""
     return "unknown" if result.source is None else "agree" if result.divergence_when_pinned is None else "part-later"

@@ -1,4 +1,4 @@
-"""Check that a loop ends in the same bits whenever it is run here, as it is; if not: which switches make it."""
+"""Check that all runs of a loop end in the same bits; if not, find the switches that achieve it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def check_reproducibility(
     notify: Notify = lambda text: None,
     on_finding: Shown = lambda finding: None,
 ) -> ReproducibilityResult:
-    """Compare what runs end with; arguments and errors as of `explain`, and Ctrl-C once it is known that runs differ.
+    """Check whether runs of a loop end in the same bits, and find switches that make them do so.
+
+    Arguments and errors as of `explain_run_differences`. After Ctrl-C the result so far is returned once it is known
+    that runs differ.
 
     Runs are not watched: nothing comes between the program and torch. Only where they differ the sources are searched for,
     what is superfluous among them is left out, and the rest is tried on runs that are not watched.
@@ -60,7 +63,7 @@ def check_reproducibility(
 
 
 def _ends(launcher: Launcher, pins: Pins, runs: int) -> tuple[Run, str]:
-    """The first of some runs, and the first tensor that another ends with in other bits (empty: none)."""
+    """Report of the first run, and the name of the first tensor with other bits in a later run, or an empty text."""
     # New memory can only be set to zero where operations are watched.
     watched = "memory" in pins
     first_run = launcher.run(pins, 0, log_operations=watched, hash_final_state=True)

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class UserCodeLine:
-    """A line of the user's own code; ``file`` is relative to the current folder where it is in there."""
+    """A line of the user's own code.
+
+    ``file`` is relative to the current folder if it is inside.
+    """
 
     file: str
     line: int
@@ -43,13 +46,16 @@ class RunDivergence:
 
     @property
     def site(self) -> tuple[object, ...]:
-        """Where in the program, whatever the step."""
+        """The place in the program, without the step."""
         return self.operation, self.phase, self.place, self.forward_line
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRead:
-    """Where a source was read: ``call`` is the function, ``place`` the user's line that called it or led to it."""
+    """A place where a source was read.
+
+    ``call`` is the function, ``place`` the user's line that called it or led to it.
+    """
 
     call: str
     place: UserCodeLine
@@ -57,7 +63,7 @@ class SourceRead:
 
 @dataclass(frozen=True, slots=True)
 class FoundSource:
-    """A source of nondeterminism: where runs differ because of it, and what happened when it was pinned.
+    """A source of nondeterminism, with the differences before and after it was pinned.
 
     ``divergence_when_pinned``: None where the runs then agree.
     ``source`` is a key of `SOURCES`; None where nothing that could be pinned helped. ``pinned_together``: it showed only when
@@ -76,7 +82,7 @@ class FoundSource:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Versions and settings that the runs ran on."""
+    """Versions and settings of the machine on which the runs were made."""
 
     versions: Mapping[str, str]
     threads: int
@@ -86,7 +92,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class NondeterminismResult:
-    """All sources in the order in which they were found; none: every operation of all runs gave the same bits.
+    """The sources of nondeterminism of a loop, in the order in which they were found.
+
+    There are none if every operation of all runs gave the same bits.
+
+    None if every operation of all runs gave the same bits.
 
     ``divergence_by_threads``: where a run with ``other_thread_count`` threads parts from the others; that is no difference
     between two runs here, but between two machines. ``pin_failures``: sources that could not be pinned, and why.
@@ -117,7 +127,9 @@ class NondeterminismResult:
 
 @dataclass(frozen=True, slots=True)
 class ReproducibilityResult:
-    """Whether runs end in the same bits as they are; if not, the switches that make them.
+    """The result of a check whether runs end in the same bits.
+
+    If not, with the switches that make them do so.
 
     ``tensors``: how many were compared at the end; ``first_different_tensor``: the first that differs, empty where none
     does. ``sources_to_pin``:
@@ -141,5 +153,5 @@ class ReproducibilityResult:
 
     @property
     def has_no_difference(self) -> bool:
-        """Whether all runs ended in the same bits as they are."""
+        """Whether all runs ended in the same bits without any switches."""
         return not self.first_different_tensor

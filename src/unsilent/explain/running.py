@@ -1,4 +1,4 @@
-"""Starting runs of the user's code in processes of their own, as two real runs would be, and what they tell."""
+"""Starts runs of the user's code in processes of their own, and reads their reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Notify = Callable[[str], None]
 
 
 class Launcher:
-    """Makes runs of one loop, one after the other, in a folder that is gone afterwards.
+    """Starts runs of one loop, one after the other, in a temporary folder.
 
     Args:
         ref: Name of the program to run.
@@ -71,7 +71,9 @@ class Launcher:
         threads: int | None = None,
         time_rounds: int | None = None,
     ) -> Run:
-        """Report of one run. ``number``: which of the compared runs; ``threads``: number for torch, whatever the program says.
+        """Execute one run, and return its report.
+
+        ``number``: which of the compared runs; ``threads``: number for torch, whatever the program sets.
 
         ``time_rounds``: instead of anything else, time steps in so many rounds (see `step_timer`).
 
@@ -91,21 +93,24 @@ class Launcher:
         return run
 
     def report(self, text: str) -> None:
-        """Progress, with the seconds since the beginning."""
+        """Report progress to the caller, with the seconds since the beginning."""
         self._notify(f"{text} ({time.perf_counter() - self._begun:.0f} s so far)")
 
     def delete_records(self, run: Run) -> None:
-        """Remove the records of a run."""
+        """Delete the file with the operation records of a run."""
         if "file" in run:
             (self.folder / run["file"]).unlink(missing_ok=True)
 
     @property
     def machine(self) -> Machine:
-        """The machine that the runs ran on."""
+        """Versions and settings of the machine on which the runs are made."""
         return Machine(self._plain["versions"], self._plain["threads"], own_hash_seed())
 
     def _environment(self, pinned: Collection[str], threads: int | None) -> dict[str, str]:
-        """Environment of the caller; hash seeds of two runs surely differ, unless the caller has set one."""
+        """Environment variables of a run, based on those of the caller.
+
+        Hash seeds of two runs differ, unless the caller has set one or it is pinned.
+        """
         result = dict(os.environ)
         if "hash" in pinned or "addresses" in pinned:
             result[HASH_SEED] = "0"
@@ -149,7 +154,7 @@ class Launcher:
 
 
 def own_hash_seed() -> str | None:
-    """The hash seed that the caller has fixed."""
+    """The hash seed that the caller has set, or None."""
     seed = os.environ.get(HASH_SEED, "")
     return seed if seed.isdecimal() else None
 

@@ -1,4 +1,4 @@
-"""Why do two runs of a loop differ? Sources are found one after the other, each by pinning it.
+"""Search for the sources that make two runs of a loop differ, by pinning one after the other.
 
 Runs in fresh processes are compared operation by operation. Where they part says which sources are likely; each is pinned
 in turn, and the one that makes the runs agree, or part later, is a finding and stays pinned. So on, until the runs agree or
@@ -37,7 +37,9 @@ _CHANCE = 0.03
 
 
 def probability_of_missing(runs: int, share: float = RARE_DIFFERENCE_SHARE) -> float:
-    """How likely all runs agree though a difference shows in a share of them: in none of these runs, or in all.
+    """Probability that all runs agree although a given share of runs has a difference.
+
+    It shows in none of these runs, or in all.
 
     >>> round(probability_of_missing(3), 2)
     0.73
@@ -46,7 +48,9 @@ def probability_of_missing(runs: int, share: float = RARE_DIFFERENCE_SHARE) -> f
 
 
 def probability_of_chance_agreement(plain: int, pinned: int) -> float:
-    """How likely ``pinned`` comparisons all agree by chance, where of ``plain`` ones the last and another did not.
+    """Probability that ``pinned`` comparisons all agree by chance.
+
+    Given ``plain`` comparisons without the pin, of which the last and one other differed.
 
     The posterior predictive of a share of which nothing is known (uniform): a pin that does nothing leaves it as it is.
 
@@ -58,7 +62,10 @@ def probability_of_chance_agreement(plain: int, pinned: int) -> float:
 
 
 def agreeing_runs_needed(plain: int) -> int:
-    """How many comparisons have to agree until chance is unlikely (3 %): 4, 7, 9, ... for ``plain`` of 2, 3, 4, ..."""
+    """Number of agreeing comparisons from which on chance is unlikely (3 %).
+
+    4, 7, 9, ... for ``plain`` of 2, 3, 4, ...
+    """
     return next(pinned for pinned in count() if probability_of_chance_agreement(plain, pinned) < _CHANCE)
 
 
@@ -86,7 +93,7 @@ def explain_run_differences(
     notify: Notify = lambda text: None,
     on_finding: Shown = lambda finding: None,
 ) -> NondeterminismResult:
-    """The sources that make runs of ``ref`` differ.
+    """Find the sources that make runs of ``ref`` differ.
 
     Args:
         ref: ``file.py:loop`` or ``package.module:loop``, a function without arguments or a training workload.
@@ -109,7 +116,7 @@ def explain_run_differences(
 
 
 def check(runs: int, steps: int | None, deadline: float) -> None:
-    """Raise ``UsageError`` for numbers that make no sense."""
+    """Raise ``UsageError`` for a number of runs, steps or seconds that is too small."""
     if runs < 2:
         raise UsageError(f"--runs is {runs}; expected at least 2, because runs are compared with each other")
     if steps is not None and steps < 1:
@@ -138,7 +145,7 @@ class NondeterminismSearch:
         self._failed: dict[str, str] = {}
 
     def find_sources(self, ref: str, begun: float) -> NondeterminismResult:
-        """All findings, and whether the number of threads would matter."""
+        """Search for all sources, and test whether the number of threads matters."""
         interrupted = False
         try:
             self._search()
@@ -185,17 +192,23 @@ class NondeterminismSearch:
             self._sensitive = self._with_threads(self._pins, threads)
 
     def without_superfluous_pin(self, pins: Pins) -> Pins:
-        """Pins that make runs agree, without what is superfluous: one thread makes most kernels deterministic."""
+        """The pins without ``kernels`` if runs agree without it.
+
+        One thread makes most kernels deterministic.
+        """
         if {"kernels", "threads"} <= pins and self._parting(pins - {"kernels"}) is None:
             return pins - {"kernels"}
         return pins
 
     def _parting(self, pins: Pins, earliest: int | None = None) -> RunDivergence | None:
-        """Where runs part first, with these sources pinned; with one at or before ``earliest`` the others are spared."""
+        """The earliest difference between runs with these sources pinned, or None.
+
+        No further runs are made after a difference at or before operation ``earliest``.
+        """
         return self._compared(pins, earliest)[0]
 
     def _compared(self, pins: Pins, earliest: int | None = None) -> tuple[RunDivergence | None, int]:
-        """The divergence as of `_parting`, and how many runs were compared with the first."""
+        """The result of `_parting`, and the number of runs that were compared with the first."""
         if self._first is not None:
             self._launcher.delete_records(self._first)
         first = self._first = self._launcher.run(pins, 0)
@@ -214,7 +227,7 @@ class NondeterminismSearch:
         return best, self._runs - 1
 
     def _pinned(self, source: str, pins: Pins, parting: RunDivergence) -> tuple[bool, RunDivergence | None]:
-        """Whether runs agree or part later with a source pinned too, and where.
+        """Whether pinning one more source removes or delays the difference, and the new difference.
 
         Where it is guessed what the source is, all runs are made twice: two values of a source that has few may agree by chance.
         """
@@ -235,7 +248,7 @@ class NondeterminismSearch:
         return 2 if parting.kind in _GUESSED else 1
 
     def _single_source(self, pins: Pins, parting: RunDivergence) -> list[FoundSource]:
-        """The source that helps alone."""
+        """The first source that removes or delays the difference on its own, in a list, or none."""
         assert self._first is not None
         reads = source_read_locations(self._first)
         for source in candidates(parting.kind, parting.generator, self._touched):
@@ -250,7 +263,9 @@ class NondeterminismSearch:
         return []
 
     def _confirmed(self, findings: list[FoundSource], pins: Pins) -> list[FoundSource]:
-        """Findings of one parting, unless chance has made them; marked as unsure where that cannot be ruled out.
+        """The findings if they are not due to chance, otherwise none.
+
+        Marked as unsure where chance cannot be ruled out.
 
         Runs without the pins are made again until they part twice: one that differs rarely agrees by chance, pinned or
         not. The rarer it is, the more pinned ones have to agree. An operation that was seen to give or draw other bits for the
@@ -285,7 +300,9 @@ class NondeterminismSearch:
                 ]
 
     def _until_parted(self, pins: Pins, latest: int | None) -> tuple[int, int]:
-        """Compare sets of runs until `DIFFERING_SETS_NEEDED` of them differ, at ``latest`` or before.
+        """Compare sets of runs until `DIFFERING_SETS_NEEDED` of them differ.
+
+        Only differences at or before operation ``latest`` count.
 
         Returns:
             How many differed, and how many comparisons it took.
@@ -300,7 +317,7 @@ class NondeterminismSearch:
         return parted, compared_sets
 
     def _together(self, pins: Pins, parting: RunDivergence) -> list[FoundSource]:
-        """Sources that only help together: of all pinned at once, those that cannot be left out."""
+        """Sources that remove or delay the difference only if pinned together."""
         pins_left = frozenset(SOURCES) - self._failed.keys()
         self._candidates = pins_left - pins
         helped, after = self._pinned_all(pins_left, parting)
@@ -325,7 +342,10 @@ class NondeterminismSearch:
         return self._confirmed(together, pins) if together else []
 
     def _groups(self, pins: Pins) -> list[list[str]]:
-        """Groups of pins to leave out: first all that was never read, then half and half of the rest, unlikely ones first."""
+        """Groups of pins to try to leave out, in order.
+
+        First all sources that were never read, then each half of the rest, unlikely ones first.
+        """
         likely = [key for key in candidates(DATA, "", self._touched) if key in pins]
         groups = [[key for key in pins if key not in likely], likely[::-1][: len(likely) // 2]]
         return [g for g in (*groups, likely[::-1][len(likely) // 2 :]) if g]
@@ -338,7 +358,7 @@ class NondeterminismSearch:
         return is_later_divergence(parting, after), after
 
     def _with_threads(self, pins: Pins, threads: int) -> RunDivergence | None:
-        """Where a run with another number of threads parts from one with the program's own."""
+        """The first difference between runs with this number of threads and the program's own, or None."""
         assert self._first is not None
         try:
             run = self._launcher.run(pins, 0, threads=threads)
@@ -348,12 +368,12 @@ class NondeterminismSearch:
 
 
 def _other_threads(run: Run) -> int:
-    """The number of threads with which a run is tried besides the program's own."""
+    """Number of threads for a test whether the number of threads matters."""
     return (os.cpu_count() or 1) if run["threads"] == 1 else 1
 
 
 def _check_work(run: Run) -> None:
-    """Raise ``UsageError`` for a loop that does nothing: all its runs would agree."""
+    """Raise ``UsageError`` for a loop that does no work, because all its runs would agree."""
     if not run["steps"] and not run["called"] and run["own"] <= _NO_WORK:
         raise UsageError(
             "the loop runs no torch operation that could differ: no module was called and no optimizer made a step; "
@@ -362,7 +382,7 @@ def _check_work(run: Run) -> None:
 
 
 def is_later_divergence(before: RunDivergence, after: RunDivergence | None) -> bool:
-    """Whether runs agree now, or part later.
+    """Whether runs now agree, or differ later than before.
 
     A race may go the same way for a while: where one operation returns different bits for the same inputs, its next time is no
     notify.
@@ -374,7 +394,10 @@ def is_later_divergence(before: RunDivergence, after: RunDivergence | None) -> b
 
 
 def _reads(known: dict[str, list[tuple[bool, str, UserCodeLine]]], source: str) -> tuple[SourceRead, ...]:
-    """Where it was read: lines that did so themselves, else those that led to it."""
+    """Places where a source was read.
+
+    Lines of the user that read it themselves, or else those that led to it.
+    """
     value = known.get(source, [])
     lines = [(call, place) for direct, call, place in value if direct] or [(call, place) for _, call, place in value]
     return tuple(SourceRead(call, place) for call, place in lines[:_READS])

@@ -1,4 +1,4 @@
-"""Sources that can make two runs of one program differ, by name: how each is pinned in a trial, and what to do.
+"""Sources that can make two runs of a program differ, with the way to pin each and advice.
 
 A source is found by intervention: it is pinned, and if runs that differed now agree (or part later), it was one. How each
 is pinned is in `pinning`; this table has no need of torch.
@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NondeterminismSource:
-    """``title``: what differs from run to run; ``pin``: what was done to pin it; ``advice``: what a program can do."""
+    """A source that can make runs differ.
+
+    ``title``: what differs from run to run; ``pin``: what was done to pin it; ``advice``: what a program can do.
+    """
 
     key: str
     title: str
@@ -109,7 +112,9 @@ _READ = ("listing", "clock", "numpy", "random", "entropy", "process", "memory")
 
 
 def candidates(kind: str, generator: str, sources_read: Collection[str]) -> list[str]:
-    """Sources to pin for one kind of difference, the likely ones first, without those that the runs did not touch.
+    """Sources to pin for one kind of difference, the likely ones first.
+
+    Without those that the runs did not read.
 
     Unlikely ones that cannot be noticed are left to the search for sources that only help together. ``generator``: of random
     numbers: ``global``, ``own``, or empty.

@@ -1,4 +1,4 @@
-"""Costs of pinning sources of nondeterminism in a loop: the time of its steps with each pinned, over that with none."""
+"""Costs of determinism: time of a loop's steps with each source pinned, relative to none pinned."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NEVER_MEASURED = {
 
 @dataclass(frozen=True, repr=False)
 class StepCosts(Shown):
-    """The measured costs of pinning sources.
+    """The measured costs of pinning each source.
 
     Attributes:
         rounds: Seconds of a step in each round, by mode: of the CPU, and of the wall.
@@ -68,7 +68,7 @@ class StepCosts(Shown):
     arguments: tuple[str, ...] = ()
 
     def ratio(self, source: str, measure: str = CPU) -> Interval:
-        """Time of a step with the source pinned over that of a free one of the same round: the median, with its limits."""
+        """Median ratio of the times of a step with the source pinned and without pins, with its interval."""
         from unsilent.statistics.intervals import median_interval
 
         at = (CPU, WALL).index(measure)
@@ -76,14 +76,14 @@ class StepCosts(Shown):
 
     @property
     def estimates(self) -> list[Estimate]:
-        """Ratios of both measures by source."""
+        """The ratios of CPU time and wall time for each source."""
         rows: list[Estimate] = []
         for source in (name for name in PINS if name in self.rounds[0]):
             rows += measured({"source": source}, {m: self.ratio(source, m) for m in (CPU, WALL)}, "round")
         return rows
 
     def report(self) -> Report:
-        """Ratios by source, and what was not measured."""
+        """Report on the ratios by source, and on sources that were not measured."""
         rows = [row | {"pinned by": PINS[str(row["source"])]} for row in rows_across(self.estimates, "measure")]
         columns = [Column.text("source"), Column(CPU, "estimate"), Column(WALL, "estimate"), Column.text("pinned by")]
         left_out = [Column.text("source"), Column.text("not measured")]
@@ -133,7 +133,9 @@ def measure_step_costs(
     arguments: Sequence[str] = (),
     notify: Notify = lambda text: None,
 ) -> StepCosts:
-    """Time the steps of a loop with each source pinned; arguments as of `explain_run_differences`.
+    """Time the steps of a loop with each source pinned.
+
+    Arguments as of `explain_run_differences`.
 
     Raises:
         UsageError: The loop makes too few steps, or as `explain_run_differences`.

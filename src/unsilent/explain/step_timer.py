@@ -1,4 +1,4 @@
-"""Times the steps of a running loop with one source of nondeterminism after the other switched off.
+"""Times the steps of a running loop, with each source of nondeterminism switched off in turn.
 
 Steps take turns within one run: in each round every mode has a few steps, in shuffled order. A step lasts from one update of the
 first optimizer to its next one, so that other optimizers of the loop belong to it. What is around an update may put settings
@@ -28,7 +28,10 @@ NO_DETERMINISTIC_FORM = "does not have a deterministic implementation"
 
 
 def modes_of(threads: int, cuda: bool) -> tuple[dict[str, Mode], dict[str, str]]:
-    """Modes by the source that they pin, the one that pins nothing first; and why other sources cannot be measured."""
+    """Modes by the source that they pin, and reasons why other sources cannot be measured.
+
+    The mode that pins nothing is the first.
+    """
     free = Mode(tune=cuda, tf32=True if cuda else None)
     modes = {
         FREE: free,
@@ -50,7 +53,7 @@ def modes_of(threads: int, cuda: bool) -> tuple[dict[str, Mode], dict[str, str]]
 
 
 class StepTimer(OptimizerStepCounter):
-    """Times steps while it is active, and ends the loop after so many rounds.
+    """Times steps while it is active, and ends the loop after a number of rounds.
 
     Args:
         rounds: Number of rounds after which `StepLimitReached` is raised.
@@ -104,7 +107,7 @@ class StepTimer(OptimizerStepCounter):
         super()._end(optimizer, args, kwargs)
 
     def _take_turns(self) -> Generator[None]:
-        """Goes on at the end of each step."""
+        """Generator that is resumed at the end of each step, and switches between the modes."""
         for _ in range(SETTLING - 1):  # one is over
             yield
         modes, self.unmeasured = modes_of(torch.get_num_threads(), torch.cuda.is_initialized())
@@ -129,7 +132,7 @@ class StepTimer(OptimizerStepCounter):
 
 
 def _clocks() -> tuple[float, float]:
-    """Seconds of this process's CPU and of the wall, once all work is done."""
+    """CPU time of this process and wall time in seconds, read after all GPU work is done."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.process_time(), time.perf_counter()

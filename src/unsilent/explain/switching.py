@@ -1,4 +1,4 @@
-"""Switches that make a running process deterministic: set and put back again, so that steps of one run can take turns."""
+"""Switches that make a running process deterministic, which can be set and restored between steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ whether it measures several kernels."""
 
 
 class Mode(NamedTuple):
-    """Switches with which steps run.
+    """A set of switches that are applied to some steps of a run.
 
     Attributes:
         deterministic: Torch's deterministic algorithms, and cuDNN's.
@@ -41,7 +41,10 @@ class Mode(NamedTuple):
         return self.deterministic, self.fill, self.deterministic, self.tune
 
     def set(self, warn_only: bool) -> None:
-        """Set all its switches; ``warn_only``: operations without a deterministic form run."""
+        """Set all switches of the mode.
+
+        ``warn_only``: allow operations without a deterministic form.
+        """
         _set_switches(self._switches, warn_only)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -51,7 +54,7 @@ class Mode(NamedTuple):
 
     @property
     def is_set(self) -> bool:
-        """Whether its switches are as it sets them."""
+        """Whether all switches have the values of this mode."""
         precisions = [part.fp32_precision for part in parts_with_precision()] if self.tf32 is not None else []
         return (
             _current_switches() == self._switches
@@ -76,7 +79,10 @@ def _set_switches(switches: Switches, warn_only: bool) -> None:
 
 @contextmanager
 def switched(mode: Mode) -> Iterator[None]:
-    """The mode inside, in which operations without a deterministic form run; all switches as they were afterwards."""
+    """Context in which the switches of a mode are set; they are restored afterwards.
+
+    Operations without a deterministic form are allowed.
+    """
     switches, threads = _current_switches(), torch.get_num_threads()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     precisions = [(part, part.fp32_precision) for part in parts_with_precision()] if mode.tf32 is not None else []

@@ -1,4 +1,4 @@
-"""The line of the user's own code that is running."""
+"""Finds the line of the user's own code that is running."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ NOWHERE: Line = ("", 0, "")
 
 
 class UserFrameFinder:
-    """Finds the innermost frame of the user's own code: neither of this package nor of an installed library.
+    """Finds the innermost frame of the user's own code.
+
+    Code of this package and of installed libraries is not the user's own.
 
     Where only libraries are running, their outermost frame is given. ``own``: file that is the user's wherever it lies.
     """
@@ -42,7 +44,12 @@ class UserFrameFinder:
         self._known: dict[str, bool] = {}
 
     def current_user_line(self, frame: FrameType | None = None, imports: bool = True) -> Line:
-        """The line that is running; `NOWHERE` for what a library does while it is imported, unless ``imports`` count too."""
+        """The user's line that is running, otherwise a line of a library, or `NOWHERE`.
+
+        `NOWHERE` also for what a library does while it is imported, unless ``imports`` count.
+
+        `NOWHERE` for what a library does while it is imported, unless ``imports`` count too.
+        """
         frame = frame or sys._getframe(1)
         library: FrameType | None = None
         while frame is not None:
@@ -56,7 +63,7 @@ class UserFrameFinder:
         return (library.f_code.co_filename, library.f_lineno, library.f_code.co_name) if library else NOWHERE
 
     def is_called_by_user_code(self, frame: FrameType) -> bool:
-        """Whether a line of the user's own called what is running in this frame, no library in between."""
+        """Whether the function of this frame was called directly by the user's own code."""
         caller: FrameType | None = frame
         while caller is not None and (
             _ours(caller.f_code.co_filename) or caller.f_code.co_filename.startswith(_BETWEEN)

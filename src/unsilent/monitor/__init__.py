@@ -1,4 +1,7 @@
-"""The live watch of a training job. What needs torch is loaded on first use, so that events are read without it."""
+"""Monitoring of a training job while it runs.
+
+Modules that need torch are imported on first use, so that events can be read without torch.
+"""
 
 from __future__ import annotations
 

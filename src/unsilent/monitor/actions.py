@@ -1,4 +1,4 @@
-"""Actions on an alarm: leave an optimizer step out, save the state, stop the job."""
+"""Actions on an alarm: skip an optimizer step, save the state, stop the job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_SAVE = f"the state was not saved, for {MOST_SAVED} states of this run were sa
 
 
 class MonitorStop(UnsilentError):
-    """The monitor stops the job, in all ranks alike.
+    """Raised in all ranks when the monitor stops the job.
 
     Attributes:
         exit_code: With ``on_alarm="replay"`` that of the fault verdict. Else 17 where bits changed between two steps without a
@@ -41,7 +41,7 @@ class MonitorStop(UnsilentError):
 
 
 class AlarmAction:
-    """Does what the settings ask for on an alarm.
+    """Carries out the action on an alarm that the settings name.
 
     Attributes:
         can_skip: The verdict comes before the optimizer step that it is on.
@@ -55,7 +55,9 @@ class AlarmAction:
         self._saved = 0
 
     def act(self, step: int, no_rerun: str) -> str:
-        """Do it, except for what other parts do; what is done, in words.
+        """Carry out the action, and return a description of what is done.
+
+        Steps are executed again elsewhere, and the caller stops the job.
 
         ``no_rerun``: why steps cannot be executed again, empty where they can.
         """
@@ -77,25 +79,25 @@ class AlarmAction:
         return {"stop": "the job stops"}.get(action, "the training goes on")
 
     def begin_step(self, optimizer: Optimizer) -> bool:
-        """An optimizer is about to make its step; whether that changes nothing."""
+        """Called before an optimizer step; return whether the step is skipped."""
         self.end_step(optimizer)  # the step before may have raised an error
         if self.skips:
             self._skipped[id(optimizer)] = SkippedStep(optimizer)
         return self.skips
 
     def begin_backward(self) -> None:
-        """A backward pass was made since the last step: gradients that a failed step left out are not wanted any more."""
+        """Called after a new backward pass; discard the gradients of steps that were skipped."""
         self.skips = False
         self._skipped.clear()
 
     def end_step(self, optimizer: Optimizer) -> None:
-        """End the step that an optimizer has made."""
+        """Called after an optimizer step; restore the gradients if the step was skipped."""
         if (skipped := self._skipped.pop(id(optimizer), None)) is not None:
             skipped.end()
 
 
 class SkippedStep:
-    """An optimizer step that changes nothing: while it runs, parameters have no gradients."""
+    """An optimizer step without effect: the parameters have no gradients while it runs."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
@@ -104,13 +106,16 @@ class SkippedStep:
             parameter.grad = None
 
     def end(self) -> None:
-        """Put the gradients back."""
+        """Put the gradients of the parameters back."""
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
 
 
 def save_state(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], step: int, rank: int) -> Path:
-    """Write the state of a training to ``step-S-rank-R.pt`` in a folder, in one step; the path."""
+    """Write the state of a training to ``step-S-rank-R.pt`` in a folder, and return the path.
+
+    The file gets its name only when it is complete.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step}-rank-{rank}.pt"
     unfinished = path.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""Exchange of rows among ranks: when a rank sends its row of a step, and how long it waits for those of the others.
+"""Exchange of rows among ranks: when a rank sends the row of a step, and how long it waits for other ranks.
 
 Where all ranks must act alike on an alarm, each waits for the rows of all before it goes on. Where an alarm is only logged,
 nothing needs to be alike: a rank waits no longer than its budget allows, goes on, and takes the rows when they come.
@@ -23,7 +23,7 @@ MOST_AHEAD = 1000
 
 
 class Agreement:
-    """Sends rows, and takes those of all ranks in the order of steps.
+    """Sends the rows of this rank, and receives the rows of all ranks in the order of steps.
 
     Attributes:
         must_act_alike: Whether the verdict on a step must be known in all ranks before the next one.
@@ -40,7 +40,9 @@ class Agreement:
         self._step = 0
 
     def send(self, row: RankRow, is_comparable: bool) -> None:
-        """Send the row of a step; ``is_comparable``: rows of other ranks were there before it.
+        """Send the row of a step.
+
+        ``is_comparable``: no row of another rank was missing before it.
 
         The fingerprint of replicas is sent one row later. If all ranks have made the step by then, its number means the same step
         in all of them, with the same intervals of sampling.
@@ -50,7 +52,9 @@ class Agreement:
         self._exchange.begin(row._replace(replicas=NOT_COMPARED if self.is_behind else before))
 
     def receive(self, seconds: float | None = None, step: int = 0) -> Iterator[list[RankRow]]:
-        """The rows of all ranks, step by step, that are there, or for which this rank waits.
+        """Yield the rows of all ranks, one step after the other.
+
+        This rank waits for rows that are missing.
 
         Args:
             seconds: Longest wait at the end of a training; None: as long as is usual before a step.
@@ -75,7 +79,10 @@ class Agreement:
             raise RanksApart(f"this rank is {ahead} steps ahead of another one")
 
     def _of_one_step(self, rows: list[RankRow]) -> list[RankRow]:
-        """The rows, whose parameters can only be compared if they are of one step; it has to be one where ranks act alike."""
+        """The rows, without fingerprints of replicas if the ranks are at different steps.
+
+        Raises ``RanksApart`` for different steps if ranks must act alike.
+        """
         steps = [row.step for row in rows if not (row.failed or row.ended)]
         if len(set(steps)) <= 1:
             return rows
@@ -85,12 +92,15 @@ class Agreement:
         return [row._replace(replicas=NOT_COMPARED) for row in rows]
 
     def drop(self) -> None:
-        """The training goes back, in all ranks: forget what was sent."""
+        """Forget all rows that were sent, because the training goes back in all ranks."""
         self._exchange.drop()
         self._replicas = NOT_COMPARED
 
     def _patience(self) -> float:
-        """Seconds that this rank may wait now; where ranks need not act alike, none as long as another one is behind."""
+        """Seconds that this rank may wait for other ranks now.
+
+        0 while another rank is behind, unless ranks must act alike.
+        """
         if self.must_act_alike:
             return ACTING_SECONDS
         allowed = (time.perf_counter() - self._begun) * self._budget / 100

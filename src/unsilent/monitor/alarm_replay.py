@@ -37,7 +37,7 @@ _log = logging.getLogger(LOGGER)
 
 
 class AlarmReplay:
-    """Replay of one alarm, from its verdict to the kind of fault; the same in all ranks.
+    """Replay of one alarm, which finds the kind of fault; all ranks get the same result.
 
     Args:
         verdict: Verdict with the rank that is suspected.
@@ -75,7 +75,10 @@ class AlarmReplay:
         self._rows.append(rows)
 
     def run(self, steps: ReplayedSteps) -> Iterator[object]:
-        """Yield what iterations begin with, to have their bodies executed; `evidence` is there afterwards."""
+        """Yield the item of each iteration that is executed again.
+
+        The result of `evidence` is available afterwards.
+        """
         self._engine = StepReplay(steps, self._take_findings, self._link, self._verdict.suspect, self._load_earlier)
         self.is_running = True
         try:
@@ -90,7 +93,10 @@ class AlarmReplay:
             _log.warning("step %d: the result of %s is far from that in float64", self._verdict.step, self._engine.far)
 
     def evidence(self, problem: str = "") -> Evidence:
-        """The evidence on the alarm; ``problem``: why its steps were not executed again, or not to their end."""
+        """The evidence on the alarm.
+
+        ``problem``: why its steps were not executed again, or not to their end.
+        """
         verdict, prefix = self._verdict, f"{FINGERPRINT} of "
         has_changed = verdict.tensor.startswith(prefix)
         known = Evidence(
@@ -112,7 +118,9 @@ class AlarmReplay:
         )  # fmt: skip
 
     def not_executed(self, problem: str, batches: Sequence[Any]) -> Evidence:
-        """The evidence where steps are not executed again: why, and what is wrong with the last batches by themselves.
+        """The evidence on an alarm whose steps cannot be executed again.
+
+        It has the reason, and what is wrong with the last batches.
 
         All ranks call this together.
         """
@@ -120,7 +128,10 @@ class AlarmReplay:
         return replace(self.evidence(problem), batch_problem=text_of_suspect(texts, self._verdict.suspect))
 
     def _take_findings(self) -> Findings:
-        """Findings of the first iteration that has one: from there ranks give each other what is wrong."""
+        """The findings of the first replayed iteration that has any.
+
+        Later iterations do not count: from there on ranks pass errors to each other.
+        """
         iterations, self._rows = self._rows, []
         steps, signals = self.recorder.steps, self._local(self.recorder)
         self.recorder.clear()
@@ -139,14 +150,14 @@ class AlarmReplay:
         return Findings(frozenset(), True, len(iterations), signals, original)
 
     def _local(self, recorder: Recorder) -> Signals:
-        """Signals that this rank computed before any reduction, in each step."""
+        """Signals that this rank computed before any reduction among ranks, in each step."""
         recording = recorder.recording(self._series)
         are_local = [entry.feature in (GRADIENT, LOSS) for entry in self._series]
         return np.where(recording.seen, recording.values, np.nan)[:, are_local]
 
 
 class FaultJudge:
-    """Judges the alarms of one run together with incidents of earlier runs; the same in all ranks.
+    """Judges the alarms of a run, together with incidents of earlier runs; all ranks get the same result.
 
     Args:
         link: The other ranks, to which rank 0 says at the start what it has read.
@@ -164,11 +175,14 @@ class FaultJudge:
         self._first_step = first_step() or 0
 
     def training_step_text(self, step: int) -> str:
-        """The step of the training that a step of this run is, as text; empty where that is the same."""
+        """The step of the whole training as text, or an empty text if the run began at step 0."""
         return f" (step {self._first_step + step} of the training)" if self._first_step else ""
 
     def judge(self, evidence: Evidence) -> FaultVerdict:
-        """The verdict on the kind of fault; it counts as an earlier incident from then on."""
+        """The verdict on the kind of fault.
+
+        The alarm counts as an earlier incident from then on.
+        """
         of_training = replace(evidence, step=self._first_step + evidence.step)
         verdict_in_training = judge(with_earlier_incidents(of_training, self._earlier))
         verdict = replace(verdict_in_training, step=evidence.step)

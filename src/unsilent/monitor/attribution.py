@@ -1,4 +1,7 @@
-"""Attribution of a fault to a rank, from what all ranks say of one step. Pure: the same answer in every rank."""
+"""Attribution of a fault to a rank, from the rows of all ranks in one step.
+
+Every rank computes the same answer.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ CLEAR = 3.0
 
 
 class Suspect(NamedTuple):
-    """A rank, and how it was found; `UNDETERMINED` where it was not."""
+    """The rank that is suspected, or `UNDETERMINED`, and the reason."""
 
     rank: int
     reason: str
 
 
 def divergent_replicas(sums: Sequence[int]) -> list[int]:
-    """Ranks whose fingerprint of the same parameters is not that of the majority; all of them where there is none."""
+    """Ranks whose fingerprint of the parameters differs from the majority.
+
+    All ranks if there is no majority.
+    """
     if len(set(sums)) <= 1:
         return []
     most, count = Counter(sums).most_common(1)[0]
@@ -31,7 +37,7 @@ def divergent_replicas(sums: Sequence[int]) -> list[int]:
 
 
 def suspect_of(rows: Sequence[RankRow], replicas_count: bool = True) -> Suspect | None:
-    """The rank that a fault is in; None where no rank reports anything.
+    """The rank where the fault is, or None if no rank reports anything.
 
     Bits that changed between two steps are proof. Next come replicas: one rank that has other parameters than the majority. Then
     what each rank found in its own signals, from before any reduction: a fault is in the one rank whose own history it leaves.

@@ -1,4 +1,4 @@
-"""Notes when a backward pass begins and ends, in any training loop: `torch.autograd.backward` is replaced while somebody listens.
+"""Notifies listeners of backward passes, by replacing `torch.autograd.backward` while there are listeners.
 
 ``loss.backward()``, loss scalers and the training frameworks all call this function. Backward passes inside another one
 (activation checkpointing) are not reported. A listener may be bound to one thread; it then hears of the passes of that thread
@@ -29,11 +29,11 @@ from unsilent.basics.nested import tensors_in
 
 
 class HiddenFromScript:
-    """Base class of hooks that `torch.jit.script` does not see."""
+    """Base class of hooks that are removed from a module while `torch.jit.script` compiles it."""
 
 
 def script_without_hooks(plain: Any) -> Any:
-    """`torch.jit.script`, with such hooks taken out of a module while it is compiled."""
+    """A replacement of `torch.jit.script` that removes hidden hooks from a module while it is compiled."""
 
     def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **named: Any) -> Any:
         if not isinstance(obj, nn.Module):
@@ -47,7 +47,7 @@ def script_without_hooks(plain: Any) -> Any:
 
 @contextmanager
 def _without_hooks(model: nn.Module) -> Iterator[None]:
-    """Put the hooks back afterwards, in their order."""
+    """Context in which a model has no hooks of `HiddenFromScript`; they are restored in order."""
     tables = [table for module in model.modules() for table in (module._forward_hooks, module._forward_pre_hooks)]
     before = [(table, dict(table)) for table in tables if any(map(_is_hidden, table.values()))]
     for table, hooks in before:
@@ -70,23 +70,32 @@ class BackwardListener:
     """A listener that is called around each backward pass; by default it does nothing."""
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
-        """A backward pass of these tensors begins, which a loss scaler has multiplied by ``scale``."""
+        """Called when a backward pass of these tensors begins.
+
+        ``scale``: factor that a loss scaler has multiplied them by.
+        """
 
     def after_backward(self) -> None:
-        """Called when a backward pass has ended and raised no error."""
+        """Called when a backward pass has ended without an error."""
 
     def after_clipping(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
-        """The program has clipped the gradients of these parameters, whose norm together was this."""
+        """Called when the program has clipped gradients.
+
+        ``norm``: total norm of the gradients of these parameters before clipping.
+        """
 
     def after_scaler_update(self) -> None:
-        """A loss scaler has adapted its factor: the step is over, whether the optimizer made it or not."""
+        """Called when a loss scaler has updated its factor, which ends the step.
+
+        The optimizer may have skipped its step.
+        """
 
     def hook_failed(self, error: Exception) -> None:
-        """A function of this module, or one that is called after clipping or scaling, raised an error."""
+        """Called when a hook of this module, or a method of a listener, has raised an error."""
 
 
 class _Registration:
-    """A listener, and the thread that it is bound to; None: it hears of all."""
+    """A listener, and the number of the thread that it is bound to; None for all threads."""
 
     def __init__(self, listener: BackwardListener, thread: int | None) -> None:
         self.listener, self.thread = weakref.ref(listener, lambda _: _remove(self)), thread
@@ -108,7 +117,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def add_listener(listener: BackwardListener, thread: int | None = None) -> None:
-    """Call this listener from now on; ``thread``: its number if only passes of one thread count."""
+    """Call this listener from now on.
+
+    ``thread``: number of a thread if only its backward passes count.
+    """
     if not _replaced:
         _replace(torch.autograd, "backward", _noted_backward)
         _replace(torch.jit, "script", script_without_hooks)
@@ -123,14 +135,17 @@ def add_listener(listener: BackwardListener, thread: int | None = None) -> None:
 
 
 def bind_to_this_thread(listener: BackwardListener) -> None:
-    """Call the listener from now on for passes of the calling thread alone."""
+    """Call the listener only for backward passes of the calling thread from now on."""
     for registration in _listeners:
         if registration.listener() is listener:
             registration.thread = threading.get_ident()
 
 
 def remove_listener(listener: BackwardListener) -> None:
-    """Call it no more; the last one leaves torch as it was."""
+    """Stop calling this listener.
+
+    When the last one is removed, the functions of torch are restored.
+    """
     for registered in [registration for registration in _listeners if registration.listener() is listener]:
         _remove(registered)
 
@@ -148,7 +163,10 @@ def _remove(registration: _Registration) -> None:
 
 
 def _heard() -> Iterator[BackwardListener]:
-    """The listeners that hear of this thread, also those that are added meanwhile."""
+    """The listeners for backward passes of the current thread.
+
+    Listeners that are added meanwhile are included.
+    """
     for registration in _listeners:
         if registration.thread in (None, threading.get_ident()) and (listener := registration.listener()) is not None:
             yield listener
@@ -239,7 +257,7 @@ def _noted_update(plain: Any) -> Any:
 
 
 def _note_scale(scaler: GradScaler, scaled: Any) -> None:
-    """Remember the factor in the graphs of what was scaled."""
+    """Store the scaler's factor in the graph of each scaled tensor."""
     global _is_scaling
     _is_scaling = True
     try:
@@ -252,7 +270,7 @@ def _note_scale(scaler: GradScaler, scaled: Any) -> None:
 
 
 def _scale_or_failure(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The scale of `_scale_of`; an error is that of the listeners."""
+    """The result of `_scale_of`, or None after an error, which is passed to the listeners."""
     try:
         return _scale_of(tensors)
     except Exception as error:
@@ -261,7 +279,7 @@ def _scale_or_failure(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def _scale_of(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The factor that a loss scaler multiplied these tensors by, or what they were computed from."""
+    """The factor of the loss scaler in the graphs of these tensors, or None if they were not scaled."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
     for _ in range(_MOST_NODES):
         node = waiting.pop(0) if waiting else None

@@ -1,4 +1,7 @@
-"""Exchange of the ranks in each step: one row of whole numbers, gathered by all, on processors and beside the training."""
+"""Exchange among the ranks in each step: every rank receives one row of integers from each rank.
+
+The rows are exchanged between CPUs, beside the training.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,11 @@ _missed: Counter[tuple[int, ...]] = Counter()
 
 
 class RanksApart(Exception):
-    """The ranks do not make the same steps, so that they cannot agree."""
+    """Raised when the ranks are at different steps, so that they cannot agree."""
 
 
 class RankRow(NamedTuple):
-    """Row of numbers that a rank sends on one step.
+    """The numbers that a rank sends for one step.
 
     Attributes:
         step: Step of the monitor.
@@ -78,17 +81,20 @@ class RankRow(NamedTuple):
     has_shared: int = 0
 
     def to_words(self) -> list[int]:
-        """The row as whole numbers."""
+        """The row as integers."""
         return [*self[:2], struct.unpack("q", struct.pack("d", self.score))[0], *self[3:]]
 
     @classmethod
     def from_words(cls, words: list[int]) -> RankRow:
-        """The reverse of `to_words`."""
+        """Restore a row from the integers of `to_words`."""
         return cls(words[0], words[1], struct.unpack("d", struct.pack("q", words[2]))[0], *words[3:])
 
 
 class RankInfo(NamedTuple):
-    """Identity of a rank, and what it monitors; ``run``: its name for the run, of which that of rank 0 is taken."""
+    """Identity of a rank, and the series that it monitors.
+
+    ``run``: its name for the run; the name that rank 0 sends is used.
+    """
 
     rank: int
     host: str
@@ -99,7 +105,7 @@ class RankInfo(NamedTuple):
 
 
 class Exchange:
-    """Gathers rows of all ranks; of this process alone without torch.distributed.
+    """Gathers the rows of all ranks, or only of this process without torch.distributed.
 
     Args:
         ranks: ``all``, ``alone`` or a process group.
@@ -117,7 +123,10 @@ class Exchange:
         self.sent: deque[_Sent] = deque()
 
     def introduce(self, info: RankInfo) -> list[RankInfo]:
-        """Identities of all ranks. Raises ``UsageError`` in every rank where settings differ, but for `RANK_SETTINGS`."""
+        """Exchange the identities of all ranks.
+
+        Raises ``UsageError`` in every rank if settings differ, except those in `RANK_SETTINGS`.
+        """
         result = self.link.gather(info)
         for name in info.settings:
             values = [str(rank_info.settings.get(name)) for rank_info in result]
@@ -130,11 +139,11 @@ class Exchange:
 
     @property
     def outstanding(self) -> int:
-        """Rows that were sent, and that not all ranks have answered or nobody has taken so far."""
+        """Number of rows that were sent and whose answers were not received with `end` so far."""
         return len(self.sent)
 
     def begin(self, row: RankRow) -> None:
-        """Send the row of a step; nobody waits."""
+        """Start sending the row of a step, without waiting."""
         words = torch.tensor(row.to_words(), dtype=torch.int64)
         if self._group is None:
             self.sent.append(_Sent(None, [words]))
@@ -143,7 +152,9 @@ class Exchange:
         self.sent.append(_Sent(dist.all_gather(rows, words, group=self._group, async_op=True), rows))
 
     def end(self, seconds: float = 0.0) -> list[RankRow] | None:
-        """The rows of all ranks in the oldest step that `begin` was called for and this was not.
+        """The rows of all ranks in the oldest step that is outstanding, or None.
+
+        The rows are removed from those that are outstanding.
 
         None: there is no such step, or a rank has not answered after so many seconds.
         """
@@ -152,18 +163,24 @@ class Exchange:
         return self.sent.popleft().read()
 
     def drop(self) -> None:
-        """Forget the rows that nobody has taken, as all ranks do."""
+        """Forget all rows that are outstanding.
+
+        All ranks must do so together.
+        """
         self.sent.clear()
 
     def is_open(self) -> bool:
-        """Whether the other ranks can be reached: a program may end torch.distributed before the monitor."""
+        """Whether the other ranks can be reached.
+
+        A program may end torch.distributed before the monitor.
+        """
         try:
             return self._group is None or dist.get_rank(self._group) >= 0
         except (ValueError, RuntimeError):
             return False
 
     def close(self, last: RankRow | None = None) -> None:
-        """Leave the group.
+        """Leave the process group of the ranks.
 
         ``last`` is for ranks that make further steps; nobody waits for them. None: this rank ends by an error; ranks that wait
         for its row get an error as well.
@@ -179,24 +196,27 @@ class Exchange:
 
 
 class _Sent(NamedTuple):
-    """Rows on their way; ``work`` is None where this process is alone."""
+    """Rows that are being exchanged; ``work`` is None if this process is alone."""
 
     work: Any
     rows: list[Tensor]
 
     def is_complete(self) -> bool:
-        """Whether all have arrived, or an error has."""
+        """Whether all rows have arrived, or the exchange has failed."""
         return self.work is None or self.work.is_completed()
 
     def read(self) -> list[RankRow]:
-        """The rows. Raises the error."""
+        """The rows of all ranks.
+
+        Raises the error of an exchange that has failed.
+        """
         if self.work is not None:
             self.work.wait()
         return [RankRow.from_words(row.tolist()) for row in self.rows]
 
 
 def _wait(is_done: Callable[[], bool], seconds: float) -> bool:
-    """Wait for at most so many seconds; whether it is done."""
+    """Wait until a condition holds, at most this many seconds; return whether it holds."""
     pause, deadline = 1e-5, time.monotonic() + seconds
     while not is_done():
         if time.monotonic() >= deadline:
@@ -207,7 +227,7 @@ def _wait(is_done: Callable[[], bool], seconds: float) -> bool:
 
 
 def _processor_group(ranks: Any) -> Any:
-    """A group of its own for messages between processors, so that no device is waited for; None: this process is alone."""
+    """A new process group for messages between CPUs, or None if this process is alone."""
     if isinstance(ranks, str) and ranks not in ("all", "alone"):
         raise UsageError(f"ranks is {ranks!r}; expected 'all', 'alone' or a process group")
     if ranks == "alone" or not (dist.is_available() and dist.is_initialized()):
@@ -224,7 +244,7 @@ def _processor_group(ranks: Any) -> Any:
 
 
 def _all_meet(members: Sequence[int]) -> bool:
-    """Whether all these ranks come here within a time; all of them get the same answer.
+    """Whether all these ranks call this function within a time limit; all get the same answer.
 
     To make a group, all of them are needed: without this, a rank that trains alone would wait for the others, and those perhaps
     for this one.
@@ -243,7 +263,10 @@ def _all_meet(members: Sequence[int]) -> bool:
 
 
 def settings_by_name(settings: Any) -> dict[str, Any]:
-    """The fields of a dataclass as JSON values; tuples stay, of rules that are objects there is what is recorded of them."""
+    """The fields of a dataclass by name as JSON values.
+
+    Tuples stay; a rule that is an object becomes its recorded text.
+    """
     return {field.name: _json_value(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
 
 
@@ -254,7 +277,9 @@ def _json_value(value: Any) -> Any:
 
 
 def device_name(device: torch.device) -> str:
-    """The device, and of a CUDA device its model and its UUID: numbers of devices differ from job to job.
+    """The name of a device, with the model and the UUID of a CUDA device.
+
+    Numbers of devices differ from job to job.
 
     Another device has its slot, where a launcher has given it one.
     """

@@ -1,4 +1,4 @@
-"""Records the first verdict of a run in a folder beside its events: see `events.incident_folder`.
+"""Records the first verdict of a run in a folder beside the run's events: see `events.incident_folder`.
 
 Everything is written in a thread of its own, so that neither this rank nor one that waits for it waits for a disk. What cannot be
 written is logged once, and the training goes on.
@@ -64,7 +64,9 @@ XID = "NVRM: Xid ("
 
 
 def gpu_facts(uuid: str) -> dict[str, str]:
-    """Facts on a GPU by name; ``xid``: the last errors of its driver in the log of the kernel, where that may be read.
+    """Facts about a GPU by name, such as its serial number.
+
+    ``xid``: the last errors of its driver in the kernel log, if that is readable.
 
     Args:
         uuid: Identity as nvidia-smi has it: ``GPU-…``.
@@ -79,7 +81,10 @@ def gpu_facts(uuid: str) -> dict[str, str]:
 
 
 def _xids(lines: Sequence[str], pci: str) -> dict[str, str]:
-    """The last errors of a device; nvidia-smi writes its address as 00000000:3B:00.0, the kernel as 0000:3b:00."""
+    """The last driver errors of a GPU in lines of the kernel log.
+
+    nvidia-smi writes the address of a device as 00000000:3B:00.0, the kernel as 0000:3b:00.
+    """
     place = pci.lower().rpartition(".")[0][-len("0000:3b:00") :]
     wanted = f"{XID}PCI:{place}".lower()
     messages = [line[line.lower().index(wanted) :].strip() for line in lines if place and wanted in line.lower()]
@@ -87,7 +92,7 @@ def _xids(lines: Sequence[str], pci: str) -> dict[str, str]:
 
 
 def _output(command: Sequence[str]) -> str:
-    """Output of a program; empty where it is missing, fails or takes too long."""
+    """Output of a program, or an empty text if it is missing, fails or takes too long."""
     try:
         return subprocess.check_output(
             command, stderr=subprocess.DEVNULL, text=True, timeout=QUERY_SECONDS, errors="replace"
@@ -108,7 +113,7 @@ _log = logging.getLogger(LOGGER)
 
 
 class IncidentWriter:
-    """The part of one rank.
+    """Writes the files of one rank in the folder of an incident.
 
     Args:
         folder: Folder that gets a folder for each incident.
@@ -137,7 +142,7 @@ class IncidentWriter:
         self._has_failed = False
 
     def add_row(self, step: int, series: Sequence[Series], signals: SignalValues, seconds: float) -> None:
-        """The signals of one more step."""
+        """Add the signals of one step."""
         self._series = series
         self._recorder.add(step, signals, seconds)
         if self._steps_to_come:
@@ -146,7 +151,9 @@ class IncidentWriter:
                 self._write_series()
 
     def begin(self, verdict: Verdict, alarms: Sequence[Alarm], started: Started) -> Path:
-        """The first verdict of the run; the folder, which is written after this.
+        """Begin the record of the first verdict, and return its folder.
+
+        The folder is written afterwards, in a thread.
 
         Args:
             verdict: Verdict of all ranks.
@@ -173,12 +180,14 @@ class IncidentWriter:
         return self.path
 
     def begin_again(self) -> None:
-        """A loop goes back to a state before the alarm."""
+        """Called when a loop goes back to a state before the alarm."""
         self._again_from = None
         self._is_step_known = bool(self._batches)
 
     def add_iteration(self, step: int, state: Callable[[], Any], batch: Any) -> None:
-        """An iteration begins that a loop executes again; those of the step of the alarm are recorded, when they come first.
+        """Record the state and batch of an iteration if it belongs to the step of the alarm.
+
+        Called before each iteration that is executed again; only the first execution is recorded.
 
         Args:
             step: Step of the monitor.
@@ -202,7 +211,7 @@ class IncidentWriter:
         self._later(self._write_part)
 
     def add_verdict(self, verdict: Verdict) -> None:
-        """A later verdict of the same run."""
+        """Record a later verdict of the same run."""
         if self._incident is not None and len(self._incident.verdicts) < MOST_EVENTS:
             self._incident = replace(self._incident, verdicts=(*self._incident.verdicts, verdict))
             self._later(self._write_incident)
@@ -214,7 +223,7 @@ class IncidentWriter:
             self._later(self._write_incident)
 
     def close(self) -> None:
-        """Wait until all is written, for at most `CLOSING_SECONDS`."""
+        """Wait until all files are written, for at most `CLOSING_SECONDS`."""
         if self._thread is None:
             return
         if self._steps_to_come:
@@ -260,7 +269,7 @@ class IncidentWriter:
         return self.path / f"rank{self._part.rank}"
 
     def _write_series(self) -> None:
-        """Have the series written, with their steps."""
+        """Schedule writing of the series and their steps."""
         assert self._part is not None
         self._part = replace(self._part, series_steps=self._recorder.steps)
         recording, file = self._recorder.recording(self._series), self._own_folder / SERIES_FILE
@@ -268,12 +277,12 @@ class IncidentWriter:
         self._later(lambda: replace_file(file, recording.content()))
 
     def _write_tensors(self, name: str, value: Any) -> None:
-        """Have a nesting of tensors on the host written."""
+        """Schedule writing of nested CPU tensors to a file of this name."""
         file = self._own_folder / name
         self._later(lambda: write_tensors(file, value))
 
     def _later(self, write: Callable[[], object]) -> None:
-        """Have something written."""
+        """Schedule a function that writes something in the thread of the writer."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="unsilent incident", daemon=True)
             self._thread.start()
@@ -281,7 +290,9 @@ class IncidentWriter:
 
 
 def training_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """Parameters and buffers by name, of each optimizer its state by name of the parameter and its settings, and generators.
+    """The state of a training: model, optimizers and random generators.
+
+    Parameters and buffers are listed by name, as is the state of each optimizer.
 
     Tensors are no copies.
     """
@@ -298,7 +309,10 @@ def training_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[st
 
 
 def generator_states() -> dict[str, Any]:
-    """The states of the global random generators, and of that of the CUDA device in use, as tensors and plain values."""
+    """The states of the global random generators, and of the current CUDA device's generator.
+
+    As tensors and plain values.
+    """
     numpys = np.random.get_state(legacy=False)
     states: dict[str, Any] = {
         "torch": torch.random.get_rng_state(),
@@ -320,7 +334,10 @@ def _digest(value: Any) -> str:
 
 
 def _copied(name: str, value: Any) -> Any:
-    """A copy on the host. Raises ``UsageError`` where the file of this name would be too large."""
+    """A copy in CPU memory.
+
+    Raises ``UsageError`` if the file of this name would be too large.
+    """
     size = sum(tensor.nbytes for tensor in tensors_in(value))
     if size > MOST_TENSOR_BYTES:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The monitor of a training: reads signals, applies rules, agrees with the other ranks, and acts.
+"""The monitor of a training: reads signals, applies rules, agrees with the other ranks, and acts on alarms.
 
     with Monitor(model, optimizer):
         ...                         # any training loop
@@ -91,7 +91,7 @@ _open: weakref.WeakSet[Monitor] = weakref.WeakSet()
 
 
 class Monitor:
-    """Watches one training; a context manager that removes its hooks.
+    """Monitors one training; a context manager that removes its hooks at the end.
 
     Args:
         model: Model that is trained, wrapped or not.
@@ -209,7 +209,9 @@ class Monitor:
             raise
 
     def close(self, wait: bool = True) -> None:
-        """Judge what is not judged yet, remove all hooks and end all sinks; closing twice does nothing.
+        """Judge the remaining steps, remove all hooks and close all sinks.
+
+        Closing twice does nothing.
 
         ``wait``: for the other ranks, which end as well. Nobody waits where an exception ends this rank alone.
 
@@ -240,7 +242,7 @@ class Monitor:
             raise stop
 
     def __del__(self) -> None:
-        """The program has dropped what is monitored."""
+        """Close the monitor when the program has dropped the last reference to it."""
         if sys.is_finalizing() or getattr(self, "_closed", True):
             return
         try:
@@ -252,11 +254,17 @@ class Monitor:
             self.stops.append(stop)
 
     def _leave_to_parent(self) -> None:
-        """Do nothing any more, in a child that the program has forked: files and servers are those of the parent."""
+        """Disable the monitor in a forked child process.
+
+        Its files and servers belong to the parent.
+        """
         self._closed = self._is_off = self._collector.is_off = True
 
     def _judge_rest(self, wait: bool) -> None:
-        """Judge what is not judged yet; ``wait`` for the verdict of all ranks on it."""
+        """Judge the steps that are not judged yet.
+
+        ``wait``: for the verdict of all ranks on them.
+        """
         if self._checks.findings:
             self._report_checks()
         if self._collector.is_over and not self._collector.is_reading:
@@ -278,7 +286,7 @@ class Monitor:
         MONITORED.difference_update((self._model, *self._optimizers))
 
     def _end(self, how: str) -> None:
-        """The last event, and the recording."""
+        """Report the last event, and write the recording."""
         if self._collector.backwards and not self._collector.step:
             log.warning("no step of an optimizer was seen after a backward pass, so that nothing was judged")
         unseen = self._judge.unseen()
@@ -301,50 +309,56 @@ class Monitor:
 
     @property
     def model(self) -> nn.Module:
-        """The model that is trained, without wrappers."""
+        """The model that is trained, without wrappers such as DDP."""
         return self._model
 
     @property
     def intervals(self) -> SampleIntervals:
-        """Steps after which every tensor was read."""
+        """Sampling intervals: numbers of steps within which every tensor is read."""
         return self._sampling.intervals
 
     @property
     def series(self) -> list[Series]:
-        """Series that are read."""
+        """The series of numbers that the monitor reads."""
         return self._collector.series
 
     @property
     def alarms(self) -> list[Alarm]:
-        """Alarms of the rules in this rank, so far."""
+        """Alarms of the rules in this rank so far."""
         return self._reporter.alarms
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Verdicts that all ranks agreed on, so far."""
+        """Verdicts of all ranks so far."""
         return self._reporter.verdicts
 
     @property
     def cost(self) -> float:
-        """Share of the time so far that the monitor itself took."""
+        """Share of the run time so far that the monitor has used."""
         return self._costs.share()
 
     # -- executing steps again ---------------------------------------------------------------------------------
 
     def iterate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches, as `Guard.iterate`: those of the last steps come again after an alarm (``rerun``, ``replay``)."""
+        """Yield the batches, and after an alarm the last batches again.
+
+        As `Guard.iterate`; for ``rerun`` and ``replay`` of ``on_alarm``.
+        """
         frame, guard = sys._getframe(1), self._rerunning()
         is_plain = is_of_library(frame.f_code.co_filename) or is_plain_loop(frame.f_code, frame.f_lasti, "CALL")
         self._loop_problem = "" if is_plain else NOT_PLAIN
         return guard.iterate(batches)
 
     def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a step as `Guard.step`: it is run again after an alarm. For ``rerun`` and ``replay`` of ``on_alarm``."""
+        """Run a step with `Guard.step`, and again after an alarm.
+
+        For ``rerun`` and ``replay`` of ``on_alarm``.
+        """
         self._loop_problem = ""
         return self._rerunning().step(run, *arguments)
 
     def _rerunning(self) -> Guard:
-        """The guard that keeps states and executes steps again; made at first use."""
+        """The guard that keeps states and executes steps again, created on first use."""
         if self.settings.on_alarm not in EXECUTE_AGAIN:
             raise UsageError(
                 f"on_alarm is {self.settings.on_alarm!r}; expected 'rerun' or 'replay' for steps that are executed again"
@@ -359,7 +373,10 @@ class Monitor:
         return self._guard
 
     def _execute_again(self, alarm: Alarm, steps: LiveSteps) -> Iterator[Any]:
-        """Yields what iterations begin with; all that is learnt meanwhile is forgotten, but for the verdict on the alarm."""
+        """Yield the item of each iteration that is executed again for an alarm.
+
+        What is learnt meanwhile is forgotten, except for the verdict on the alarm.
+        """
         replay, judge = self._replay, self._judge
         assert replay is not None
         was_off, failed = self._is_off, ""
@@ -378,7 +395,10 @@ class Monitor:
         self._report_fault(replay.evidence(failed))
 
     def _report_fault(self, evidence: Evidence) -> None:
-        """Say what kind of fault it was; raises `MonitorStop` where the job is to end with it."""
+        """Report the kind of fault.
+
+        Raises `MonitorStop` if the job must end because of it.
+        """
         verdict = self._faults.judge(evidence)
         self._reporter.fault_verdict(verdict)
         if verdict.exit_code:
@@ -390,7 +410,7 @@ class Monitor:
             )
 
     def _warn_of_loop(self, why: str) -> None:
-        """Say before any alarm that steps cannot be executed again, and what that means."""
+        """Warn before any alarm that steps cannot be executed again, and of the consequence."""
         self._has_judged_loop = True
         consequence = "an alarm is only logged"
         if self.settings.mode == "strict":
@@ -400,14 +420,20 @@ class Monitor:
         log.warning("%s%s %s", NO_RERUN, why, consequence)
 
     def _judge_loop(self, guard: Guard) -> None:
-        """Warn early, once, of a loop that has changed what cannot be put back; each rank by itself, for nothing is agreed on."""
+        """Warn once, early, if the loop has changed objects that cannot be restored.
+
+        Each rank warns for itself; nothing is agreed on.
+        """
         if not self._has_judged_loop and self._collector.step >= LOOP_IS_KNOWN:
             self._has_judged_loop = True
             if why := self._loop_problem or cannot_be_put_back(guard.changes()):
                 self._warn_of_loop(f"{why}; as long as it does,")
 
     def take_alarm(self, flush: bool) -> Alarm | None:
-        """An alarm of any rank that steps are executed again for; ``flush``: in the last step as well."""
+        """An alarm of any rank for which steps are executed again, or None.
+
+        ``flush``: alarms in the last step count as well.
+        """
         if not self._is_off:
             with self._safely():
                 if self._collector.is_over:  # an optimizer made no step
@@ -426,17 +452,17 @@ class Monitor:
         return due
 
     def _why_no_rerun(self) -> str:
-        """Why the last steps cannot be executed again; empty where they can."""
+        """Reason why the last steps cannot be executed again, or an empty text if they can."""
         if self.settings.on_alarm == "replay" and self._replays > MOST_REPLAYS:
             return TOO_MANY
         return NO_LOOP if self._guard is None else self._loop_problem or self._guard.why_not_repeatable()
 
     def _last_batches(self) -> Sequence[Any]:
-        """Batches of the iterations since the oldest state that is kept; none where no loop is known."""
+        """Batches since the oldest state that is kept, or none if the loop is unknown."""
         return [] if self._guard is None else self._guard.batches()
 
     def drop_pending(self) -> None:
-        """Forget steps that are not judged yet."""
+        """Forget the steps that are not judged yet."""
         if self._reporter.incident is not None:
             self._reporter.incident.begin_again()
         self._pending.clear()
@@ -445,14 +471,16 @@ class Monitor:
         self._collector.start_at(self._collector.step, self._collector.steps_of_optimizers)
 
     def record_iteration(self, batch: Any) -> None:
-        """An iteration is about to be executed again."""
+        """Called before an iteration is executed again; record it if it belongs to an incident."""
         if self._reporter.incident is not None:
             self._reporter.incident.add_iteration(
                 self._collector.step, lambda: training_state(self._model, self._optimizers), batch
             )
 
     def record_incident(self, step: int, state: Any, batch: Any) -> None:
-        """Record a step as an incident although there was no alarm; called after it, in every rank. Not after another incident.
+        """Record the last step as an incident although there was no alarm.
+
+        Called after the step, in every rank. Does nothing after another incident.
 
         Args:
             step: Step that was made last.
@@ -465,7 +493,7 @@ class Monitor:
                 self._reporter.incident.add_iteration(step, lambda: state, batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """State that goes back with the training when steps are executed again."""
+        """State of the monitor that is restored when steps are executed again."""
         steps_of_optimizers = self._collector.steps_of_optimizers
         return {
             "step": self._collector.step,
@@ -475,7 +503,7 @@ class Monitor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self._collector.start_at(state["step"], state["steps of optimizers"])
         self._streams.state, self._checks.state = state["rules"], state["checks"]
 
@@ -505,7 +533,10 @@ class Monitor:
                 self._take_row(flush=False)
 
     def _end_step(self) -> None:
-        """The next step begins before all optimizers have made theirs, or a step that is not read is over."""
+        """Called when a step is over that is not read, or in which some optimizers made no step.
+
+        Either it is not read, or the next step begins before all optimizers have made their steps.
+        """
         collector = self._collector
         if collector.step >= collector.next_read:
             with self._safely():
@@ -520,13 +551,19 @@ class Monitor:
             collector.next_read = collector.step + 1
 
     def _may_begin(self) -> bool:
-        """Whether the first step may be read: in all ranks the same one."""
+        """Whether reading of signals may begin with the next step.
+
+        Several ranks begin with the same step.
+        """
         if self._exchange.world_size > 1:
             return self._collector.step == FIRST_READ
         return self._sampling.may_begin()
 
     def _report_checks(self) -> None:
-        """Report what was found in a step at once; a rank alone acts on it, several with the next step that is read."""
+        """Report the findings of `StepChecks` at once.
+
+        A single rank acts on them at once, several ranks with the next step that is read.
+        """
         findings = self._checks.take()
         row = self._judge.report_checks(findings)
         if self._exchange.world_size > 1 or self._sampling.reads_all:
@@ -535,7 +572,10 @@ class Monitor:
             self._conclude([row])
 
     def _take_row(self, flush: bool) -> None:
-        """The signals of a step are complete: judge them, or those of the step before where they come late."""
+        """Judge the signals of a step that is complete.
+
+        On a CUDA device in mode ``lagged``, those of the step before.
+        """
         self._pending.append((self._collector.take_row(), not self._agreement.is_behind))
         if (loads := loads_so_far()) != self._loads:
             self._loads, self._loaded_at = loads, self._collector.step - 1
@@ -547,7 +587,7 @@ class Monitor:
 
     @contextmanager
     def _safely(self) -> Iterator[None]:
-        """An error of the monitor is no error of the job; the time counts as the monitor's."""
+        """Context that keeps errors of the monitor from the job, and measures the monitor's time."""
         self._begun = time.perf_counter()
         try:
             yield
@@ -559,13 +599,16 @@ class Monitor:
             self._book_time()
 
     def _book_time(self) -> None:
-        """Count the time since this was called last as the monitor's."""
+        """Add the time since the last call to the cost of the monitor."""
         now = time.perf_counter()
         self._costs.fixed += now - self._begun
         self._begun = now
 
     def _fail(self, error: Exception) -> None:
-        """The monitor itself raised an error: log it once, and let the other ranks know with the next row."""
+        """Switch the monitor off after its own error.
+
+        The error is logged once, and the other ranks learn of it with the next row.
+        """
         if self.settings.strict:
             raise error
         if self._failed:
@@ -581,14 +624,17 @@ class Monitor:
         self._turn_off()
 
     def _turn_off(self) -> None:
-        """Do nothing any more. Hooks stay until the end, for one of them may be running."""
+        """Switch the monitor off.
+
+        Hooks stay until the end, because one of them may be running.
+        """
         self._is_off = self._collector.is_off = True
         self._pending.clear()
 
     # -- one step ----------------------------------------------------------------------------------------------
 
     def _judge_pending(self, flush: bool) -> None:
-        """Apply the rules to what has arrived, and tell the other ranks."""
+        """Apply the rules to the signals that have arrived, and send the results to the other ranks."""
         while len(self._pending) > (1 if self._is_late and not flush else 0):
             if self._agreement.must_act_alike:
                 self._agree()  # where no optimizer step came between two rows
@@ -599,7 +645,10 @@ class Monitor:
             self._agreement.send(row._replace(**vars(self._sampling.wanted)), is_comparable)
 
     def _agree(self, seconds: float | None = None) -> None:
-        """Take the rows of all ranks, where there are any, and act on them; waits as `Agreement.receive`."""
+        """Receive the rows of all ranks, if there are any, and act on them.
+
+        Waits as `Agreement.receive` does.
+        """
         before = self._agreement.seconds_waited
         try:
             for rows in self._agreement.receive(seconds, self._collector.step):
@@ -613,7 +662,7 @@ class Monitor:
             self._costs.fixed -= waited  # waiting for another rank is not work of the monitor
 
     def _take(self, rows: list[RankRow]) -> None:
-        """Act on the rows of a step."""
+        """Act on the rows of all ranks for one step."""
         if (gone := next((rank for rank, row in enumerate(rows) if row.failed or row.ended), None)) is not None:
             how = "failed" if rows[gone].failed else "ended"
             log.info("the monitor of rank %d %s, and so this one ends", gone, how)
@@ -628,7 +677,10 @@ class Monitor:
         self._conclude(rows)
 
     def _end_apart(self, reason: str) -> None:
-        """The ranks cannot agree: end this monitor; others learn of it with their next row."""
+        """Switch this monitor off because the ranks cannot agree.
+
+        The others learn of it with their next row.
+        """
         log.warning(
             "%s: the ranks do not make the same steps, so the monitor of this rank ends; the job goes on", reason
         )
@@ -636,7 +688,10 @@ class Monitor:
         self._turn_off()
 
     def _conclude(self, rows: Sequence[RankRow]) -> None:
-        """Say which rank is suspected, and do what is to be done on an alarm; the same in every rank."""
+        """Report the rank that is suspected, and carry out the action on an alarm.
+
+        All ranks do the same.
+        """
         rows = self._suspicion.relevant(rows)
         interval = self.intervals.state * self.intervals.rows * self._collector.rows_per_step
         is_new = self._suspicion.follow(rows, interval)
@@ -676,7 +731,7 @@ class Monitor:
         self._reporter.sampling(self._collector.step, agreed.longest, reason)
 
     def _plan_next_read(self, step: int) -> None:
-        """All ranks have answered for this step: say which one is read next."""
+        """Choose the next step that is read, after all ranks have answered for this step."""
         collector, rows = self._collector, self.intervals.rows
         was_reading = collector.is_reading
         collector.reads_all = rows == 1

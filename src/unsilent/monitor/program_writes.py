@@ -1,4 +1,4 @@
-"""Tells writes of the program from faults, among tensors whose bits changed between two steps without a trace in torch.
+"""Distinguishes the program's own writes from faults, among tensors whose bits changed between two steps.
 
 A write through ``p.data`` (``p.data.clamp_()`` after each step) leaves no trace: torch counts writes to ``p`` alone.
 """
@@ -23,7 +23,7 @@ log = logging.getLogger(LOGGER)
 
 
 class ProgramWrites:
-    """Writes of one program, as far as they are known."""
+    """Tensors that the program itself writes to, as far as they are known."""
 
     def __init__(self) -> None:
         self._comparisons: Counter[str] = Counter()
@@ -31,7 +31,7 @@ class ProgramWrites:
         self._has_written_many = False
 
     def faults(self, step: int, changed: Sequence[str], compared: Sequence[str]) -> tuple[str, ...]:
-        """Names of the tensors whose change is none of the program's, among those that were compared in a step."""
+        """Names of the changed tensors that the program has not written to itself."""
         self._comparisons.update(compared)
         changed = self._without_many_at_once(step, changed, compared) if changed else ()
         first = FIRST_COMPARISONS if step <= FIRST_STEPS else 1
@@ -45,7 +45,10 @@ class ProgramWrites:
         return tuple(name for name in changed if name not in self._written)
 
     def _without_many_at_once(self, step: int, changed: Sequence[str], compared: Sequence[str]) -> Sequence[str]:
-        """The changed tensors without parameters, and without tensors of optimizers, where most of these changed."""
+        """The changed tensors, without parameters if most parameters changed.
+
+        The tensors of optimizers are treated in the same way.
+        """
         for is_state in (False, True):
             of_kind = {name for name in changed if _is_state(name) is is_state}
             number_compared = sum(_is_state(name) is is_state for name in compared)

@@ -1,4 +1,4 @@
-"""Keeps all series of a training, for rules to be tried on them later."""
+"""Recorder of all series of a training, on which rules can be tried later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from unsilent.monitor.signals.row import SignalValues
 
 
 class Recorder:
-    """Collects steps; `save` writes a recording that `load_recording` reads. One that is there already is renamed.
+    """Collects the signals of steps; `save` writes a recording that `load_recording` reads.
+
+    A recording that exists already is renamed.
 
     Args:
         path: File of the recording.
@@ -51,7 +53,10 @@ class Recorder:
         return tuple(step for step, _, _ in self._rows)
 
     def recording(self, series: Sequence[Series]) -> Recording:
-        """The recording of all steps so far; series that came later are not seen before."""
+        """The recording of all steps so far.
+
+        Series that were added later count as not seen in earlier steps.
+        """
         values = np.full((len(self._rows), len(series)), np.nan)
         seen = np.zeros((len(self._rows), len(series)), np.bool_)
         for row, (_, signals, _) in enumerate(self._rows):
@@ -60,7 +65,7 @@ class Recorder:
         return Recording(tuple(series), values, seen, seconds)
 
     def save(self, series: Sequence[Series]) -> None:
-        """Write the file."""
+        """Write the recording to its file."""
         if self._path is not None:
             _check_is_ours(self._path)  # it may have come meanwhile
             move_aside(self._path)
@@ -68,6 +73,6 @@ class Recorder:
 
 
 def _check_is_ours(path: Path) -> None:
-    """Raise ``UsageError`` if there is something that is no recording, and that is not empty."""
+    """Raise ``UsageError`` if the path has a file that is not a recording and not empty."""
     if path.is_dir() or (path.exists() and path.stat().st_size and not is_recording(path)):
         raise UsageError(f"{path} holds something else than a recording; give another file")

@@ -1,4 +1,4 @@
-"""Turns what a monitor finds into events, and passes them to its sinks."""
+"""Turns the findings of a monitor into events, and passes them to sinks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ log = logging.getLogger(LOGGER)
 
 
 class Reporter:
-    """The events of one rank.
+    """Creates the events of one rank, and passes them to its sinks.
 
     Attributes:
         alarms, verdicts: All there were.
@@ -80,11 +80,11 @@ class Reporter:
         self.health = OK
 
     def silent(self) -> Reporter:
-        """A reporter that reports to nobody, for steps that are executed again to be compared."""
+        """A reporter without sinks, for steps that are executed again."""
         return Reporter(self._info, self.ranks, [])
 
     def start(self, settings: Mapping[str, Any], series: Sequence[Series], notes: Sequence[str]) -> None:
-        """The monitor begins."""
+        """Report the start of the monitor."""
         self._started = self._emit(
             Started, 0, host=self._info.host, device=self._info.device, process=os.getpid(), world_size=len(self.ranks),
             settings=dict(settings), series=dict(Counter(entry.feature for entry in series)),
@@ -93,7 +93,10 @@ class Reporter:
         )  # fmt: skip
 
     def findings(self, step: int, findings: Sequence[Finding]) -> bool:
-        """Report findings in a step; whether any is new: what a rule goes on finding in a series is reported once."""
+        """Report the new findings in a step, and return whether there are any.
+
+        A rule that keeps finding something in a series is reported once.
+        """
         known = len(self.alarms)
         for finding in findings:
             if finding.is_new:
@@ -106,7 +109,9 @@ class Reporter:
         return len(self.alarms) > known
 
     def replicas(self, step: int, differing: Sequence[int], versions: int, is_new: bool) -> None:
-        """Parameters of these ranks differ from those of others; reported where that is new, and now and then while it lasts.
+        """Report that parameters of these ranks differ from other ranks.
+
+        Repeated from time to time while it lasts.
 
         It is not new where bits were found to have changed before: that was an alarm of its own.
         """
@@ -123,7 +128,7 @@ class Reporter:
             )  # fmt: skip
 
     def _raise_alarm(self, step: int, **values: Any) -> None:
-        """Report an alarm of this rank's device."""
+        """Report an alarm on the device of this rank."""
         place = {"host": self._info.host, "device": self._info.device, "since": self._since}
         self.alarms.append(self._emit(Alarm, step, **place, **values))
 
@@ -136,7 +141,10 @@ class Reporter:
         cost: float,
         is_wanted: bool,
     ) -> None:
-        """Report a step: about once a second (after ten hours: every ten), where that ``is_wanted``, and the last step."""
+        """Report the values of a step, about once a second.
+
+        After ten hours every ten seconds; also if ``is_wanted``, and for the last step.
+        """
         now = time.perf_counter()
         between = min(max(SUMMARY_SECONDS, (now - self._begun) / LATER), LATER_SECONDS)
         if now - self._summed < between and not is_wanted:
@@ -154,7 +162,7 @@ class Reporter:
         )  # fmt: skip
 
     def sampling(self, step: int, interval: int, reason: str) -> None:
-        """Report that another share of the tensors is read."""
+        """Report a change of the sampling intervals."""
         self._emit(SamplingChanged, step, interval=interval, reason=reason)
 
     def verdict(
@@ -167,7 +175,7 @@ class Reporter:
         action: str,
         outcome: str,
     ) -> Verdict:
-        """Report the verdict that all ranks agreed on.
+        """Report the verdict of all ranks.
 
         Args:
             step: Step that it is about.
@@ -200,7 +208,7 @@ class Reporter:
         return result
 
     def fault_verdict(self, verdict: FaultVerdict) -> None:
-        """Report the kind of fault that an alarm was; all ranks report the same."""
+        """Report the kind of fault behind an alarm; all ranks report the same."""
         self._emit(
             AlarmExplained, verdict.step, fault=verdict.kind, suspect=verdict.rank, host=verdict.host,
             device=verdict.device, code=verdict.code, level=verdict.level, action=verdict.action, reason=verdict.reason,
@@ -210,7 +218,7 @@ class Reporter:
             self.incident.add_fault_verdict(verdict)
 
     def notice(self, step: int) -> None:
-        """Record a step without an alarm, unless an incident has begun before."""
+        """Record a step without an alarm as an incident, unless there is an incident already."""
         if not self._since:
             self._record(Verdict(
                 time=time.time(), rank=self._info.rank, step=step, suspect=UNDETERMINED, reason=NO_ALARM, action="log",
@@ -218,7 +226,7 @@ class Reporter:
             ))  # fmt: skip
 
     def _record(self, verdict: Verdict) -> None:
-        """Record the first verdict; later ones and later alarms refer to it."""
+        """Record the first verdict as an incident; add later verdicts to it."""
         if self._since:
             if self.incident is not None:
                 self.incident.add_verdict(verdict)
@@ -237,11 +245,14 @@ class Reporter:
             )  # fmt: skip
 
     def failure(self, step: int, error: str) -> None:
-        """The monitor itself raised an error."""
+        """Report an error of the monitor itself."""
         self._emit(MonitorFailed, step, error=error)
 
     def end(self, step: int, **values: Any) -> None:
-        """The monitor ends, and so do its sinks; ``values`` of `Ended`."""
+        """Report the end of the monitor, and close its sinks.
+
+        ``values``: fields of `Ended`.
+        """
         self._skipped()
         self._emit(Ended, step, steps=step, alarms=len(self.alarms), **values)
         if self.incident is not None:

@@ -1,4 +1,4 @@
-"""The check of a guard that a monitor uses to execute steps again: the guard asks after each step whether there was an alarm."""
+"""The check with which a guard asks a monitor after each step whether there was an alarm."""
 
 from __future__ import annotations
 
@@ -16,30 +16,38 @@ if TYPE_CHECKING:
 
 
 class RerunCheck(StepCheck):
-    """A check of what a monitor finds; its rules go on where a new loop begins, and the monitor closes itself."""
+    """A check of a guard that asks a monitor for alarms.
+
+    The rules keep what they learnt when a new loop begins, and the monitor closes itself.
+    """
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
 
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
-        """An alarm that is known by now; unless ``late``, of this step as well."""
+        """An alarm that is known now, or None.
+
+        Unless ``late``, alarms in this step count as well.
+        """
         return self._monitor.take_alarm(flush=not late)
 
     def check_last(self) -> Alarm | None:
-        """An alarm in the last step."""
+        """An alarm in the last step, or None."""
         return self._monitor.take_alarm(flush=True)
 
     def drop_pending(self) -> None:
-        """Forget what is not judged yet."""
+        """Forget the steps that are not judged yet."""
         self._monitor.drop_pending()
 
     def before_again(self, item: Any) -> None:
-        """Record the step of the alarm as it begins."""
+        """Record the iteration that is about to be executed again."""
         self._monitor.record_iteration(item.arguments if isinstance(item, RepeatableStep) else item)
 
 
 def alarm_of(verdict: Verdict, rows: Sequence[RankRow], alarms: Sequence[Alarm]) -> Alarm:
-    """The alarm that all ranks execute steps again for: that of this rank which the verdict names, or one made of the verdict.
+    """The alarm for which all ranks execute steps again.
+
+    The alarm of this rank that the verdict names, or else one made from the verdict.
 
     Args:
         verdict: Verdict of all ranks.

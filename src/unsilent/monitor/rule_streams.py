@@ -1,4 +1,4 @@
-"""The rules of a monitor, applied to each step; what they found, the worst first."""
+"""Applies the rules of a monitor to each step, and sorts the findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Levels = NDArray[np.int8]
 
 
 class Finding(NamedTuple):
-    """Finding of a rule in one step, of the series with the highest level and score; of those that are new, where some are.
+    """A finding of a rule in one step, about one series.
+
+    The series is the one with the highest level and score, among new ones if there are any.
 
     Attributes:
         rule: Name of the rule.
@@ -41,7 +43,7 @@ class Finding(NamedTuple):
 
 
 class RuleStreams:
-    """Rules on the series of one rank; series that are new get streams of their own."""
+    """The rules, applied to the series of one rank; new series get new streams."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
@@ -52,7 +54,7 @@ class RuleStreams:
         self._largest_score: float | None = None
 
     def judge(self, series: Sequence[Series], signals: SignalValues, seconds: float) -> list[Finding]:
-        """Findings of the rules in a step, at most one of each rule; the worst first."""
+        """Findings of the rules in a step, the worst first, at most one of each rule."""
         self._add(series)
         worst: dict[str, Finding] = {}
         counts = {rule.name: np.zeros(2, np.int64) for rule in self._rules}
@@ -86,12 +88,17 @@ class RuleStreams:
         return sorted(worst.values(), key=lambda finding: (finding.level, finding.score), reverse=True)
 
     def take_largest_score(self) -> float | None:
-        """The largest score since this was asked last; None where no value was judged, except for being finite."""
+        """The largest score since the last call, or None if no value was judged.
+
+        Checks for finite numbers alone do not count.
+        """
         result, self._largest_score = self._largest_score, None
         return result
 
     def unjudged(self, seen: Bools) -> int:
-        """Number of the series that were seen and have a rule that reads them, but that has judged no value so far.
+        """Number of the series that were seen but never judged.
+
+        Only series that a rule reads are counted.
 
         Args:
             seen: bool[n], of all series that `judge` knows.
@@ -99,7 +106,7 @@ class RuleStreams:
         return int(np.count_nonzero(seen & self._is_read & ~self._was_judged))
 
     def _add(self, series: Sequence[Series]) -> None:
-        """Give series that are new streams of their own."""
+        """Create streams for series that are new."""
         known = len(self._is_read)
         if len(series) == known:
             return
@@ -113,12 +120,12 @@ class RuleStreams:
                 self._is_read[known + stream.columns] = True
 
     def _learns(self, rule: Rule) -> bool:
-        """Whether a rule does more than to find numbers that are not finite, or there is no rule that does."""
+        """Whether a rule judges more than finiteness; ``Nonfinite`` counts only if there is no other rule."""
         return rule.name != Nonfinite.name or all(other_rule.name == Nonfinite.name for other_rule in self._rules)
 
     @property
     def state(self) -> list[Any]:
-        """State of all rules; may be put back."""
+        """State of all rules, which can be restored."""
         return [(stream.state, levels.copy()) for (_, stream), levels in zip(self._streams, self._levels, strict=True)]
 
     @state.setter
@@ -131,12 +138,12 @@ class RuleStreams:
 
 
 def _rank(finding: Finding) -> tuple[bool, int, float]:
-    """The key by which the worst finding of a rule is chosen."""
+    """Sort key for choosing the worst finding of a rule."""
     return finding.is_new, finding.level, finding.score
 
 
 def fingerprint_finding(changed: Sequence[str], names: Sequence[str], compared: int) -> list[Finding]:
-    """The finding of a comparison of bits, in a list.
+    """A list with one finding: that the bits of tensors changed.
 
     Args:
         changed: Names of the tensors that changed, at least one.

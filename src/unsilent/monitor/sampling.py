@@ -1,4 +1,4 @@
-"""Sampling of a training: how much is read in each step, so that the monitor stays within its budget."""
+"""Sampling of a training: how many tensors are read in each step to stay within the budget of the monitor."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TOLERANCE = 0.25
 
 
 class Costs(NamedTuple):
-    """Seconds since the last look.
+    """Times of the training and of the monitor since the costs were last checked.
 
     Attributes:
         steps: Number of steps.
@@ -76,24 +76,26 @@ class Costs(NamedTuple):
 
     @property
     def bare(self) -> float:
-        """Seconds of a step without the monitor."""
+        """Seconds of one step without the monitor."""
         return max(0.0, self.step - self.monitor_seconds) / self.steps
 
     @property
     def of_read_steps(self) -> Costs:
-        """The costs as if there had been no steps but those that were read."""
+        """The costs of the steps that were read, without all other steps."""
         read = self.monitor_seconds - self.checks
         return self._replace(steps=self.rows, step=self.rows * self.bare + read, checks=0.0)
 
     @property
     def share(self) -> float:
-        """Share of the time that the monitor took."""
+        """Share of the run time that the monitor took."""
         return self.monitor_seconds / self.step if self.step else 0.0
 
 
 @dataclass(frozen=True)
 class SampleIntervals:
-    """Steps after which every tensor was read: of gradients, of values inside the model, and of updates and fingerprints.
+    """Numbers of steps within which every tensor is read.
+
+    Of gradients, of values inside the model, and of updates and fingerprints.
 
     ``rows``: One step in so many is read at all; the others count steps that are read.
     """
@@ -105,12 +107,14 @@ class SampleIntervals:
 
     @property
     def longest(self) -> int:
-        """Steps until every tensor was read."""
+        """Number of steps within which every tensor is read."""
         return self.rows * max(self.gradients, self.values, self.state)
 
     @classmethod
     def of_rows(cls, rows: int) -> SampleIntervals:
-        """Read one step in so many, or in one more: an odd number, so that all parts of the state have their turn.
+        """Intervals for reading one step in ``rows``, which is rounded up to an odd number.
+
+        The number is odd so that all parts of the state are read in turn.
 
         Where steps are so short that one in many is read, the state is read as a whole: it is small then.
         """
@@ -118,7 +122,9 @@ class SampleIntervals:
 
 
 class CostMeter:
-    """Adds up what a monitor costs: the time of its functions, and what that does not show (`READING_UNSEEN`).
+    """Adds up the time that a monitor costs.
+
+    The measured time of its functions is multiplied by `READING_UNSEEN`.
 
     Attributes:
         begun: Time when it was made; later by what was no part of the training.
@@ -132,7 +138,10 @@ class CostMeter:
         self._before: tuple[float, ...] = (0,) * 7
 
     def since_last_look(self, steps: int, rows: int) -> Costs:
-        """The costs since this was asked last; ``steps`` so far, of which ``rows`` were read."""
+        """The costs since the last call.
+
+        ``steps``: steps so far, of which ``rows`` were read.
+        """
         now, totals = time.perf_counter(), (steps, rows, *self._parts())
         count, read_count, *parts = (total - before for total, before in zip(totals, self._before, strict=True))
         result = Costs(int(count), int(read_count), now - self._looked, *parts)
@@ -140,7 +149,7 @@ class CostMeter:
         return result
 
     def _parts(self) -> list[float]:
-        """Seconds so far, in the order of `Costs`."""
+        """Seconds so far, in the order of the fields of `Costs`."""
         read = [self._read["gradients"], self._read["values"], self._read["state"], self.fixed]
         return [*(READING_UNSEEN * seconds for seconds in read), self._read["checks"]]
 
@@ -149,12 +158,14 @@ class CostMeter:
         return sum(self._parts())
 
     def share(self) -> float:
-        """Share of the time so far."""
+        """Share of the run time so far that the monitor has cost."""
         return self.seconds() / max(1e-9, time.perf_counter() - self.begun)
 
 
 def fitting_rows(now: SampleIntervals, costs: Costs, budget: float) -> int:
-    """Number of steps of which one may be read as a whole within the budget, percent of a step without the monitor.
+    """Smallest N for which reading one step in N stays within the budget.
+
+    ``budget`` in percent of a step without the monitor.
 
     What is checked in every step comes first, but reading has `READING_SHARE` of the budget in any case.
     """
@@ -167,12 +178,14 @@ def fitting_rows(now: SampleIntervals, costs: Costs, budget: float) -> int:
 
 
 def is_look(step: int) -> bool:
-    """Whether the costs are looked at after a step."""
+    """Whether the costs of the monitor are checked after this step."""
     return step in LOOKS or (step > LOOKS[-1] and step % FURTHER_LOOKS == 0)
 
 
 def fitting_intervals(now: SampleIntervals, costs: Costs, budget: float) -> SampleIntervals:
-    """The shortest intervals that a budget (percent of a step without the monitor) allows, given what the present ones cost.
+    """The shortest intervals that a budget allows, estimated from the costs of the present intervals.
+
+    ``budget`` in percent of a step without the monitor.
 
     Gradients come first, then values. Intervals stay as they are where they fit and could not be much shorter.
     """
@@ -200,14 +213,14 @@ def _shortest(now: int, cost: float, room: float) -> int:
 
 
 def share_at_longest(now: SampleIntervals, costs: Costs) -> float:
-    """Share of a step that the monitor would take if every interval were `LONGEST`, given what the present ones cost."""
+    """Estimated share of the time that the monitor would take if every interval were `LONGEST`."""
     read = costs.gradients * now.gradients + costs.values * now.values + costs.state * now.state
     monitor_seconds = costs.fixed + read / LONGEST
     return monitor_seconds / (costs.step - costs.monitor_seconds + monitor_seconds)
 
 
 class SamplingControl:
-    """The intervals of one rank: what it needs to stay within its budget, and what all ranks have agreed on.
+    """Chooses the sampling intervals of one rank, and keeps those that all ranks agreed on.
 
     Args:
         settings: Settings of the monitor.
@@ -238,7 +251,7 @@ class SamplingControl:
 
     @property
     def at_start(self) -> tuple[int, str]:
-        """Steps until every tensor is read, 0: not known yet; and what there is to say of it, in words."""
+        """The first interval in steps, 0 if it is not known yet, and a description."""
         if self._is_fixed:
             return self.intervals.longest, f"fixed:{self.intervals.gradients}"
         if self.reads_all:
@@ -249,12 +262,15 @@ class SamplingControl:
         )
 
     def may_begin(self) -> bool:
-        """Whether so much time has passed that the first step may be read."""
+        """Whether enough time has passed to read the first step."""
         elapsed = time.perf_counter() - self._costs.begun
         return elapsed * FIRST_BUDGET / 100 >= self._first_cost
 
     def look(self, step: int) -> None:
-        """Find what this rank needs, now and then, after a step that was read; a warning where nothing fits."""
+        """Choose the intervals that this rank needs, from time to time after a step that was read.
+
+        Warns if no interval fits the budget.
+        """
         self._rows += 1
         if self._is_fixed or (self.intervals.rows == 1 and not is_look(step)):
             return
@@ -274,7 +290,10 @@ class SamplingControl:
             self._warn(costs, share)
 
     def _of_rows(self, costs: Costs, budget: float) -> SampleIntervals:
-        """The intervals at which as many steps are read as now, unless that is too many of them or far too few."""
+        """The intervals that the budget allows if not every step is read.
+
+        The present number of steps stays unless it is too small or much too large.
+        """
         now, rows = self.intervals.rows, min(fitting_rows(self.intervals, costs, budget), self.most_rows)
         return SampleIntervals.of_rows(now if rows <= now <= rows * (1 + TOLERANCE) else rows)
 
@@ -288,7 +307,7 @@ class SamplingControl:
             )  # fmt: skip
 
     def agree(self, agreed: SampleIntervals, step: int) -> str | None:
-        """Use what all ranks agreed on after a step; the change in words, None where there is none."""
+        """Use the intervals that all ranks agreed on; return the change in words, or None without a change."""
         if agreed.rows > 1:
             agreed = SampleIntervals.of_rows(agreed.rows)
         if agreed == self.intervals:

@@ -1,4 +1,4 @@
-"""Settings of a monitor: options of ``unsilent run``, arguments of `Monitor` and keys of a TOML file alike."""
+"""Settings of a monitor: options of ``unsilent run``, arguments of `Monitor` or keys of a TOML file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ MOST_INTERVAL = 4096
 
 
 def rules_given(value: Any) -> tuple[Any, ...]:
-    """Rules with parameters as texts, from texts or a table: ``{"robust-z": {"threshold": 12}}``; `Rule` objects stay."""
+    """Rules as texts with their parameters, from texts or a table.
+
+    A table is such as ``{"robust-z": {"threshold": 12}}``; `Rule` objects stay.
+    """
     if isinstance(value, Mapping) and all(isinstance(table, Mapping) for table in value.values()):
         return tuple(_rule_text(rule, table) for rule, table in value.items())
     rules = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
@@ -43,7 +46,7 @@ def _rule_text(rule: str, parameters: Mapping[str, Any]) -> str:
 
 
 def sampling_text(value: Any) -> str:
-    """A sampling as text; a whole number R stands for ``fixed:R``."""
+    """The sampling setting as text; an integer R becomes ``fixed:R``."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         return f"fixed:{value}"
     if isinstance(value, str):
@@ -53,7 +56,9 @@ def sampling_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """Settings of a monitor. Values may be as a TOML file has them: one text instead of several, the name of a file as text.
+    """Settings of a monitor.
+
+    Values may be as a TOML file has them: one text instead of several, the name of a file as text.
 
     Raises:
         UsageError: a name that does not exist, a value of another type, a number that makes no sense; named as options are.
@@ -173,7 +178,7 @@ class MonitorSettings:
 
     @property
     def sampling_interval(self) -> int | None:
-        """Steps after which every tensor was read; None: found by the budget."""
+        """Number of steps within which every tensor is read, or None if the budget decides."""
         if self.sampling == "auto":
             return None
         kind, _, number = self.sampling.partition(":")
@@ -192,7 +197,10 @@ class MonitorSettings:
 
 
 def settings_of(settings: MonitorSettings | None, options: Mapping[str, Any]) -> MonitorSettings:
-    """Settings from arguments of a function: all of them, or options by name. Raises ``UsageError``."""
+    """Settings from a settings object or from options by name.
+
+    Raises ``UsageError`` for both together, and for an unknown name.
+    """
     known = [option.field for option in options_of(MonitorSettings).values()]
     for name in options:
         check_name("option of a monitor", name, known)

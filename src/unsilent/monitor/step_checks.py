@@ -1,4 +1,4 @@
-"""Checks in every step at once, whatever the sampling: of the loss, and the norm that `clip_grad_norm_` computes.
+"""Checks of the loss and of the norm that `clip_grad_norm_` computes, in every step whatever the sampling.
 
 Both are numbers that the training computes itself, so that a check costs some microseconds. The loss is checked for being finite.
 The norm is compared with those of the last steps, as `RobustZ` compares a series, upwards alone: it is read after the backward
@@ -30,7 +30,7 @@ REFRESH = 10
 
 
 class StepChecks:
-    """Checks numbers as they come, and keeps what it finds until it is taken.
+    """Checks the loss and norms of gradients in each step, and collects findings.
 
     Between the large operations of a training each line of Python takes ten times as long as in a loop, so that a number that is
     as usual goes through few of them.
@@ -51,7 +51,10 @@ class StepChecks:
         self.findings: list[tuple[int, Finding]] = []
 
     def add_loss(self, step: int, loss: Tensor, is_scaled: bool) -> None:
-        """The loss of a step; one that a loss scaler has multiplied may be infinite by that alone."""
+        """Check the loss of a step.
+
+        A loss that a loss scaler has multiplied may be infinite for that reason.
+        """
         if loss.is_cuda:
             self._add_later(step, LOSSES, loss, is_scaled)
             return
@@ -60,7 +63,10 @@ class StepChecks:
             self._check(step, LOSSES, value, is_scaled)
 
     def add_norm(self, step: int, of: Checked, norm: Tensor, is_scaled: bool) -> None:
-        """The norm of some gradients together; after a loss scaler it may be infinite or NaN in steps that it leaves out."""
+        """Check the total norm of some gradients.
+
+        With a loss scaler it may be infinite or NaN in steps that the scaler skips.
+        """
         if norm.is_cuda:
             self._add_later(step, of, norm, is_scaled)
             return
@@ -72,7 +78,7 @@ class StepChecks:
 
     @property
     def state(self) -> Any:
-        """State that was learnt so far; may be put back."""
+        """State that was learnt so far, which can be restored."""
         return self._norms, self._last_bad
 
     @state.setter
@@ -82,19 +88,19 @@ class StepChecks:
         self.findings = []
 
     def take(self) -> list[tuple[int, Finding]]:
-        """The findings since the last time."""
+        """The findings since the last call."""
         result, self.findings = self.findings, []
         return result
 
     def _add_later(self, step: int, of: Checked, tensor: Tensor, is_scaled: bool) -> None:
-        """A number on a device: it is looked at once it has arrived, for nobody waits."""
+        """Check a number on a device once it has arrived on the CPU, without waiting."""
         self._on_the_way.append((step, of, is_scaled, HostCopy(tensor.detach())))
         while self._on_the_way and self._on_the_way[0][3].has_arrived:
             step, of, is_scaled, copy = self._on_the_way.popleft()
             self._check(step, of, float(copy.read()), is_scaled)
 
     def _check(self, step: int, of: Checked, value: float, is_scaled: bool) -> None:
-        """Look at a number closely."""
+        """Check whether one number is finite and not unusually large."""
         if not math.isfinite(value):
             if self._finds_infinite and not (is_scaled and (of or math.isinf(value))):
                 if of not in self._last_bad:
@@ -117,7 +123,7 @@ class StepChecks:
 
 
 class NormSeries:
-    """The norms of the last steps, and the limit that follows from them; see `unsilent.detectors.robust_z`.
+    """The norms of the last steps, and the limit for the next one; see `unsilent.detectors.robust_z`.
 
     Attributes:
         highest: The largest norm that is no alarm; always finite.
@@ -140,13 +146,16 @@ class NormSeries:
         self.usual = math.nan
 
     def add(self, norm: float) -> None:
-        """The next norm, which is no alarm."""
+        """Add a norm that is not above the limit."""
         self._new.append(norm)
         if len(self._new) >= REFRESH or self._run:
             self._learn()
 
     def add_high(self) -> int:
-        """The next norm, which is an alarm: how many there were in a row; after some of them series begin anew."""
+        """Add a norm above the limit, and return how many there were in a row.
+
+        After some of them the series begins anew.
+        """
         self._run += 1
         result = self._run
         if result >= self._rule.relearn:
@@ -154,11 +163,11 @@ class NormSeries:
         return result
 
     def score(self, norm: float) -> float:
-        """Score of how unusual a norm is, 1: an alarm."""
+        """Score of how unusual a norm is; above 1 is an alarm."""
         return (math.log(norm) - self._median) / self._limit
 
     def _learn(self) -> None:
-        """Take in the new norms, and find the limit."""
+        """Compute the median and the limit anew, with the new norms."""
         rule, self._run = self._rule, 0
         for norm in self._new:
             if norm <= 0:

@@ -1,4 +1,4 @@
-"""Judges the signals of one step in one rank: what the rules and the comparison of bits find, and what other ranks are told."""
+"""Judges the signals of one step in one rank, and makes the row that other ranks receive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unsilent.monitor.signals.row import Ints, SignalRow, SignalValues
 
 
 class Waits:
-    """Waits of all series, and of all tensors whose bits are compared.
+    """Longest waits of series and tensors between two readings, in steps.
 
     Attributes:
         longest: Steps from one reading to the next, at most.
@@ -35,7 +35,10 @@ class Waits:
         self._compared: dict[str, int] = {}
 
     def add(self, step: int, signals: SignalValues) -> None:
-        """Add a step. What was never read before counts from the step in which it was first known."""
+        """Add a step.
+
+        The wait of a series that was never read before counts from the step in which it was first known.
+        """
         new = len(signals.seen) - len(self._read)
         self._read = np.pad(self._read, (0, new), constant_values=step - 1 if len(self._read) else -1)
         steps = [int((step - self._read[signals.seen]).max(initial=0))]
@@ -50,7 +53,10 @@ FIRST_VALUES = 5
 
 
 class InfiniteValues:
-    """Finds them, so that a rule is not given numbers that would hide whatever it finds in other series."""
+    """Finds values inside the model that are not finite in normal operation.
+
+    A rule on them would hide what it finds in other series.
+    """
 
     def __init__(self) -> None:
         self._is_value: Bools = np.zeros(0, np.bool_)
@@ -58,7 +64,7 @@ class InfiniteValues:
         self._readings: Ints = np.zeros(0, np.int64)
 
     def leave_out(self, step: int, series: Sequence[Series], signals: SignalValues) -> SignalValues:
-        """The signals of a step, without numbers that are not finite in these series. Their finite numbers stay."""
+        """The signals of a step, without NaN and infinity in series where they are normal."""
         further = series[len(self._is_value) :]
         if further:
             self._is_value = np.append(self._is_value, [entry.feature == VALUE for entry in further])
@@ -85,7 +91,7 @@ SHARED = (UPDATE, CLIPPED_NORM)
 
 
 class StepJudge:
-    """Applies rules to rows of signals, and reports findings.
+    """Applies the rules to the signals of each step, and reports the findings.
 
     Args:
         collector: Collector that the rows come from.
@@ -115,13 +121,16 @@ class StepJudge:
         self.waits = Waits()
 
     def apart(self, reporter: Reporter, recorder: Recorder) -> StepJudge:
-        """A judge that judges as this one does now, but reports and learns apart from it; the rules are the same."""
+        """A judge with the same rules that starts from a copy of what this one has learnt.
+
+        It reports and learns separately.
+        """
         judge = StepJudge(self._collector, self._streams, self._costs, reporter, recorder)
         judge._writes, judge._infinite = copy.deepcopy((self._writes, self._infinite))
         return judge
 
     def judge(self, row: SignalRow) -> RankRow:
-        """The row of this rank for a step, with what rules found in it."""
+        """Judge the signals of a step, and return the row of this rank."""
         series = self._collector.series
         signals = row.read(len(series))
         seconds = time.perf_counter() - self._costs.begun
@@ -142,23 +151,23 @@ class StepJudge:
         return _row(row.step, findings)._replace(changed=len(changed), replicas=replicas)
 
     def report_checks(self, findings: Sequence[tuple[int, Finding]]) -> RankRow:
-        """Report what `StepChecks` found; what this rank says of the last of these steps."""
+        """Report findings of `StepChecks`, and return the row of this rank for the last of the steps."""
         for step, finding in findings:
             self._reporter.findings(step, [finding])
         return _row(findings[-1][0], [finding for _, finding in findings])
 
     def keep_for_next_row(self, findings: Sequence[tuple[int, Finding]]) -> None:
-        """Keep findings for the next row that is read, with which other ranks are told of them."""
+        """Keep findings until the next step that is read, when other ranks receive them."""
         self._waiting += [finding for _, finding in findings]
 
     def unseen(self) -> list[str]:
-        """Series that were in no row so far."""
+        """Names of the series that were never read."""
         series = self._collector.series
         seen = [*self._seen.tolist(), *[False] * (len(series) - len(self._seen))]
         return [full_name(entry) for entry, was_seen in zip(series, seen, strict=True) if not was_seen]
 
     def unjudged(self) -> int:
-        """Number of series that were in a row, but never judged."""
+        """Number of series that were read but never judged."""
         return self._streams.unjudged(self._seen)
 
     def close(self) -> None:
@@ -168,7 +177,7 @@ class StepJudge:
 
 
 def _row(step: int, findings: Sequence[Finding]) -> RankRow:
-    """The row of a rank for a step in which rules found this."""
+    """The row of a rank for a step with these findings."""
     if not findings:
         return RankRow(step)
     worst = max(findings, key=lambda finding: (finding.level, finding.series.feature not in SHARED, finding.score))
@@ -178,5 +187,5 @@ def _row(step: int, findings: Sequence[Finding]) -> RankRow:
 
 
 def full_name(series: Series) -> str:
-    """Feature, tensor and statistic."""
+    """Name of a series: feature, tensor and statistic."""
     return join_names(*series[:3])

@@ -1,4 +1,4 @@
-"""Follows what all ranks say from step to step: which rank is suspected, and whether that is new."""
+"""Follows from step to step which rank is suspected, and whether the suspicion is new."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unsilent.monitor.exchange import NOT_COMPARED, RankRow
 
 
 class Suspicion:
-    """Suspicion of a rank; the same in every rank, for it depends on what all of them know alone.
+    """The rank that is suspected, computed from the rows of all ranks; the same in every rank.
 
     Args:
         has_replicas: Whether all ranks train tensors of the same names, so that their bits may be compared.
@@ -36,11 +36,13 @@ class Suspicion:
         self.is_difference_new = False
 
     def relevant(self, rows: Sequence[RankRow]) -> list[RankRow]:
-        """The rows, without findings of lower levels."""
+        """The rows, without findings below the level that counts."""
         return [row if row.level >= self._lowest else row._replace(level=NORMAL) for row in rows]
 
     def follow(self, rows: Sequence[RankRow], interval: int) -> bool:
-        """Find the suspect of a step; whether it is another one than that of the step before, or for something else.
+        """Find the suspect of a step, and return whether the suspicion is new.
+
+        A new one is of another rank than in the step before, or has a further finding.
 
         Args:
             rows: Rows that are relevant, of every rank.
@@ -65,7 +67,10 @@ class Suspicion:
         return self.suspect is not None and (self.suspect != before or has_found_more)
 
     def _is_new(self, divergent: set[int], step: int, interval: int) -> bool:
-        """Whether one of these ranks was like the others in the last steps: a rank that differs does so in every interval."""
+        """Whether one of the divergent ranks did not differ in the last steps.
+
+        A rank that differs does so in every interval.
+        """
         known = {rank: last for rank, last in self._divergent.items() if step - interval <= last <= step}
         if not known:
             self._changed.clear()

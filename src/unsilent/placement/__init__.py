@@ -1,4 +1,4 @@
-"""Placements of parallelism axes on a hierarchical machine, and reduction programs: synthesised, costed, executed."""
+"""Placement of parallelism axes on a hierarchical machine, and reduction programs: synthesis, cost, execution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted time of collectives on a machine whose links are shared: latency plus bytes over the bandwidth left.
+"""Predicted time of collectives on a machine with shared links: latency plus bytes over available bandwidth.
 
 All groups of a step run at the same time. The *flows* of a link are the hops of rings (or chains) of all groups that
 pass it, its *load* is their sum, each with the share of the largest payload that its group has. A step takes as long as its most
@@ -32,7 +32,7 @@ ALGORITHMS = ("auto", "ring", "tree")
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Predicted time of one collective, run by all its groups at once.
+    """Predicted time of one collective, run by all its groups at the same time.
 
     Attributes:
         seconds: Seconds from the start of the first to the end of the last group.
@@ -77,18 +77,21 @@ class Traffic:
 
 
 class CostModel(Protocol):
-    """Predicts the time of collectives."""
+    """Interface of a model that predicts the time of collectives."""
 
     @property
     def name(self) -> str:
-        """Name for reports."""
+        """Name of the model for reports."""
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
-        """Time of a collective whose whole result or input is ``payload`` bytes of the group that has most."""
+        """Predicted time of a collective.
+
+        ``payload``: bytes of the whole input or result, in the group that has most.
+        """
 
 
 def traffic(system: System, groups: npt.NDArray[np.int64], shares: npt.NDArray[np.float64] | None = None) -> Traffic:
-    """Counts the flows of all groups.
+    """Count the flows of all groups over the links of a machine.
 
     Args:
         system: The machine.
@@ -117,7 +120,7 @@ def traffic(system: System, groups: npt.NDArray[np.int64], shares: npt.NDArray[n
 
 
 def _most_loaded(links: npt.NDArray[np.int64], volumes: npt.NDArray[np.float64]) -> tuple[int, float]:
-    """Flows and load of the link with the largest load."""
+    """Number of flows and load of the link with the largest load."""
     if not links.size:
         return 0, 0.0
     loads = np.bincount(links, volumes)
@@ -126,7 +129,7 @@ def _most_loaded(links: npt.NDArray[np.int64], volumes: npt.NDArray[np.float64])
 
 
 def _members(system: System, group: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Components of each level per component of the level outside that hold devices of a group."""
+    """Number of components per level that a group uses in each component of the level above."""
     counts = [1, *(len(set((group // system.inside(at)).tolist())) for at in range(len(system.levels)))]
     return tuple(math.ceil(inner / outer) for outer, inner in pairwise(counts))
 
@@ -134,7 +137,10 @@ def _members(system: System, group: npt.NDArray[np.int64]) -> tuple[int, ...]:
 def _tree_loads(
     system: System, groups: npt.NDArray[np.int64], shares: npt.NDArray[np.float64], members: Sequence[int]
 ) -> list[float]:
-    """Load of the links by double trees over the components of each level; the first device of each stands for it."""
+    """Largest link load of each level with double trees over the components of each level.
+
+    Each component is represented by its first device.
+    """
     loads = [np.zeros(system.devices // system.sharing(at)) for at in range(len(system.levels))]
     for at, count in enumerate(members):
         if count < 2:
@@ -150,7 +156,7 @@ def _tree_loads(
 
 
 def _tree_latency(system: System, members: Sequence[int]) -> float:
-    """A chain over the innermost components, binary trees over the others."""
+    """Latency of a chain over the innermost components and binary trees over the outer ones."""
     *outer, (inner, level) = zip(members, system.levels, strict=True)
     return (inner - 1) * level.latency + sum(
         math.ceil(math.log2(count)) * outer_level.latency for count, outer_level in outer
@@ -159,7 +165,7 @@ def _tree_latency(system: System, members: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """Latency of the hops plus bytes over the bandwidth that is left of the most loaded link.
+    """Cost model: latency of the hops plus bytes over the available bandwidth of the most loaded link.
 
     Attributes:
         algorithm: ``ring``, ``tree`` (for all-reduce; the others have none), or ``auto``: the faster one.
@@ -170,11 +176,11 @@ class AlphaBeta:
 
     @property
     def name(self) -> str:
-        """Name for reports."""
+        """Name of the model for reports."""
         return f"alpha-beta, {self.algorithm}"
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
-        """See `CostModel`."""
+        """Predicted time of a collective, see `CostModel.cost`."""
         n = traffic.size
         if collective in ROOTED:
             return self._cost("chain", traffic.chain_load, traffic.chain, payload, (n - 1) * traffic.chain_latency)

@@ -14,7 +14,9 @@ from unsilent.placement.programs import Program
 
 
 def program_hook(program: Program, verify: bool = False) -> Callable[[object, GradBucket], Future[Tensor]]:
-    """Hook for ``model.register_comm_hook(None, hook)`` that reduces gradients with this program; every rank makes it.
+    """Create a hook for ``model.register_comm_hook(None, hook)`` that reduces gradients with a program.
+
+    Every rank must create it.
 
     Gradients are averaged over all ranks as DDP does without a hook: divided first, then summed. The steps of a program
     follow one another, so one bucket is reduced before the next one begins.

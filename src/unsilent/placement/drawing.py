@@ -1,4 +1,4 @@
-"""The hierarchy of a machine as a figure: a box per component, devices coloured by the group that they reduce in."""
+"""Figure of the hierarchy of a machine: a box for each component, and a colour for each group of devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Canvas:
 
 
 def bandwidth_text(bandwidth: float) -> str:
-    """``12.5 GB/s``."""
+    """A bandwidth as text, such as ``12.5 GB/s``."""
     for unit, size in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if bandwidth >= size:
             return f"{bandwidth / size:.4g} {unit}"
@@ -32,7 +32,10 @@ def bandwidth_text(bandwidth: float) -> str:
 
 
 def shown_counts(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Components of each level that are drawn, at most `MOST_DEVICES` devices in all; inner levels are kept first."""
+    """Number of components drawn for each level, with at most `MOST_DEVICES` devices in all.
+
+    Components of inner levels are kept first.
+    """
     result: list[int] = []
     room = MOST_DEVICES
     for number, count in enumerate(reversed(counts)):
@@ -44,7 +47,7 @@ def shown_counts(counts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def hierarchy_figure(system: System, placement: Placement, reduction: Reduction) -> Figure:
-    """The machine with the groups of one reduction."""
+    """Figure of a machine, with the groups of one reduction in colours."""
     groups = np.empty(system.devices, int)
     for number, members in enumerate(placement.reduction_groups(reduction.axes)):
         groups[members] = number
@@ -67,7 +70,7 @@ def _draw(
     canvas: _Canvas, system: System, counts: tuple[int, ...], captions: list[str], groups: list[int],
     corner: tuple[float, float], depth: int, first: int,
 ) -> tuple[float, float]:  # fmt: skip
-    """The components of a level from a corner on; returns their width and height."""
+    """Draw the components of a level from a corner on, and return their width and height."""
     level, inside = system.levels[depth], system.inside(depth)
     x, y = corner
     width = row_height = 0.0

@@ -1,4 +1,4 @@
-"""Reduction programs on torch.distributed: the same steps as in the program, in place, on real process groups.
+"""Execution of reduction programs in place with the process groups of torch.distributed.
 
 A program speaks of the devices ``0 .. k - 1`` that reduce; `ProgramRunner` maps them to ranks, creates the process groups
 and knows, from the program's states, which chunks of the payload each collective works on.
@@ -22,11 +22,13 @@ _scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.re
 
 
 class WrongResult(UnsilentError):
-    """A program ran and its result is not that of `torch.distributed.all_reduce`."""
+    """Raised if the result of a program differs from that of `torch.distributed.all_reduce`."""
 
 
 class ProcessGroups:
-    """The process groups of this job, each created once: every rank must ask for the same groups in the same order.
+    """The process groups of this job, each created once.
+
+    Every rank must request the same groups in the same order.
 
     Raises:
         UsageError: torch.distributed is not initialised.
@@ -39,7 +41,7 @@ class ProcessGroups:
         self._groups: dict[tuple[int, ...], ProcessGroup | None] = {everyone: distributed.group.WORLD}
 
     def of(self, ranks: Sequence[int]) -> ProcessGroup | None:
-        """The group of these ranks, whatever their order."""
+        """The process group of these ranks, created on first use; the order of the ranks does not matter."""
         key = tuple(sorted(ranks))
         if key not in self._groups:
             self._groups[key] = distributed.new_group(list(key))
@@ -48,7 +50,7 @@ class ProcessGroups:
 
 @dataclass(frozen=True)
 class Call:
-    """One collective of this rank.
+    """A collective in which this rank takes part.
 
     Attributes:
         collective: One of `unsilent.placement.programs.COLLECTIVES`.
@@ -68,7 +70,9 @@ class Call:
 
 
 class ProgramRunner:
-    """Runs a program in this rank; every rank of the job makes the same runner and calls it equally often.
+    """Runs a program in this rank.
+
+    Every rank of the job makes the same runner and calls it equally often.
 
     Args:
         program: Program to run.
@@ -114,7 +118,10 @@ class ProgramRunner:
 
     @staticmethod
     def _call(step: Step, before: State, after: State, ranks: Sequence[int], groups: ProcessGroups) -> Call | None:
-        """The collective of this rank in a step; creates the groups of all ranks."""
+        """The collective of this rank in a step, or None.
+
+        The process groups of all ranks are created.
+        """
         call, k = None, len(before)
         for devices in step.groups:
             group = groups.of([ranks[device] for device in devices])
@@ -136,7 +143,7 @@ class ProgramRunner:
         return call
 
     def run(self, payload: Tensor, verify: bool = False) -> Tensor:
-        """Runs the program in place and returns the payload.
+        """Run the program in place, and return the payload.
 
         Chunks of the payload this rank does not hold at the end (see ``chunks``) are left with intermediate values; a
         payload that the number of devices does not divide is padded with zeros for the duration of the run.
@@ -170,14 +177,17 @@ class ProgramRunner:
         return payload
 
     def _buffer(self, payload: Tensor) -> Tensor:
-        """The payload as one row whose length the number of devices divides: a view of it where that is possible."""
+        """The payload as one row, padded to a multiple of the number of devices.
+
+        A view of the payload if possible.
+        """
         padding = -payload.numel() % self._devices
         if not padding and payload.is_contiguous():
             return payload.detach().view(-1)
         return torch.cat([payload.detach().reshape(-1), payload.new_zeros(padding)])
 
     def _reference(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """The result of all_reduce for the payload, and the sum of absolute values that bounds its rounding."""
+        """The all-reduced payload, and the sum of absolute values that bounds the rounding error."""
         chunk = -(-payload.numel() // self._devices)
         total = torch.zeros_like(payload, memory_format=torch.contiguous_format).view(-1)
         for number in self._chunks_at_start:
@@ -190,7 +200,10 @@ class ProgramRunner:
         return total, size
 
     def _compare(self, payload: Tensor, expected: Tensor, size: Tensor) -> None:
-        """Raises where a chunk differs; numbers whose absolute values overflow have no sum to compare with."""
+        """Raise ``WrongResult`` if a chunk differs from the expected one by more than rounding.
+
+        Floating-point elements whose sum of absolute values overflows are not compared.
+        """
         chunk = -(-payload.numel() // self._devices)
         got = payload.detach().reshape(-1)
         for number in self.chunks:
@@ -209,7 +222,7 @@ class ProgramRunner:
 
 
 def perform(call: Call, rows: Tensor) -> None:
-    """Runs one collective on the chunks of a payload, [chunks, elements of one], in place."""
+    """Run one collective in place on the chunks of a payload."""
     data = _select(rows, call.chunks_in)
     if call.collective == "all-reduce":
         distributed.all_reduce(data, group=call.group)
@@ -227,7 +240,7 @@ def perform(call: Call, rows: Tensor) -> None:
 
 
 def _reduce_scatter(data: Tensor, call: Call) -> Tensor:
-    """The share of this rank.
+    """The share of this rank in a reduce-scatter.
 
     On gloo, torch's reduce_scatter is an all_reduce, which sends twice as much: there shares are exchanged and summed.
     """
@@ -254,7 +267,7 @@ def _check_members(program: Program, members: Sequence[Sequence[int]], world: in
 
 
 def _rounding(devices: int, dtype: torch.dtype) -> float:
-    """How far two sums of the same numbers in different orders may differ, as a share of the sum of absolute values.
+    """Bound on the difference between sums in different orders, relative to the sum of absolute values.
 
     A sum of k numbers in any order errs by at most g = (k - 1) u / (1 - (k - 1) u) of it, u half the spacing at 1; the
     sum of absolute values is itself computed, and may be too small by that much.
@@ -267,13 +280,13 @@ def _rounding(devices: int, dtype: torch.dtype) -> float:
 
 
 def _select(rows: Tensor, chunks: tuple[int, ...]) -> Tensor:
-    """These chunks, in order: a view where they are consecutive."""
+    """The rows of these chunks in order, as a view if the chunks are consecutive."""
     if chunks == tuple(range(chunks[0], chunks[0] + len(chunks))):
         return rows[chunks[0] : chunks[0] + len(chunks)]
     return rows[list(chunks)]
 
 
 def _store(rows: Tensor, chunks: tuple[int, ...], data: Tensor) -> None:
-    """Puts chunks back where they are not views already."""
+    """Write chunks to the payload, unless they are views of it."""
     if data.data_ptr() != rows[chunks[0]].data_ptr():
         rows[list(chunks)] = data

@@ -1,4 +1,4 @@
-"""Finds a machine by name, by a file of its description, or on this computer."""
+"""Loads the description of a machine: a known one by name, one from a file, or this computer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unsilent.placement.topology import parse_topology, this_machine
 
 
 def load_system(which: str) -> System:
-    """A machine by name, file or from this computer.
+    """Load a machine by name or from a file, or detect this computer.
 
     Args:
         which: ``a100``, ``v100`` or ``h100-nvl``, with ``:N`` for N nodes; ``here`` for this machine; a ``.toml`` file;

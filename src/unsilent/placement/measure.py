@@ -1,4 +1,4 @@
-"""Measures the collectives of a running job on every grouping of its ranks, and fits the levels of the machine to them.
+"""Measures collectives of a running job on every grouping of its ranks, and fits a machine to the times.
 
 A sweep runs each collective over each grouping of a hierarchy of ranks (the groupings that reduction programs are made of,
 so also with several groups on one link at the same time) at several sizes. Two predictions come of it: `fitted_system`
@@ -42,7 +42,7 @@ _FIELDS = itemgetter("collective", "groups", "payload", "seconds")
 
 @dataclass(frozen=True)
 class Measurement:
-    """Time of one collective, run by all groups of a grouping at once.
+    """Measured time of one collective, run by all groups of a grouping at the same time.
 
     Attributes:
         collective: One of `unsilent.placement.programs.COLLECTIVES`.
@@ -59,7 +59,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All measurements of a job.
+    """All measurements of a job, for each collective, grouping and size.
 
     Attributes:
         levels: Names of the levels, outermost first.
@@ -74,12 +74,12 @@ class Sweep:
     rows: tuple[Measurement, ...]
 
     def save(self, path: str | Path) -> None:
-        """Writes the sweep as JSON."""
+        """Write the sweep as JSON."""
         Path(path).write_text(json.dumps({"schema": "unsilent.placement.sweep/1", **asdict(self)}), "utf-8")
 
 
 def load_sweep(path: str) -> Sweep:
-    """Reads what `Sweep.save` wrote.
+    """Read a sweep from a file that `Sweep.save` wrote.
 
     Raises:
         UsageError: The file is not one.
@@ -118,7 +118,9 @@ def load_sweep(path: str) -> Sweep:
 
 
 def measure(counts: Sequence[int], levels: Sequence[str] = (), sizes: Sequence[int] = SIZES, repeats: int = 5) -> Sweep:
-    """Sweeps this job; every rank of it calls this, after ``torch.distributed.init_process_group``, and gets the result.
+    """Measure this job, and return the sweep in every rank.
+
+    Every rank calls this after ``torch.distributed.init_process_group``.
 
     Args:
         counts: Components per level of the machine, outermost first; ranks are numbered in this order.
@@ -159,7 +161,9 @@ def measure(counts: Sequence[int], levels: Sequence[str] = (), sizes: Sequence[i
 def measure_here(
     counts: Sequence[int], levels: Sequence[str] = (), sizes: Sequence[int] = SIZES, repeats: int = 5
 ) -> Sweep | None:
-    """Sweeps the job that this process is a rank of, or processes started here; see `measure`.
+    """Measure the job of this process, or a job of new processes on this computer.
+
+    See `measure`.
 
     Under torchrun every rank calls this, over NCCL where there is a GPU, else gloo; rank 0 gets the sweep and the others
     None. Without torchrun as many processes as there are devices are started on this computer and meet over gloo.
@@ -209,7 +213,7 @@ def _local_rank(
 
 
 def _time(collective: str, groups: tuple[tuple[int, ...], ...], payload: int, pool: ProcessGroups) -> float:
-    """Seconds from a barrier to the end of the slowest rank."""
+    """Seconds from a barrier until the slowest rank has finished the collective."""
     import torch
     from torch import distributed
 
@@ -238,7 +242,7 @@ def _time(collective: str, groups: tuple[tuple[int, ...], ...], payload: int, po
 
 
 def fitted_system(sweep: Sweep, name: str = "measured") -> System:
-    """The machine whose latencies and bandwidths fit the rings of a sweep best.
+    """The machine whose latencies and bandwidths fit the ring collectives of a sweep best.
 
     Each level is fitted to the all-reduces, reduce-scatters and all-gathers of the groups that extend over that level
     alone: by non-negative least squares of relative errors on hops times latency plus flows times bytes over bandwidth.
@@ -261,7 +265,7 @@ def fitted_system(sweep: Sweep, name: str = "measured") -> System:
 
 
 def _fit(system: System, at: int, sweep: Sweep) -> tuple[Level, bool]:
-    """The level with its figures, and whether its bandwidth is a lower bound."""
+    """A level with fitted latency and bandwidth, and whether the bandwidth is a lower bound."""
     from scipy.optimize import nnls
 
     level = system.levels[at]
@@ -293,7 +297,7 @@ Key = tuple[str, int, tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class MeasuredTable:
-    """A cost model that looks a collective up in a sweep: latency plus payload over bandwidth, fitted per grouping.
+    """Cost model that uses measured times: latency plus payload over bandwidth, fitted for each grouping.
 
     A grouping that was not measured (of another number of devices, levels or groups per link) is predicted by the fitted
     system's `AlphaBeta`.
@@ -304,7 +308,7 @@ class MeasuredTable:
     name: str = "measured table"
 
     def measured(self, collective: str, traffic: Traffic) -> list[Measurement]:
-        """Measurements of a collective over a grouping in the sweep; empty: it was not measured."""
+        """Measurements of a collective over such a grouping, or none if it was not measured."""
         return self._rows.get(_key(collective, traffic), [])
 
     @cached_property
@@ -316,7 +320,7 @@ class MeasuredTable:
 
     @cached_property
     def _lines(self) -> dict[Key, tuple[float, float]]:
-        """Seconds, and seconds per byte, by collective and traffic."""
+        """Fitted seconds, and seconds per byte, for each collective and grouping."""
         from scipy.optimize import nnls
 
         lines = {}
@@ -327,7 +331,7 @@ class MeasuredTable:
         return lines
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
-        """See `unsilent.placement.cost.CostModel`."""
+        """Predicted time of a collective, see `unsilent.placement.cost.CostModel.cost`."""
         modelled = AlphaBeta(self.system).cost(collective, traffic, payload)
         line = self._lines.get(_key(collective, traffic))
         return (

@@ -1,4 +1,4 @@
-"""The time that NCCL's own tuning model predicts for a collective, with the constants of two versions.
+"""Cost model of NCCL's own tuning, with the constants of two versions of NCCL.
 
 Source: ``src/graph/tuning.cc`` of NVIDIA/nccl, commits 01afd20 (2.7.5) and b647562 (2.20.3): time = latency + bytes /
 bandwidth, for each algorithm and protocol; the fastest is taken. Bandwidth here is that of the most loaded link, shared
@@ -22,7 +22,9 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants of one version; by protocol in the order of `PROTOCOLS`. Times in µs, bandwidths in GB/s.
+    """Constants of one version of NCCL.
+
+    By protocol in the order of `PROTOCOLS`. Times in µs, bandwidths in GB/s.
 
     Attributes:
         commit: Commit of the repository.
@@ -90,7 +92,7 @@ VERSIONS = {
 
 
 class Nccl:
-    """NCCL's tuning model on a machine.
+    """Cost model that follows NCCL's tuning model on a machine.
 
     Args:
         system: The machine. Levels whose link is ``network`` lie between nodes.
@@ -109,7 +111,7 @@ class Nccl:
         self._outer = max((at + 1 for at, level in enumerate(system.levels) if level.link == "network"), default=0)
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
-        """See `CostModel`."""
+        """Predicted time of a collective, see `CostModel.cost`."""
         bandwidth, level, flows = min(
             (level.bandwidth / 1e9 / load, at, traffic.ring[at])
             for at, (level, load) in enumerate(zip(self._system.levels, traffic.ring_load, strict=True)) if load
@@ -135,7 +137,7 @@ class Nccl:
                 yield latency + payload / (1000 * reached), f"{algorithm} {protocol}"
 
     def bandwidth(self, collective: str, algorithm: str, protocol: int, n: int, nodes: int, bus: float) -> float:
-        """Algorithm bandwidth in GB/s, before the correction of trees."""
+        """Algorithm bandwidth of a collective in GB/s, before NCCL's correction for trees."""
         c, several, a100 = self._constants, nodes > 1, self._system.gpu == "a100"
         if a100 and c.a100_limit:
             bus = min(bus, c.a100_limit)
@@ -156,7 +158,7 @@ class Nccl:
     def latency(
         self, collective: str, algorithm: str, protocol: int, traffic: Traffic, nodes: int, payload: float
     ) -> float:
-        """Latency in µs."""
+        """Latency of a collective in µs."""
         c, n, several = self._constants, traffic.size, nodes > 1
         inside = zip(traffic.members[self._outer :], self._system.levels[self._outer :], strict=True)
         kind = "pci" if any(count > 1 and level.link == "pci" for count, level in inside) else "nvlink"

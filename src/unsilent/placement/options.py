@@ -1,4 +1,4 @@
-"""Options of ``unsilent placement``, and how its arguments are read."""
+"""Options of ``unsilent placement``, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_SYSTEM = "no system was given; expected unsilent placement SYSTEM, such as a1
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """Options for what is placed on which machine."""
+    """Options that name the machine, the axes and the reductions."""
 
     system: Annotated[str, Option(
         "The machine: a100, v100 or h100-nvl with the number of nodes (a100:4), here, a .toml file, a .json file of unsilent "
@@ -55,13 +55,13 @@ class PlacementOptions:
         check_count("--top", self.top, 1, 10_000)
 
     def axis_sizes(self) -> dict[str, int]:
-        """Sizes by name; raises ``UsageError``."""
+        """Sizes of the axes by name; raises ``UsageError`` for an invalid option."""
         if not self.axes:
             raise UsageError("no axes were given; add --axes with their sizes, like --axes data=8,tensor=4")
         return _named_sizes(self.axes, "--axes", "data=8")
 
     def reductions(self) -> tuple[Reduction, ...]:
-        """Reductions to place; raises ``UsageError``."""
+        """Reductions to place; raises ``UsageError`` for an invalid option."""
         if not self.reduce:
             raise UsageError("nothing is reduced; add --reduce with the names of one or more axes, like --reduce data")
         return tuple(self._reduction(text) for text in self.reduce)
@@ -82,7 +82,7 @@ class PlacementOptions:
         return Reduction(tuple(name.strip() for name in names.split(",")), payload, weight, self.goal)
 
     def cost_model(self, system: System) -> CostModel:
-        """The cost model that is asked for."""
+        """The cost model that the option names."""
         if self.cost == "measured":
             from unsilent.placement.measure import MeasuredTable, load_sweep
 
@@ -99,7 +99,7 @@ class PlacementOptions:
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """Options for what is measured on which job."""
+    """Options of a measurement: the job, its levels and the payloads."""
 
     levels: Annotated[str, Option(
         "Levels of the job's machine with their counts, outermost first, like node=2,gpu=4; ranks are numbered in this order.",
@@ -116,13 +116,13 @@ class MeasureOptions:
             raise UsageError(f"--output is {str(self.output)!r}; expected a name that ends in .json")
 
     def level_counts(self) -> dict[str, int]:
-        """Counts by name; raises ``UsageError``."""
+        """Components per level by name; raises ``UsageError`` for an invalid option."""
         if not self.levels:
             raise UsageError("no levels were given; add --levels with their counts, like --levels node=2,gpu=4")
         return _named_sizes(self.levels, "--levels", "node=2")
 
     def payloads(self) -> tuple[int, ...]:
-        """Bytes of the payloads; raises ``UsageError``."""
+        """Sizes of the payloads in bytes; raises ``UsageError`` for an invalid option."""
         sizes = tuple(parse_bytes(text) for text in self.sizes.split(","))
         if min(sizes) < 4 or len(set(sizes)) < 2:
             raise UsageError(f"--sizes is {self.sizes!r}; expected at least two different sizes of 4 bytes or more")
@@ -130,7 +130,10 @@ class MeasureOptions:
 
 
 def _named_sizes(text: str, option: str, example: str) -> dict[str, int]:
-    """Sizes by name from a text ``name=size,name=size``; raises ``UsageError``."""
+    """Parse sizes by name from a text ``name=size,name=size``.
+
+    Raises ``UsageError`` for any other text.
+    """
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))

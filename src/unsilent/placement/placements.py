@@ -1,4 +1,4 @@
-"""Placements of parallelism axes: parallelism matrices, the grid of devices they mean, and code that makes it.
+"""Placements of parallelism axes as parallelism matrices, with their grids of devices and Python code.
 
 A parallelism matrix has a row per axis and a column per level of the machine. Its entry is how many ways the axis is
 split over the components of that level: rows multiply to the sizes of the axes, columns to the counts of the levels.
@@ -20,7 +20,7 @@ MOST_DIMENSIONS = 64
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the axes of parallelism lie on a machine.
+    """An assignment of parallelism axes to the levels of a machine.
 
     Attributes:
         axes: Names of the axes, in the order of the matrix' rows.
@@ -39,29 +39,29 @@ class Placement:
         return tuple(map(prod, self.matrix))
 
     def factors(self, reduce: Sequence[str]) -> tuple[int, ...]:
-        """Per level, how many components of it one reduction over these axes spans."""
+        """Number of components of each level that one reduction over these axes spans."""
         rows = [self.matrix[self.axes.index(name)] for name in reduce]
         return tuple(prod(column) for column in zip(*rows, strict=True))
 
     def _order(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape of the device numbers by level and axis, and the permutation of it to axis and level."""
+        """Shape of the devices by level and axis, and the permutation that sorts them by axis and level."""
         rows, levels = len(self.axes), len(self.matrix[0])
         shape = tuple(self.matrix[row][level] for level in range(levels) for row in range(rows))
         return shape, tuple(level * rows + row for row in range(rows) for level in range(levels))
 
     def grid(self) -> npt.NDArray[np.int64]:
-        """Numbers of the devices, int64[sizes of the axes]: where each coordinate of the axes lies."""
+        """Grid of device numbers, int64[sizes of the axes]."""
         shape, order = self._order()
         return np.arange(prod(shape)).reshape(shape).transpose(order).reshape(self.sizes)
 
     def reduction_groups(self, reduce: Sequence[str]) -> npt.NDArray[np.int64]:
-        """int64[groups, devices of one]: the devices that reduce together, in ascending order within each group."""
+        """Groups of devices that reduce together, int64[groups, devices of one], in ascending order."""
         at = [self.axes.index(name) for name in reduce]
         grid = np.moveaxis(self.grid(), at, range(-len(at), 0))
         return np.sort(grid.reshape(-1, prod(self.sizes[i] for i in at)), axis=1)
 
     def mesh_code(self, device_type: str = "cuda") -> str:
-        """Python that makes the mesh with torch, to be pasted into a training script."""
+        """Python code that makes the device mesh in torch, for a training script."""
         shape, order = self._order()
         long_axes = [at for at in order if shape[at] > 1]
         names = f"mesh_dim_names={self.axes!r}"
@@ -114,7 +114,7 @@ def placements(counts: Sequence[int], axes: Mapping[str, int]) -> Iterator[Place
 
 
 def _matrices(sizes: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[Matrix]:
-    """Matrices whose rows multiply to ``sizes`` and columns to ``counts``, by the first row."""
+    """All matrices whose rows multiply to ``sizes`` and whose columns multiply to ``counts``."""
     if not sizes:
         if all(count == 1 for count in counts):
             yield ()
@@ -126,7 +126,7 @@ def _matrices(sizes: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[Matri
 
 
 def _rows(size: int, counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Factors of ``size``, each a divisor of the count of its level."""
+    """All divisions of ``size`` into a factor per level; each factor divides the count of its level."""
     if not counts:
         if size == 1:
             yield ()

@@ -1,4 +1,4 @@
-"""Reduction programs and what they mean: which contribution of which chunk each device holds after every step.
+"""Reduction programs and their meaning: the contributions to each chunk that a device holds after each step.
 
 The payload of ``k`` reducing devices is cut into ``k`` chunks. The state of one device says, for each chunk, whose
 contributions are summed into the copy it holds: a Boolean matrix of chunks by contributions. A collective may only be
@@ -65,7 +65,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """A sequence of steps that reduce over ``devices``; ``str`` is text, ``repr`` is the Python that makes it.
+    """A sequence of steps that reduce over ``devices`` devices.
+
+    ``str`` gives text, and ``repr`` Python code that makes the program.
 
     Raises:
         UsageError: Raised where there is no device, or a step names a rank outside ``0 .. devices - 1``.
@@ -87,7 +89,9 @@ class Program:
 
 
 def initial_state(k: int, goal: str = "all-reduce") -> State:
-    """Chunks that ``k`` devices hold at the start: every chunk with one's own contribution; one finished for all-gather.
+    """State of ``k`` devices before a program.
+
+    Each device holds its own contribution to every chunk, or one finished chunk for all-gather.
 
     Raises:
         UsageError: The goal is unknown.
@@ -118,7 +122,10 @@ def apply(step: Step, state: State, idle_broadcast: bool = False) -> State:
 
 
 def try_apply(step: Step, state: State, idle_broadcast: bool = False) -> State | str:
-    """State as of `apply`, or the reason where that raises: most steps a synthesis tries are invalid."""
+    """The state after a step, or the reason why the step is invalid.
+
+    Most steps that a synthesis tries are invalid.
+    """
     after = list(state)
     for group in step.groups:
         held = [state[rank] for rank in group]
@@ -131,7 +138,7 @@ def try_apply(step: Step, state: State, idle_broadcast: bool = False) -> State |
 
 
 def states(program: Program, goal: str = "all-reduce") -> Iterator[State]:
-    """The state before the first step and after each step.
+    """All states of a program: the initial one, and the one after each step.
 
     Raises:
         UsageError: Raised as by `apply`.
@@ -144,7 +151,7 @@ def states(program: Program, goal: str = "all-reduce") -> Iterator[State]:
 
 
 def check(program: Program, goal: str = "all-reduce") -> None:
-    """Proves that a program reaches its goal.
+    """Raise ``UsageError`` unless a program reaches its goal.
 
     Raises:
         UsageError: A step is invalid, or the final state is not the goal; names what is lost or left over.
@@ -156,7 +163,7 @@ def check(program: Program, goal: str = "all-reduce") -> None:
 
 
 def reached(state: State, goal: str = "all-reduce") -> bool:
-    """Whether a state is the goal.
+    """Whether a state fulfils the goal.
 
     After an all-reduce or all-gather every device holds every chunk with all contributions. After a reduce-scatter
     every device holds one chunk with all contributions, and no two hold the same one (not necessarily the chunk whose
@@ -171,7 +178,7 @@ def reached(state: State, goal: str = "all-reduce") -> bool:
 
 
 def shortfall(state: State, goal: str = "all-reduce") -> str | None:
-    """The shortfall of a state from the goal, in words; None where it is the goal."""
+    """Description of how a state misses the goal, or None if it is the goal."""
     if reached(state, goal):
         return None
     k = len(state)
@@ -188,7 +195,7 @@ def shortfall(state: State, goal: str = "all-reduce") -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def held_chunks(value: int, k: int) -> tuple[int, ...]:
-    """The chunks of which a device with this state holds a copy."""
+    """Numbers of the chunks that a device with this state holds."""
     row = (1 << k) - 1
     return tuple(chunk for chunk in range(k) if value >> (chunk * k) & row)
 
@@ -196,7 +203,7 @@ def held_chunks(value: int, k: int) -> tuple[int, ...]:
 def _objection(
     collective: str, group: tuple[int, ...], held: Sequence[int], k: int, idle_broadcast: bool
 ) -> str | None:
-    """Why the collective may not be run by this group; None where it may."""
+    """Reason why a group may not run the collective, or None if it may."""
     chunks = [held_chunks(value, k) for value in held]
     if collective == "broadcast":
         return _broadcast_objection(group, held, idle_broadcast)
@@ -234,7 +241,7 @@ def _broadcast_objection(group: tuple[int, ...], held: Sequence[int], idle_broad
 
 
 def _effect(collective: str, held: Sequence[int], k: int) -> list[int]:
-    """Chunks that the devices of one group hold after a valid collective."""
+    """States of the devices of one group after a valid collective."""
     if collective == "broadcast":
         return [held[0]] * len(held)
     union = 0
@@ -248,7 +255,7 @@ def _effect(collective: str, held: Sequence[int], k: int) -> list[int]:
 
 
 def shares(chunks: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
-    """The chunks that each of ``size`` ranks keeps of a reduce-scatter: consecutive runs in the order of the group."""
+    """The chunks that each of ``size`` ranks keeps in a reduce-scatter: consecutive runs in group order."""
     each = len(chunks) // size
     return [chunks[each * index : each * (index + 1)] for index in range(size)]
 

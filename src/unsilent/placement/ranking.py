@@ -1,4 +1,4 @@
-"""Ranks placements and reduction programs of a machine by predicted time."""
+"""Ranks the placements and reduction programs for a machine by predicted time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class Reduction:
 
 @dataclass(frozen=True)
 class RankedStep:
-    """A statement of a program and its predicted time; ``payload`` in bytes, of the group that has most."""
+    """A step of a program with its predicted time.
+
+    ``payload``: bytes in the group that has most.
+    """
 
     statement: Statement
     payload: float
@@ -49,7 +52,7 @@ class RankedStep:
 
 @dataclass(frozen=True)
 class RankedProgram:
-    """A program on a placement.
+    """A program on a placement with its predicted time.
 
     Attributes:
         levels: Numbers of the machine's levels that the hierarchy of the reduction has.
@@ -67,27 +70,27 @@ class RankedProgram:
 
     @property
     def ratio(self) -> float:
-        """How many times as long the flat collective takes."""
+        """Time of the flat collective over the time of this program."""
         return self.flat_seconds / self.seconds if self.seconds else 1.0
 
     @property
     def bottleneck(self) -> RankedStep | None:
-        """The step that takes longest."""
+        """The step with the longest predicted time, or None without steps."""
         return max(self.steps, key=lambda step: step.cost.seconds, default=None)
 
     def program(self) -> Program:
-        """The program over ranks 0 .. k - 1 of the reducing devices."""
+        """The program for ranks 0 .. k - 1, which stand for the k devices of the reduction."""
         return Program(prod(self.hierarchy), tuple(step.statement.step(self.hierarchy) for step in self.steps))
 
     def text(self, system: System) -> str:
-        """The program in words, with the names of the machine's levels."""
+        """Description of the program, with the names of the machine's levels."""
         names = [system.levels[at].name for at in self.levels]
         return "; ".join(statement_text(step.statement, names) for step in self.steps) or "nothing to reduce"
 
 
 @dataclass(frozen=True)
 class RankedPlacement:
-    """A placement with the best program of each reduction, and the best few of each, fastest first."""
+    """A placement with the best programs of each reduction, fastest first."""
 
     placement: Placement
     seconds: float
@@ -97,7 +100,7 @@ class RankedPlacement:
 
 @dataclass(frozen=True, repr=False)
 class Ranking(Shown):
-    """Placements, fastest first.
+    """Placements on a machine, fastest first.
 
     Attributes:
         candidates: Number of pairs of a placement and a program that were compared, over all reductions.
@@ -124,7 +127,7 @@ def rank_placements(
     limit: int = MOST_STEPS,
     top: int = 10,
 ) -> Ranking:
-    """Every placement with its best programs, the fastest first.
+    """Rank all placements with their best programs, fastest first.
 
     Args:
         system: The machine.
@@ -176,7 +179,7 @@ def _check(reduction: Reduction, axes: Mapping[str, int]) -> None:
 
 
 class _ProgramSet:
-    """All programs of one reduction on one placement, with their times."""
+    """All programs of one reduction on one placement, with their predicted times."""
 
     def __init__(
         self, system: System, placement: Placement, reduction: Reduction, model: CostModel, limit: int
@@ -191,7 +194,7 @@ class _ProgramSet:
 
     @cached_property
     def costs(self) -> list[RankedStep]:
-        """The different steps of all programs, with their costs."""
+        """The distinct steps of all programs, with their costs."""
         return [self._step(statement, divisors) for statement, divisors in self._plans.steps]
 
     @cached_property
@@ -215,7 +218,7 @@ class _ProgramSet:
         return RankedStep(statement, payload, self._model.cost(statement.collective, loads, payload))
 
     def best(self, top: int) -> tuple[RankedProgram, ...]:
-        """The fastest programs; of equally fast ones the shorter."""
+        """The ``top`` fastest programs, the shorter first among equally fast ones."""
         flat = float(self.seconds[0])
         order = np.argsort(np.round(self.seconds / (flat or 1.0), 9), kind="stable")[:top]
         return tuple(
@@ -229,7 +232,7 @@ class _ProgramSet:
 
 @dataclass(frozen=True)
 class Plans:
-    """All programs of a number of levels.
+    """All programs for a number of levels, as a table of steps.
 
     Attributes:
         steps: The different steps that they have: a statement, and how its groups' payloads were divided before.
@@ -242,7 +245,7 @@ class Plans:
 
 @lru_cache(maxsize=64)
 def plans(depth: int, goal: str, limit: int) -> Plans:
-    """The programs as steps whose payloads are known; the first one is the flat collective."""
+    """All programs for ``depth`` levels, with the payload of each step; the first is the flat collective."""
     programs = statements(depth, goal, limit)
     numbers: dict[tuple[Statement, tuple[Divisors, ...]], int] = {}
     rows = [[numbers.setdefault(step, len(numbers)) for step in divided(p, depth, goal)] for p in programs]
@@ -253,7 +256,9 @@ def plans(depth: int, goal: str, limit: int) -> Plans:
 
 
 def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[tuple[Statement, tuple[Divisors, ...]]]:
-    """Statements with how often the payload of each group is divided by each factor, at two devices per level.
+    """The statements of a program, with the divisors of the payload of each group.
+
+    The divisors say how often the payload was divided by each factor, at two devices per level.
 
     The payload is the input of a collective, of an all-gather the result. Groups of a step may differ.
     """
@@ -277,7 +282,7 @@ def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[t
 def _small_groups(
     grouping: Grouping, groups: npt.NDArray[np.int64], hierarchy: tuple[int, ...]
 ) -> npt.NDArray[np.int64]:
-    """Number, for each group in a hierarchy, of the one at two devices per level that does the same in every program.
+    """Number of the equivalent group at two devices per level, for each group of a hierarchy.
 
     Programs tell the first component of a level from the others, and these not from each other.
     """
@@ -294,13 +299,16 @@ def _groups(grouping: Grouping, hierarchy: tuple[int, ...]) -> tuple[tuple[int, 
 
 @lru_cache(maxsize=1024)
 def _spans(grouping: Grouping, depth: int) -> tuple[int, ...]:
-    """1 for each level over which a group extends."""
+    """For each level, 1 if a group extends over it and otherwise 0."""
     last = depth if grouping.form == "inside" else grouping.level
     return tuple(int(grouping.ancestor <= at < last) for at in range(depth))
 
 
 def statement_text(statement: Statement, names: Sequence[str]) -> str:
-    """A statement in words; ``names`` are those of the levels of its hierarchy."""
+    """Description of a statement.
+
+    ``names``: names of the levels of its hierarchy.
+    """
     grouping, depth = statement.grouping, len(names)
     if grouping.form == "inside":
         where = "over all devices" if grouping.level == 0 else f"inside each {names[grouping.level - 1]}"

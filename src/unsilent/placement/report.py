@@ -18,7 +18,10 @@ from unsilent.report.text import count_text, duration_text
 def script(
     placement: Placement, reductions: Sequence[Reduction], programs: Sequence[RankedProgram], device_type: str = "cuda"
 ) -> str:
-    """The mesh and, for each reduction over more than one device, its program and what runs it."""
+    """Python code that makes the mesh and runs the program of each reduction.
+
+    Reductions over one device are left out.
+    """
     parts, names = [placement.mesh_code(device_type)], set[str]()
     for reduction, program in zip(reductions, programs, strict=True):
         if program.steps:
@@ -29,14 +32,17 @@ def script(
 
 
 def _new_name(placement: Placement, reduction: Reduction, taken: Collection[str]) -> str:
-    """``reduce_AXES``, with a number where another reduction has that name already."""
+    """Unused function name such as ``reduce_AXES``, with a number if that name is taken."""
     axes = (axis if axis.isidentifier() else f"axis{placement.axes.index(axis)}" for axis in reduction.axes)
     name = "_".join(["reduce", *axes])
     return next(candidate for candidate in chain([name], (f"{name}_{n}" for n in count(2))) if candidate not in taken)
 
 
 def reduction_code(placement: Placement, reduction: Reduction, ranked: RankedProgram, name: str) -> str:
-    """Code of a function of this name, which reduces a tensor in place; needs ``mesh``."""
+    """Python code of a function that reduces a tensor in place.
+
+    It needs the variable ``mesh``.
+    """
     at = [placement.axes.index(axis) for axis in reduction.axes]
     devices = prod(placement.sizes[i] for i in at)
     lines = "\n".join(f"    {step.statement!r}," for step in ranked.steps)
@@ -65,7 +71,10 @@ METHOD = (
 def report(
     ranking: Ranking, command: str = "", seconds: float | None = None, top: int = 10, notes: Sequence[str] = ()
 ) -> Report:
-    """Report on a ranking; ``seconds``: of the whole command; ``notes``: further ones."""
+    """Report on a ranking.
+
+    ``seconds``: time of the whole command; ``notes``: further notes.
+    """
     best = ranking.placements[0]
     taken = ranking.search_seconds if seconds is None else seconds
     return Report(
@@ -93,7 +102,7 @@ def report(
 
 
 def reduction_text(reduction: Reduction) -> str:
-    """``all-reduce of 2 GiB over data``, with its weight."""
+    """Description of a reduction, such as ``all-reduce of 2 GiB over data``."""
     times = f", {reduction.weight:g} times" if reduction.weight != 1 else ""
     return f"{reduction.goal} of {human_bytes(round(reduction.payload))} over {', '.join(reduction.axes)}{times}"
 
@@ -127,7 +136,7 @@ def _findings(ranking: Ranking) -> Iterator[str]:
 
 
 def explanation(ranking: Ranking, ranked: RankedProgram, step: RankedStep) -> str:
-    """Sentence on the link that decides the time of a step, and how many groups share it."""
+    """Sentence on the link that determines the time of a step, and the groups that share it."""
     level = ranking.system.levels[step.cost.level]
     share = 100 * step.cost.seconds / ranked.seconds
     groups = count_text(step.cost.flows, "group")
@@ -199,7 +208,7 @@ def _placement_table(ranking: Ranking, top: int) -> Table:
 
 
 def _of_best(number: int, cell: Getter) -> Getter:
-    """The cell of the best program of a reduction."""
+    """Function that returns a table cell for the best program of a reduction."""
     return lambda placement: cell(placement.programs[number][0])
 
 
@@ -260,7 +269,7 @@ def _grid_table(best: RankedPlacement) -> Table:
 
 
 def _predictions(ranking: Ranking, top: int) -> Table:
-    """The table for machines: predictions, which have no limits."""
+    """The machine-readable table of predictions."""
     columns = (
         Column.count("rank"), Column("placement"), Column("reduction", of=lambda row: ",".join(row["reduction"].axes)),
         Column("program", of=lambda row: row["best"].text(ranking.system)),
@@ -278,7 +287,7 @@ def _predictions(ranking: Ranking, top: int) -> Table:
 
 
 def _further(ranking: Ranking, seconds: float, top: int) -> dict[str, Any]:
-    """The fields of the JSON object: the records, and in ``results`` those of each placement."""
+    """Further fields of the JSON report: the ranking, and the results of each placement."""
     names = ("search_seconds", "system", "axes", "reductions", "model", "limit", "candidates")
     rows = [
         {**vars(placement), "rank": rank, "python": _script(ranking, placement),

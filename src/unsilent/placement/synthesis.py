@@ -1,4 +1,4 @@
-"""Synthesises reduction programs: every valid sequence of collectives over slices of a hierarchy that reaches a goal.
+"""Synthesis of reduction programs: all valid sequences of collectives over a hierarchy that reach a goal.
 
 A statement is a collective, a form and levels of the hierarchy of the reducing devices (level 0 is all of them, level
 ``j`` one component of the first ``j`` factors). The forms are those of P2 (Xie et al., MLSys 2022): *inside* (the
@@ -37,7 +37,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, order=True)
 class Grouping:
-    """The grouping of devices of a statement.
+    """A rule that divides the devices of a hierarchy into groups.
 
     Attributes:
         form: One of `FORMS`.
@@ -50,7 +50,7 @@ class Grouping:
     ancestor: int
 
     def groups(self, hierarchy: Sequence[int]) -> Groups:
-        """The groups in a hierarchy, in ascending order of ranks."""
+        """The groups of a hierarchy of this size, in ascending order of ranks."""
         devices = prod(hierarchy)
         size = prod(hierarchy[self.level :])
         if self.form == "inside":
@@ -64,13 +64,13 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Statement:
-    """A collective over a grouping."""
+    """A collective together with a grouping, for hierarchies of any size."""
 
     collective: str
     grouping: Grouping
 
     def step(self, hierarchy: Sequence[int]) -> Step:
-        """The statement at the sizes of a hierarchy."""
+        """The step of this statement in a hierarchy of this size."""
         return Step(self.collective, self.grouping.groups(hierarchy))
 
 
@@ -78,7 +78,7 @@ Statements = tuple[Statement, ...]
 
 
 def groupings(hierarchy: Sequence[int]) -> tuple[Grouping, ...]:
-    """All groupings with different groups of at least two devices; of equal ones the first."""
+    """All groupings with at least two devices per group, without duplicates."""
     by_groups: dict[Groups, Grouping] = {}
     depth = len(hierarchy)
     candidates = [Grouping("inside", level, level) for level in range(depth)] + [
@@ -97,7 +97,7 @@ def groupings(hierarchy: Sequence[int]) -> tuple[Grouping, ...]:
 def search(
     hierarchy: Sequence[int], goal: str = "all-reduce", limit: int = MOST_STEPS, idle_broadcast: bool = False
 ) -> list[Statements]:
-    """Every valid program of at most ``limit`` statements, searched at these sizes.
+    """All valid programs of at most ``limit`` statements for a hierarchy.
 
     A step that changes nothing is no part of a program.
 
@@ -111,7 +111,7 @@ def search(
 
 
 class _Search:
-    """The graph of reachable states, expanded on demand."""
+    """Graph of the states that programs can reach, expanded on demand."""
 
     def __init__(self, hierarchy: tuple[int, ...], goal: str, idle_broadcast: bool) -> None:
         self._goal, self._idle = goal, idle_broadcast
@@ -121,7 +121,7 @@ class _Search:
         self._edges: dict[State, list[tuple[Statement, State]]] = {}
 
     def programs(self, limit: int) -> list[Statements]:
-        """All paths from the start to the goal."""
+        """All programs that lead from the initial state to the goal, shortest first."""
         fringe = {self._start}
         for _ in range(limit):
             fringe = {after for state in fringe for _, after in self.edges(state)} - self._edges.keys()
@@ -131,7 +131,7 @@ class _Search:
         return sorted(paths, key=len)
 
     def edges(self, state: State) -> list[tuple[Statement, State]]:
-        """Statements that are valid in a state and change it, each with the state after it."""
+        """Statements that are valid in a state and change it, each with the following state."""
         if state not in self._edges:
             tried = ((s, try_apply(step, state, self._idle)) for s, step in self._steps)
             done = reached(state, self._goal)
@@ -139,7 +139,7 @@ class _Search:
         return self._edges[state]
 
     def _distances(self) -> dict[State, int]:
-        """The number of steps from each expanded state to the goal, where it can be reached."""
+        """Number of steps from each expanded state to the goal, for states that can reach it."""
         before: dict[State, list[State]] = {}
         for state, edges in self._edges.items():
             for _, after in edges:
@@ -166,7 +166,7 @@ class _Search:
 
 @lru_cache(maxsize=64)
 def statements(depth: int, goal: str = "all-reduce", limit: int = MOST_STEPS) -> tuple[Statements, ...]:
-    """The programs of every hierarchy of ``depth`` levels, as statements.
+    """All programs for hierarchies of ``depth`` levels, as statements.
 
     Raises:
         UsageError: The goal is unknown, or there are too many levels or steps to search.
@@ -183,7 +183,7 @@ def statements(depth: int, goal: str = "all-reduce", limit: int = MOST_STEPS) ->
 
 
 def synthesise(hierarchy: Sequence[int], goal: str = "all-reduce", limit: int = MOST_STEPS) -> Iterator[Program]:
-    """Every program for a hierarchy, shortest first, as explicit steps over ranks.
+    """All programs for a hierarchy, shortest first, as explicit steps over ranks.
 
     Args:
         hierarchy: Factors of the number of reducing devices, outermost first; factors of 1 are left out.

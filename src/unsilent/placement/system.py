@@ -1,4 +1,4 @@
-"""Hierarchical machines: levels of components, the links out of them, and where their description comes from.
+"""Description of a hierarchical machine: levels of components, and the links between them.
 
 A machine is a list of levels, outermost first: ``count`` components in each component of the level outside. A message
 between two components of a level leaves the one through its link and enters the other through its link, and passes the
@@ -59,7 +59,7 @@ class Level:
 
 @dataclass(frozen=True)
 class System:
-    """A machine.
+    """A hierarchical machine.
 
     Attributes:
         levels: Outermost first.
@@ -74,20 +74,20 @@ class System:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Components per level."""
+        """Number of components per level, in each component of the level above."""
         return tuple(level.count for level in self.levels)
 
     @property
     def devices(self) -> int:
-        """Devices in all."""
+        """Number of devices in the whole machine."""
         return prod(self.counts)
 
     def inside(self, level: int) -> int:
-        """Devices in one component of a level."""
+        """Number of devices in one component of a level."""
         return prod(self.counts[level + 1 :])
 
     def sharing(self, level: int) -> int:
-        """Devices that share one link out of a component of a level."""
+        """Number of devices that share one link out of a component of a level."""
         return self.levels[level].shared_by or self.inside(level)
 
 
@@ -106,7 +106,10 @@ PRESETS = {
 
 
 def parse_system(content: bytes, where: str) -> System:
-    """The machine that a TOML text describes; ``where`` names it in the one-line ``UsageError``."""
+    """Parse the TOML description of a machine.
+
+    ``where`` names it in the one-line ``UsageError``.
+    """
     record = parse_toml(content, where)
     for key in record:
         if key not in _KEYS:
@@ -164,7 +167,10 @@ def _quantity(quantity: object, units: Mapping[str, float], name: str, example: 
 
 
 def checked_system(system: System, where: str = "") -> System:
-    """The machine itself; raises ``UsageError`` where its levels do not fit together."""
+    """The machine itself, after a check.
+
+    Raises ``UsageError`` if its levels do not fit together.
+    """
     names = [level.name for level in system.levels]
     if len(set(names)) < len(names):
         raise UsageError(f"{where}two levels have the same name: {', '.join(names)}; give each its own")
@@ -181,7 +187,7 @@ def checked_system(system: System, where: str = "") -> System:
 
 
 def system_toml(system: System) -> str:
-    """The description of a machine that `parse_system` reads."""
+    """The TOML description of a machine, which `parse_system` reads."""
     lines = [f"name = {json.dumps(system.name)}", f"source = {json.dumps(system.source)}"]
     lines += [f"gpu = {json.dumps(system.gpu)}"] if system.gpu else []
     for level in system.levels:

@@ -1,4 +1,4 @@
-"""The machine at hand: its GPUs from ``nvidia-smi topo -m``, or its processes where there are none."""
+"""Detects the machine that runs the program, by the GPUs in ``nvidia-smi topo -m`` or its processors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _SOURCE = "paths of nvidia-smi topo -m with assumed figures; measure your own wi
 
 
 def this_machine() -> System:
-    """System of this machine: levels of its GPUs, else one level of processes over gloo."""
+    """The machine that runs the program.
+
+    Levels of its GPUs, or one level of processes over gloo if there are none.
+    """
     if shutil.which("nvidia-smi"):
         done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False, timeout=60)
         if done.returncode == 0 and re.search(r"^GPU0\b", _ESCAPES.sub("", done.stdout), re.MULTILINE):
@@ -40,7 +43,7 @@ def this_machine() -> System:
 
 
 def parse_topology(text: str, where: str) -> System:
-    """The levels that the output of ``nvidia-smi topo -m`` shows.
+    """Parse the output of ``nvidia-smi topo -m`` into the levels of a machine.
 
     GPUs that are connected by paths of a kind or closer form a component; each kind that joins components is a level.
 
@@ -70,7 +73,7 @@ def parse_topology(text: str, where: str) -> System:
 
 
 def _matrix(text: str, where: str) -> list[list[str]]:
-    """Paths between GPUs, by number."""
+    """Kinds of the paths between GPUs, as a matrix by their numbers."""
     rows = [
         line.split() for line in _ESCAPES.sub("", text).splitlines() if re.match(r"\s*GPU\d+\s+(X|[A-Z]+\d*)\s", line)
     ]
@@ -92,7 +95,7 @@ def _kind(path: str) -> str:
 
 
 def _components(paths: Sequence[Sequence[str]], kinds: Iterable[str]) -> list[list[int]]:
-    """GPUs that are joined by paths of these kinds, directly or through others."""
+    """Groups of GPUs that are connected by paths of these kinds, directly or through other GPUs."""
     from scipy.sparse.csgraph import connected_components
 
     allowed = set(kinds)

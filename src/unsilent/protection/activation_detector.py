@@ -1,4 +1,4 @@
-"""A rule on activations as a detector: reads layers while they run or from a record, and scores all of them at once.
+"""A detector that applies a rule on activations to the layers of a model, in a live call or a recorded one.
 
 The rule learns from two thirds of the clean samples; the others, in other batches where there are several, standardise its
 scores. A layer is judged if each clean call has it with one row per sample. Layers that give equally many numbers are scored in
@@ -33,7 +33,7 @@ Readings = Mapping[str, Floats]
 
 
 class ActivationDetector:
-    """A rule on activations.
+    """Detects corrupted answers by a rule on activations.
 
     Args:
         text: Text of the rule: ``dr-dna:bins=64``.
@@ -59,18 +59,18 @@ class ActivationDetector:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is known of layers, and of summed weights."""
+        """Bytes of the arrays learnt for each layer, and of summed weights."""
         return self.readers.nbytes + sum(array.nbytes for layer in self.layers.values() for array in layer.values())
 
     @property
     def reads_functions(self) -> bool:
-        """Whether products that are no module's own work are read, too."""
+        """Whether products in functions such as `torch.matmul` are read as well."""
         return self.rule.reads == CHECKSUM
 
     def calibrate(
         self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
     ) -> None:
-        """Learn what layers compute for clean samples."""
+        """Learn the activations of each layer from clean samples."""
         self.readers = LayerReaders(self.rule.reads, self.seed)
         batches = list(batches)
         globs = self.globs
@@ -117,14 +117,17 @@ class ActivationDetector:
         stride: int,
         model: nn.Module,
     ) -> None:
-        """Take over what is known of the layers of a model with the right weights, such as from a file."""
+        """Restore what was learnt about the layers of a model, for example from a file.
+
+        The model must have the right weights.
+        """
         self.layers, self.ranges, self.widths = dict(layers), dict(ranges), dict(widths)
         self.readers.stride = stride
         self.readers.prepare(model, layers)
         self._scores = StackedLayers(self.rule, self.layers)
 
     def margins(self, recorded: RecordedPass) -> Floats:
-        """Margins of the layers of all forward passes below one another, float64[layers, samples]."""
+        """Margins of the layers of all forward passes, stacked as float64[layers, samples]."""
         passes: dict[int, dict[str, Floats]] = {}
         for layer in recorded.layers:
             if layer.name in self.layers and len(layer.output) == recorded.samples:
@@ -138,21 +141,24 @@ class ActivationDetector:
         return np.concatenate([self.margins_of(reading) for reading in passes.values()])
 
     def margins_of(self, readings: Readings) -> Floats:
-        """Margins of one forward pass, float64[layers, samples]."""
+        """Margins of the layers in one forward pass, float64[layers, samples]."""
         return self.rule.cumulate(self._scores.scores(readings))
 
     def scores(self, readings: Readings) -> Floats:
-        """Scores of some layers, float64[layers, samples]."""
+        """Scores of the layers in these readings, float64[layers, samples]."""
         return self._scores.scores(readings)
 
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
-        """The reading of a layer, float32[samples, numbers] on its device, written to ``memory`` if that is given."""
+        """The numbers that the rule reads of a layer, float32[samples, numbers] on its device.
+
+        Written to ``memory`` if given.
+        """
         return self.readers.read(layer, memory)
 
     def _clean_readings(
         self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any], globs: Sequence[str]
     ) -> tuple[list[list[Readings]], dict[str, tuple[float, float]]]:
-        """Readings of all forward passes of each call, and ranges of layers."""
+        """Readings of all forward passes in each call, and the range of values of each layer."""
         calls: list[list[Readings]] = []
         ranges: dict[str, tuple[float, float]] = {}
         samples, passes = 0, dict[int, dict[str, Floats]]()
@@ -181,7 +187,7 @@ def not_finite_error(layer: str) -> UsageError:
 
 
 def _choose_layers(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any], Any]) -> ChosenLayers:
-    """The layers that are read by default."""
+    """The layers that are read by default, chosen by their costs."""
     costs = LayerCosts()
     with LayerWatch(model) as watch, torch.no_grad(), watch.listening(costs.add):
         run(model, batch)
@@ -190,7 +196,7 @@ def _choose_layers(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any],
 
 
 class StackedLayers:
-    """Arrays that a rule has learnt, stacked for all layers with equally many numbers.
+    """Arrays that a rule has learnt, stacked for layers with equally many numbers.
 
     Args:
         layers: Arrays of layers by name, in their order.
@@ -201,7 +207,7 @@ class StackedLayers:
         self._stacks: dict[tuple[str, ...], dict[str, Floats]] = {}
 
     def scores(self, readings: Readings) -> Floats:
-        """Scores of the layers that there are readings of, in the order of the readings, float64[layers, samples]."""
+        """Scores of the layers in the readings, in the same order, float64[layers, samples]."""
         groups: dict[int, list[str]] = {}
         for name, reading in readings.items():
             groups.setdefault(reading.shape[1], []).append(name)
@@ -219,7 +225,10 @@ class StackedLayers:
 
 
 def _split(parts: Sequence[Floats]) -> tuple[Floats, Floats]:
-    """The samples to learn from and those to standardise by: of other batches, where there are several."""
+    """The samples to learn from, and the samples to standardise the scores.
+
+    From different batches if there are several.
+    """
     ends = np.cumsum([len(part) for part in parts])
     wanted = ends[-1] * LEARNING_SHARE
     place = int(np.abs(ends[:-1] - wanted).argmin()) + 1 if len(parts) > 1 else 0

@@ -1,4 +1,4 @@
-"""Clean batches that a detector is calibrated with: checked, and divided into those to learn from and those for the threshold."""
+"""Clean batches for the calibration of a detector: their checks, and their division into two parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEARNING_SHARE = 0.6
 
 
 def check_batches(model: nn.Module, batches: Sequence[Any], run: Callable[[nn.Module, Any], Any]) -> None:
-    """Raise ``UsageError`` for a batch with NaN or without a tensor, and where the first is not what the model is called with.
+    """Raise ``UsageError`` for a batch with NaN or without a tensor, or one that the model cannot take.
 
     The model is called with the first batch before samples are counted, as they cannot be counted in what it does not take.
     """
@@ -34,7 +34,7 @@ def check_batches(model: nn.Module, batches: Sequence[Any], run: Callable[[nn.Mo
 
 
 def divide(batches: Sequence[Any], needed: int, rate: float) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Batches to learn from and batches for the threshold.
+    """Batches to learn from, and batches to find the threshold.
 
     Args:
         needed: Samples that the threshold needs.
@@ -65,7 +65,7 @@ def divide(batches: Sequence[Any], needed: int, rate: float) -> tuple[Sequence[A
 
 
 class ExplainedRun:
-    """Calls a model with clean batches, and says what they were where it raises.
+    """Calls a model with clean batches; an error of the model names the batch.
 
     Args:
         run: Function that calls the model once.
@@ -78,7 +78,7 @@ class ExplainedRun:
         self._run, self.explains = run, True
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """The output of the model."""
+        """Call the model with a batch, and return the output."""
         try:
             return self._run(model, batch)
         except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
@@ -93,7 +93,7 @@ class ExplainedRun:
 
 
 def _describe(batch: Any) -> str:
-    """The tensors of a batch in a few words."""
+    """Short description of the tensors in a batch."""
     words = []
     for path, leaf in leaves_in(batch):
         kind = f"{dtype_name(leaf.dtype)}{list(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__

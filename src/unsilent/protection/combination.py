@@ -1,4 +1,4 @@
-"""Several detectors together: an alarm if any of them has one.
+"""Several detectors in combination: there is an alarm if any of them has one.
 
 Margins of different detectors have different units. Each part is therefore scaled with clean samples that it did not learn from:
 0 is its median, 1 its 99 % quantile of largest margins. The margin of the combination is the largest of its parts. Its threshold
@@ -29,7 +29,7 @@ _SHARE_FOR_SCALE = 0.3
 
 
 class Combination:
-    """Detectors whose alarms count alike.
+    """A combination of detectors whose alarms have the same weight.
 
     Args:
         parts: Two or more.
@@ -44,13 +44,13 @@ class Combination:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts."""
+        """Bytes that all parts take."""
         return sum(part.nbytes for part in self.parts)
 
     def calibrate(
         self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
     ) -> None:
-        """Calibrate the parts with the first batches, and scale them with the last ones."""
+        """Calibrate the parts with the first batches, and scale their margins with the last ones."""
         batches = list(batches)
         if len(batches) < 2:
             raise UsageError(
@@ -68,7 +68,7 @@ class Combination:
             self.scales.append((float(np.median(values)), float(np.quantile(values, SCALED_QUANTILE))))
 
     def margins(self, recorded: RecordedPass) -> Floats:
-        """Scaled margins of all parts below one another, float64[layers of all parts, samples]."""
+        """Scaled margins of all parts, stacked as float64[layers of all parts, samples]."""
         return np.concatenate([self.scaled_part(part, part.margins(recorded)) for part in self.parts])
 
     def scaled_part(self, part: InferenceDetector, margins: Floats) -> Floats:

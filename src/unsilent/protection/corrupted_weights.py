@@ -35,7 +35,7 @@ class CorruptedWeights:
 
     @property
     def is_repaired(self) -> bool:
-        """Whether the elements have the bits again that they should have."""
+        """Whether the elements have their right bits again."""
         return bool(self.flipped)
 
     @property
@@ -46,7 +46,7 @@ class CorruptedWeights:
 
     @property
     def bits(self) -> Iterator[tuple[int, ...]]:
-        """Numbers of the flipped bits of each element, from the lowest, which is 0."""
+        """Positions of the flipped bits of each element, counted from 0 at the lowest."""
         for mask in self.flipped:
             yield tuple(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
 
@@ -63,7 +63,7 @@ class CorruptedWeights:
 def repaired_weights(
     tensor: str, shape: Iterable[int], itemsize: int, differences: Tensor, first: int = 0
 ) -> CorruptedWeights:
-    """The corrupted weights of one tensor, from the bytes in which it differed.
+    """The corrupted weights of one tensor, from the bytes that a repair changed.
 
     Args:
         itemsize: Bytes of an element.
@@ -77,5 +77,5 @@ def repaired_weights(
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """The memory of a tensor on the host as uint8[bytes], in the order of its elements."""
+    """The content of a tensor as uint8[bytes] in CPU memory, in the order of its elements."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)

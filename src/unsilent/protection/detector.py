@@ -1,4 +1,4 @@
-"""Interface of detectors of corrupted answers, and the detectors by name.
+"""The interface of detectors of corrupted answers, and a table of detectors by name.
 
 A detector learns from clean inputs of a model with the right weights, and then gives each sample of a call a *margin* for each
 layer: the larger, the more unusual. Whether a margin is an alarm is not its business: the threshold comes from the largest
@@ -36,7 +36,7 @@ from unsilent.workloads.base import call_model
 
 
 class InferenceDetector(Protocol):
-    """Notices corrupted answers of a model.
+    """Interface of a detector of corrupted answers of a model.
 
     Attributes:
         name: The text that it was made from.
@@ -48,7 +48,7 @@ class InferenceDetector(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes besides the model, in bytes."""
+        """Memory in bytes that the detector takes besides the model."""
 
     def calibrate(
         self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
@@ -60,7 +60,7 @@ class InferenceDetector(Protocol):
         """
 
     def margins(self, recorded: RecordedPass) -> Floats:
-        """Margins of how unusual each sample is after each layer, float64[layers, samples], without NaN.
+        """Margins, which say how unusual each sample is after each layer, float64[layers, samples].
 
         There is one row where no layers are read. Margins of weights are the same for all samples.
         """
@@ -68,13 +68,13 @@ class InferenceDetector(Protocol):
 
 @runtime_checkable
 class StoredDetector(Protocol):
-    """The further methods of a detector of another package that can be kept in a file of a profile."""
+    """Further methods of a detector of another package, needed to store it in a profile file."""
 
     def learnt(self) -> Any:
-        """Results of `calibrate`: tensors and JSON values in dicts and lists."""
+        """The results of `calibrate`, as tensors and JSON values in dicts and lists."""
 
     def know(self, learnt: Any, model: nn.Module) -> None:
-        """Put back what `learnt` returned, where tuples may have become lists."""
+        """Restore what `learnt` returned; tuples may have become lists."""
 
 
 DETECTORS: dict[str, Callable[..., InferenceDetector]] = {
@@ -89,7 +89,9 @@ ALL_DETECTORS = WithInstalled("detector", GROUP, DETECTORS)
 
 
 def make_detector(what: str | InferenceDetector, layers: Iterable[str] = (), seed: int = 0) -> InferenceDetector:
-    """The detector of a text ``name:key=value,key=value``, or a combination of several, joined by ``+``.
+    """The detector that a text ``name:key=value,key=value`` names.
+
+    Several texts joined by ``+`` give a combination.
 
     Args:
         what: Text like ``dr-dna:bins=64`` or ``dr-dna+weight-integrity+abft``; a detector is returned as it is.
@@ -115,7 +117,10 @@ def _make_part(text: str, layers: tuple[str, ...], seed: int) -> InferenceDetect
 
 
 def _check_detector(detector: Any, layers: tuple[str, ...] = ()) -> InferenceDetector:
-    """The object itself, if it has what a detector has. Raises ``UsageError``."""
+    """The object itself.
+
+    Raises ``UsageError`` if it lacks an attribute or method of a detector.
+    """
     has_methods = all(callable(getattr(detector, name, None)) for name in ("calibrate", "margins"))
     if isinstance(detector, type) and has_methods:
         raise UsageError(f"detector is the class {detector.__name__}; expected an object: write {detector.__name__}(…)")
@@ -132,7 +137,10 @@ def _check_detector(detector: Any, layers: tuple[str, ...] = ()) -> InferenceDet
 
 
 def check_can_be_stored(detector: InferenceDetector) -> None:
-    """Raise ``UsageError`` for a detector of another package that a file could not name, or whose content it could not hold."""
+    """Raise ``UsageError`` for a detector that cannot be stored in a file.
+
+    Such as one of another package without a registered name.
+    """
     for part in detector.parts if isinstance(detector, Combination) else (detector,):
         if type(part) in (ActivationDetector, WeightDetector, GoldenTest, Duplication):
             continue
@@ -150,5 +158,8 @@ def check_can_be_stored(detector: InferenceDetector) -> None:
 
 
 def largest_margins(detector: InferenceDetector, recorded: RecordedPass) -> Floats:
-    """The largest margin over layers of each sample, float64[samples]: what thresholds are taken of and compared with."""
+    """The largest margin over layers of each sample, float64[samples].
+
+    Thresholds are found for these margins, and compared with them.
+    """
     return np.asarray(detector.margins(recorded).max(0))

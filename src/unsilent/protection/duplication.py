@@ -1,4 +1,4 @@
-"""Duplication: layers are computed again with a copy of their weights, and bits are compared.
+"""Duplication: layers are computed a second time with a copy of their weights, and the bits compared.
 
 Full duplication runs a copy of the whole model and compares its answer: the ceiling of what any detector can notice. With
 ``layers`` or ``share``, only these layers are computed again, from the inputs that they had.
@@ -24,7 +24,7 @@ from unsilent.workloads.base import call_model
 
 
 class Duplication:
-    """Computes layers or the whole model twice, and compares bits.
+    """Computes the whole model or some of its layers twice, and compares the bits.
 
     Args:
         layers: Globs over names of modules, joined by ``|``; empty: the whole model, or by ``share``.
@@ -54,14 +54,17 @@ class Duplication:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the copies."""
+        """Bytes of the copied layers."""
         copies = [self._copy] if self._copy is not None else [*self._copies.values()]
         return sum(t.numel() * t.element_size() for copy in copies for t in named_tensors(copy).values())
 
     def calibrate(
         self, model: nn.Module, batches: Iterable[Any] = (), run: Callable[[nn.Module, Any], Any] = call_model
     ) -> None:
-        """Copy the model or its layers. Raises ``UsageError`` for a glob that matches no layer, or a share that fits none."""
+        """Copy the model or its layers.
+
+        Raises ``UsageError`` for a glob that matches no layer, or a share too small for any layer.
+        """
         if not self.needs_layers:
             self._copy = copied(model)
             return
@@ -82,11 +85,17 @@ class Duplication:
             )
 
     def runs_computed_twice(self, recorded: RecordedPass) -> list[LayerRun]:
-        """The runs of layers that rows of margins are of; none where the whole model is computed twice."""
+        """The runs of layers that are computed twice, one per row of the margins.
+
+        There are none if the whole model is computed twice.
+        """
         return [run for run in recorded.layers if run.module_name in self._copies]
 
     def margins(self, recorded: RecordedPass) -> Floats:
-        """1 where any bit differs, otherwise 0: float64[layers computed twice, samples], or one row for the whole model."""
+        """Margins that are 1 where any bit differs and otherwise 0, float64[layers computed twice, samples].
+
+        One row if the whole model is computed twice.
+        """
         with torch.no_grad():
             if self._copy is not None:
                 again = list(leaves(recorded.run(self._copy, recorded.batch)))
@@ -106,6 +115,6 @@ class Duplication:
 
 
 def _score_of(name: str, scores: Mapping[str, float]) -> float:
-    """The score of a layer, or of the longest name or glob in ``scores`` that it is part of."""
+    """The score of a layer from the longest name or glob in ``scores`` that matches it, or 0."""
     fitting = [key for key in scores if key == name or name.startswith(f"{key}.") or fnmatchcase(name, key)]
     return scores[max(fitting, key=len)] if fitting else 0.0

@@ -1,4 +1,4 @@
-"""Golden test vector: the model answers a stored clean input again, and the bits of its answer are compared.
+"""Golden test vector: the model answers a stored clean input again, and the bits of the answers are compared.
 
 It sees faults that stay, in weights or in a device, and no transient ones. A test costs a call of the model with few samples.
 """
@@ -22,7 +22,7 @@ from unsilent.workloads.batch_samples import count_samples, take_samples
 
 
 class GoldenTest:
-    """Compares the answer to a stored input with the right one.
+    """Compares the bits of the answer to a stored input with those of the right answer.
 
     Args:
         samples: Number of samples of the first clean batch that are stored.
@@ -50,7 +50,7 @@ class GoldenTest:
     def calibrate(
         self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
     ) -> None:
-        """Store some samples of the first batch, and the answer to them."""
+        """Store some samples of the first batch, and the model's answer to them."""
         batch = next(iter(batches), None)
         first = take_samples(batch, torch.arange(min(self._samples, count_samples(batch))))
         self._run, self.batch = run, map_tensors(first, _canonical)
@@ -61,7 +61,7 @@ class GoldenTest:
             )
 
     def know(self, batch: Any, answer: list[Tensor], model: nn.Module, run: Callable[[nn.Module, Any], Any]) -> None:
-        """Take over a stored input and answer, such as from a file, of a model with the right weights.
+        """Restore a stored input and the right answer to it, for example from a file.
 
         Args:
             run: Function that calls the model once, which must give the stored answer.
@@ -80,7 +80,10 @@ class GoldenTest:
             )
 
     def margins(self, recorded: RecordedPass) -> Floats:
-        """1 where the answer has other bits than it should, otherwise 0, float64[1, samples]."""
+        """Margins that are 1 if the answer to the stored input has changed and otherwise 0, float64[1, samples].
+
+        Also 0 in a call without a test.
+        """
         is_due = recorded.judges_recovery or self._calls % self._every == 0
         self._calls += not recorded.judges_recovery
         return np.full((1, recorded.samples), float(is_due and not self._passes(recorded.model)))
@@ -92,12 +95,15 @@ class GoldenTest:
         return not any(samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, answer, strict=True))
 
     def answer_of(self, model: nn.Module) -> list[Tensor]:
-        """Copies of the tensors of the model's output now for the stored input."""
+        """The tensors of the model's present output for the stored input, copied."""
         with torch.no_grad():
             output = self._run(model, map_tensors(self.batch, lambda _, t: t.clone()))
             return [tensor.detach().clone() for tensor in leaves(output)]
 
 
 def _canonical(_: Any, tensor: Tensor) -> Tensor:
-    """A copy with the strides that it has when it is read from a file: kernels are chosen by them, also of one channel."""
+    """A contiguous copy, with the strides that the tensor has when it is read from a file.
+
+    PyTorch chooses kernels by strides.
+    """
     return tensor.detach().clone(memory_format=torch.contiguous_format)

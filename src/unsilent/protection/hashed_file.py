@@ -1,4 +1,4 @@
-"""Files of arrays and JSON with a hash of all of their content, in safetensors format: profiles, canaries.
+"""Files of arrays and JSON in safetensors format with a hash of their content, for profiles and canaries.
 
 The hash is in the header, so that a file with a flipped bit is refused, not used with other values.
 Nothing in a file is executed.
@@ -32,7 +32,7 @@ _TENSOR = "tensor of the file"
 
 @dataclass(frozen=True)
 class FileKind:
-    """Kind of a file with a hash of its content.
+    """A kind of file with a hash of its content, such as a profile.
 
     Attributes:
         name: Key in the header, and noun in errors.
@@ -49,11 +49,14 @@ class FileKind:
 
     @property
     def format(self) -> str:
-        """The one that is written and read."""
+        """The format that is written and read, with its version."""
         return f"{self.formats}{self.version}"
 
     def write(self, path: str | Path, text: Mapping[str, Any], arrays: Arrays) -> None:
-        """Write a file. Raises ``UsageError`` where it cannot be written, ``TypeError`` for text that is no JSON."""
+        """Write a file.
+
+        Raises ``UsageError`` if it cannot be written, ``TypeError`` for a value that is not JSON.
+        """
         content = {**text, "format": self.format}
         content[_HASH] = _content_hash(content, arrays)
         try:
@@ -63,7 +66,10 @@ class FileKind:
 
     @contextmanager
     def reading(self, path: str | Path) -> Iterator[tuple[dict[str, Any], Arrays]]:
-        """The text and the arrays of a file; within, errors about their content are one line that names the file."""
+        """Context with the text and the arrays of a file.
+
+        An error about their content inside becomes a one-line ``UsageError`` with the name of the file.
+        """
         open_plain(path).close()
         try:
             with safe_open(str(path), framework="pt") as file:
@@ -91,7 +97,10 @@ class FileKind:
 
 
 def stored(value: Any, prefix: str, arrays: Arrays) -> Any:
-    """A nested value as JSON; its tensors are added to the arrays, under names with this prefix."""
+    """A nested value as JSON, without its tensors.
+
+    The tensors are added to ``arrays``, under names with this prefix.
+    """
 
     def keep(path: tuple[str, ...], tensor: Tensor) -> dict[str, str]:
         name = f"{prefix}{len(arrays)}"
@@ -102,7 +111,7 @@ def stored(value: Any, prefix: str, arrays: Arrays) -> Any:
 
 
 def restored(value: Any, arrays: Arrays, device: torch.device | str = "cpu") -> Any:
-    """The value that `stored` made JSON of, with its tensors on a device."""
+    """The value from the JSON that `stored` returned, with its tensors on a device."""
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             return arrays[value[_TENSOR]].to(device)
@@ -111,7 +120,7 @@ def restored(value: Any, arrays: Arrays, device: torch.device | str = "cpu") -> 
 
 
 def _content_hash(text: Mapping[str, Any], arrays: Arrays) -> str:
-    """xxh3-128 of all that a file holds: its text, and names, dtypes, shapes and bits of its arrays."""
+    """xxh3-128 hash of the content of a file: its text, and the names, dtypes, shapes and bits of its arrays."""
     digest = xxhash.xxh3_128(json.dumps(text).encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name};{array.dtype};{list(array.shape)};".encode())

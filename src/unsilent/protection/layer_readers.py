@@ -1,4 +1,4 @@
-"""Reads the numbers that rules on activations judge: of one run of a layer, for each sample.
+"""Readers of layers: they reduce each run of a layer to a few numbers per sample, which rules judge.
 
 The first dimension of an output is the sample. Channels are the second dimension of what convolutions, batch norms and what
 follows them give, and the last one of what all other layers give; the rest are positions. A reader is made with the first output
@@ -49,7 +49,7 @@ _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 class ChosenLayers(NamedTuple):
-    """Layers that are read.
+    """The layers that are read, and the stride of positions.
 
     Attributes:
         modules: Names of modules.
@@ -74,7 +74,7 @@ class LayerCosts:
         self._samples = 1
 
     def add(self, layer: LayerRun) -> None:
-        """Note a run of a layer."""
+        """Count the cost of one run of a layer."""
         if layer.output.ndim < 2 or not isinstance(layer.compute, nn.Module):
             return
         self._every[layer.module_name] = None
@@ -91,7 +91,7 @@ class LayerCosts:
             known.multiplications += weight.numel() // max(1, channels) * values
 
     def choose(self, weight_bytes: int) -> ChosenLayers:
-        """The layers; none where no layer is a product."""
+        """The chosen layers, or none if no layer is a product."""
         every = sum(cost.multiplications for cost in self._runs.values())
         if every < SMALL * self._samples:
             return ChosenLayers(_spread(list(self._every), MOST_LAYERS_OF_SMALL))
@@ -109,7 +109,7 @@ class LayerCosts:
 
 @dataclass
 class _Cost:
-    """Multiplications and values of the runs of a layer in one pass.
+    """Numbers of multiplications and values of the runs of a layer in one pass.
 
     Attributes:
         is_table: Whether it looks up values instead of multiplying.
@@ -123,19 +123,19 @@ class _Cost:
     runs: int = 0
 
     def reading(self, stride: int) -> float:
-        """Multiplications that take as long as reading it."""
+        """Cost of reading the layer, as a number of multiplications that take as long."""
         values = self.values if stride == 1 else self.values_of_sites / stride
         return OPERATIONS_OF_VALUE * values + OPERATIONS_OF_LAYER * self.runs
 
 
 def _spread(names: list[str], most: int) -> tuple[str, ...]:
-    """``most`` of the names at most, equally far apart, with the last one."""
+    """Names selected from a list at even distances, at most ``most`` and including the last one."""
     count = min(most, len(names))
     return tuple(names[(number + 1) * len(names) // count - 1] for number in range(count))
 
 
 class LayerReaders:
-    """Readers of layers, made when a layer is first read.
+    """Readers of layers, each created when its layer is first read.
 
     Args:
         kind: Reading, one of `unsilent.detectors.activations.rule.READINGS`.
@@ -151,11 +151,14 @@ class LayerReaders:
 
     @property
     def nbytes(self) -> int:
-        """Memory of summed weights."""
+        """Bytes of the summed weights."""
         return sum(t.numel() * t.element_size() for sums in self._summed.values() for t in sums if t is not None)
 
     def can_read(self, layer: LayerRun) -> bool:
-        """Whether a run of a layer has what is read: a dimension besides that of samples, weights for a checksum."""
+        """Whether a run of a layer can be read.
+
+        The output needs a second dimension; a checksum needs weights or a watched function.
+        """
         if layer.output.ndim < 2:
             return False
         if self._kind == CHECKSUM:
@@ -163,7 +166,7 @@ class LayerReaders:
         return isinstance(layer.compute, nn.Module)
 
     def prepare(self, model: nn.Module, runs: Iterable[str]) -> None:
-        """Sum the weights of a model, which are right, before its layers run."""
+        """Sum the weights of a model before its layers run, while the weights are right."""
         modules = dict(named_modules(model))
         for run in runs if self._kind == CHECKSUM else ():
             module = modules.get(module_name(run))
@@ -171,13 +174,16 @@ class LayerReaders:
                 self._readers[run] = self._checksum_reader(run, module)
 
     def key(self, layer: LayerRun) -> Hashable:
-        """Readers of which a run has equal keys read the same of it."""
+        """Key of a reading: readers with equal keys for a run read the same numbers."""
         sums = self._summed.get(layer.module_name, ())
         content = tuple(tensor.numpy(force=True).tobytes() for tensor in sums if tensor is not None)
         return self._kind, self._seed, self.stride, layer.number, layer.name, content
 
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
-        """float32[samples, numbers], written to ``memory`` if that is given."""
+        """The numbers read of a run, float32[samples, numbers].
+
+        Written to ``memory`` if given.
+        """
         if layer.name not in self._readers:
             if self._kind == CHECKSUM and isinstance(layer.compute, nn.Module):
                 self._readers[layer.name] = self._checksum_reader(layer.name, layer.compute)
@@ -186,7 +192,7 @@ class LayerReaders:
         return self._readers[layer.name](layer, memory)
 
     def _checksum_reader(self, run: str, module: nn.Module) -> Reader:
-        """The reader of a run of a layer with weights that are summed; all runs of a module share the sums."""
+        """The checksum reader of a layer; all runs of a module share the summed weights."""
         name = module_name(run)
         if name not in self._summed:
             self._summed[name] = sum_weights(module)
@@ -194,20 +200,22 @@ class LayerReaders:
 
 
 class Scratch:
-    """Memory for copies that are read at once, as large as the largest of them; used by one layer after the other."""
+    """Reused memory for temporary copies, as large as the largest copy so far."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
 
     def copy(self, value: Tensor) -> Tensor:
-        """The values in float32, next to one another; valid until the next copy."""
+        """A contiguous copy of the values in float32, valid until the next copy."""
         if self._memory.device != value.device or self._memory.numel() < value.numel():
             self._memory = torch.empty(value.numel(), device=value.device)
         return self._memory[: value.numel()].view(value.shape).copy_(value)
 
 
 def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1, scratch: Scratch | None = None) -> Reader:
-    """The reader of a layer for a kind of rule, one of `unsilent.detectors.activations.rule.READINGS`.
+    """Create the reader of a layer for a kind of reading.
+
+    One of `unsilent.detectors.activations.rule.READINGS`.
 
     Args:
         layer: A run of it, with the weights that are right.
@@ -230,17 +238,17 @@ def _copied(read: Callable[[LayerRun], Tensor]) -> Reader:
 
 
 def channel_axis(layer: LayerRun) -> int:
-    """The dimension of the output that counts channels."""
+    """The dimension of the channels in the output."""
     return 1 if isinstance(layer.compute, _CHANNELS_SECOND) else layer.output.ndim - 1
 
 
 def _has_planes(layer: LayerRun) -> bool:
-    """Whether the values of a channel lie next to one another."""
+    """Whether the values of a channel are contiguous."""
     return channel_axis(layer) == 1 and layer.output.ndim > 2
 
 
 def _site_reader(layer: LayerRun, seed: int, stride: int, scratch: Scratch) -> Reader:
-    """The means over positions of some channels, and the smallest and largest value.
+    """A reader of the means of some channels over positions, and of the smallest and largest value.
 
     Channels are equally far apart, and so are positions along their first dimension; both begin at places that the seed chooses,
     so that layers read different positions. The smallest and the largest value are those of all channels, but with a stride only
@@ -286,13 +294,16 @@ def _site_reader(layer: LayerRun, seed: int, stride: int, scratch: Scratch) -> R
 
 
 def _read_range(layer: LayerRun) -> Tensor:
-    """Smallest and largest value; NaN where one is NaN."""
+    """The smallest and the largest value of each sample, NaN if one is NaN."""
     flat = layer.output.flatten(1)
     return torch.stack([flat.amin(1), flat.amax(1)], 1).float()
 
 
 def _read_quantiles(layer: LayerRun) -> Tensor:
-    """Quantiles of some values, the ends of all of them."""
+    """Quantiles of each sample, estimated from some of its values.
+
+    Smallest and largest value are those of all values.
+    """
     flat = layer.output.flatten(1)
     some = flat[:, :: max(1, flat.shape[1] // QUANTILE_VALUES)].float().sort(1).values
     places = [round(level * (some.shape[1] - 1)) for level in QUANTILE_LEVELS[1:-1]]
@@ -300,7 +311,11 @@ def _read_quantiles(layer: LayerRun) -> Tensor:
 
 
 def read_product(layer: LayerRun) -> Tensor:
-    """The largest residual of a sample of a product or of attention, in rounding errors, computed from the inputs.
+    """The largest checksum residual of each sample of a product or attention, in rounding errors.
+
+    Computed from the inputs.
+
+    The largest of the sample, computed from the inputs.
 
     The checksum is the sum over the last dimension: of a product A B it is A (B 1), of attention it is attention to (V 1). The
     probabilities of attention are computed again for it.
@@ -323,7 +338,7 @@ def read_product(layer: LayerRun) -> Tensor:
 
 
 class SummedWeights(NamedTuple):
-    """Sums over output channels of the weights of a linear layer or a convolution, for each group of channels.
+    """Sums of the weights of a linear layer or a convolution over the output channels, by group.
 
     Attributes:
         weights: [groups, inputs, ...], in float32 or float64.
@@ -339,7 +354,7 @@ class SummedWeights(NamedTuple):
 
 
 def sum_weights(module: nn.Module) -> SummedWeights:
-    """The sums of the weights of now."""
+    """The sums of the present weights of a layer."""
     assert isinstance(module, _WITH_CHECKSUM)
     weight, groups = module.weight.detach(), getattr(module, "groups", 1)
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
@@ -351,7 +366,9 @@ def sum_weights(module: nn.Module) -> SummedWeights:
 
 
 def checksum_reader(module: nn.Module, summed: SummedWeights) -> Callable[[LayerRun], Tensor]:
-    """The largest residual of a sample, in rounding errors: of the sum over output channels, with weights that were right.
+    """A function that returns the largest checksum residual of each sample, in rounding errors.
+
+    The checksum is the sum over output channels, expected from weights that were right.
 
     |sum of outputs - (input applied to the summed weights)| / (epsilon * input magnitudes applied to summed weight magnitudes)
     """

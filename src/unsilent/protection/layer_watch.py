@@ -1,4 +1,4 @@
-"""Passes each run of a layer of a model to a listener, in the order in which layers run.
+"""Hooks that report each run of a layer of a model to a listener, in the order in which layers run.
 
 Layers are modules without children (and `torch.nn.MultiheadAttention`, whose children do not run) that return a tensor of
 floating-point numbers, or a tuple that begins with one. With ``functions``, products and attention that are no module's own work
@@ -35,7 +35,7 @@ WATCHED_FUNCTIONS: Mapping[Any, str] = {
 
 
 class LayerRun(NamedTuple):
-    """A run of a layer.
+    """One run of a layer: its inputs and output.
 
     Attributes:
         name: Name of the module or function; see the text of this file.
@@ -58,7 +58,7 @@ class LayerRun(NamedTuple):
         return module_name(self.name)
 
     def run_again(self) -> Tensor:
-        """The output, computed again from the inputs, without hooks."""
+        """The output, computed again from the inputs without calling hooks."""
         forward = self.compute.forward if isinstance(self.compute, nn.Module) else self.compute
         with torch.no_grad():
             output = first_tensor(forward(*self.inputs, **self.named_inputs))
@@ -71,18 +71,24 @@ Listener = Callable[[LayerRun], Tensor | None]
 
 
 def module_name(run: str) -> str:
-    """The name of the module or function, of the name of a run."""
+    """The name of the module or function in the name of a run."""
     return run.removesuffix(LATER).partition("#")[0]
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """The tensor of floating-point numbers that a layer returned, or the first of a tuple; None for anything else."""
+    """The floating-point tensor that a layer returned, or the first of a tuple.
+
+    None for any other output.
+    """
     value = output[0] if isinstance(output, tuple) and output else output
     return value if isinstance(value, Tensor) and value.is_floating_point() and value.ndim and value.numel() else None
 
 
 def find_layers(model: nn.Module, globs: Iterable[str] = ("*",)) -> dict[str, nn.Module]:
-    """The modules that are layers, by name. Raises ``UsageError`` for a glob that matches none."""
+    """The modules that are layers, by name.
+
+    Raises ``UsageError`` for a glob that matches none.
+    """
 
     def is_layer(module: nn.Module) -> bool:
         return isinstance(module, nn.MultiheadAttention) or not any(module.children())
@@ -98,7 +104,7 @@ def find_layers(model: nn.Module, globs: Iterable[str] = ("*",)) -> dict[str, nn
 
 
 class LayerWatch(Hooked):
-    """Hooks on layers of a model; a context manager that removes them.
+    """Hooks that report the layers of a model to a listener; a context manager that removes them.
 
     Args:
         model: Model whose layers are watched while there is a listener.
@@ -140,7 +146,7 @@ class LayerWatch(Hooked):
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """Within it is one call: all passes of the model are passed to the listener."""
+        """Context of one call of the model, whose runs of layers are reported to the listener."""
         self._listener, self.passes = listener, 0
         try:
             with nullcontext() if self._mode is None else self._mode:
@@ -188,7 +194,7 @@ class LayerWatch(Hooked):
 
 
 class _FunctionWatch(TorchFunctionMode):
-    """Passes what watched functions return to a callback, whose result is taken in its place."""
+    """Passes the output of each watched function to a callback, whose result replaces the output."""
 
     def __init__(self, ran: Callable[..., Any]) -> None:
         super().__init__()
@@ -206,7 +212,10 @@ def is_compiled(model: nn.Module | None) -> bool:
 
 
 def reject_compiled(model: nn.Module) -> None:
-    """Raise ``UsageError`` for no module, and for a model of torch.compile or torch.jit: no hook of its layers runs."""
+    """Raise ``UsageError`` for a model that is compiled or not a module.
+
+    Hooks of the layers of a compiled model do not run.
+    """
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is of type {type(model).__name__}; expected a torch.nn.Module")
     if is_compiled(model) or isinstance(model, torch.jit.ScriptModule):

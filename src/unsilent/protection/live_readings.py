@@ -1,4 +1,4 @@
-"""Margins of a call while it runs: what rules on activations read goes into one buffer on the device.
+"""Margins of a call while it runs, from readings that are collected in one buffer on the device.
 
 In mode ``end`` a forward pass ends with one transfer of the buffer to the host and one scoring of all layers. In mode ``early``
 each layer is transferred and scored as soon as it has run.
@@ -18,7 +18,7 @@ from unsilent.protection.layer_watch import LayerRun
 
 
 class LiveReadings:
-    """Readings of one detector in the forward passes of one call at a time.
+    """Readings and margins of one detector during a call.
 
     Attributes:
         names: Names of the layers that rows of `margins` stand for.
@@ -36,7 +36,7 @@ class LiveReadings:
         self.begin(0)
 
     def begin(self, samples: int) -> None:
-        """A call with this many samples begins."""
+        """Begin a call with this many samples."""
         self._samples = samples
         self.names: list[str] = []
         self.margins: list[Floats] = []
@@ -44,7 +44,10 @@ class LiveReadings:
         self._scores: list[Floats] = []
 
     def add(self, layer: LayerRun) -> Floats | None:
-        """Read a layer; in mode ``early`` its margins, float64[samples]. None where it is not judged."""
+        """Read a layer.
+
+        Returns its margins in mode ``early``, float64[samples], or None if it is not judged now.
+        """
         columns = self._columns.get(layer.name)
         if columns is None or len(layer.output) != self._samples:
             return None
@@ -60,13 +63,13 @@ class LiveReadings:
         return self.margins[-1]
 
     def take_back(self, name: str) -> None:
-        """Forget a layer if it is the last one that was read; it runs again (mode ``early``)."""
+        """Forget the last reading if it is of this layer, because the layer runs again (mode ``early``)."""
         if self.names and self.names[-1] == name:
             for entries in (self.names, self.margins, self._scores):
                 entries.pop()
 
     def end_pass(self) -> None:
-        """A forward pass has ended: score its layers."""
+        """Score the layers at the end of a forward pass."""
         self._scores = []
         if self._written:
             values = self._buffer.numpy(force=True).astype(np.float64)
@@ -76,12 +79,15 @@ class LiveReadings:
             self._written = []
 
     def _prepare(self, output: Tensor) -> None:
-        """Memory for all layers, float32[samples, numbers of all layers] on the device of the first layer."""
+        """Allocate memory for the readings of all layers, on the device of the first layer.
+
+        float32[samples, numbers of all layers].
+        """
         if len(self._buffer) != self._samples or (self._buffer.device != output.device and not self._written):
             self._buffer = torch.zeros(self._samples, self._width, device=output.device)
             self._memory = {name: self._buffer[:, columns] for name, columns in self._columns.items()}
 
 
 def largest_of(rows: Sequence[Floats], samples: int) -> Floats:
-    """The largest of each sample, float64[samples]; zeros without rows."""
+    """The largest value of each sample over all rows, float64[samples]; zeros without rows."""
     return np.max(rows, axis=0) if len(rows) else np.zeros(samples)

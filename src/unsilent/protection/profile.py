@@ -1,4 +1,4 @@
-"""Profile of a model: what a detector has learnt of it, and the threshold of its margins; kept in a file.
+"""Profile of a model: the calibrated detector and the threshold of its margins, stored in a file.
 
 The samples are divided: from the first ones the detector learns, the others give the threshold. No sample is in both. The file is
 in safetensors format, with everything but arrays as JSON in its header. What follows from the weights alone, such as checksums,
@@ -78,7 +78,7 @@ class Profile:
 
     @property
     def layer_names(self) -> list[str]:
-        """Runs of layers that rules on activations read."""
+        """Names of the runs of layers that rules on activations read."""
         readers = [part for part in self.parts if isinstance(part, ActivationDetector)]
         return list(dict.fromkeys(name for part in readers for name in part.layers))
 
@@ -97,7 +97,10 @@ class Profile:
             )
 
     def save(self, path: str | Path) -> None:
-        """Write a file that `load_profile` reads. Raises ``UsageError`` where it cannot be written."""
+        """Write a file that `load_profile` reads.
+
+        Raises ``UsageError`` if it cannot be written.
+        """
         check_can_be_stored(self.detector)
         arrays: dict[str, Tensor] = {}
         text: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
@@ -119,7 +122,10 @@ _PLAIN = ("layers", "rate", "seed", "samples", "model", "dtypes", "threshold", "
 
 
 def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor]) -> dict[str, Any]:
-    """The part of a profile that a detector needs, as JSON; its arrays are added under names with this prefix."""
+    """The content of a profile for one detector, as JSON.
+
+    Its arrays are added to ``arrays``, under names with this prefix.
+    """
     if isinstance(part, ActivationDetector):
         for number, layer in enumerate(part.layers.values()):
             for key, value in layer.items():
@@ -134,7 +140,7 @@ def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor
 
 
 def load_profile(path: str | Path, model: nn.Module, run: Callable[[nn.Module, Any], Any] = call_model) -> Profile:
-    """The profile in a file, for use with the model that it was made of.
+    """Read a profile from a file, for the model that it was made of.
 
     Args:
         path: A file of `Profile.save`.
@@ -184,7 +190,10 @@ def _restore_part(
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """16 hex digits of names, dtypes, shapes and bits of all parameters and buffers, and of packed weights."""
+    """Hash of all parameters, buffers and packed weights, as 16 hex digits.
+
+    Of their names, dtypes, shapes and bits.
+    """
     tensors = named_tensors(model)
     hasher = tensors_hasher((*tensors.values(), *_packed_values(model)))
     hasher.update(json.dumps([(n, str(t.dtype), list(t.shape)) for n, t in tensors.items()]).encode())
@@ -192,7 +201,7 @@ def model_fingerprint(model: nn.Module) -> str:
 
 
 def _packed_values(model: nn.Module) -> Iterator[Tensor]:
-    """The weights that quantised modules hold in packed form: integers and their scales, and biases."""
+    """The weights that quantised modules hold in packed form: integers, their scales, and biases."""
     for value in model.state_dict().values() if packed_weights(model) else ():
         for tensor in tensors_in(value):
             if not tensor.is_quantized:
@@ -204,7 +213,7 @@ def _packed_values(model: nn.Module) -> Iterator[Tensor]:
 
 
 def dtypes_of(model: nn.Module) -> tuple[str, ...]:
-    """The floating-point types of parameters and buffers, sorted."""
+    """Names of the floating-point types of parameters and buffers, sorted."""
     tensors = named_tensors(model).values()
     return tuple(sorted({str(t.dtype).removeprefix("torch.") for t in tensors if t.is_floating_point()}))
 
@@ -219,7 +228,7 @@ def make_profile(
     run: Callable[[nn.Module, Any], Any] = call_model,
     seed: int = 0,
 ) -> Profile:
-    """Run a model on clean samples, calibrate a detector with them, and find its threshold.
+    """Calibrate a detector with clean samples, and find the threshold of its margins.
 
     Args:
         model: Model in eval mode, with the right weights.

@@ -1,4 +1,4 @@
-"""A model that notices corrupted answers while it computes them, and repairs what it can.
+"""A model that detects corrupted answers while it computes them, and repairs what it can.
 
     guarded = protect(model, calibration, detector="dr-dna", recovery=("rerun", "repair"))
     output = guarded(inputs)
@@ -76,11 +76,13 @@ class Verdict:
 
 
 class _AlarmInLayer(Exception):
-    """Ends a pass early."""
+    """Raised to end a forward pass at a layer with an alarm."""
 
 
 class ProtectedModel(Closing):
-    """A model with a profile, called as the model is; what is not found here is the model's.
+    """A model with a profile that checks each call.
+
+    It is called as the model is, and has the attributes of the model.
 
     Args:
         model: Model that the profile is of.
@@ -145,11 +147,11 @@ class ProtectedModel(Closing):
         self.verdicts: deque[Verdict] = deque(maxlen=VERDICTS_KEPT)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the model."""
+        """Call the model, check its answer, and return it."""
         return self._guarded(self._model, args, kwargs)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the model's ``generate``; every forward pass in it is watched.
+        """Call the model's ``generate`` and check every forward pass in it.
 
         The margin is the largest of all passes, so more passes than in calibration give more false alarms than the rate of the
         profile; a ``UserWarning`` says so. Calibrate with as many new tokens as will be generated at most.
@@ -170,14 +172,17 @@ class ProtectedModel(Closing):
         return getattr(self.__dict__["_model"], name)
 
     def close(self) -> None:
-        """Remove all hooks. Later calls raise ``UsageError``."""
+        """Remove all hooks; later calls raise ``UsageError``."""
         self._is_closed = True
         self._watch.close()
 
     # -- one call ----------------------------------------------------------------------------------------------------
 
     def _guarded(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call, and climb the ladder while there is an alarm. Raises ``CorruptedAnswer`` with the rung ``abstain``."""
+        """Call the model, and try one rung of the ladder after the other while there is an alarm.
+
+        Raises ``CorruptedAnswer`` with the rung ``abstain``.
+        """
         self._check_watched()
         ladder = [rung for rung in self._ladder if rung not in ("layer", "abstain")]
         self._runs_layers_again, self._limits = "layer" in self._ladder, ""
@@ -219,7 +224,7 @@ class ProtectedModel(Closing):
         return output
 
     def _suspects(self) -> tuple[CorruptedWeights, ...]:
-        """Weights that detectors of corrupted weights found in the call that has ended."""
+        """Weights that detectors of corrupted weights found in the last call."""
         result: list[CorruptedWeights] = []
         for part in self._profile.parts:
             if isinstance(part, WeightDetector) and part.integrity:
@@ -227,7 +232,7 @@ class ProtectedModel(Closing):
         return tuple(result)
 
     def _check_watched(self) -> None:
-        """Raise ``UsageError`` where a call would not be watched."""
+        """Raise ``UsageError`` if a call would not be checked."""
         if self._is_closed:
             raise UsageError("the guard is closed, so that no call is watched; protect the model again")
         reject_compiled(self._model)
@@ -237,7 +242,7 @@ class ProtectedModel(Closing):
                 part.check_tensors(self._model)
 
     def _check_layers_read(self) -> None:
-        """Raise ``UsageError`` where a rule on activations read no layer of a call that has ended."""
+        """Raise ``UsageError`` if a rule on activations has read no layer in the call."""
         for live in self._live:
             if self._samples and not live.names:
                 raise UsageError(
@@ -247,7 +252,10 @@ class ProtectedModel(Closing):
                 )
 
     def _warn_of_passes(self) -> None:
-        """Warn of a call with more forward passes than the rate of false alarms holds for."""
+        """Warn of a call with more forward passes than calls of the calibration had.
+
+        The rate of false alarms does not hold for it.
+        """
         if self._live and self._watch.passes > self._profile.passes > 0:
             warnings.warn(
                 f"this call has {self._watch.passes} forward passes, but calls of the calibration at most "
@@ -264,7 +272,10 @@ class ProtectedModel(Closing):
         may_stop: bool,
         judges_recovery: bool = False,
     ) -> tuple[Any, Verdict]:
-        """The output of a call (None where it was stopped) and the verdict on it."""
+        """Call the model once, and return the output and the verdict.
+
+        The output is None if an alarm stopped the call.
+        """
         self._samples = count_samples((args, kwargs))
         self._first_layer, self._may_stop, self._layers, output = "", may_stop, [], None
         self._alarmed = set[str]()
@@ -287,14 +298,14 @@ class ProtectedModel(Closing):
         return output, self._conclude(self._margins_of_parts(recorded))
 
     def _margins_of_parts(self, recorded: RecordedPass) -> Iterator[tuple[InferenceDetector, Sequence[Floats]]]:
-        """Each part of the detector, and its margins."""
+        """Each part of the detector with its margins."""
         live = iter(self._live)
         for part in self._profile.parts:
             is_read = isinstance(part, ActivationDetector)
             yield part, next(live).margins if is_read else list(part.margins(recorded))
 
     def _conclude(self, margins: Iterable[tuple[InferenceDetector, Sequence[Floats]]]) -> Verdict:
-        """The verdict from parts of the detector and their margins."""
+        """The verdict on a call, from the margins of each part of the detector."""
         threshold, live = self._profile.threshold, iter(self._live)
         largest = []
         for part, rows in margins:
@@ -319,14 +330,14 @@ class ProtectedModel(Closing):
         )
 
     def _scaled(self, part: Any, margins: Floats) -> Floats:
-        """Margins of a part on the scale of the threshold."""
+        """Margins of one part of the detector, on the scale of the threshold."""
         whole = self._profile.detector
         return whole.scaled_part(part, margins) if isinstance(whole, Combination) else margins
 
     # -- one layer ---------------------------------------------------------------------------------------------------
 
     def _layer_ran(self, layer: LayerRun) -> Tensor | None:
-        """A layer has run; what replaces its output, if anything."""
+        """Handle one run of a layer, and return the tensor that replaces its output, or None."""
         changed: Tensor | None = None
         if self._limits and layer.name in self._ranges:
             changed = limited(layer.output, *self._ranges[layer.name], to_zero=self._limits == "zero")
@@ -349,7 +360,10 @@ class ProtectedModel(Closing):
         return changed
 
     def _add(self, layer: LayerRun) -> Floats:
-        """Read a layer; its largest margins, float64[samples], in mode ``early``; otherwise minus infinity."""
+        """Read a layer, and return its largest margins in mode ``early``, float64[samples].
+
+        Minus infinity in mode ``end``.
+        """
         margins = [(live.detector, live.add(layer)) for live in self._live]
         scaled = [self._scaled(detector, row) for detector, row in margins if row is not None]
         read = (detector.name for detector, row in margins if row is not None)
@@ -362,7 +376,7 @@ class ProtectedModel(Closing):
 
 
 def _same_call(call: Any, model: nn.Module, other_model: nn.Module) -> Any:
-    """The call of another model: itself or its ``generate``, as ``call`` is of ``model``."""
+    """The other model or its ``generate``, whichever ``call`` is of ``model``."""
     return other_model if call is model else cast(Any, other_model).generate
 
 
@@ -379,7 +393,7 @@ def protect(
     elsewhere: Callable[..., Any] | str | torch.device | None = None,
     seed: int = 0,
 ) -> ProtectedModel:
-    """A model that notices corrupted answers, and repairs what it can.
+    """Wrap a model so that it detects corrupted answers, and repairs what it can.
 
     Args:
         model: Model in eval mode, with the right weights.

@@ -1,4 +1,4 @@
-"""Record of a call with all that its layers computed, so that many detectors can judge the same faulty run.
+"""Record of a call with the inputs and outputs of all layers, so that many detectors can judge the same run.
 
 Nothing in a record changes later: tensors are copies. Recording changes no bit of the output, and modes that inject faults into
 operations do not see it.
@@ -25,7 +25,7 @@ from unsilent.workloads.batch_samples import check_samples, count_samples
 
 @dataclass(frozen=True, eq=False)
 class RecordedPass:
-    """Record of a call of ``run(model, batch)``.
+    """Record of one call ``run(model, batch)``.
 
     Attributes:
         model, run, batch: What was called.
@@ -50,7 +50,7 @@ class RecordedPass:
 def record_pass(
     model: nn.Module, run: Callable[[nn.Module, Any], Any] = call_model, batch: Any = None, keep_layers: bool = True
 ) -> RecordedPass:
-    """Call a model, and keep what its layers were given and returned.
+    """Call a model, and record the inputs and outputs of its layers.
 
     Args:
         model: May have faults injected, now or while it runs.
@@ -78,13 +78,13 @@ def record_pass(
 
 
 def copy_run(layer: LayerRun) -> LayerRun:
-    """The run with copies of all tensors."""
+    """A copy of a run with copies of all its tensors."""
     inputs, named = map_tensors(layer.inputs, _copy), map_tensors(dict(layer.named_inputs), _copy)
     return layer._replace(inputs=inputs, named_inputs=named, output=_copy((), layer.output))
 
 
 def check_output(output: Any, batch: Any) -> None:
-    """Raise ``UsageError`` where a model returned no tensor, or an answer to more or fewer samples than the batch has."""
+    """Raise ``UsageError`` for an output without a tensor, or with another number of samples than the batch."""
     if next(leaves(output), None) is None:
         raise UsageError(
             f"the model returned {type(output).__name__} without any tensor; expected a tensor, or a nesting of tensors"

@@ -1,4 +1,4 @@
-"""Rungs of recovery from an alarm, in this order; each rung works alone.
+"""Recovery from an alarm in a fixed order of steps (rungs), each of which works alone.
 
 ``layer``      run the layer again from its inputs (mode ``early``): undoes a transient fault in it
 ``rerun``      run the whole call again: undoes any transient fault
@@ -32,11 +32,14 @@ RUNGS = ("layer", "rerun", "repair", "golden", "clamp", "zero", "elsewhere", "ab
 
 
 class CorruptedAnswer(UnsilentError):
-    """The answer of a protected model has an alarm that no rung of its ladder removed."""
+    """Raised instead of an answer with an alarm that no rung of the ladder removed."""
 
 
 def sort_rungs(recovery: str | Sequence[str]) -> tuple[str, ...]:
-    """The rungs of a ladder in their order. Raises ``UsageError`` for one that does not exist."""
+    """The rungs in the order of the ladder.
+
+    Raises ``UsageError`` for an unknown rung.
+    """
     if not isinstance(recovery, (str, Sequence)):
         raise UsageError(
             f"recovery is of type {type(recovery).__name__}; expected names like ('rerun', 'repair'), or ()"
@@ -48,7 +51,7 @@ def sort_rungs(recovery: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class WeightRepair:
-    """Puts the weights right that a model has when this is made.
+    """Restores the weights that a model had when this object was created.
 
     Args:
         has_parity: Whether bad blocks can be repaired by parity.
@@ -71,13 +74,16 @@ class WeightRepair:
         self.copy_bytes = sum(t.numel() * t.element_size() for t in self._copy.values())
 
     def repair(self) -> tuple[tuple[CorruptedWeights, ...], tuple[CorruptedWeights, ...]]:
-        """Put bad blocks right by parity; what was repaired, and what was left alone."""
+        """Repair bad blocks by parity.
+
+        Returns the weights that were repaired, and those that were not.
+        """
         assert self._integrity is not None
         repair = self._integrity.repair()
         return repair.corrected, self._integrity.suspects(repair.refused)
 
     def restore(self) -> tuple[CorruptedWeights, ...]:
-        """Put all tensors back from the copy; what was repaired by that."""
+        """Restore all tensors from the copy, and return the weights that differed."""
         result = []
         with torch.no_grad():
             for name, tensor in named_tensors(self._model).items():
@@ -93,7 +99,7 @@ Elsewhere = Callable[[bool, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, model: nn.Module) -> Elsewhere:
-    """The function that answers in the place of the model: the one that is given, or a copy of the model on a device.
+    """The function that answers instead of the model, given or made from a copy of the model on a device.
 
     After ``generate``, it is the ``generate`` of either; a function that has none is called itself.
 
@@ -124,13 +130,13 @@ def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, mo
 
 
 def _method(model: Any, generates: bool) -> Callable[..., Any]:
-    """The ``generate`` of a model or function that has one, if that is wanted; otherwise itself."""
+    """The ``generate`` of a model or function if it is wanted and exists, otherwise the object itself."""
     method: Callable[..., Any] = getattr(model, "generate", model) if generates else model
     return method
 
 
 def _moved(output: Any, device: torch.device) -> Any:
-    """The output with its type, and its tensors on a device."""
+    """The output with all its tensors on a device; its type is kept."""
     if isinstance(output, Tensor):
         return output.to(device)
     if isinstance(output, dict):
@@ -142,7 +148,10 @@ def _moved(output: Any, device: torch.device) -> Any:
 
 
 def limited(output: Tensor, low: float, high: float, to_zero: bool) -> Tensor:
-    """The output within a range; values outside of it become its ends, or 0; NaN becomes 0."""
+    """The output with values outside a range set to the limits or to 0.
+
+    NaN becomes 0.
+    """
     if to_zero:
         return torch.where((output >= low) & (output <= high), output, torch.zeros_like(output))
     return torch.nan_to_num(output, nan=0.0, posinf=high, neginf=low).clamp(low, high)

@@ -1,4 +1,4 @@
-"""Checksums of blocks of memory that can tell which one or two bits of a block were flipped.
+"""Checksums of blocks of memory, from which one or two flipped bits of a block can be located.
 
 The checksum of a block of 64-bit signed words w_i, modulo 2**64:
 
@@ -22,7 +22,7 @@ MOST_WORDS = 256
 
 
 class Correction(NamedTuple):
-    """A block of memory that fits its checksum after bits were flipped.
+    """A block of memory after the correction of flipped bits.
 
     Attributes:
         words: int64[words].
@@ -35,14 +35,17 @@ class Correction(NamedTuple):
 
 @lru_cache(maxsize=32)
 def factors(words: int, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """The factors f and g of blocks of this many words, int64[words] each; the same in every process."""
+    """The factors f and g of the checksum for blocks of this many words, int64[words] each.
+
+    The same in every process.
+    """
     generator = torch.Generator().manual_seed(seed)
     lower, upper = torch.randint(-(2**62), 2**62, (2, MOST_WORDS), generator=generator)[:, :words] * 2 + 1
     return lower.to(device), (upper - (lower << 32)).to(device)
 
 
 def checksums(words: Tensor, seed: int = 0) -> Tensor:
-    """Checksums of blocks, int64[blocks], of int64[blocks, words].
+    """Checksum of each block, int64[blocks]; ``words`` has the blocks as rows.
 
     Args:
         seed: Seed of the factors; those of 0 have the properties above.
@@ -52,7 +55,9 @@ def checksums(words: Tensor, seed: int = 0) -> Tensor:
 
 
 def correct(words: Tensor, checksum: Tensor) -> Correction | None:
-    """The block with one bit flipped, or else two, that has the checksum; None where there is no or more than one such block.
+    """Correct one or two flipped bits so that the block has the checksum.
+
+    Returns None if there is no such block, or more than one.
 
     Args:
         words: int64[words], with another checksum.
@@ -79,7 +84,7 @@ def correct(words: Tensor, checksum: Tensor) -> Correction | None:
 
 
 def xor_of(rows: Tensor) -> Tensor:
-    """The XOR of all rows, int64[...], of int64[rows, ...]."""
+    """The XOR of all rows of an int64 tensor."""
     while len(rows) > 1:
         half = len(rows) // 2
         rows = torch.cat([rows[:half] ^ rows[half : 2 * half], rows[2 * half :]])

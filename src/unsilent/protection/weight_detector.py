@@ -1,4 +1,4 @@
-"""Notices corrupted weights by checksums of blocks of their memory; the margin is the number of bad blocks."""
+"""Detects corrupted weights by checksums of blocks of memory; the margin is the number of bad blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unsilent.workloads.base import call_model
 
 
 class WeightDetector:
-    """Checks the weights after each call; sees faults in weights and buffers alone.
+    """Checks the weights after each call; detects faults in parameters and buffers only.
 
     Args:
         slices: A call checks one of this many slices of the memory, the next one at each call. A run that judges a recovery
@@ -41,18 +41,18 @@ class WeightDetector:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of checksums and parity."""
+        """Bytes of the checksums and parity."""
         return 0 if self.integrity is None else self.integrity.nbytes
 
     def calibrate(
         self, model: nn.Module, batches: Iterable[Any] = (), run: Callable[[nn.Module, Any], Any] = call_model
     ) -> None:
-        """Take checksums and parity of the weights."""
+        """Compute the checksums and parity of the weights."""
         self.integrity = WeightIntegrity(model)
         self._taken = _identities(model)
 
     def check_tensors(self, model: nn.Module) -> None:
-        """Raise ``UsageError`` where the model has other tensors than those whose checksums were taken."""
+        """Raise ``UsageError`` if tensors of the model were replaced since the checksums were computed."""
         if replaced := self._replaced(model):
             raise UsageError(
                 f"{replaced[0]} was replaced, added, removed or converted after {self.name} took its checksums, so that its "
@@ -60,7 +60,10 @@ class WeightDetector:
             )
 
     def check_unchanged(self, model: nn.Module) -> None:
-        """Raise ``UsageError`` where clean calls have changed tensors, as their corruption could not be told from that."""
+        """Raise ``UsageError`` if clean calls have changed tensors.
+
+        Corruption of these tensors could not be distinguished.
+        """
         assert self.integrity is not None, "calibrate comes first"
         if changed := self._replaced(model) or list(dict.fromkeys(block.tensor for block in self.integrity.check())):
             raise UsageError(
@@ -70,12 +73,12 @@ class WeightDetector:
             )
 
     def _replaced(self, model: nn.Module) -> list[str]:
-        """Names of tensors that are not those whose checksums were taken."""
+        """Names of the tensors that were added, removed or replaced since the checksums were computed."""
         now = _identities(model)
         return [name for name in self._taken | now if now.get(name) != self._taken.get(name)]
 
     def margins(self, recorded: RecordedPass) -> Floats:
-        """The number of bad blocks in the weights of now, float64[1, samples]."""
+        """The number of bad blocks in the present weights, float64[1, samples]."""
         assert self.integrity is not None, "calibrate comes first"
         checks_all = self._slices == 1 or recorded.judges_recovery
         self.bad_blocks = self.integrity.check() if checks_all else self.integrity.check_slice(self._slices)
@@ -83,5 +86,5 @@ class WeightDetector:
 
 
 def _identities(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """Identities of the tensors of all parameters and buffers, by name."""
+    """The identity, dtype, device and shape of each parameter and buffer, by name."""
     return {name: (id(t), t.dtype, t.device, t.shape) for name, t in named_tensors(model).items()}

@@ -1,4 +1,4 @@
-"""Finds and repairs corrupted weights: a checksum for each block of memory, and parity of groups of blocks.
+"""Finds and repairs corrupted weights, with a checksum for each block of memory and parity of groups of blocks.
 
 Parameters and buffers are divided into blocks with a checksum each (`unsilent.protection.weight_checksums`). Blocks of one device
 are dealt to groups in turn, so that neighbours in memory are in different groups. The parity of a group is the XOR of its blocks.
@@ -36,7 +36,7 @@ _CHUNK_BYTES = 2**20
 
 
 class Block(NamedTuple):
-    """A piece of a tensor's memory.
+    """A block of a tensor's memory.
 
     Attributes:
         tensor: Name of the tensor.
@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
 
 class Repair(NamedTuple):
-    """Outcome of a repair of bad blocks.
+    """The result of a repair of bad blocks.
 
     Attributes:
         repaired: Have the bits again that they had when checksums were taken.
@@ -65,7 +65,10 @@ class Repair(NamedTuple):
 
 @dataclass(eq=False)
 class _Part:
-    """A tensor, and where its blocks, of ``size`` bytes, are among those of its device."""
+    """A tensor of a device, divided into blocks.
+
+    ``size``: bytes of a block; ``first``: number of its first block among those of the device.
+    """
 
     name: str
     tensor: Tensor
@@ -77,7 +80,10 @@ class _Part:
         return -(-self.tensor.nbytes // self.size)
 
     def words(self, first: int, last: int) -> Tensor:
-        """Blocks of this tensor, int64[n, words]; the last one filled up with zeros."""
+        """A range of the blocks of this tensor, int64[n, words].
+
+        The last block is padded with zeros.
+        """
         flat = self.tensor.detach().contiguous().view(-1).view(torch.uint8)[first * self.size : last * self.size]
         missing = (last - first) * self.size - len(flat)
         if missing or flat.data_ptr() % 8:
@@ -85,7 +91,7 @@ class _Part:
         return flat.view(torch.int64).view(last - first, -1)
 
     def write(self, block: int, words: Tensor) -> None:
-        """Put the bits of a block back."""
+        """Write the content of a block."""
         start = block * self.size
         size = min(self.size, self.tensor.nbytes - start) // self.tensor.element_size()
         values = words.view(torch.uint8).view(self.tensor.dtype)[:size]
@@ -98,7 +104,9 @@ class _Part:
 
 
 def choose_sizes(tensors: Iterable[int]) -> tuple[int, int]:
-    """Bytes of a block and the number of groups, for tensors of these many bytes.
+    """The size of a block in bytes and the number of parity groups.
+
+    ``tensors``: sizes of the tensors in bytes.
 
     The smallest blocks with which checksums and parity stay within `MEMORY_SHARE`, and as many groups as that allows. Of weights
     so small that nothing does, those that take least, in one group.
@@ -128,11 +136,11 @@ class _Device:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of checksums and parity."""
+        """Bytes of the checksums, parity and digests."""
         return self.checksums.nbytes + self.parity.nbytes + self.digests.nbytes
 
     def words(self, first: int, last: int) -> Tensor:
-        """Blocks of all tensors by their numbers, int64[n, words]."""
+        """A range of the blocks of all tensors, int64[n, words]."""
         pieces = []
         for part in self.parts:
             low, high = max(first - part.first, 0), min(last - part.first, part.count)
@@ -141,13 +149,16 @@ class _Device:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def bad_blocks(self, blocks: range) -> list[int]:
-        """Numbers of the blocks whose checksum is not what it was."""
+        """Numbers of the blocks whose checksum has changed."""
         chunks = self._chunks(blocks)
         changed = [checksums(self.words(first, last)) != self.checksums[first:last] for first, last in chunks]
         return [blocks.start + n for n in torch.cat(changed).nonzero().flatten().tolist()] if changed else []
 
     def repair(self, bad: Sequence[int]) -> dict[int, Tensor]:
-        """Put the bits of bad blocks back where it is certain which they were; the bits that differed, by number of block."""
+        """Restore the bits of bad blocks where they are known for certain.
+
+        Returns the bits that differed, by number of the block.
+        """
         by_group: dict[int, list[int]] = {}
         for block in bad:
             by_group.setdefault(block % self.groups, []).append(block)
@@ -178,11 +189,11 @@ class _Device:
         return {block: before[block] ^ self.words(block, block + 1)[0] for block in right}
 
     def part(self, block: int) -> _Part:
-        """The tensor that a block is of."""
+        """The tensor that contains a block."""
         return next(part for part in self.parts if block < part.first + part.count)
 
     def _correct(self, block: int) -> int:
-        """Correct one or two flipped bits of a block; how many, 0 where that cannot be."""
+        """Correct one or two flipped bits of a block, and return their number, or 0 if that is not possible."""
         correction = correct(self.words(block, block + 1)[0], self.checksums[block])
         if correction is None:
             return 0
@@ -211,7 +222,10 @@ class _Device:
         return parity
 
     def _digests(self) -> Tensor:
-        """Digests of groups: sums of checksums with other factors, each times an odd number of its block, int64[groups]."""
+        """A digest of each group, int64[groups], to verify repairs.
+
+        The sum of other checksums of its blocks, each times an odd number.
+        """
         generator = torch.Generator().manual_seed(_DIGEST_SEED)
         digests = torch.zeros_like(self.parity[:, 0])
         for first, last in self._chunks(range(self.blocks)):
@@ -226,7 +240,10 @@ class _Device:
 
 
 def reject_packed_weights(model: nn.Module) -> None:
-    """Raise ``UsageError`` for a model with weights that are neither parameters nor buffers, as they could not be checked."""
+    """Raise ``UsageError`` for a model with packed weights, which could not be checked.
+
+    They are neither parameters nor buffers.
+    """
     if packed := packed_weights(model):
         raise UsageError(
             f"{', '.join(packed[:3])}{', …' if len(packed) > 3 else ''} holds weights of a quantised module in packed form, "
@@ -236,7 +253,7 @@ def reject_packed_weights(model: nn.Module) -> None:
 
 
 class WeightIntegrity:
-    """Checksums and parity of the parameters and buffers of a model, as they are now.
+    """Checksums and parity of the parameters and buffers of a model.
 
     Args:
         model: Model whose bits are right. Tensors that change on purpose must not be checked later, or `renew` be called.
@@ -257,7 +274,7 @@ class WeightIntegrity:
         self.renew()
 
     def renew(self) -> None:
-        """Take checksums and parity anew: the bits of now are right."""
+        """Compute checksums and parity anew from the present weights."""
         reject_packed_weights(self._model)
         by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
         for name, tensor in named_tensors(self._model).items():
@@ -270,16 +287,19 @@ class WeightIntegrity:
         self.model_bytes = sum(part.tensor.nbytes for device in self._devices for part in device.parts)
 
     def check(self) -> list[Block]:
-        """All blocks whose bits are not those of before."""
+        """All blocks whose bits have changed."""
         return self._bad_blocks(0, 1)
 
     def check_slice(self, slices: int) -> list[Block]:
-        """Check one slice of all blocks, the next one at each call; after ``slices`` calls all were checked."""
+        """Check the next of so many slices of the memory, and return its bad blocks.
+
+        After ``slices`` calls all blocks were checked.
+        """
         turn, self._next = self._next % slices, self._next + 1
         return self._bad_blocks(turn, slices)
 
     def repair(self, bad: Sequence[Block] | None = None) -> Repair:
-        """Put the bits of bad blocks back, of all that there are by default.
+        """Repair bad blocks, by default all that `check` finds.
 
         The blocks of a group are left as they are if two of them have more than two flipped bits, or if it is not certain which
         bits were right.
@@ -307,7 +327,7 @@ class WeightIntegrity:
         return tuple(result)
 
     def _bad_blocks(self, turn: int, slices: int) -> list[Block]:
-        """Blocks of one of so many slices whose bits are not those of before."""
+        """The blocks of one slice of the memory whose bits have changed."""
         result = []
         for device in self._devices:
             numbers = range(device.blocks * turn // slices, device.blocks * (turn + 1) // slices)

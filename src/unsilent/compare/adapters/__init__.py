@@ -1,4 +1,4 @@
-"""Adapted copies of a model, as they are deployed: quantised, pruned, in 16 bits, compiled."""
+"""Adapted copies of a model, as used in deployment: quantised, pruned, in 16 bits, compiled."""
 
 from unsilent.compare.adapters.names import ADAPTERS, adapt
 

@@ -1,4 +1,4 @@
-"""Quantised copies of a model: one that rounds in float32 and has gradients (fake quantisation), one that computes in integers.
+"""Quantised copies of a model, with rounding in float32 (fake quantisation) or computation in integers.
 
 Weights are symmetric, per output channel or per tensor, in 8 or 4 bits; the inputs of each quantised layer are affine 8-bit
 numbers per tensor, whose range is the largest one that calibration saw. The layers of `adapters.layers` that calibration calls
@@ -27,7 +27,7 @@ ACTIVATION_LEVELS = 255
 
 
 class FakeQuantized(nn.Module):
-    """The scales that a quantised layer adds to a convolution or a linear layer, and how they are found."""
+    """Base class of quantised convolutions and linear layers, with their scales."""
 
     weight: Tensor
     bias: Any  # a tensor or None, which linear layers and convolutions declare differently
@@ -39,7 +39,7 @@ class FakeQuantized(nn.Module):
     original_class: type[nn.Module]
 
     def set_up(self, bits: int, per_channel: bool) -> None:
-        """Begin with the scales of the weights, and an empty range of inputs."""
+        """Initialise the scales from the weights, and the range of inputs as empty."""
         self.largest, self.per_channel, self.observes = 2 ** (bits - 1) - 1, per_channel, True
         self.was_called = False
         self.register_buffer("input_low", torch.zeros(()), persistent=False)
@@ -50,21 +50,24 @@ class FakeQuantized(nn.Module):
         self.fit_weights()
 
     def take_down(self) -> None:
-        """Become the layer again that it was, with its weights as they are."""
+        """Turn the layer into an ordinary one again, with its present weights."""
         for name in ("input_low", "input_high", "input_scale", "input_zero", "weight_scale"):
             delattr(self, name)
         self.__class__ = self.original_class  # type: ignore[assignment]
 
     @torch.no_grad()
     def fit_weights(self) -> None:
-        """Take the scales from the weights as they are."""
+        """Compute the scales from the present weights."""
         most = self.weight.abs().flatten(1).amax(1)
         most = most if self.per_channel else most.amax().expand_as(most)
         self.weight_scale.copy_((most / self.largest).clamp_min(torch.finfo(torch.float32).tiny * 2**24))
 
     @torch.no_grad()
     def fit_inputs(self, x: Tensor) -> None:
-        """Extend the range of inputs by those of a batch; it always has 0, which padding needs."""
+        """Extend the range of inputs to those of a batch.
+
+        The range always includes 0, which padding needs.
+        """
         self.was_called = True
         self.input_low.copy_(torch.minimum(self.input_low, x.amin()))
         self.input_high.copy_(torch.maximum(self.input_high, x.amax()))
@@ -73,14 +76,20 @@ class FakeQuantized(nn.Module):
         self.input_zero.copy_((-self.input_low / scale).round().to(torch.int32))
 
     def quantised_inputs(self, x: Tensor) -> Tensor:
-        """The inputs, rounded; as they are while calibration looks at their range."""
+        """The inputs rounded to the quantised values.
+
+        During calibration they are unchanged, and extend the range of inputs.
+        """
         if self.observes:
             self.fit_inputs(x)
             return x
         return torch.fake_quantize_per_tensor_affine(x, self.input_scale, self.input_zero, 0, ACTIVATION_LEVELS)
 
     def quantised_weight(self) -> Tensor:
-        """The weights, rounded; a training changes them, and with them the scales."""
+        """The weights rounded to the quantised values.
+
+        In training mode, the scales are computed anew first.
+        """
         if self.training:
             self.fit_weights()
         zeros = torch.zeros_like(self.weight_scale, dtype=torch.int32)
@@ -95,20 +104,20 @@ class FakeQuantConvolution(FakeQuantized):
     _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output, with gradients through the rounding."""
+        """The output; gradients pass through the rounding."""
         return self._conv_forward(self.quantised_inputs(x), self.quantised_weight(), self.bias)
 
 
 class FakeQuantConv1d(FakeQuantConvolution, nn.Conv1d):
-    """A convolution over one dimension."""
+    """A 1D convolution with rounded inputs and weights."""
 
 
 class FakeQuantConv2d(FakeQuantConvolution, nn.Conv2d):
-    """A convolution over two dimensions."""
+    """A 2D convolution with rounded inputs and weights."""
 
 
 class FakeQuantConv3d(FakeQuantConvolution, nn.Conv3d):
-    """A convolution over three dimensions."""
+    """A 3D convolution with rounded inputs and weights."""
 
 
 class FakeQuantLinear(nn.Linear, FakeQuantized):
@@ -127,7 +136,7 @@ QUANTISED: dict[type[nn.Module], type[FakeQuantized]] = {
 
 
 class IntegerLayer(nn.Module):
-    """A quantised layer that multiplies and adds whole numbers; it has no gradient.
+    """A quantised layer that multiplies and adds integers, without a gradient.
 
     The sums are those of 32-bit accumulators: the type in which they are computed holds each of their values.
     """
@@ -174,7 +183,7 @@ def fake_quantised(
     per_channel: bool = True,
     run: Callable[[nn.Module, Any], Any] = call_model,
 ) -> nn.Module:
-    """A differentiable quantised copy in eval mode (post-training quantisation).
+    """A differentiable copy of a model in eval mode, quantised after training.
 
     Train it as any model for quantisation-aware training: the scales of weights follow them.
 
@@ -217,12 +226,15 @@ def fake_quantised(
 
 
 def quantised_layers(model: nn.Module) -> list[FakeQuantized]:
-    """The layers of a copy that are quantised."""
+    """The layers of a model that are quantised."""
     return [layer for layer in model.modules() if isinstance(layer, FakeQuantized)]
 
 
 def converted(twin: nn.Module) -> nn.Module:
-    """A copy of a model whose quantised layers compute in integers, as deployed; without such layers, the model itself."""
+    """A copy of a model whose quantised layers compute in integers.
+
+    The model itself if it has no such layers.
+    """
     if not quantised_layers(twin):
         return twin
     result = copy.deepcopy(twin).eval()

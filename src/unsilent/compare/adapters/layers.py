@@ -1,4 +1,4 @@
-"""Layers that adapters change: convolutions and linear layers with torch's own ``forward``, on a weight of their own.
+"""Layers that adapters can change: convolutions and linear layers with torch's own ``forward`` and a weight.
 
 Other layers compute something else from their weight, compute the weight anew in each pass, or have no ``forward`` that is
 called: nobody could tell that a change of their weight is what the model computes with.
@@ -14,7 +14,7 @@ NONE_ERROR = "the model has no Conv1d, Conv2d, Conv3d or Linear layer; expected 
 
 
 def computes_as(layer: nn.Module) -> type[nn.Module] | None:
-    """The one of `KINDS` that computes as a layer does, which may be of a subclass; None where none does."""
+    """The class in `KINDS` whose ``forward`` and weight a layer uses, or None if there is none."""
     if isinstance(layer, NonDynamicallyQuantizableLinear):
         return None  # nn.MultiheadAttention reads its weight and never calls it
     weight = layer.__dict__.get("_parameters", {}).get("weight")
@@ -28,7 +28,7 @@ def computes_as(layer: nn.Module) -> type[nn.Module] | None:
 
 
 def disable_fused_paths(model: nn.Module) -> None:
-    """Make transformer encoders call their layers: in eval mode without gradients they read the weights of these themselves."""
+    """Make transformer encoders call their layers, instead of fused kernels that read their weights."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # for torch: the activation is none that a fused kernel computes

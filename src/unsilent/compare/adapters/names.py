@@ -1,4 +1,4 @@
-"""Adapted copies by name: ``int8``, ``prune:0.8+int8``."""
+"""Adapted copies of a model by name, such as ``int8`` or ``prune:0.8+int8``."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ LAST = ("int8", "int4", "bf16", "fp16", "compiled")
 
 
 class HalfPrecision(nn.Module):
-    """A copy of a model in 16 bits, that takes and returns float32."""
+    """A copy of a model in 16 bits, with inputs and outputs in float32."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.model, self.dtype = copy.deepcopy(model).eval().to(dtype), dtype
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The output of the copy."""
+        """The output of the copy in float32."""
         inputs, named = (map_tensors(values, self._narrowed) for values in (inputs, named))
         return map_tensors(
             self.model(*inputs, **named), lambda _, tensor: tensor.float() if tensor.is_floating_point() else tensor
@@ -53,7 +53,7 @@ class HalfPrecision(nn.Module):
 
 
 def first_adapter(text: str) -> str:
-    """The name of the first adapter of a text such as ``prune:0.8+int8``, whether it is known or not."""
+    """The first name in a text of adapters such as ``prune:0.8+int8``, known or not."""
     return text.partition("+")[0].partition(":")[0].strip()
 
 
@@ -65,7 +65,9 @@ def is_adapter(text: str) -> bool:
 def adapt(
     model: nn.Module, text: str, calibration: Sequence[Any], run: Callable[[nn.Module, Any], Any] = call_model
 ) -> nn.Module:
-    """An adapted copy of a model in eval mode; differentiable, also where it is quantised (see `fake_quant.converted`).
+    """An adapted copy of a model in eval mode, also differentiable if it is quantised.
+
+    For integers see `fake_quant.converted`.
 
     Args:
         text: Names of `ADAPTERS`, joined by ``+``.
@@ -87,7 +89,7 @@ def adapt(
 
 
 def describe(model: nn.Module) -> str:
-    """Sentence on the layers of an adapted copy that are quantised or left in float32; empty where none is."""
+    """Sentence on the quantised layers of a copy, and those left in float32, or an empty text."""
     quantised = set(quantised_layers(model))
     if not quantised:
         return ""

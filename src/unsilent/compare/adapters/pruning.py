@@ -1,4 +1,4 @@
-"""Pruned copies of a model: the weights of least magnitude are 0, over all convolutions and linear layers together.
+"""Pruned copies of a model: the smallest weights of all convolutions and linear layers become 0.
 
 Statistics of batch norms are taken again from calibration batches: those of the original do not fit what pruned layers compute.
 """
@@ -23,7 +23,7 @@ from unsilent.workloads.base import call_model
 def pruned(
     model: nn.Module, share: float, calibration: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
 ) -> nn.Module:
-    """A copy in which this share of the weights of convolutions and linear layers is 0.
+    """A copy of a model in which a share of the weights is 0.
 
     Args:
         calibration: Batches that the statistics of batch norms are taken from.
@@ -48,7 +48,7 @@ def pruned(
 
 
 def _fit_batch_norms(model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any]) -> None:
-    """Take running statistics from these batches, all with the same weight."""
+    """Compute the running statistics of batch norms anew; all batches have the same weight."""
     norms = [
         module
         for module in model.modules()
@@ -70,7 +70,7 @@ def _fit_batch_norms(model: nn.Module, batches: Iterable[Any], run: Callable[[nn
 
 @contextmanager
 def zeros_stay(model: nn.Module) -> Iterator[None]:
-    """Weights of convolutions and linear layers that are 0 have gradients of 0 inside, so that training keeps them."""
+    """Context in which weights that are 0 get no gradients, so that training keeps them at 0."""
     nonzero = [(weight, weight.detach() != 0) for weight in _weights(model) if weight.requires_grad]
     handles = [weight.register_hook(partial(torch.mul, keep)) for weight, keep in nonzero]
     try:
@@ -81,7 +81,7 @@ def zeros_stay(model: nn.Module) -> Iterator[None]:
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
-    """Weights of the layers that `computes_as` finds, also where they are quantised; tied ones once."""
+    """Weights of the convolutions and linear layers, quantised ones included, each once."""
     layers = (layer for layer in model.modules() if isinstance(layer, FakeQuantized) or computes_as(layer))
     weights = [layer.get_parameter("weight") for layer in layers]
     return list({id(weight): weight for weight in weights}.values())

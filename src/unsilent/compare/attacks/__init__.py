@@ -1,1 +1,1 @@
-"""Inputs that an adapted model gets wrong while its original stays right: how they are searched for, counted and prevented."""
+"""Evasive inputs, which an adapted model gets wrong and its original right: search, scores and defences."""

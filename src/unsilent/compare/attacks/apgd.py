@@ -1,4 +1,4 @@
-"""Auto-PGD (Croce & Hein, ICML 2020): projected gradient ascent that chooses its own step sizes, on any objective.
+"""Auto-PGD (Croce & Hein, ICML 2020): projected gradient ascent with adaptive step sizes, on any objective.
 
 Each input begins with steps of 2 eps, with momentum 0.75. At the checkpoints an input whose objective rarely rose, or that has
 neither a new best value nor a new step size since the last checkpoint, halves its step and goes on from its best point.
@@ -18,7 +18,7 @@ MOMENTUM, RISES = 0.75, 0.75
 
 
 def checkpoints(steps: int) -> list[int]:
-    """The steps before which step sizes are looked at."""
+    """The steps after which step sizes may be halved."""
     result, last, at = {0}, 0, 22  # percent
     while at <= 100:
         result.add(-(-at * steps // 100))
@@ -27,7 +27,7 @@ def checkpoints(steps: int) -> list[int]:
 
 
 def apgd(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget) -> Found:
-    """Inputs found by ascent with steps whose size APGD chooses; inputs with a success take no further restart."""
+    """Search for inputs by Auto-PGD; inputs with a success are left out of further restarts."""
     search = Search(pair, objective, clean, labels, Found(clean))
     for rows, within, start in search.restarts(ball, budget):
         search.found.last[rows] = _ascend(search, rows, start, within, budget)
@@ -36,7 +36,7 @@ def apgd(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: 
 
 
 def _ascend(search: Search, rows: Tensor, x: Tensor, ball: Ball, budget: Budget) -> Tensor:
-    """The best points of one restart."""
+    """Run one restart, and return the best points."""
     looks, shape = checkpoints(budget.steps), (-1, *[1] * (x.ndim - 1))
     size = torch.full((len(x),), 2 * budget.eps, dtype=x.dtype)
     values, gradient, _ = search.passes(rows, x)

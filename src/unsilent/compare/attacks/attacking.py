@@ -1,4 +1,4 @@
-"""An attack on an adapted copy of a workload's model, with its controls: what `unsilent attack` runs.
+"""Attack on an adapted copy of a workload's model, together with control attacks.
 
 Invariant: no input that is attacked was calibrated on; labels are the workload's.
 """
@@ -42,7 +42,7 @@ CALIBRATION_STRIDE = 5
 
 @dataclass(frozen=True, eq=False)
 class ModelsUnderAttack:
-    """A deployed model and the differentiable twin of it whose gradients are attacked.
+    """A deployed model, and its differentiable twin that supplies the gradients of the attack.
 
     Attributes:
         twin: A module whose outputs have gradients for its inputs.
@@ -59,7 +59,7 @@ class ModelsUnderAttack:
 
 @dataclass(frozen=True, repr=False)
 class AttackResult(Shown):
-    """The scores of an attack and its controls.
+    """The scores of an attack and of its control attacks.
 
     Attributes:
         workload, adapter, attack: Names.
@@ -86,19 +86,19 @@ class AttackResult(Shown):
 
     @property
     def is_whitebox(self) -> bool:
-        """Whether the twin answers so often as the deployed model that attacking it is attacking that."""
+        """Whether the twin agrees with the deployed model so often that the attack counts as whitebox."""
         return (self.twin_agreement.estimate or 0.0) >= WHITEBOX_AGREEMENT
 
 
 class WorkloadClassifier(nn.Module):
-    """A model as a workload runs and judges it: inputs [n, …] -> class scores [n, classes]."""
+    """A model run and judged as in a workload: inputs [n, …] -> class scores [n, classes]."""
 
     def __init__(self, model: Any, workload: InferenceWorkload) -> None:
         super().__init__()
         self.model, self.run, self.judge = model, workload.run, workload.judge
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The tensor of the output that the judge looks at."""
+        """The output tensor that the judge reads."""
         return decision_tensor(self.run(self.model, inputs), self.judge)
 
 
@@ -144,7 +144,9 @@ def attack_models(
     samples: int | None = None,
     confidence: float = 0.95,
 ) -> AttackResult:
-    """Attack a model of the user's that is already deployed, on all inputs of the workload, whose model is the original.
+    """Attack a deployed model of the user's on all inputs of a workload.
+
+    The model of the workload is the original.
 
     Arguments and errors as of `attack_workload`.
     """
@@ -186,7 +188,10 @@ def _attack(
 
 
 def labelled_inputs(workload: InferenceWorkload, name: str) -> tuple[Tensor, Tensor]:
-    """All inputs [n, …] and their labels int64[n]; raises ``UsageError`` where the workload is no labelled classifier."""
+    """All inputs [n, …] and their labels int64[n].
+
+    Raises ``UsageError`` if the workload is not a classifier with labels.
+    """
     batches, labels = workload.batches(), labels_of(workload)
     if not all(isinstance(batch, Tensor) and batch.is_floating_point() for batch in batches):
         raise UsageError(
@@ -210,7 +215,7 @@ def labelled_inputs(workload: InferenceWorkload, name: str) -> tuple[Tensor, Ten
 
 
 def calibration_inputs(workload: InferenceWorkload, inputs: Tensor, name: str) -> tuple[Tensor, Tensor, str]:
-    """Inputs to calibrate on, which of the workload's inputs are left to attack, bool[n], and a sentence about them.
+    """Inputs to calibrate on, a mask bool[n] of the inputs left to attack, and a sentence about them.
 
     Raises:
         UsageError: the workload has a single input, and no others to calibrate on.
@@ -238,7 +243,10 @@ def calibration_inputs(workload: InferenceWorkload, inputs: Tensor, name: str) -
 
 
 def valid_range(workload: InferenceWorkload, name: str) -> tuple[Tensor, Tensor]:
-    """Least and largest valid number of an input; raises ``UsageError`` where the workload does not say."""
+    """Smallest and largest valid value of an input.
+
+    Raises ``UsageError`` if the workload does not state them.
+    """
     limits = getattr(workload, "input_range", None)
     if limits is None:
         raise UsageError(

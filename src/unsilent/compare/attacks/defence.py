@@ -1,4 +1,6 @@
-"""Defences against evasive inputs: adversarial training, an agreement gate, a detector of divergence; and attacks that know them.
+"""Defences against evasive inputs, and attacks that are adapted to them.
+
+Adversarial training, an agreement gate, and a detector of divergence.
 
 The *gate* sends a share of the inputs to the original as well, and raises an alarm where its answer is another: it sees that
 share of the evasive inputs. Even if all inputs are sent, it does not see those that both models get wrong alike. The *detector*
@@ -44,7 +46,7 @@ def adversarially_trained(
     schedule: Schedule,
     seed: int = 0,
 ) -> nn.Module:
-    """A copy that was trained further on inputs that PGD makes of the training inputs (Madry et al., ICLR 2018)."""
+    """A copy trained further on inputs that PGD makes of the training inputs (Madry et al., ICLR 2018)."""
     result = copy.deepcopy(model)
     budget = Budget(eps, TRAINING_STEPS, step=eps / 2, random_start=True, seed=seed)
 
@@ -69,7 +71,7 @@ def train(
     schedule: Schedule,
     seed: int,
 ) -> None:
-    """Train a model in place, see `fit`; scales of quantised weights fit the last weights afterwards."""
+    """Train a model in place with `fit`, and then compute the scales of quantised weights anew."""
     model.requires_grad_(True)  # what a model that only answers may have switched off
     with isolated_training(seed):
         fit(model, sample, count, loss, schedule, seed=seed, description="training")
@@ -78,7 +80,7 @@ def train(
 
 
 def divergence(original: Tensor, adapted: Tensor) -> Tensor:
-    """Jensen-Shannon divergence of the probabilities of both models, [n], in nats: 0 to ln 2."""
+    """Jensen-Shannon divergence between the probabilities of both models, [n], in nats from 0 to ln 2."""
     first, second = original.log_softmax(1), adapted.log_softmax(1)
     middle = torch.logaddexp(first, second) - math.log(2)
     return ((first.exp() * (first - middle)).sum(1) + (second.exp() * (second - middle)).sum(1)) / 2
@@ -86,7 +88,7 @@ def divergence(original: Tensor, adapted: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DivergenceDetector:
-    """Raises an alarm for inputs for which the probabilities of both models differ by more than for clean inputs."""
+    """Detects inputs for which the probabilities of two models differ more than for clean inputs."""
 
     threshold: float
 
@@ -94,15 +96,18 @@ class DivergenceDetector:
     def calibrated(
         cls, original: Classifier, deployed: Classifier, clean: Tensor, rate: float = 0.01
     ) -> DivergenceDetector:
-        """A detector with at most this rate of false alarms, for clean inputs as these."""
+        """A detector with at most this rate of false alarms for clean inputs like these."""
         return cls(conformal_threshold(divergence(classify(original, clean), classify(deployed, clean)).tolist(), rate))
 
     def alarms(self, original: Tensor, deployed: Tensor) -> Tensor:
-        """Whether there is an alarm for each input, bool[n]; from class scores."""
+        """Whether each input has an alarm, bool[n], from the class scores of both models."""
         return divergence(original, deployed) > self.threshold
 
     def evading(self) -> Objective:
-        """DIVA with a penalty for divergence above the threshold; a success raises no alarm."""
+        """The objective DIVA with a penalty for divergence above the threshold.
+
+        A success is an evasive input without an alarm.
+        """
         ascent = diva()
         return Objective(
             lambda o, a, y: ascent.function(o, a, y) - PENALTY * (divergence(o, a) - self.threshold).clamp_min(0),
@@ -112,7 +117,10 @@ class DivergenceDetector:
 
 
 def unseen_by_gate(original: Tensor, deployed: Tensor, labels: Tensor) -> Tensor:
-    """Whether each input is wrong and no agreement gate sees it, however many it checks: both models answer alike."""
+    """Whether both models give the same wrong answer to each input, bool[n].
+
+    No agreement gate detects such an input.
+    """
     return (deployed.argmax(1) != labels) & (original.argmax(1) == deployed.argmax(1))
 
 
@@ -125,13 +133,13 @@ EVADING_GATE = Objective(
 
 
 def adaptive(task: AttackTask, objective: Objective) -> AttackTask:
-    """The task of an attack that knows a defence: its objective, more steps, restarts."""
+    """The task of an attack adapted to a defence: another objective, more steps and restarts."""
     budget = replace(task.budget, steps=ADAPTIVE_STEPS * task.budget.steps, restarts=ADAPTIVE_RESTARTS)
     return replace(task, objective=objective, budget=budget)
 
 
 def passed(task: AttackTask, found_inputs: Tensor, objective: Objective) -> Tensor:
-    """Whether each input is a success by an objective on the deployed models, bool[n]."""
+    """Whether each input is a success of an objective against the deployed models, bool[n]."""
     with torch.no_grad():
         return objective.success(
             classify(task.original, found_inputs), classify(task.deployed, found_inputs), task.labels
@@ -139,7 +147,7 @@ def passed(task: AttackTask, found_inputs: Tensor, objective: Objective) -> Tens
 
 
 def defence_scores(task: AttackTask, detector: DivergenceDetector) -> dict[str, dict[str, int]]:
-    """Attack -> how many inputs pass each defence: first those that know it, then those that do not.
+    """Numbers of inputs that pass each defence, by attack: adapted attacks first, then others.
 
     Those that know it, and a search that is as long, are APGD on their own objective; a success at any step counts if the
     deployed models confirm it.

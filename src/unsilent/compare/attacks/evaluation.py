@@ -1,4 +1,4 @@
-"""Attacks by name, run on inputs that all models get right and scored on the models that are deployed.
+"""Attacks by name, run on inputs that all models get right and scored on the deployed models.
 
 Two rules say when an attack has succeeded: at some step (the published rule: the search stops at the first success), or at
 its last step (`Found.last`). Evasive: the deployed model is wrong and the original right. By the top-5 rule the wrong answer is,
@@ -24,7 +24,10 @@ from unsilent.report.text import count_text
 
 
 class Attack(NamedTuple):
-    """An attack: how inputs are searched for, and the objective; None: that of the task, such as DIVA's."""
+    """A search method with its objective.
+
+    None: the objective of the task, such as DIVA's.
+    """
 
     search: Callable[[Pair, Objective, Tensor, Tensor, Ball, Budget], Found]
     objective: Objective | None = None
@@ -73,7 +76,7 @@ class AttackTask:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The result of an attack for each of n inputs, by the models that are deployed.
+    """The result of an attack for each of n inputs, scored on the deployed models.
 
     Attributes:
         attack: Name of the attack.
@@ -98,14 +101,20 @@ class Scores:
 
 
 def check_attack(name: str) -> str:
-    """The name itself; raises ``UsageError`` for an unknown attack."""
+    """Return the name of an attack if the attack is known.
+
+    Raises ``UsageError`` for an unknown attack.
+    """
     if name not in ATTACKS:
         raise unknown_name_error("attack", name, ATTACKS)
     return name
 
 
 def run_attack(name: str, task: AttackTask) -> Found:
-    """Inputs that an attack finds, in batches of `BATCH`; raises ``UsageError`` for an unknown attack."""
+    """Run an attack in batches of `BATCH`, and return the inputs that it finds.
+
+    Raises ``UsageError`` for an unknown attack.
+    """
     attack, parts = ATTACKS[check_attack(name)], []
     with no_parameter_gradients(task.pair.original, task.pair.adapted):
         for x, labels in zip(task.inputs.split(BATCH), task.labels.split(BATCH), strict=True):
@@ -118,7 +127,7 @@ def run_attack(name: str, task: AttackTask) -> Found:
 
 @torch.no_grad()
 def score(name: str, task: AttackTask, found: Found) -> Scores:
-    """Scores of the found inputs on the models that are deployed.
+    """Scores of the inputs that an attack found, on the deployed models.
 
     At some step: the first input that the attacker's pair took for a success counts if it is one of the deployed models.
     """
@@ -144,7 +153,10 @@ def score(name: str, task: AttackTask, found: Found) -> Scores:
 
 @torch.no_grad()
 def classify(model: Classifier, inputs: Tensor) -> Tensor:
-    """Class scores [n, classes], computed in batches; raises ``UsageError`` for what is no classifier."""
+    """Class scores [n, classes], computed in batches.
+
+    Raises ``UsageError`` if the model is not a classifier.
+    """
     scores = torch.cat([model(x) for x in inputs.split(BATCH)])
     if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(inputs) or scores.shape[1] < 2:
         raise UsageError(
@@ -155,7 +167,7 @@ def classify(model: Classifier, inputs: Tensor) -> Tensor:
 
 
 def agreed_rows(models: list[Classifier], inputs: Tensor, labels: Tensor, wanted: int | None = None) -> Tensor:
-    """Indices of inputs that all models get right, int64: the first ``wanted`` of them.
+    """Indices of inputs that all models get right, int64, at most ``wanted``.
 
     Raises:
         UsageError: there are fewer.

@@ -1,4 +1,4 @@
-"""Objectives that an attack maximises for each input, from the class scores of the original and of the adapted model.
+"""Objectives that an attack maximises, as functions of the class scores of both models.
 
 Sources: DIVA: Hao et al., "A Tale of Two Models: Constructing Evasive Attacks on Edge Models" (MLSys 2022), in the authors'
 code ``p_original[y] - c * p_adapted[y]``; DLR: Croce & Hein, "Reliable evaluation of adversarial robustness with an ensemble
@@ -20,13 +20,15 @@ Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def is_evasive(original: Tensor, adapted: Tensor, labels: Tensor) -> Tensor:
-    """Whether the adapted model is wrong and the original right, bool[n]."""
+    """Whether the adapted model is wrong and the original right for each input, bool[n]."""
     return (adapted.argmax(1) != labels) & (original.argmax(1) == labels)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A function to maximise, and its success; from scores [n, classes] of the original and adapted model, and labels [n].
+    """A function that an attack maximises, and its criterion of success.
+
+    Both take the scores [n, classes] of the original and of the adapted model, and labels [n].
 
     Attributes:
         function: The number to maximise, [n].
@@ -42,7 +44,7 @@ class Objective:
 
 
 def margin(scores: Tensor, labels: Tensor) -> Tensor:
-    """The score of the label minus the highest other score, [n]; below 0 where the answer is wrong."""
+    """Score of the label minus the highest other score, [n]; negative for a wrong answer."""
     true_score = scores.gather(1, labels[:, None])
     others = scores.scatter(1, labels[:, None], -torch.inf)
     return true_score[:, 0] - others.amax(1)
@@ -61,7 +63,7 @@ LOSSES = {"prob": _probability, "logprob": _log_probability, "margin": margin}
 
 
 def diva(loss: str = "logprob", c: float = 1.0, temperature: float = 1.0) -> Objective:
-    """How sure the original is of the label, minus ``c`` times how sure the adapted model is.
+    """Objective DIVA: confidence of the original in the label, minus ``c`` times that of the adapted model.
 
     Args:
         loss: One of `LOSSES`.
@@ -84,7 +86,10 @@ def diva(loss: str = "logprob", c: float = 1.0, temperature: float = 1.0) -> Obj
 
 
 def dlr(scores: Tensor, labels: Tensor) -> Tensor:
-    """Minus the margin over the distance from the highest to the third highest score: it does not depend on their scale."""
+    """Difference of logits ratio: negative margin over the gap between the highest and the third score.
+
+    It does not depend on the scale of the scores.
+    """
     if scores.shape[1] < 3:
         raise UsageError(f"the model has {scores.shape[1]} classes; expected 3 or more for apgd-dlr: use apgd-ce")
     highest = scores.topk(3, 1).values

@@ -13,7 +13,7 @@ from unsilent.compare.attacks.search import Ball, Budget, Found, Pair, Search
 
 
 def pgd(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget) -> Found:
-    """Inputs found by projected gradient ascent."""
+    """Search for inputs by projected gradient ascent."""
     search = Search(pair, objective, clean, labels, Found(clean))
     step = (budget.eps / 8 if budget.step is None else budget.step) * ball.size
     for rows, within, x in search.restarts(ball, budget):
@@ -29,7 +29,7 @@ def pgd(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: B
 
 
 def noise(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget) -> Found:
-    """Inputs found among random corners of the ball, as many as steps: the control of every attack."""
+    """Search for inputs among random corners of the ball, one per step, as a control for attacks."""
     search, rows = Search(pair, objective, clean, labels, Found(clean)), torch.arange(len(clean))
     generator = torch.Generator().manual_seed(budget.seed)
     for at in range(1, budget.steps * budget.restarts + 1):

@@ -1,4 +1,4 @@
-"""Shared parts of all attacks: the pair of models they look at, the inputs they may try, and what they found.
+"""Common parts of all attacks: the pair of models, the inputs that may be tried, and the inputs found.
 
 Invariants: every input tried lies within the ball of the clean one and within the valid range; memory is linear in the batch.
 """
@@ -27,13 +27,15 @@ NO_TWIN = f"{NO_GRADIENT}, or attack a differentiable twin of it"
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """The original and the adapted model as the attacker has them: both differentiable."""
+    """The original and the adapted model of the attacker, both differentiable."""
 
     original: Classifier
     adapted: Classifier
 
     def passes(self, x: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Values [n] of the objective, their gradient [n, …], and the scores of both models; None where it reads no original.
+        """Values [n] of the objective, their gradient [n, …], and the class scores of both models.
+
+        The scores of the original are None if the objective does not read it.
 
         Raises:
             UsageError: a model that the objective reads has no gradient for its inputs.
@@ -55,13 +57,16 @@ class Pair:
 
     @torch.no_grad()
     def scores(self, x: Tensor, objective: Objective) -> tuple[Tensor | None, Tensor]:
-        """The class scores of both models; None where the objective reads no original."""
+        """The class scores of the original and the adapted model.
+
+        None for the original if the objective does not read it.
+        """
         return self.original(x) if objective.reads_original else None, self.adapted(x)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much an attack may change, and how long it may try.
+    """The size of the change that an attack may make, and its number of steps and restarts.
 
     Attributes:
         eps: Largest change of any number of an input, as a share of the valid range: 0 to 1.
@@ -90,7 +95,7 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Ball:
-    """The inputs that may be tried in place of clean ones.
+    """The inputs that may be tried instead of clean ones: a range for each number.
 
     Attributes:
         low, high: Limits of each number, [n, …].
@@ -103,7 +108,10 @@ class Ball:
 
     @classmethod
     def around(cls, clean: Tensor, valid: tuple[Tensor, Tensor], eps: float) -> Ball:
-        """Around clean inputs; ``valid``: least and largest valid numbers, broadcast to an input."""
+        """The ball around clean inputs, within the valid range.
+
+        ``valid``: least and largest valid numbers, broadcast to an input.
+        """
         low, high = (limit.to(clean) for limit in valid)
         if bool((clean < low - 1e-5 * (high - low)).any() or (clean > high + 1e-5 * (high - low)).any()):
             raise UsageError(
@@ -119,20 +127,20 @@ class Ball:
         )
 
     def project(self, x: Tensor) -> Tensor:
-        """The nearest inputs that may be tried."""
+        """The nearest inputs inside the ball."""
         return torch.minimum(torch.maximum(x, self.low), self.high)
 
     def random(self, generator: torch.Generator) -> Tensor:
-        """A random point of each ball."""
+        """A random point in the ball of each input."""
         return self.low + (self.high - self.low) * torch.rand(self.low.shape, generator=generator).to(self.low)
 
     def of(self, rows: Tensor) -> Ball:
-        """The ball of some inputs."""
+        """The ball of the inputs with these indices."""
         return Ball(self.low[rows], self.high[rows], self.size)
 
 
 class Found:
-    """Inputs that an attack found for inputs [n, …], by the answers of the attacker's pair of models.
+    """Inputs that an attack found, according to the attacker's pair of models.
 
     Attributes:
         evasive: The first inputs that are a success by the objective, such as evasive ones; the last ones where there is none.
@@ -152,14 +160,14 @@ class Found:
         self.gradients, self.seconds = 0, 0.0
 
     def finish(self) -> None:
-        """Fill in the last inputs where nothing was found."""
+        """Use the last inputs where no successful or wrong ones were found."""
         for inputs, steps in ((self.evasive, self.evasive_step), (self.wrong, self.wrong_step)):
             none = steps == 0
             inputs[none] = self.last[none]
 
     @classmethod
     def joined(cls, parts: list[Found]) -> Found:
-        """Inputs found for several batches, one after the other."""
+        """The inputs found for several batches, joined in order."""
         result = cls(parts[0].last[:0])
         for name in ("evasive", "wrong", "last", "evasive_step", "wrong_step"):
             setattr(result, name, torch.cat([getattr(part, name) for part in parts]))
@@ -170,7 +178,7 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """A search in progress: the models that the attacker has, what is maximised for which inputs, and what was found.
+    """A search in progress: models, objective, clean inputs, and the inputs found so far.
 
     Attributes:
         clean, labels: Clean inputs [n, …] and their right answers, int64[n].
@@ -183,7 +191,10 @@ class Search:
     found: Found
 
     def restarts(self, ball: Ball, budget: Budget) -> Iterator[tuple[Tensor, Ball, Tensor]]:
-        """Indices, balls and first points of the inputs of each restart; those with a success take no further one."""
+        """Indices, balls and first points of the inputs in each restart.
+
+        Inputs with a success are left out of further restarts.
+        """
         generator, rows = torch.Generator().manual_seed(budget.seed), torch.arange(len(self.clean))
         for restart in range(budget.restarts):
             rows = rows[self.found.evasive_step[rows] == 0] if restart else rows
@@ -193,14 +204,14 @@ class Search:
             yield rows, within, within.random(generator) if budget.random_start or restart else self.clean[rows]
 
     def passes(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor | None, Tensor]]:
-        """Values, their gradient and the scores of both models, as of `Pair.passes`; gradients are counted."""
+        """The result of `Pair.passes` for some inputs; counts the gradients."""
         values, gradient, original, adapted = self.pair.passes(x, self.labels[rows], self.objective)
         self.found.gradients += len(x)
         return values, gradient, (original, adapted)
 
     @torch.no_grad()
     def look_at(self, rows: Tensor, x: Tensor, scores: tuple[Tensor | None, Tensor], step: int) -> None:
-        """Take note of the inputs ``x`` of a step.
+        """Record which inputs ``x`` of a step are wrong or a success.
 
         An original that the objective does not read is asked only where it matters: the adapted model is wrong, and nothing
         was found before.
@@ -218,7 +229,10 @@ class Search:
 
 @contextmanager
 def no_parameter_gradients(*models: object) -> Iterator[None]:
-    """Parameters of these models need no gradient inside, so that a pass keeps only what the gradient of inputs needs."""
+    """Context in which the parameters of these models need no gradients.
+
+    A pass then keeps only what the gradient of inputs needs.
+    """
     changed = [p for model in models if isinstance(model, nn.Module) for p in model.parameters() if p.requires_grad]
     for parameter in changed:
         parameter.requires_grad_(False)

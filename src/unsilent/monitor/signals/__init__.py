@@ -1,1 +1,1 @@
-"""Signals of a running training: gradients, values inside the model, updates, loss, fingerprints of bits."""
+"""Signals of a training: gradients, values inside the model, updates, loss, and fingerprints of bits."""

@@ -1,4 +1,4 @@
-"""Collects the signals of one rank of a training while it runs, a part of the tensors in each step.
+"""Collects the signals of a training in one rank, from some of the tensors in each step.
 
     with SignalCollector(model, [optimizer]) as collector:
         ...                                   # forward, backward, optimizer.step()
@@ -57,7 +57,7 @@ _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
 
 
 class SignalCollector(BackwardListener, Closing):
-    """Reads signals; a context manager that removes its hooks.
+    """Reads the signals of a training; a context manager that removes its hooks.
 
     Args:
         model: Model that is trained; wrappers (DDP, a compiled module) are looked through.
@@ -158,7 +158,10 @@ class SignalCollector(BackwardListener, Closing):
         _collectors.add(self)
 
     def close(self) -> None:
-        """Remove all hooks. Not to be called from one of them: that would change what torch goes through."""
+        """Remove all hooks.
+
+        Must not be called from a hook, as torch iterates over its hooks then.
+        """
         self.is_off = True
         remove_listener(self)
         _collectors.discard(self)
@@ -169,7 +172,7 @@ class SignalCollector(BackwardListener, Closing):
 
     @property
     def intervals(self) -> SampleIntervals:
-        """Part of the series that is read in each step."""
+        """Sampling intervals, which decide what is read in each step."""
         return self._intervals
 
     @intervals.setter
@@ -178,7 +181,10 @@ class SignalCollector(BackwardListener, Closing):
         self._begin_row()
 
     def _begin_row(self) -> None:
-        """A row begins, or is read otherwise: which forward hooks may have something to read."""
+        """Choose the values that may be read in the row that begins, and attach their hooks.
+
+        Also called when the intervals change.
+        """
         is_near = self.step + 1 >= self.next_read
         if is_near:
             self._expected = self._values.may_come(self.step, self._intervals.values)
@@ -186,20 +192,23 @@ class SignalCollector(BackwardListener, Closing):
             self._attach_value_hooks(is_near)
 
     def _attach_value_hooks(self, is_wanted: bool) -> None:
-        """Have values inside the model read, or not: a module with a hook is called more slowly."""
+        """Attach or remove the hooks that read values inside the model.
+
+        A module with a hook is called more slowly.
+        """
         for handle in self._attached:
             handle.remove()
         self._attached = [attach() for attach in self._value_hooks] if is_wanted else []
 
     @property
     def is_reading(self) -> bool:
-        """Whether signals of the present row are read."""
+        """Whether signals of the current row are read."""
         return self.step >= self.next_read
 
     # -- what is called on the way through a step ---------------------------------------------------------------
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
-        """A backward pass begins; reads its loss."""
+        """Read the loss when a backward pass begins."""
         if self.is_off:
             return
         if not (self._is_single and self.step < self.next_read):
@@ -227,7 +236,7 @@ class SignalCollector(BackwardListener, Closing):
                 self._put_loss(tensors[0].detach().reshape(1))
 
     def after_backward(self) -> None:
-        """End a backward pass: reads gradients unless they arrived one by one."""
+        """Read the gradients at the end of a backward pass, unless hooks have read them."""
         if self.is_off:
             return
         if self.step < self.next_read:
@@ -270,7 +279,7 @@ class SignalCollector(BackwardListener, Closing):
                 self._row.add(slots, values, is_scaled=self._was_scaled and slots != (self._loss,))
 
     def after_clipping(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
-        """The program has clipped the gradients of these parameters, whose norm together was this."""
+        """Pass the norm of the clipped gradients to the checks of each step."""
         if self._checks is None or self.is_off:
             return
         begun = time.perf_counter() if self.step % TIMED == TIMED - 1 else 0.0  # the first ones are slow
@@ -291,7 +300,7 @@ class SignalCollector(BackwardListener, Closing):
             self.seconds["checks"] += TIMED * min(LONGEST_CHECK, time.perf_counter() - begun)
 
     def _find_first_clipped(self, gradient: Tensor) -> Tensor | None:
-        """The parameter with the first gradient of those that are clipped; None: the gradients are of another model."""
+        """The trained parameter that has this gradient, or None if there is none."""
         for trained in self._parameters:
             if trained.parameter.grad is gradient:
                 self._first_clipped.append(trained.parameter)
@@ -299,7 +308,10 @@ class SignalCollector(BackwardListener, Closing):
         return None
 
     def after_scaler_update(self) -> None:
-        """A loss scaler ends the step. If it has left the update out, nothing that was read but the loss means anything."""
+        """End the step after an update of the loss scaler.
+
+        If the optimizer step was skipped, all values except the loss are discarded.
+        """
         if self.is_off or not self._was_scaled:
             return
         if not self._has_stepped:
@@ -309,37 +321,40 @@ class SignalCollector(BackwardListener, Closing):
 
     @property
     def steps_of_optimizers(self) -> list[int]:
-        """Number of steps that each optimizer has made so far."""
+        """Number of steps of each optimizer so far."""
         return [group.steps for group in self._groups.values()]
 
     @property
     def rows_per_step(self) -> int:
-        """Rows from one step of an optimizer to its next, about; of that which makes the fewest."""
+        """Approximate number of rows of signals between two steps of the slowest optimizer."""
         fewest = min((group.steps for group in self._groups.values() if group.steps), default=1)
         return 1 if len(self._groups) == 1 else max(1, round(self.step / fewest))
 
     @property
     def has_pass(self) -> bool:
-        """Whether a backward pass of this model has ended since the last row."""
+        """Whether a backward pass of this model has ended in the current step."""
         return self._ends.has_pass
 
     @property
     def is_complete(self) -> bool:
-        """Whether all optimizers have made their steps since that pass; asked after a step."""
+        """Whether all optimizers have made their steps after the backward pass."""
         return self._ends.is_complete
 
     @property
     def is_over(self) -> bool:
-        """Whether one of them has."""
+        """Whether any optimizer has made its step after the backward pass."""
         return self._ends.is_over
 
     def hook_failed(self, error: Exception) -> None:
-        """Raise the error of what is called around a backward pass."""
+        """Handle an error that was raised by a hook around a backward pass."""
         with self.timed("gradients"):
             raise error
 
     def start_at(self, step: int, steps_of_optimizers: Sequence[int]) -> None:
-        """The training went back: the next row has this number, and bits are not compared with those before."""
+        """Continue with a row of this number after the training went back.
+
+        Bits are not compared with those before.
+        """
         self.step = step
         for group, steps in zip(self._groups.values(), steps_of_optimizers, strict=True):
             group.steps = steps
@@ -351,16 +366,16 @@ class SignalCollector(BackwardListener, Closing):
         self._updates.forget()
 
     def forget_update(self) -> None:
-        """The optimizer step that is about to be made is left out."""
+        """Forget the copies of parameters, as the next optimizer step is skipped."""
         self._updates.forget()
 
     @property
     def state_names(self) -> list[str]:
-        """Names of parameters and of the tensors of optimizers, whose bits are compared."""
+        """Names of the parameters and optimizer tensors whose bits are compared."""
         return self._state.names
 
     def take_row(self) -> SignalRow:
-        """The signals since the last row, on their way to the host; a new row begins."""
+        """The signals since the last row, being copied to the CPU; a new row begins."""
         row = self._row
         row.begin_copy()
         self.step += 1
@@ -370,7 +385,7 @@ class SignalCollector(BackwardListener, Closing):
         return row
 
     def skip_row(self) -> None:
-        """A row that is not read is over: the next one begins."""
+        """End a row that is not read, and begin the next one."""
         self.step += 1
         self._row.step = self.step
         if self._attached or self.step + 1 >= self.next_read:
@@ -381,19 +396,22 @@ class SignalCollector(BackwardListener, Closing):
             self._ends.begin_row()
 
     def _end_row(self, is_over: bool) -> None:
-        """End the row if it is over, as something of the next one follows."""
+        """Report the end of the row if it is over."""
         if is_over and self._on_end is not None:
             self._on_end()
 
     @property
     def _forward_step(self) -> int:
-        """Number of the row that values of a forward pass are of: the next one while optimizers make their steps."""
+        """Number of the row to which values of a forward pass belong.
+
+        While optimizers make their steps, it is the next row.
+        """
         return self.step + (self._on_end is not None and self._ends.is_over)
 
     # -- series ------------------------------------------------------------------------------------------------
 
     def watch(self, view: Tensor, name: str) -> None:
-        """Read the gradient of this tensor as the value ``name``."""
+        """Read the gradient of this tensor as the value ``name:gradient``."""
         if is_transformed() or self.is_off:
             return
         with self.timed("values"):
@@ -409,7 +427,7 @@ class SignalCollector(BackwardListener, Closing):
         return len(self.series) - 1
 
     def _add_tensor(self, feature: str, name: str, tensor: Tensor | None = None) -> int:
-        """Two series of a tensor, one after the other; the number of the first."""
+        """Add the two series of a tensor, and return the number of the first."""
         elements, dimensions = (1, 0) if tensor is None else (tensor.numel(), tensor.ndim)
         slot = self._add_series(Series(feature, name, L2, elements, dimensions))
         self._add_series(Series(feature, name, LARGEST, elements, dimensions))
@@ -426,7 +444,7 @@ class SignalCollector(BackwardListener, Closing):
             self._parameters.append(trained)
 
     def _is_due(self, feature: str, name: str) -> bool:
-        """Whether a tensor is to be read now."""
+        """Whether a tensor is to be read in the current step."""
         if (self.step if feature == GRADIENT else self._forward_step) < self.next_read:
             return False
         if feature == GRADIENT:
@@ -435,7 +453,7 @@ class SignalCollector(BackwardListener, Closing):
         return self._values.is_due((feature, name), self._forward_step, self.intervals.values)
 
     def _read_gradients(self, parameters: Sequence[TrainedParameter]) -> None:
-        """Read those that are there."""
+        """Read the gradients of those parameters that have one."""
         gradients = [(trained.gradient, trained.parameter.grad) for trained in parameters]
         read = [(slots, gradient) for slots, gradient in gradients if gradient is not None]
         if read:
@@ -443,14 +461,14 @@ class SignalCollector(BackwardListener, Closing):
             self._put(_pairs([slot for slot, _ in read]), values)
 
     def _first_written(self) -> Tensor | None:
-        """The first parameter whose gradient the backward pass has written to; it may reach any few of all."""
+        """The first parameter whose gradient the backward pass has changed, or None."""
         for trained, version in zip(self._parameters, self._gradients_before, strict=False):
             if _version(trained.parameter.grad) != version:
                 return trained.parameter
         return None
 
     def _has_written_another(self) -> bool:
-        """Whether the pass of a step that is not read has written to a gradient, if not to that of the one that is looked at.
+        """Whether a backward pass changed some gradient although it did not change the watched one.
 
         One parameter is looked at as long as each pass reaches it. The first pass that does not is one of another model, or
         reaches other parameters: it counts as the former, and from then on all parameters are looked at.
@@ -466,7 +484,7 @@ class SignalCollector(BackwardListener, Closing):
     # -- hooks of optimizers -------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """An optimizer is about to make its step: bits of the state should be those after the step before."""
+        """Read the state before an optimizer step; called by a hook of the optimizer."""
         if is_dynamo_compiling() or self.is_off:
             return
         if not (self._is_single and self.step < self.next_read):
@@ -483,7 +501,7 @@ class SignalCollector(BackwardListener, Closing):
             self._then_before_step(optimizer)
 
     def _read_before_step(self, optimizer: Optimizer) -> None:
-        """Compare the bits of the state, and keep what an update is the change of."""
+        """Compare the bits of the state with those after the last step, and copy parameters to measure updates."""
         with self.timed("state"):
             group = self._groups[id(optimizer)]
             if self._ends.is_in_pass:  # a step for each gradient that arrives
@@ -498,7 +516,10 @@ class SignalCollector(BackwardListener, Closing):
             self._updates.remember([(trained.update, trained.parameter) for trained in due])
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """End the step of an optimizer: what is read is read, and a step that is not read is over."""
+        """Read the state after an optimizer step; called by a hook of the optimizer.
+
+        Ends a step that is not read.
+        """
         if is_dynamo_compiling():
             return
         if self.step >= self.next_read:
@@ -516,7 +537,7 @@ class SignalCollector(BackwardListener, Closing):
                 self._on_end()
 
     def _read_after_step(self, optimizer: Optimizer) -> None:
-        """Read the updates, and take fingerprints where the next step is read as well."""
+        """Read the updates, and take fingerprints if the next step is read as well."""
         with self.timed("state"):
             slots, sizes = self._updates.take()
             if slots:
@@ -528,7 +549,7 @@ class SignalCollector(BackwardListener, Closing):
             self._ends.end_step(id(optimizer))
 
     def _take_state(self, optimizer: Optimizer) -> None:
-        """Take fingerprints, which are compared in the next row."""
+        """Take fingerprints of the state, which are compared in the next row."""
         with self.timed("state"):
             self._state.take(self._row, optimizer, self._groups[id(optimizer)].steps, self.intervals.state)
 
@@ -546,7 +567,10 @@ class SignalCollector(BackwardListener, Closing):
         self._value_hooks.append(functools.partial(make, *where, reader))
 
     def _hook_gradients(self) -> None:
-        """Have each gradient reported as it arrives; of sharded modules as soon as their whole parameters exist."""
+        """Attach hooks that read each gradient when it arrives.
+
+        Parameters of sharded modules get theirs as soon as they exist as a whole.
+        """
         hooked: set[int] = set()
 
         def hook(name: str, parameter: Tensor) -> None:
@@ -581,7 +605,10 @@ class SignalCollector(BackwardListener, Closing):
         row.add((slot, slot + 1), norms_and_largest([local_tensor(value)]))
 
     def _gradient_arrived(self, key: tuple[str, str], *parts: Tensor) -> None:
-        """Read one gradient, the sum of its parts; raises nothing, as it is a hook. Leaves out those of torch.autograd.grad."""
+        """Read one gradient, the sum of its parts.
+
+        Called by a hook, so that it raises nothing. Gradients of torch.autograd.grad are left out.
+        """
         if is_transformed() or self.is_off or not self._ends.is_in_pass:
             return
         with self.timed("gradients" if key[0] == GRADIENT else "values"):
@@ -591,7 +618,10 @@ class SignalCollector(BackwardListener, Closing):
             self._put((slot, slot + 1), norms_and_largest([local_tensor(self._sums.take(parts))]))
 
     def _put_loss(self, loss: Tensor) -> None:
-        """Put a loss. One that a loss scaler has multiplied may be infinite by that alone; then it is left out."""
+        """Add a loss to the row.
+
+        A loss that a loss scaler has multiplied may be infinite for that reason; then it is left out.
+        """
         value = loss.to(torch.float64)
         if self._scale is not None:
             scale = self._scale.to(value.device)
@@ -604,12 +634,15 @@ class SignalCollector(BackwardListener, Closing):
         self._arrived.append(((self._loss,), value))
 
     def _put(self, slots: Sequence[int], values: Tensor) -> None:
-        """Values of a backward pass, without the factor of a loss scaler; they count if it turns out to be one of this model."""
+        """Add values of a backward pass, divided by the factor of the loss scaler.
+
+        They count only if the pass turns out to be one of this model.
+        """
         self._arrived.append((slots, values if self._scale is None else values / self._scale.to(values.device)))
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Adds up the time of a block, unless it is part of another one, and passes on its errors."""
+        """Context that measures the time of a block, unless it is inside another one, and handles its errors."""
         begun, is_inner, self._is_timed = time.perf_counter(), self._is_timed, True
         try:
             yield
@@ -624,7 +657,9 @@ class SignalCollector(BackwardListener, Closing):
 
 
 def watch_gradient(tensor: Tensor, name: str) -> Tensor:
-    """A view of a tensor, whose gradient the monitor of this process reads under a name; to be used inside ``forward``.
+    """A view of a tensor whose gradient the monitor of this process reads.
+
+    To be used inside ``forward``.
 
     The gradient is that of the view: what reaches the tensor by other ways is not counted. Without a monitor the view is made
     as well, so that a training has the same bits with one.
@@ -642,12 +677,12 @@ def watch_gradient(tensor: Tensor, name: str) -> Tensor:
 
 
 def _version(gradient: Tensor | None) -> tuple[int, int] | None:
-    """A key that changes when a gradient is written to or replaced."""
+    """A key that changes when a gradient is written to or replaced, or None without a gradient."""
     return None if gradient is None else (id(gradient), gradient._version)
 
 
 def _pairs(slots: Sequence[int]) -> list[int]:
-    """Numbers of the series of L2 norms, then of those of largest magnitudes."""
+    """Numbers of the series of L2 norms, followed by those of largest magnitudes."""
     return [*slots, *(slot + 1 for slot in slots)]
 
 

@@ -1,4 +1,4 @@
-"""Fingerprints of the bits of parameters and optimizer state: taken after an optimizer step, compared before the next one.
+"""Fingerprints of the bits of parameters and optimizer state, to detect changes between two steps.
 
 The fingerprint of a tensor is the digest of its bits (`unsilent.recovery.digests`), in which the place of each element counts. It
 needs no threshold, and one read of memory.
@@ -19,7 +19,9 @@ COUNTERS = "step counters"
 
 
 class StateEntry:
-    """A parameter, a tensor of an optimizer's state, or several of one element each, which are read together.
+    """A tensor of which one fingerprint is taken, or several tensors of one element each.
+
+    A parameter, or tensors of an optimizer's state.
 
     Attributes:
         name: Name in reports.
@@ -35,14 +37,17 @@ class StateEntry:
         self._is_sharded = False
 
     def add(self, tensor: Tensor, table: dict[str, Any] | None = None, key: str = "") -> None:
-        """Add a tensor; in an optimizer's state it is ``table[key]``."""
+        """Add a tensor, which is ``table[key]`` in an optimizer's state."""
         self._tensors.append(tensor)
         self._is_sharded = self._is_sharded or hasattr(tensor, "_local_tensor")
         if table is not None:
             self._places.append((table, key))
 
     def is_current(self) -> bool:
-        """Whether the optimizer still holds these tensors: some put others in their place."""
+        """Whether the optimizer still holds these tensors.
+
+        Some optimizers replace them.
+        """
         return all(table.get(key) is t for (table, key), t in zip(self._places, self._tensors, strict=False))
 
     def _locals(self) -> list[Tensor]:
@@ -50,17 +55,20 @@ class StateEntry:
         return [getattr(t, "_local_tensor", t) for t in self._tensors] if self._is_sharded else self._tensors
 
     def versions(self) -> list[tuple[int, int]]:
-        """Versions that change when somebody writes to the tensors through torch, or replaces their memory."""
+        """Keys that change when a tensor is written to through torch, or its memory is replaced."""
         return [(tensor._version, tensor.data_ptr()) for tensor in self._locals()]
 
     def bits(self) -> Tensor:
-        """A tensor with all bits."""
+        """A tensor with the bits of all tensors of the entry."""
         tensors = self._locals()
         return tensors[0] if len(tensors) == 1 else _flatten_dense_tensors(tensors)
 
 
 def state_entries(parameters: Sequence[tuple[str, Tensor]], optimizer: Optimizer, number: int) -> list[StateEntry]:
-    """Parameters and the tensors of an optimizer's state, as they are now; ``number`` of the optimizer."""
+    """Entries for the parameters and for the current tensors of an optimizer's state.
+
+    ``number``: number of the optimizer.
+    """
     result: list[StateEntry] = []
     counters: dict[tuple[torch.dtype, torch.device], StateEntry] = {}
     for name, parameter in parameters:

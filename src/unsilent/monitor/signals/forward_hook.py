@@ -1,4 +1,4 @@
-"""A forward hook of a collector, which most of the time has nothing to do."""
+"""A forward hook of a collector, which returns early in most calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class ForwardHook(HiddenFromScript):
-    """A hook of a module that raises nothing. While tensors stand for others, and in copies of the module, it does nothing.
+    """A forward hook that passes its errors to a collector.
+
+    Does nothing in copies of a module, and while torch traces or transforms the module.
 
     Args:
         collector: Adds up its time, and takes its errors.
@@ -39,10 +41,16 @@ class ForwardHook(HiddenFromScript):
             self._function(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A model that is saved whole, or copied, takes a function of the standard library along that returns None."""
+        """Replace the hook with a function that does nothing in a copied or pickled model.
+
+        The function is one of the standard library.
+        """
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def is_transformed() -> bool:
-    """Whether `torch.compile` traces or a function of `torch.func` runs: then tensors stand for others."""
+    """Whether `torch.compile` is tracing or a transform of `torch.func` is running.
+
+    Tensors have no values of their own then.
+    """
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,4 +1,4 @@
-"""The gradient of a layer's input through the layer alone, read from the graph of a backward pass without changing it.
+"""The gradient of a layer's input through that layer alone, read from the graph of a backward pass.
 
 A hook on the input itself would also count what flows around the layer (a residual connection). An operation between the two
 would change the order in which gradients are added, and with it the last bits of the training. So the operations of the layer
@@ -18,7 +18,7 @@ MOST_NODES = 200
 
 
 class _Consumer(NamedTuple):
-    """An operation that takes the input of a layer, and the places of that input among what it takes."""
+    """An operation that uses the input of a layer, and the positions of that input among its arguments."""
 
     node: Any
     places: list[int]
@@ -27,7 +27,7 @@ class _Consumer(NamedTuple):
 def read_input_gradient(
     layer_input: Tensor, further_inputs: Sequence[Tensor], outputs: Sequence[Tensor], report: Callable[..., None],
 ) -> None:  # fmt: skip
-    """Have the gradient of a layer's input reported in the backward pass, once it is complete: what is to be added up for it.
+    """Report the gradient of a layer's input during the backward pass, as soon as it is complete.
 
     Args:
         layer_input: Input that requires a gradient.
@@ -55,7 +55,7 @@ def read_input_gradient(
 
 
 def _consumers(layer_input: Tensor, further_inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[_Consumer]:
-    """The operations between the outputs and the input that take the input; none where there are too many operations."""
+    """The operations of a layer that use its input, or none if the layer has too many operations."""
     target, borders = _edge(layer_input), {_edge(tensor) for tensor in further_inputs if tensor.requires_grad}
     borders.discard(target)
     waiting = [edge[0] for t in outputs if t.requires_grad and (edge := _edge(t)) != target and edge not in borders]

@@ -1,4 +1,4 @@
-"""Signals inside of a model: gradients of the inputs of norm layers, and tensors that the user names."""
+"""Signals inside a model: gradients of the inputs of norm layers, and tensors that the user names."""
 
 from __future__ import annotations
 
@@ -25,12 +25,18 @@ ReportGradient = Callable[..., None]
 
 
 def is_norm_layer(module: nn.Module) -> bool:
-    """Whether a module normalises: by its type, or a leaf whose class is called like one (``LlamaRMSNorm``)."""
+    """Whether a module is a normalisation layer, by its type or the name of its class.
+
+    By name only without submodules, such as ``LlamaRMSNorm``.
+    """
     return isinstance(module, _NORMS) or ("norm" in type(module).__name__.lower() and not any(module.children()))
 
 
 def named_values(model: nn.Module, wanted: Sequence[str]) -> list[tuple[str, nn.Module, str]]:
-    """Modules and their parts that are named ``MODULE:part``, each once; raises ``UsageError`` for what matches nothing."""
+    """Modules and parts that ``MODULE:part`` texts name, each once.
+
+    Raises ``UsageError`` for a text that matches no module.
+    """
     modules = dict(named_modules(model))
     result: dict[str, tuple[nn.Module, str]] = {}
     for text in wanted:
@@ -64,7 +70,10 @@ class Reader(NamedTuple):
 
 
 def hook_input_gradient(layer: nn.Module, reader: Reader) -> Any:
-    """Read the gradient of a layer's first input through this layer alone; the handle of the hook."""
+    """Attach a hook that reads the gradient of a layer's first input, and return its handle.
+
+    The gradient through this layer alone.
+    """
 
     def after(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled() or not reader.is_wanted():
@@ -77,7 +86,10 @@ def hook_input_gradient(layer: nn.Module, reader: Reader) -> Any:
 
 
 def hook_value(module: nn.Module, part: str, reader: Reader) -> Any:
-    """Read the first real or complex tensor of a module's inputs or outputs, or its gradient; the handle of the hook."""
+    """Attach a hook that reads an input or output of a module, or its gradient; return its handle.
+
+    The first real or complex tensor among them.
+    """
 
     def after(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled() or not reader.is_wanted():

@@ -1,4 +1,4 @@
-"""The signals of one step, on their way from the device to the host."""
+"""The signals of one step, from the device to the CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_PARTS = 256
 
 
 class SignalValues(NamedTuple):
-    """The signals of one step.
+    """The signals of one step on the CPU.
 
     Attributes:
         values: float64[n], of all series; the largest where a series had several values (micro-batches).
@@ -55,7 +55,7 @@ class SignalRow:
         self._copy: HostCopy | None = None
 
     def add(self, slots: Sequence[int], values: Tensor, is_scaled: bool = False) -> None:
-        """Values of series by number, a tensor of as many numbers on any device.
+        """Add values of series; ``slots`` are the numbers of the series.
 
         ``is_scaled``: of a backward pass that a loss scaler has multiplied. The scaler leaves an update with numbers that are
         not finite out itself, so those count as not seen.
@@ -68,29 +68,32 @@ class SignalRow:
             self._merge()
 
     def leave_out_minus_infinity(self, slot: int) -> None:
-        """Count this value of a series as not seen."""
+        """Count a value of minus infinity of this series as not seen."""
         self._without_minus_infinity.add(slot)
 
     def discard_values(self, except_for: int) -> None:
-        """Forget the values, except for those of one series: the update is left out."""
+        """Discard all values except those of one series, because the update was skipped."""
         self._merge()
         parts = zip(self._slots, self._parts, strict=True)
         values_kept = [values[slots.index(except_for)] for slots, values in parts if except_for in slots]
         self._slots, self._parts = [(except_for,)] * len(values_kept), [value.reshape(1) for value in values_kept]
 
     def add_comparison(self, names: Sequence[str], changed: Tensor) -> None:
-        """Add which of these tensors changed, bool[k]."""
+        """Add the result of a comparison: bool[k], whether each named tensor changed."""
         self._compared_names.append(names)
         self._compared.append(changed)
         if len(self._compared) > MOST_PARTS:
             self._merge_comparisons()
 
     def add_replicas(self, sums: Tensor) -> None:
-        """Fingerprints of tensors that all ranks should have alike, int64[k]; of very many, the last are kept."""
+        """Add fingerprints of tensors that all ranks should have alike, int64[k].
+
+        If there are very many, only the last are kept.
+        """
         self._replicas = [*self._replicas[-MOST_PARTS:], sums]
 
     def begin_copy(self) -> None:
-        """Add nothing more, and start the numbers on their way to the host, in one piece."""
+        """Start copying all numbers to the CPU in one piece; nothing may be added afterwards."""
         parts = [part.to(torch.float64).view(torch.int64) for part in self._parts]
         parts += [changed.to(torch.int64) for changed in self._compared]
         parts += self._replicas
@@ -100,7 +103,7 @@ class SignalRow:
         self._parts = []
 
     def read(self, count: int) -> SignalValues:
-        """The signals, of ``count`` series; waits for the device if they are not there yet."""
+        """The signals of ``count`` series; waits until they are on the CPU."""
         words: Ints = np.zeros(0, np.int64) if self._copy is None else np.asarray(self._copy.read())
         slots = np.array([slot for part in self._slots for slot in part], dtype=np.int64)
         values, seen = np.full(count, -np.inf), np.zeros(count, np.bool_)
@@ -118,7 +121,7 @@ class SignalRow:
         return SignalValues(values, seen, changed, tuple(names), rest[len(names) :])
 
     def _merge(self) -> None:
-        """Keep the largest value of each series; NaN where there is one."""
+        """Reduce the values of each series to the largest, or to NaN if one is NaN."""
         if not self._parts:
             return
         slots = torch.tensor([slot for part in self._slots for slot in part])
@@ -130,7 +133,7 @@ class SignalRow:
         self._slots = [unique.tolist()]
 
     def _merge_comparisons(self) -> None:
-        """Keep each tensor once: whether it changed in any comparison."""
+        """Reduce the comparisons of each tensor to whether it changed in any of them."""
         places: dict[str, int] = {}
         order = [places.setdefault(name, len(places)) for part in self._compared_names for name in part]
         device = self._compared[0].device

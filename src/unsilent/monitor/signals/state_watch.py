@@ -1,4 +1,4 @@
-"""Signals of the state around an optimizer step: the size of updates, and fingerprints of bits."""
+"""Signals of the state around an optimizer step: sizes of updates, and fingerprints of bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_AGE = 1000
 
 
 class UpdateSizes:
-    """Reads how much parameters change in an optimizer step, from copies whose memory is used again."""
+    """Measures the change of parameters in an optimizer step, with copies in reused memory."""
 
     def __init__(self) -> None:
         self._before: list[tuple[int, Tensor]] = []
@@ -30,7 +30,7 @@ class UpdateSizes:
 
     @torch.no_grad()
     def remember(self, parameters: Sequence[tuple[int, Tensor]]) -> None:
-        """Copy these parameters, each with a number to know it by, except for those without a gradient."""
+        """Copy these numbered parameters, except for those without a gradient."""
         self._before = [(n, local_tensor(p)) for n, p in parameters if p.grad is not None and p.numel()]
         self._before = [(n, t) for n, t in self._before if t.numel()]
         if self._before:
@@ -38,7 +38,7 @@ class UpdateSizes:
             torch._foreach_copy_(self._copies, [t for _, t in self._before])
 
     def _room_for(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors like these, one behind the other in memory that is used again."""
+        """Tensors with the shapes of these, one after the other in reused memory."""
         ends: dict[tuple[torch.dtype, torch.device], int] = {}
         places = []
         for tensor in tensors:
@@ -51,12 +51,12 @@ class UpdateSizes:
         return [self._memory[kind][start : start + t.numel()].view(t.shape) for kind, start, t in places]
 
     def forget(self) -> None:
-        """The update is left out, or the parameters were replaced."""
+        """Forget the copies, because the step is skipped or the parameters were replaced."""
         self._before = []
 
     @torch.no_grad()
     def take(self) -> tuple[list[int], Tensor]:
-        """Numbers of the parameters that were copied, and of their changes the L2 norms, then the largest magnitudes."""
+        """Numbers of the copied parameters, and the L2 norms and largest magnitudes of their changes."""
         if not self._before:
             return [], torch.zeros(0)
         numbers = [n for n, _ in self._before]
@@ -66,7 +66,7 @@ class UpdateSizes:
 
 
 class _OptimizerState:
-    """Tensors that are compared around the steps of one optimizer."""
+    """Tensors whose bits are compared around the steps of one optimizer."""
 
     def __init__(
         self,
@@ -85,7 +85,10 @@ class _OptimizerState:
         self._age = 0
 
     def choose(self, step: int, interval: int) -> None:
-        """Choose the entries whose turn it is; finds all anew where the optimizer holds others."""
+        """Choose the entries to read in a step.
+
+        All are collected anew if the optimizer has replaced tensors.
+        """
         self._age += 1
         step += self.number  # so that optimizers of one parameter each are not all read in the same step
         counted = len(self.parameters), len(self.optimizer.state)
@@ -103,7 +106,9 @@ class _OptimizerState:
 
 
 class StateWatch:
-    """Takes fingerprints of parameters and optimizer state after the step of an optimizer, and compares them before its next one.
+    """Compares the bits of parameters and optimizer state between two steps of an optimizer.
+
+    Fingerprints are taken after a step and compared before the next one.
 
     Args:
         parameters: Parameters of each optimizer, by name; more may be added to the lists.
@@ -127,18 +132,21 @@ class StateWatch:
             self._states[id(optimizer)] = _OptimizerState(optimizer, number, named, () if number else frozen)
 
     def forget(self) -> None:
-        """Compare nothing with what was before: the state was replaced."""
+        """Forget the fingerprints, because the state was replaced."""
         for state in self._states.values():
             state.digests = None
 
     @property
     def names(self) -> list[str]:
-        """Names of parameters and the tensors of optimizers, in the order of their numbers."""
+        """Names of the parameters and of the tensors of optimizers, by number."""
         return [entry.name for state in self._states.values() for entry in state.entries]
 
     @torch.no_grad()
     def take(self, row: SignalRow, optimizer: Optimizer, step: int, interval: int) -> None:
-        """Take fingerprints of a part of the state after a step of this optimizer's own count; those of replicas are added."""
+        """Take fingerprints of a part of the state after an optimizer step.
+
+        ``step``: step in this optimizer's own count. Fingerprints of replicas are added to the row.
+        """
         state = self._states[id(optimizer)]
         state.choose(step, 1 if self._is_full else interval)
         state.versions = [entry.versions() for entry in state.chosen]
@@ -149,7 +157,10 @@ class StateWatch:
 
     @torch.no_grad()
     def compare(self, row: SignalRow, optimizer: Optimizer) -> None:
-        """Compare the same part before the next step, except for what was written to or replaced."""
+        """Compare the part of the state that `take` read, before the next step.
+
+        Tensors that were written to or replaced are left out.
+        """
         state = self._states[id(optimizer)]
         digests, state.digests = state.digests, None
         if digests is None:
@@ -163,7 +174,7 @@ class StateWatch:
 
 
 def _chosen(digests: Tensor, places: Sequence[int]) -> Tensor:
-    """The elements at these places, in ascending order; nothing waits for the device, as it would for a list as an index."""
+    """The elements at these places, which are in ascending order, without waiting for the device."""
     if len(places) == len(digests):
         return digests
     return digests[torch.tensor(places, dtype=torch.int64).to(digests.device, non_blocking=True)]

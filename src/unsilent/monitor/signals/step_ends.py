@@ -1,4 +1,4 @@
-"""End of a step, when all its signals are there: backward passes, then the steps of one or several optimizers."""
+"""Recognises the end of a step: backward passes, followed by steps of one or several optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNRECOGNISED = (
 
 
 class StepEnds:
-    """Follows backward passes and optimizer steps from one row of signals to the next.
+    """Tracks backward passes and optimizer steps within a row of signals.
 
     Args:
         count: Number of the optimizers.
@@ -34,7 +34,10 @@ class StepEnds:
 
     @property
     def is_over(self) -> bool:
-        """Whether an optimizer has made its step: what follows, but for further optimizers, is of the next row."""
+        """Whether an optimizer has made its step.
+
+        What follows belongs to the next row, except for steps of further optimizers.
+        """
         return bool(self._stepped) and (self.has_pass or self._needs_no_pass) and not self.is_in_pass
 
     @property
@@ -43,22 +46,22 @@ class StepEnds:
         return self.is_over and len(self._stepped) == self._count
 
     def has_made_step(self, optimizer: int) -> bool:
-        """Whether the row is over and has a step of this optimizer, so that another one is of the next row."""
+        """Whether this optimizer has made its step in the current row of signals."""
         return self.is_over and optimizer in self._stepped
 
     def begin_pass(self) -> None:
-        """A backward pass of any model begins."""
+        """Note that a backward pass of any model begins."""
         self.is_in_pass = True
         self._stepped.clear()
 
     def end_pass(self, is_own: bool) -> None:
-        """End a backward pass; ``is_own``: it was one of this model."""
+        """Note the end of a backward pass; ``is_own``: whether it was one of this model."""
         self.is_in_pass = False
         if is_own:
             self.has_pass, self._needs_no_pass = True, False
 
     def end_step(self, optimizer: int) -> None:
-        """An optimizer has made its step."""
+        """Note that an optimizer has made its step."""
         self._stepped.add(optimizer)
         if self.has_pass or self.is_in_pass or self._needs_no_pass:
             return
@@ -70,6 +73,6 @@ class StepEnds:
                 logging.getLogger(LOGGER).warning(UNRECOGNISED, self._unexplained)
 
     def begin_row(self) -> None:
-        """The signals so far were taken, or are forgotten."""
+        """Begin a new row of signals."""
         self.has_pass, self._unexplained = False, 0
         self._stepped.clear()

@@ -1,4 +1,4 @@
-"""The parameters that optimizers train, each with a name, and whether their gradients are reduced among ranks."""
+"""The parameters that optimizers train, by name, and whether their gradients are reduced among ranks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ T = TypeVar("T")
 
 
 def begins_alike(model: nn.Module) -> bool:
-    """Whether all ranks have the same parameters at first: DDP sends them those of one rank, unless some are left out."""
+    """Whether all ranks begin with the same parameters, as DDP ensures.
+
+    DDP sends the parameters of one rank to all, unless some are to be ignored.
+    """
     inner = getattr(model, "_orig_mod", model)
     return isinstance(inner, nn.parallel.DistributedDataParallel) and not inner.parameters_to_ignore
 
 
 class TrainedParameters:
-    """Parameters of several optimizers by name; one that two of them train belongs to the first.
+    """Parameters of several optimizers by name.
+
+    A parameter of two optimizers belongs to the first.
 
     Args:
         model: Gives the names.
@@ -41,7 +46,10 @@ class TrainedParameters:
         self.of_optimizer: list[list[tuple[str, Tensor]]] = [[] for _ in optimizers]
 
     def find_new(self) -> Iterator[tuple[int, str, Tensor]]:
-        """Number of the optimizer, name and parameter of each that is new: all, and later those of groups that are added."""
+        """Yield each new parameter with the number of its optimizer and its name.
+
+        All parameters at first, later those of groups that were added.
+        """
         for number, optimizer in enumerate(self._optimizers):
             counted = sum(len(group["params"]) for group in optimizer.param_groups)
             if counted == self._counted[number]:
@@ -62,23 +70,29 @@ def frozen_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> list
 
 
 def is_sharded(parameter: Any) -> bool:
-    """Whether this rank holds a part of the parameter."""
+    """Whether this rank holds only a part of the parameter."""
     return hasattr(parameter, "_local_tensor")
 
 
 def are_reduced(parameters: Sequence[Tensor]) -> bool:
-    """Whether gradients may be those of all ranks at the end of a backward pass."""
+    """Whether gradients may be reduced over all ranks at the end of a backward pass."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return several or any(map(is_sharded, parameters))
 
 
 def in_turn(items: Sequence[T], step: int, interval: int) -> list[T]:
-    """The items whose turn it is in a step: of item n, every step with n + step divisible by the interval."""
+    """The items whose turn it is in a step.
+
+    Item n is read in every step where n + step is divisible by the interval.
+    """
     return list(items[-step % interval :: interval])
 
 
 def part_in_turn(items: Sequence[T], step: int, interval: int) -> list[T]:
-    """The items whose turn it is in a step, each once in an interval: often none, as one call for many costs less."""
+    """The items whose turn it is in a step, each once per interval.
+
+    Often there are none, as one call for many items costs less.
+    """
     pause, rest = divmod(interval, PARTS_OF_STATE)
     if rest or not pause:
         return in_turn(items, step, interval)
