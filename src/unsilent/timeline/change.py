@@ -1,4 +1,4 @@
-"""A what-if's changes of a replay, and its prediction."""
+"""The changes that a what-if question makes to a replay, and the predicted answer."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ class Answer:
 
     @property
     def ratios(self) -> Floats:
-        """Predicted time of each step, in multiples of the recorded one, float64[steps]."""
+        """Predicted time of each step divided by its recorded time, float64[steps]."""
         return self.predicted / self.recorded

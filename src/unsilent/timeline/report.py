@@ -170,7 +170,7 @@ def _steps(result: Slowdown) -> Table:
 
 
 def _step_rows(result: Slowdown) -> Iterator[tuple[int, float, float, float, float | None]]:
-    """Number, recorded, replayed and straggler-free seconds, and error of the prediction of each step."""
+    """Number, recorded, replayed and straggler-free seconds, and prediction error of each step."""
     columns = (result.recorded, result.without_gaps, result.straggler_free, result.prediction_errors)
     rows = zip(result.job.steps, *(column.tolist() for column in columns), strict=True)
     for step, recorded, replayed, free, error in rows:
