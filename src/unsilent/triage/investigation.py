@@ -99,7 +99,9 @@ class Investigation:
 
     @property
     def localised(self) -> Finding | None:
-        """The trusted finding, or None; a finding that names the fault is preferred to one that names only its place.
+        """The trusted finding, or None.
+
+        A finding that names the fault is preferred to one that names only its place.
         """
         believed = [executed.finding for executed in self.executed if executed.belief >= BELIEVED]
         return next((finding for finding in believed if finding.kind not in SYMPTOMS), next(iter(believed), None))
