@@ -1,1 +1,1 @@
-"""Incidents of trainings: reports on them, repeated execution of their steps, and planted ones to test verdicts."""
+"""Reports on incidents of trainings, repeated execution of their steps, and planted incidents to test verdicts."""

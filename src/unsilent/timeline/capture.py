@@ -69,7 +69,7 @@ class Recorder:
         self.rank, self._world_size = int(os.environ.get("RANK", "0")), 1
 
     def start(self) -> None:
-        """Count the steps of all classes of optimizers that are used from now on."""
+        """Count the steps of all optimizers that are used from now on."""
         plain, self._plain_hook = Optimizer.profile_hook_step, Optimizer.__dict__["profile_hook_step"]
 
         def hook_step(step: Callable[..., Any]) -> Callable[..., Any]:

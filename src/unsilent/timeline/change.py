@@ -11,7 +11,7 @@ from unsilent.timeline.step_split import Floats
 
 @dataclass(frozen=True)
 class Change:
-    """Changes that a what-if makes to a replay.
+    """Changes that a what-if question makes to a replay.
 
     Attributes:
         replay: Replay of the job, with other dependencies where they change.
@@ -33,7 +33,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Answer:
-    """The predicted times of steps for one question.
+    """The predicted step times for one what-if question.
 
     Attributes:
         text: The question.

@@ -69,7 +69,7 @@ def align_clocks(operations: Operations, anchors: Mapping[int, NDArray[np.float6
 
 
 def _ending_together(operations: Operations) -> NDArray[np.intp]:
-    """Indices of the operations that belong to collectives which end on all ranks together."""
+    """Indices of operations of collectives that end on all ranks at the same time."""
     by_name = np.array([bool(_ENDS_TOGETHER.search(name)) for name in operations.names], bool)
     return np.flatnonzero((operations.kind == COLLECTIVE) & (operations.collective >= 0) & by_name[operations.name])
 
@@ -81,7 +81,7 @@ def _infer(
     start: NDArray[np.float64],
     offsets: dict[int, Interval],
 ) -> list[str]:
-    """Infer the clock offsets that were not measured from when collectives ended.
+    """Infer the missing clock offsets of ranks from the times at which collectives ended.
 
     Corrects ``start`` of these ranks and adds their offsets to ``offsets``; a chain of other ranks may connect two
     ranks. Returns notes.

@@ -105,7 +105,7 @@ class Timeline(Shown):
     answers: list[Answer]
 
     def report(self, source: str = "") -> Report:
-        """Report on the diagnosis; ``source``: the name of the traces."""
+        """Report on the diagnosis; ``source`` names the traces."""
         base = self.slowdown.report(source)
         headline = [*_lateness(self), *([base.headline] if self.is_explained and len(self.split.ranks) > 1 else [])]
         headline += [] if self.is_explained else [NOT_EXPLAINED]
@@ -122,12 +122,12 @@ class Timeline(Shown):
 
     @cached_property
     def memory_peaks(self) -> list[MemoryPeak]:
-        """Peaks of allocated memory by rank; empty where the traces have no memory events."""
+        """Peaks of allocated memory by rank; empty if the traces have no memory events."""
         return memory_peaks(self.job)
 
     @property
     def verdict(self) -> str:
-        """Verdict of the comparison of ranks, in a word.
+        """Result of the comparison of ranks as one word.
 
         ``straggler``: a rank is late by more than noise; ``not_separable``: none is, in any part of the steps;
         ``not_compared``: not all parts, ranks or steps could be compared.
@@ -249,7 +249,7 @@ def _model_text(ratio: Interval) -> str:
 
 
 def _answer_notes(answers: Sequence[Answer]) -> Iterator[str]:
-    """Each note on the answers once, preceded by the questions that it applies to."""
+    """Each note on the answers once, after the questions that it applies to."""
     for note in dict.fromkeys(note for what_if in answers for note in what_if.notes):
         yield f"{escape_unprintable(', '.join(what_if.text for what_if in answers if note in what_if.notes))}: {note}"
 
@@ -347,7 +347,7 @@ def _path_table(result: Timeline) -> Table:
 
 
 def step_figure(result: Timeline) -> Figure:
-    """Figure of the operations of the median step as bars in a row per rank, with the critical path framed."""
+    """Bar chart of the operations of the median step by rank, with the critical path framed."""
     operations, critical = result.job.operations, {link.operation for link in result.path}
     drawn = np.flatnonzero(operations.step == result.step)
     if len(drawn) > MOST_BARS:

@@ -49,7 +49,7 @@ def make_edges(operations: Operations, lanes: Sequence[Lane], launches: Indices)
 
 
 def cut_waits(operations: Operations, lanes: Sequence[Lane], launches: Indices) -> tuple[Operations, Indices]:
-    """Operations in which each call that waits for a device starts when the wait ends, and their launches.
+    """Operations and launches, with each call that waits for a device shortened to the time after its wait.
 
     Its wait becomes a gap that an edge explains, in place of a duration that no faster device would shorten.
     """

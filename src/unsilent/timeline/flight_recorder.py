@@ -32,7 +32,7 @@ _OF_TORCH = re.compile(r"(?:^|[\\/])torch[\\/]")
 
 
 class Group(NamedTuple):
-    """A process group, with its name, which is equal on all ranks, and its description."""
+    """Name and description of a process group; the name is equal on all ranks."""
 
     name: str
     description: str
@@ -63,7 +63,7 @@ class Collective(NamedTuple):
 
 @dataclass
 class Entered:
-    """Collectives of a group that a rank entered, by number, and the numbers of those that are still open."""
+    """Collectives of a group that a rank entered, and the numbers of those that it has not left."""
 
     collectives: dict[int, Collective] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
@@ -263,7 +263,7 @@ def _flag(value: Any, name: str) -> bool:
 
 
 def _text(value: Any, name: str) -> str:
-    """A text, fit to be shown."""
+    """Check and return a text, with unprintable characters escaped."""
     if not isinstance(value, str):
         raise ValueError(f"its {name} is no text")
     return escape_unprintable(value[:LONGEST_NAME])

@@ -61,7 +61,7 @@ def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
 
 
 def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
-    """Notes on a cost whose fit does not include the given sizes."""
+    """Notes on a fitted cost that is used outside the sizes of its fit."""
     if not cost.grows:
         yield "what a larger collective costs does not show in the traces"
     elif not cost.covers(sizes):
@@ -130,7 +130,7 @@ class _Group(NamedTuple):
 
 
 def _groups(job: Job, count: int) -> list[_Group]:
-    """Groups of collectives that belong to ``count`` neighbouring units each; the last group may be smaller.
+    """Groups of collectives that belong to ``count`` neighbouring units; the last group may be smaller.
 
     Raises ``UsageError`` if the units cannot be found.
     """

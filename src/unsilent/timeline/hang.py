@@ -13,7 +13,7 @@ from unsilent.timeline.flight_recorder import DEFAULT_GROUP, Collective, Dump, E
 
 
 class Missing(NamedTuple):
-    """Ranks that had not entered a collective which others had entered.
+    """Ranks that had not entered a collective while others had.
 
     Attributes:
         group, number: Group and number of the collective.
@@ -79,7 +79,7 @@ class Hang(Shown):
 
     @property
     def verdict(self) -> str:
-        """Verdict of the dumps, in a word.
+        """Verdict on the hang as one word.
 
         ``different``: collectives differ between ranks; ``missing``: a rank is missing from one; ``waiting``: ranks wait,
         and none is known to be missing; ``none``: none of these.
@@ -154,7 +154,7 @@ def _where(entered: Mapping[int, Entered], holds: Callable[[Entered], bool]) -> 
 
 
 def _missing(group: Group, entered: Mapping[int, Entered]) -> Iterator[Missing]:
-    """Ranks that wait in no collective of the group although others entered later ones."""
+    """Ranks that wait in no collective of the group, although others entered later collectives."""
     most = max(entered_group.last for entered_group in entered.values())
     for rank, of_rank in entered.items():
         if of_rank.open or of_rank.last >= most:
@@ -173,7 +173,7 @@ def _missing(group: Group, entered: Mapping[int, Entered]) -> Iterator[Missing]:
 
 
 def _since(of_rank: Entered, number: int, calls: Iterable[Collective]) -> int:
-    """Number of the first in the unbroken run of equal collectives that ends before ``number``.
+    """Number of the first of consecutive equal collectives before ``number``.
 
     They are compared with ``calls``; without an equal one, the result is ``number``.
     """
@@ -248,7 +248,7 @@ def _as_compared(call: Collective) -> tuple[Any, ...]:
 
 
 def common_shapes(call: Collective) -> tuple[tuple[int, ...], ...] | None:
-    """Shapes of the tensors whose number of elements is equal on all ranks, or None for an all-to-all."""
+    """Shapes of the tensors that have equally many elements on all ranks, or None for an all-to-all."""
     name = call.operation.replace("_", "")
     if "alltoall" in name:
         return None

@@ -43,7 +43,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of all ranks, arrays with n elements each, ordered by rank and start.
+    """Operations of all ranks as arrays with n elements each, ordered by rank and start.
 
     Attributes:
         rank: Rank, int32.
@@ -84,7 +84,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class Edges:
-    """Dependencies, arrays with m elements each: operation ``target`` begins once ``source`` has ended.
+    """Dependencies as arrays with m elements each: ``target`` begins once ``source`` has ended.
 
     Attributes:
         source, target: Indices of operations, int32.
@@ -102,7 +102,7 @@ class Edges:
 
 
 class Gradients(NamedTuple):
-    """The times at which gradients of a rank were ready, in this order.
+    """Steps, times and sizes of a rank's gradients, in the order in which they became ready.
 
     Attributes:
         step: Index in the steps of the recording, int32.

@@ -26,7 +26,7 @@ _EVENTS = "traceEvents"
 
 @dataclass(slots=True)
 class Arguments:
-    """The used arguments of an event, unchecked; names of those of collectives are NCCL's."""
+    """The arguments of an event that are used, with unchecked values."""
 
     correlation: Any = None
     input_dims: Any = None
@@ -112,7 +112,7 @@ def _plain(value: Any) -> Any:
 
 
 class TraceFile:
-    """A trace file, of which the events are read in chunks.
+    """A trace file whose events are read in chunks.
 
     Args:
         path: Path of the file.
@@ -196,9 +196,9 @@ class TraceFile:
         return []
 
     def _slow_chunk(self) -> list[Event]:
-        """Remove events from the buffer and decode them with the standard library; empty if more must be read.
+        """Remove events from the buffer and decode them with the standard library.
 
-        The standard library accepts text that msgspec refuses.
+        Empty if more must be read. The standard library accepts text that msgspec refuses.
 
         An event is whole where a comma or the end of the list follows it.
         """

@@ -122,7 +122,7 @@ def _job_text(trace: RankTrace) -> str:
 
 
 def _complete_steps(traces: Sequence[RankTrace], names: Sequence[str], notes: list[str]) -> tuple[int, ...]:
-    """Numbers of the steps that all traces contain completely."""
+    """Numbers of the steps that are complete in all traces."""
     steps_of_traces = [find_steps(trace, names) for trace in traces]
     common = set(steps_of_traces[0]).intersection(*steps_of_traces)
     if not common:

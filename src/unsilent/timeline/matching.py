@@ -93,7 +93,7 @@ def _by_number(lists: Mapping[int, list[RankCollective]]) -> list[list[RankColle
 
 
 def _by_order(lists: Mapping[int, list[RankCollective]]) -> list[list[RankCollective]]:
-    """Collectives matched by their order in each step, while name and size are equal on all ranks."""
+    """Collectives matched by their order in each step, up to the first that differs in name or size."""
     steps: dict[int, dict[int, list[RankCollective]]] = defaultdict(lambda: {rank: [] for rank in lists})
     for rank, collectives in lists.items():
         for collective in collectives:

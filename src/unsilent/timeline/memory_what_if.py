@@ -69,7 +69,7 @@ def _recomputed(glob: str, replay: Replay, gaps: Floats, recorded: int) -> Chang
 
 
 def _chosen(glob: str, job: Job, rank: int) -> Floats:
-    """Times of a rank's parts that match a pattern, without parts inside other chosen parts, as in `Parts.times`."""
+    """Times of a rank's parts whose names match a pattern, without nested ones, as rows of `Parts.times`."""
     parts, result = job.parts[rank], list[Floats]()
     starts = job.operations.start[(job.operations.rank == rank) & (job.operations.step >= 0)]
     matching = np.array([fnmatch.fnmatchcase(job.operations.names[name], glob) for name in parts.name], bool)
@@ -107,7 +107,7 @@ def _peak_without(job: Job, rank: int, parts: Floats) -> float:
 
 
 def _compute_again(replay: Replay, rank: int, parts: Floats, durations: Floats) -> None:
-    """Add the time of recomputing parts to the first operations of their backward passes.
+    """Add the time of recomputing parts to the first operations of their backward passes, in place.
 
     Both the thread and the streams of a device take longer.
     """
@@ -198,7 +198,7 @@ def _backward_pass(job: Job, rank: int, step: int) -> tuple[float, float] | None
 
 
 def _held(blocks_: Floats, times: NDArray[np.float64]) -> Floats:
-    """Bytes of the blocks that are allocated at each time.
+    """Total bytes of the blocks that are allocated at each time.
 
     An allocation or a freeing at exactly that time counts.
     """

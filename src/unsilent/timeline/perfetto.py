@@ -28,7 +28,7 @@ Run = tuple[Floats, Floats]
 
 
 def write_perfetto(path: Path, job: Job, runs: Mapping[str, Run], critical: Collection[int] = ()) -> None:
-    """Write an archive for Perfetto.
+    """Write a zip file of one or several runs of a job for Perfetto.
 
     Args:
         path: Path of the zip; a file that is there must be a zip.

@@ -72,7 +72,7 @@ Edge = tuple[int, int, int]
 
 
 class Pattern(NamedTuple):
-    """The operations that each data-parallel rank runs in each step, as arrays of m elements ordered by stage.
+    """The operations that each data-parallel rank runs in each step, as arrays ordered by stage.
 
     Attributes:
         stage, type: Stage and type of each operation, int64.
@@ -159,7 +159,7 @@ class _Worker:
             yield from ((a, b, CHAIN) for a, b in pairwise(lane))
 
     def gathers_and_scatters(self, overlapped: bool) -> Iterator[Edge]:
-        """Dependencies of computation on gathered parameters, and of scattered gradients on computation."""
+        """Dependencies between gathers of parameters, computations, and scatters of gradients."""
         last_gather, first_forward = self._last_of_chunk(GATHER), self._first_of_chunk(FORWARD_COMPUTE)
         yield from ((last_gather[part], first_forward[part], PIPELINE) for part in last_gather.keys() & first_forward)
         if overlapped:
@@ -176,7 +176,7 @@ class _Worker:
         return {int(self.pattern.chunk[operation]): operation for operation in reversed(self.of(kind))}
 
     def after_last_computation(self, overlapped: bool) -> Iterator[Edge]:
-        """Dependencies that chain the last computation, reductions of gradients, and the update."""
+        """Dependencies that chain the last computation, the reductions of gradients, and the update."""
         last = max(self.computations, key=lambda operation: self.pattern.end[operation])
         scatters = self.of(SCATTER)
         parts = (self.of(GC), self.of(LAYERNORM), self.of(EMBEDDING), [] if overlapped else scatters, self.of(SEPARATE),

@@ -195,7 +195,7 @@ def _columns(events: Sequence[Event], names: Numbering[Any], threads: Numbering[
 
 
 def _of_device(memory: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows of memory events of the device, or of the host if there are none, without the last column.
+    """Memory events of the device, or of the host if there are none, without the column that tells which.
 
     The last column is 1 for events of a device.
     """

@@ -122,7 +122,7 @@ class Replay:
 
 
 def latest_end(job: Job, used: NDArray[np.bool_]) -> Floats:
-    """The latest recorded end among the dependencies of each operation, or -inf without a dependency.
+    """The latest recorded end of the operations that each operation depends on, or -inf if there are none.
 
     ``used``: which of the edges count, bool[m].
     """
@@ -132,7 +132,7 @@ def latest_end(job: Job, used: NDArray[np.bool_]) -> Floats:
 
 
 def unexplained_gaps(job: Job, left_out: tuple[int, ...] = ()) -> Floats:
-    """Seconds before each operation in which its dependencies would have let it run, float64[n].
+    """Seconds that each operation could have started earlier by its dependencies, float64[n].
 
     They count from the begin of its step. ``left_out``: kinds of edges that are ignored, which makes no gap smaller.
     """
@@ -205,7 +205,7 @@ def _depends_on_earlier(job: Job, steps: NDArray[np.int32]) -> NDArray[np.bool_]
 
 
 def _bounds(step: NDArray[np.int32]) -> tuple[Indices, Indices]:
-    """Operations ordered by step, and the position of the first operation of each step."""
+    """Operations ordered by step, and the position of each step's first operation."""
     order = np.argsort(step, kind="stable")
     order = order[np.searchsorted(step[order], 0) :]
     return order, np.flatnonzero(np.diff(step[order], prepend=-1))

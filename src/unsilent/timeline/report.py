@@ -31,7 +31,7 @@ OVERLAP = 1.1
 
 
 def slowdown_report(result: Slowdown, source: str = "") -> Report:
-    """Report on a slowdown; ``source``: the name of the trace."""
+    """Report on a slowdown; ``source`` names the trace."""
     slowdown, with_gaps = result.slowdown, result.slowdown_with_gaps
     return Report(
         "unsilent/timeline/2", "timeline", f"Timeline of {escape_unprintable(source) or 'a job'}", _headline(result),

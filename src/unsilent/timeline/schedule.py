@@ -194,7 +194,7 @@ def _collectives(operations: Operations) -> tuple[Indices, Indices, Indices]:
 
 
 def _begins(keys: NDArray[np.signedinteger], count: int) -> Indices:
-    """The position of each key's first element among sorted ``keys``, with the total count at the end."""
+    """The position of each key's first element among sorted ``keys``, followed by the total count."""
     return np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=count))])
 
 
@@ -207,7 +207,7 @@ def _ranges(begins: Indices, of: Indices) -> Indices:
 
 
 def _distinct(values: Indices, stamp: Indices) -> Indices:
-    """The distinct values; ``stamp`` is scratch space that all values index."""
+    """The distinct values; ``stamp`` is scratch space with room for the largest value."""
     if len(values) < 2:
         return values
     number = np.arange(len(values))

@@ -1,4 +1,4 @@
-"""Measures how much slow operations lengthen a job's steps, and on which ranks and stages they are.
+"""Measures how much slow operations lengthen a job's steps, by rank, stage and class of operations.
 
 As Lin et al. define it (Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025): in the
 straggler-free replay each computation takes the mean of its kind, each communication the median; the slowdown is the step time
@@ -68,7 +68,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Removal:
-    """The slowdown that remains if some ranks take the straggler-free durations.
+    """The slowdown that remains if some ranks are made free of stragglers.
 
     Attributes:
         ranks: The ranks.
@@ -189,7 +189,10 @@ class _Analysis:
         return np.asarray(gaps / (self.recorded.sum() * len(self.job.ranks)))
 
     def groups(self, names: Sequence[str], of: Indices) -> list[GroupSlowdown]:
-        """The slowdown of each named group of operations; ``of`` is the group's index of each operation, int64[n]."""
+        """The slowdown of each named group of operations.
+
+        ``of`` is the index of each operation's group, int64[n].
+        """
         if not names:
             return []
         seconds = self._seconds(np.where(of == at, self.own, self.free) for at in range(len(names)))
@@ -198,7 +201,7 @@ class _Analysis:
         return [GroupSlowdown(*values) for values in zip(names, slowed, counts.tolist(), shares.tolist(), strict=True)]
 
     def removal(self, ranks: Sequence[int]) -> Removal:
-        """The slowdown that remains if the given ranks take straggler-free durations."""
+        """The slowdown that remains if the given ranks are made free of stragglers."""
         [seconds] = self._seconds([np.where(np.isin(self.job.operations.rank, ranks), self.free, self.own)])
         usual, least = float(self.without_gaps.mean()), float(self.straggler_free.mean())
         left = float(seconds.mean())

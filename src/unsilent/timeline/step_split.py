@@ -59,7 +59,7 @@ def latest_entries(job: Job) -> tuple[Floats, NDArray[np.int32]]:
 
 
 def step_bounds(job: Job, rank: int) -> tuple[Floats, Floats]:
-    """Begin and end of each step on a rank, float64[steps]; NaN for steps without an operation of the rank."""
+    """Begin and end of each step on a rank, float64[steps]; NaN for steps that the rank lacks."""
     operations = job.operations
     of_rank = np.flatnonzero((operations.rank == rank) & (operations.step >= 0))
     if (times := job.step_times.get(rank)) is not None:
@@ -113,7 +113,7 @@ def split_steps(job: Job) -> StepSplit:
 
 
 class _Covered:
-    """Measures how much of a time range at least one of some intervals covers."""
+    """A set of time intervals, to measure how much of a time range they cover."""
 
     def __init__(self, start: Floats, end: Floats) -> None:
         order = np.argsort(start, kind="stable")

@@ -24,7 +24,7 @@ MOST_METADATA_BYTES = 2**12
 
 
 def read_operation_table(path: str | Path) -> Job:
-    """The job that a Parquet file recorded.
+    """The job recorded in a Parquet file.
 
     Metadata beside the file (``meta-X.yaml`` for ``trace-X.parquet``) give the number of ranks.
 
@@ -50,7 +50,7 @@ def read_operation_table(path: str | Path) -> Job:
 
 
 def _worker_ranks(rows: Rows, path: Path) -> Integers:
-    """The rank at each data-parallel rank and stage, int64[data-parallel ranks, stages]."""
+    """The rank of each data-parallel rank and stage, int64[data-parallel ranks, stages]."""
     workers = np.unique(np.stack([rows.data_rank, rows.stage, rows.rank], axis=1), axis=0)
     shape = tuple(workers[:, :2].max(axis=0) + 1) if len(workers) else (0, 0)
     for noun, seen in (("rank", workers[:, 2:]), ("pair of dp_rank and stage", workers[:, :2])):
@@ -107,7 +107,7 @@ def _complete_steps(rows: Rows, shape: tuple[int, ...], path: Path) -> tuple[Row
 
 
 def _world_size(path: Path) -> int:
-    """Number of ranks by the metadata file beside a table, or 0 without such a file."""
+    """Number of ranks in the metadata file beside a table, or 0 without such a file."""
     beside = path.with_name(path.stem.replace("trace", "meta", 1) + ".yaml")
     if beside == path or not beside.exists():
         return 0

@@ -52,7 +52,7 @@ _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 
 def answer_interval(one: Answer) -> Interval:
-    """Predicted step time divided by the recorded one, with an interval over steps or its lower and upper bound."""
+    """Predicted step time divided by the recorded one, with an interval or bounds."""
     if one.longest is not None:
         recorded = float(one.recorded.mean())
         low, high = float(one.predicted.mean()) / recorded, float(one.longest.mean()) / recorded
@@ -160,7 +160,7 @@ def _network_notes(job: Job) -> tuple[str, ...]:
 
 
 def _named(name: str, job: Job) -> np.ndarray:
-    """Whether each operation has the named kind or phase or a matching name, bool[n].
+    """Whether each operation has the given kind or phase, or a name that matches, bool[n].
 
     Raises ``UsageError`` if no such operation belongs to a step.
     """
@@ -206,7 +206,7 @@ def _factor(value: str, text: str) -> float:
 
 
 def _change_rank(replay: Replay, rank: int, value: str, text: str, durations: Floats, gaps: Floats) -> tuple[str, ...]:
-    """Delay a rank's steps, speed the rank up or scale its computations, in place, and return notes."""
+    """Delay a rank, speed it up or scale its computations, in place, and return notes."""
     operations = replay.job.operations
     of_rank = operations.rank == rank
     if delay := _DELAY.fullmatch(value):

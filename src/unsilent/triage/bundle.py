@@ -1,4 +1,4 @@
-"""Reads the folder of an incident part by part, when a query needs it, and describes unreadable parts in sentences."""
+"""Reads each part of an incident's folder when a query needs it, and describes unreadable parts in sentences."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ class Bundle:
         return self._gather("state", lambda number: self._tensors_of(number, STATE_FILE), rank)
 
     def alarms(self) -> list[Alarm]:
-        """All readable alarms without duplicates, ordered by step."""
+        """All alarms that can be read, without duplicates, ordered by step."""
         parts, _ = self.parts()
         of_parts = [alarm for part in parts.values() for alarm in part.alarms]
         others = [alarm for alarm in self.incident.alarms if alarm.rank not in parts]
         return sorted([*of_parts, *others], key=lambda alarm: (alarm.step, alarm.rank))
 
     def report(self) -> Optional[str]:
-        """The report in words by a person who watched the run."""
+        """The report of a person who watched the run, as text."""
         return self._optional(REPORT_FILE, optional_parts.read_report)
 
     def times(self) -> Optional[optional_parts.RecordedTimes]:
@@ -157,7 +157,7 @@ class Bundle:
         return errors_by_rank, tuple(missing)
 
     def has_telemetry(self) -> bool:
-        """Whether any part for queries can be read, apart from optimizer settings and recorded verdicts."""
+        """Whether any data for queries can be read, besides optimizer settings and recorded verdicts."""
         gathered = (self.parts, self.dumps, self.logs)
         single = (self.times, self.configuration)
         return (

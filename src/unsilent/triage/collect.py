@@ -1,4 +1,4 @@
-"""Writes the folder of an incident from the files that a job left, with or without a recorded incident."""
+"""Writes the folder of an incident from the files that a job left, also if no alarm recorded one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _new_incident(collection: _Collection, step: int) -> Incident:
 
 
 class _Collection:
-    """Copies parts of a job to the folder of an incident, and keeps the step and ranks that they name.
+    """Copies parts of a job to the folder of an incident, and notes the steps and ranks that they name.
 
     Attributes:
         last_step: Last step that a trace or a log names; 0 where none does.

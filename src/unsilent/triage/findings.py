@@ -51,7 +51,7 @@ class Blanks:
         return all(getattr(other, name) == value for name, value in self.given.items() if name != "steps")
 
     def contain(self, finding: Finding) -> bool:
-        """Whether the place of a finding lies within these blanks."""
+        """Whether the place of a finding lies within what these blanks select."""
         first, last = self.steps or (0, 2**62)
         return (
             (self.rank is None or self.rank in finding.ranks)

@@ -34,12 +34,12 @@ def window(bundle: Bundle, blanks: Blanks) -> tuple[int, int]:
 
 
 def past_end(bundle: Bundle, blanks: Blanks) -> int:
-    """The step that ends the past, whose values count as normal."""
+    """The step before which values count as normal."""
     return min(window(bundle, blanks)[0], bundle.incident.step - BEFORE)
 
 
 def past_scores(series: RankSeries, before: int) -> Floats:
-    """Deviations of each value from its series' values before a step, float64[n, m]."""
+    """Deviations of each value from the values of its series before a step, float64[n, m]."""
     logarithms = _logarithms(series)
     scores = _scores(logarithms, series.steps < before)
     return np.where(series.seen & ~np.isfinite(series.values), np.inf, scores)

@@ -165,7 +165,7 @@ def investigate(path: Path, is_run: bool = False, order: Order = RUNBOOK, adapti
 
 
 def executable(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> list[ScoredQuery]:
-    """Queries that can be answered from the folder, were not executed, and whose answer is not implied."""
+    """Queries that the folder can answer, without executed ones and those with an implied answer."""
     done = {earlier.query.query for earlier in executed}
     return [
         query
@@ -187,7 +187,10 @@ def in_order(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> li
 
 
 def gain(query: ScoredQuery, executed: Sequence[Executed]) -> float:
-    """The expected gain of a query after the executed ones: its score, changed by `POINTED` and `REPEATED`."""
+    """The expected gain of a query, given the executed ones.
+
+    It is the query's score, changed by `POINTED` and `REPEATED`.
+    """
     is_pointed = any(query.query.blanks.rank in earlier.finding.ranks for earlier in executed)
     repeated = sum(earlier.query.query.template == query.query.template for earlier in executed)
     return (POINTED if is_pointed else 1.0) * REPEATED**repeated * query.score

@@ -45,12 +45,12 @@ class RecordedTimes:
 
 
 def read_report(path: Path) -> str:
-    """The report in words by a person who watched the run."""
+    """The report of a person who watched the run, as text."""
     return read_plain(path, MOST_TEXT).decode("utf-8", "replace")
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
-    """Settings by their path of names, joined by slashes."""
+    """Settings of a job, keyed by slash-separated paths of names."""
     settings: dict[str, Any] = _read_object(path, MOST_CONFIGURATION, settings_of)
     return settings
 
@@ -80,7 +80,7 @@ def _read_object(path: Path, most: int, make: Callable[[Any], Any]) -> Any:
 
 
 def settings_of(value: Any) -> dict[str, Any]:
-    """Settings of a nested object by their path of names, joined by slashes.
+    """Settings of a nested object, keyed by slash-separated paths of names.
 
     Raises ``ValueError`` if the value is not an object.
     """

@@ -180,7 +180,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class ScoredQuery:
-    """A query with its expected information from 0 to 1, and the reason."""
+    """A query, its score from 0 to 1 for how informative it is expected to be, and the reason."""
 
     query: Query
     score: float

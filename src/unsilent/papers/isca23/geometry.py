@@ -60,12 +60,12 @@ class Convolution:
 
     @property
     def own_padding(self) -> int:
-        """Zeros that the layer here adds on each side itself."""
+        """Zeros that our convolution layer itself adds on each side."""
         return built_in_padding(self.kernel, self.stride)
 
     @property
     def operand_padding(self) -> tuple[int, int]:
-        """Zeros before and after the input that belong to the first operand here."""
+        """Zeros before and after the input that are stored in our layer's first operand."""
         before, after = self.padding
         return before - self.own_padding, after - self.own_padding
 
@@ -80,13 +80,13 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 
 
 def built_in_padding(kernel: int, stride: int) -> int:
-    """Padding that a convolution layer with equal padding on both sides can add itself."""
+    """Equal padding on both sides that a convolution layer can add itself; 0 with a stride above 1."""
     return (kernel - 1) // 2 if stride == 1 else 0
 
 
 @dataclass(frozen=True)
 class IndexMapping:
-    """A mapping between the indices of a tensor in the artifact and of the tensor here.
+    """A mapping between the indices of a tensor in the artifact and of our tensor.
 
     ``shape`` is the artifact's shape, ``tensor`` the shape here.
 
@@ -105,7 +105,7 @@ class IndexMapping:
     layout: str = "strided"
 
     def to_our_index(self, index: Ints) -> tuple[Ints, Bools]:
-        """The artifact's indices int64[n, 4] converted to those here, and whether each exists here."""
+        """The artifact's indices int64[n, 4] converted to ours, and whether each of ours exists."""
         result = index[:, self.order]
         there = result[:, 2:].copy()
         moved = there - self.start
@@ -114,7 +114,7 @@ class IndexMapping:
         return result, inside.all(1) & self._within(result, self.tensor)
 
     def to_published_index(self, index: Ints) -> tuple[Ints, Bools]:
-        """Indices int64[n, 4] converted to the artifact's, and whether each exists in the artifact."""
+        """Our indices int64[n, 4] converted to the artifact's, and whether each of those exists."""
         moved = index.copy()
         moved[:, 2:] = self.start + self.scale * index[:, 2:]
         result = np.empty_like(index)

@@ -70,7 +70,7 @@ def fault_from_injection(injection: PublishedInjection, *, batch: int = 1024, wi
 
 
 def fault_in_convolution(injection: PublishedInjection, conv: Convolution) -> Fault:
-    """The fault that an injection describes, in the given convolution whatever its name."""
+    """The fault that an injection describes in the given convolution, whose name is not compared."""
     index = injection.positions
     mapped = make_index_mapping(conv, injection.phase, injection.operand)
     outside = ((index < 0) | (index >= np.array(mapped.shape))).any(1)

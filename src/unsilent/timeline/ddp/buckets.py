@@ -74,7 +74,7 @@ def recorded_buckets(job: Job, sizes: NDArray[np.int64]) -> RecordedBuckets:
 
 
 def _whole_gradients(carried: Sequence[int], sizes: NDArray[np.int64]) -> tuple[list[list[int]], list[int]]:
-    """Gradients of each collective that carries whole gradients, and the positions of these collectives."""
+    """The gradients in each bucket, and the positions of the collectives that carry them."""
     place_of_end = {int(end): number + 1 for number, end in enumerate(np.cumsum(sizes))}
     buckets, places, left, sent, first = list[list[int]](), list[int](), list(range(len(carried))), 0, 0
     # gloo begins two at once, now and then the later one first

@@ -1,4 +1,4 @@
-"""A model of a training step under DDP: when gradients are ready, travel in buckets, and let the step continue.
+"""A model of training steps under DDP, from the times of gradients, their buckets and the cost of collectives.
 
 The time of a step follows from recorded times that no other rank delays (up to the backward pass, gradients becoming ready, what
 follows the last collective) and from what collectives cost. Buckets, their costs and delays of ranks can be replaced. Buckets
@@ -65,7 +65,7 @@ class DdpSteps:
     skew: Floats
 
     def step_seconds(self, buckets: Sequence[Sequence[int]], cost: Cost, size_factor: float = 1.0) -> Floats:
-        """Predicted seconds of each step, float64[steps].
+        """Predicted seconds of each step with the given buckets, float64[steps].
 
         A step lasts from when the last rank ended the previous one until the last rank ends it.
 
@@ -92,7 +92,7 @@ class DdpSteps:
 
 @dataclass(frozen=True)
 class LinkCost:
-    """The seconds of a collective as a straight line: a latency and a cost per byte.
+    """The duration of a collective as a linear function of its size: a latency plus a cost per byte.
 
     The line was fitted to collectives of ``smallest`` to ``largest`` bytes.
     """
@@ -138,7 +138,7 @@ def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
 
 
 def fit_link_cost(sizes: Floats, seconds: Floats) -> LinkCost:
-    """The cost line with nonnegative numbers through the mean time of each size.
+    """Fit a nonnegative latency and cost per byte to the mean time of each size.
 
     With collectives of one size alone, the whole time counts as the cost of its bytes.
 

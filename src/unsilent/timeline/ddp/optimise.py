@@ -88,7 +88,7 @@ def _is_beyond(recorded: DdpSteps, cost: LinkCost, settings: DdpSettings) -> boo
 
 
 def _different_caps(recorded: DdpSteps) -> Iterator[int]:
-    """Bucket sizes in MiB, one for each different division of the gradients into buckets."""
+    """Bucket sizes in MiB that lead to different divisions of the gradients into buckets."""
     seen = set()
     sizes = recorded.sizes.tolist()
     for cap in range(1, sum(sizes) // MIB + 2):

@@ -87,7 +87,7 @@ class Optimised(Shown):
         return [settings for place, settings in enumerate(every) if keys[place] not in keys[:place]]
 
     def report(self, source: str = "") -> Report:
-        """Report on the settings; ``source``: the name of the traces."""
+        """Report on the settings; ``source`` names the traces."""
         job, steps = self.job, count_text(len(self.job.recorded), "step")
         best = [] if job.doubt else self.best
         lines = tuple((None, line) for settings in best[:1] for line in reasons(job.steps, self.cost, settings))
@@ -131,7 +131,7 @@ def find_settings(job: DdpJob, programs: Mapping[str, LinkCost] | None = None) -
 
 
 def _undominated(costs: Mapping[str, LinkCost], steps: DdpSteps) -> Iterator[str]:
-    """Names of the programs for which no other program is at least as fast at every size.
+    """Names of the reduction programs that no other program beats at every size.
 
     DDP's own is always among them.
     """

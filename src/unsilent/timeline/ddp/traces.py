@@ -58,7 +58,7 @@ class DdpJob:
 
     @property
     def error(self) -> float:
-        """Relative error of the predicted mean step time; positive if it is too long."""
+        """Relative error of the predicted mean step time, positive if the prediction is too long."""
         return float(self.replayed().mean() / self.recorded.mean() - 1)
 
     @property

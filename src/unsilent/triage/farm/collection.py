@@ -49,7 +49,7 @@ SCHEMA, MOST_INCIDENTS = 1, 99_999
 
 @dataclass(frozen=True)
 class MadeIncident:
-    """An incident of a collection.
+    """An incident of a collection, with its numbers of alarms.
 
     Attributes:
         alarms, twin_alarms: Number of alarms that were raised, and in the run without the cause.
@@ -64,7 +64,7 @@ class MadeIncident:
 def make_collection(
     folder: Path, count: int, seed: int, real: int = 0, workers: int = 1, observer: Observer | None = None
 ) -> list[MadeIncident]:
-    """Make and grade the incidents that are missing in the folder, and return all of them by number.
+    """Make and grade the incidents that the folder lacks, and return all of its incidents.
 
     Args:
         count: Simulated incidents.

@@ -139,7 +139,7 @@ def label_collection(folder: Path, workers: int = 1) -> Path:
 
 
 def _complete_lines(path: Path) -> bool:
-    """Whether a file has complete lines; an incomplete last line is removed."""
+    """Remove an incomplete last line of a file, and return whether other lines remain."""
     if not path.exists():
         return False
     with open(path, "r+b") as file:

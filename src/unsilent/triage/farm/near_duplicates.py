@@ -36,7 +36,7 @@ def masked(report: str, bundle: Bundle) -> str:
 
 
 def distinct(incidents: Iterable[LabelledIncident]) -> int:
-    """Number of groups among the incidents, where a group holds nearly equal ones."""
+    """Number of incidents if nearly equal ones are counted once."""
     return len({incident.group for incident in incidents})
 
 

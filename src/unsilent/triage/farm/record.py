@@ -1,4 +1,4 @@
-"""Runs a simulated job and writes its incident folder, as a monitor and `unsilent triage collect` would."""
+"""Simulates a job and writes the folder of its incident."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _notice_delay(planned: PlannedIncident) -> int:
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The training state as the monitor records it, without states of random generators."""
+    """The training state as the monitor records it, without the states of random generators."""
     return {**training_state(model, [optimizer]), "generators": {}}
 
 

@@ -1,4 +1,4 @@
-"""Synthetic reports in words, derived from the recorded incident and never from its cause.
+"""Writes synthetic reports in words from what the recorded incident shows, without its cause.
 
 A report has one of several styles: empty, with a hypothesis that nothing supports, vague, with a place (which is sometimes
 wrong), with typing errors, or plain. A quarter is empty or misleading. No word of one family of templates is in another, so that

@@ -1,4 +1,4 @@
-"""Series and alarms of a simulated job, from the monitor's real rules and digests for all ranks in one process."""
+"""The monitor's series and alarms for a simulated job, computed for all ranks in one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEVICE = "cpu"
 
 
 def host_of(rank: int) -> str:
-    """The host name that a rank reports."""
+    """The made-up name of a rank's host."""
     return f"node-{rank}"
 
 
@@ -69,7 +69,7 @@ class Watch:
 
     @property
     def alarms(self) -> list[Alarm]:
-        """All alarms ordered by step and rank, with their step as time."""
+        """All alarms ordered by step and rank, with the step as their time."""
         every = [replace(alarm, time=float(alarm.step)) for reporter in self._reporters for alarm in reporter.alarms]
         return sorted(every, key=lambda alarm: (alarm.step, alarm.rank))
 

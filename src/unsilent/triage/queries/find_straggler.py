@@ -18,7 +18,7 @@ FAR = 5.0
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
-    """Find ranks that are late in all recorded steps, or else newly late in the last half or less of them."""
+    """Find ranks that are late in all recorded steps, or else ranks that became late in the last ones."""
     times, missing = bundle.times()
     if times is None:
         text = "seconds of steps cannot be read; unsilent triage collect adds them, from traces of unsilent timeline record"

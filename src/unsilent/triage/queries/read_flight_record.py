@@ -41,7 +41,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def _unlike(hang: Hang) -> list[int]:
-    """The only rank that called another collective than the others, or else all ranks that called it."""
+    """The only rank that called another collective than the others, or else all ranks."""
     (_, most), *others = hang.different[0].ways
     rest = [rank for _, ranks in others for rank in ranks]
     return rest if len(others) == 1 and len(rest) == 1 < len(most) else sorted([*most, *rest])

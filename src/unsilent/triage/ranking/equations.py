@@ -1,4 +1,6 @@
-"""An order of queries by the published equations of Revelio (MLSys 2022), as far as they are known.
+"""An order of queries by the published equations of Revelio (MLSys 2022).
+
+The equations are known at second hand.
 
 A template is scored on [v_R; v_L; v_T]: report, telemetry, and the root of a graph convolution over the small tree of the
 template (operation, metric, blanks). A value is scored on [v_b; L_u; rank_u]: the node of its blank, features of the candidate,
@@ -128,7 +130,7 @@ class EquationsOrder:
 
     @classmethod
     def empty(cls, words: Words, telemetry: int, candidate: int) -> EquationsOrder:
-        """An untrained order for the given numbers of features, to be filled with stored numbers."""
+        """An untrained order for the given numbers of features, to be filled with trained values."""
         network = Equations(telemetry, candidate)
         scales = [(torch.zeros(count), torch.ones(count)) for count in (telemetry, candidate)]
         return cls(words, network, *scales)
@@ -199,7 +201,7 @@ def fit_equations(examples: Sequence[Example], words: Words, seed: int) -> Equat
 
 
 def _loss(examples: Sequence[Example], of_templates: Tensor, of_values: Sequence[Tensor]) -> Tensor:
-    """Cross-entropy, with the probabilities of all right answers added."""
+    """Cross-entropy, where the probabilities of all right answers are added."""
     parts = []
     for example, templates, values in zip(examples, of_templates, of_values, strict=True):
         right: dict[int, list[int]] = {}

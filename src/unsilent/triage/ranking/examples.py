@@ -39,7 +39,7 @@ class Example:
 
 
 def without_verdicts(examples: Sequence[Example]) -> list[Example]:
-    """Copies of the examples with a recorded verdict, in which the verdict is missing.
+    """Copies of the examples that have a recorded verdict, without that verdict.
 
     Many incidents have no verdict, and a model has to rank their queries too.
 
@@ -64,7 +64,7 @@ def _unanswered(graded: GradedQuery) -> GradedQuery:
 
 
 def examples_of(incidents: Sequence[LabelledIncident]) -> list[Example]:
-    """Training examples of all incidents that are healthy or not masked.
+    """Training examples of all incidents, except masked ones that are not healthy.
 
     Raises ``UsageError`` if labels lack a query, or if no query is right.
     """

@@ -90,7 +90,9 @@ def _series_features(bundle: Bundle) -> Numbers:
 
 
 def _run(series: RankSeries, before: int) -> tuple[float, float, float]:
-    """Share of unusual series in the first unusual step, share of unusual steps since, and 1 if there is only one."""
+    """Share of unusual series in the first unusual step, share of unusual steps from there on, and 1 if it is one
+    step.
+    """
     is_late = series.steps >= before
     is_far: Bools = np.greater_equal(past_scores(series, before)[is_late], FAR)
     steps: Bools = np.asarray(is_far.any(1))
