@@ -72,7 +72,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def _other_constants(tensor: TensorSummary, peers: Sequence[TensorSummary]) -> list[str]:
-    """Values of other ranks' constant tensors, if the given constant tensor differs from most; else nothing."""
+    """Values of other ranks' constant tensors, if a rank's constant tensor differs from most of them."""
     every = [tensor, *peers]
     if not peers or not all(each.is_number and each.elements and each.low == each.high for each in every):
         return []

@@ -90,8 +90,10 @@ def _series_features(bundle: Bundle) -> Numbers:
 
 
 def _run(series: RankSeries, before: int) -> tuple[float, float, float]:
-    """Share of unusual series in the first unusual step, share of unusual steps from there on, and 1 if it is one
-    step.
+    """Three features of how long the values of a rank are unusual.
+
+    They are the share of unusual series in the first unusual step, the share of unusual steps from there on, and 1 if
+    only one step is unusual.
     """
     is_late = series.steps >= before
     is_far: Bools = np.greater_equal(past_scores(series, before)[is_late], FAR)
