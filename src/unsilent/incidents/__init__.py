@@ -1,1 +1,1 @@
-"""Reports on incidents of trainings, repeated execution of their steps, and planted incidents to test verdicts."""
+"""Incidents of trainings: reports, repeated execution of their steps, and planted incidents."""

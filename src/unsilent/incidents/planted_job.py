@@ -1,4 +1,4 @@
-"""Runs a small training with a planted anomaly under the real monitor, until the first alarm has a verdict."""
+"""Runs a small training with a planted anomaly, until the monitor gives a verdict on its first alarm."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _findings(steps: RecordedSteps) -> Findings:
 
 
 def _check_recorded(incident: Incident, rank: int) -> None:
-    """Raise ``UsageError`` if the state or the batch of a rank was not recorded, with the reason if it is known."""
+    """Raise ``UsageError``, with the reason if known, if a rank's state or batch was not recorded."""
     part_folder = incident.folder / f"rank{rank}"
     missing = [name for name in (STATE_FILE, BATCH_FILE) if not (part_folder / name).exists()]
     if not missing:

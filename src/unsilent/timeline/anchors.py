@@ -22,7 +22,7 @@ _TIME = struct.Struct("<q")
 
 
 def measure_offset(store: Store, label: str, rank: int, world_size: int) -> tuple[float, float, float]:
-    """Time of the measurement, offset of this rank's clock from that of rank 0, and bound of the offset's error.
+    """Time, clock offset and error bound of a comparison of this rank's clock with that of rank 0.
 
     All three are in seconds, the first one in Unix time. The offset is this rank's time minus that of rank 0.
 

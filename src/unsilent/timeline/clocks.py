@@ -1,4 +1,6 @@
-"""Converts the times of all ranks to one clock: that of rank 0, or of the first rank if no offset was measured.
+"""Converts the times of all ranks to one clock.
+
+The clock is that of rank 0, or of the first rank if no offset was measured.
 
 Offsets that were measured by messages are used, linear in time between the measurements. Otherwise an offset is the median of the
 differences between when collectives ended on two ranks. Its interval says how well the median is known, not that collectives end
@@ -139,7 +141,10 @@ def _unknown_notes(ranks: list[int]) -> list[str]:
 def _contradictions(
     operations: Operations, together: NDArray[np.intp], start: NDArray[np.float64], offsets: Mapping[int, Interval]
 ) -> list[str]:
-    """A note if a collective ended on one rank before it began on another, by more than the error of the offsets."""
+    """A note if a collective ended on one rank clearly before it began on another.
+
+    The difference has to exceed the error of the offsets.
+    """
     known = np.isin(operations.rank[together], list(offsets))
     together = together[known]
     collectives, number = np.unique(operations.collective[together], return_inverse=True)

@@ -1,4 +1,4 @@
-"""The report of ``unsilent timeline hang``: ranks that are missing from collectives, and collectives that differ."""
+"""The report of ``unsilent timeline hang``: missing ranks and differing collectives."""
 
 from __future__ import annotations
 

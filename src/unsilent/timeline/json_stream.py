@@ -1,4 +1,4 @@
-"""Reads the events of a Chrome trace, JSON or gzipped JSON, in chunks, so that memory does not grow with the file."""
+"""Reads the events of a Chrome trace, JSON or gzipped JSON, in chunks of bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Costs of reductions over all ranks, from a description or measurement of the machine by `unsilent placement`."""
+"""Costs of reductions over all ranks, from a description or measurement of the machine.
+
+Both are those of `unsilent placement`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dependencies in one step of a job with data and pipeline parallelism, from the types and order of its operations.
+"""Dependencies between the operations of a step with data and pipeline parallelism.
 
 On each worker: computations follow each other, and so do messages of a kind; a computation waits for what it receives, and sends
 what it made; a receive is posted once the worker's thread comes to it; after the last computation gradients are reduced, clipped

@@ -105,7 +105,9 @@ class Replay:
         return after
 
     def step_seconds(self, start: Floats, end: Floats) -> Floats:
-        """Seconds from the last rank's end of one step to its end of the next, float64[steps] or float64[steps, k].
+        """Seconds from the last rank's end of one step to its end of the next, float64[steps].
+
+        With k replays, float64[steps, k].
 
         k is the number of replays.
 

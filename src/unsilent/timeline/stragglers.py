@@ -57,7 +57,7 @@ class Excess:
 
 
 def part_seconds(job: Job) -> Floats:
-    """Seconds of each part of a step, float64[ranks, steps, parts]; NaN where a part's begin or end is missing."""
+    """Seconds of each part of a step, float64[ranks, steps, parts]; NaN for a missing part."""
     operations = job.operations
     is_launch = np.zeros(len(operations), bool)
     launches = job.edges.kind == LAUNCH

@@ -1,4 +1,6 @@
-"""Reads operation tables of jobs with data and pipeline parallelism, in the format of StragglerAnalysis, as a `Job`.
+"""Reads operation tables in the format of StragglerAnalysis as a `Job`.
+
+They are of jobs with data and pipeline parallelism.
 
 A row is one operation of one worker: what it did (`TYPES`), in which step, when and for how long. The table has no dependencies;
 `unsilent.timeline.pipeline` adds those that hold for such jobs. All steps, and all data-parallel ranks of a step, run the same
@@ -69,7 +71,7 @@ def _worker_ranks(rows: Rows, path: Path) -> Integers:
 
 
 def _complete_steps(rows: Rows, shape: tuple[int, ...], path: Path) -> tuple[Rows, list[str]]:
-    """Rows of the steps in which all data-parallel ranks run the same operations, and notes on the other steps.
+    """Rows of the steps that are equal on all data-parallel ranks, and notes on the other steps.
 
     The order is by step, data-parallel rank, stage, type and number: all ``(step, dp_rank)`` have the same operations in it.
     """

@@ -1,4 +1,7 @@
-"""Reads each part of an incident's folder when a query needs it, and describes unreadable parts in sentences."""
+"""Reads each part of an incident's folder when a query needs it.
+
+Problems with unreadable parts are returned as sentences.
+"""
 
 from __future__ import annotations
 

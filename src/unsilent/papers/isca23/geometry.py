@@ -1,4 +1,6 @@
-"""Shapes of the published networks' convolutions and of the tensors that injections corrupt, without torch.
+"""Shapes of the published networks' convolutions, and of the tensors that injections corrupt.
+
+This module does without torch.
 
 The artifact of He et al. (ISCA 2023) has its tensors channels last, and computes both gradients of a convolution as convolutions
 of stride 1 without padding:

@@ -1,4 +1,6 @@
-"""Writes the log lines of a faulty training in the layout of the artifact (``replay_….txt``), without torch.
+"""Writes the log lines of a faulty training in the layout of the artifact (``replay_….txt``).
+
+This module does without torch.
 
 The lines of a fault take any receipt: also that of a trial from elsewhere can be shown next to the published ones.
 """

@@ -1,4 +1,4 @@
-"""Replays a published injection: the training, the fault in its step, and the log in the published layout.
+"""Replays a published injection in its training, and writes the log in the published layout.
 
 The published runs start from a checkpoint of TensorFlow, which cannot be read here. Weights of one's own take its place; without
 any the training starts at the target step (or some steps before) with a fresh network, and the log says so. Then what is the same

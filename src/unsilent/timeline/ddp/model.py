@@ -1,4 +1,4 @@
-"""A model of training steps under DDP, from the times of gradients, their buckets and the cost of collectives.
+"""A model of training steps under DDP, from gradient times, buckets and the cost of collectives.
 
 The time of a step follows from recorded times that no other rank delays (up to the backward pass, gradients becoming ready, what
 follows the last collective) and from what collectives cost. Buckets, their costs and delays of ranks can be replaced. Buckets

@@ -1,4 +1,4 @@
-"""The buckets and gradient precision of DDP that are predicted to make a recorded training's steps shortest.
+"""Finds the buckets and gradient precision of DDP with the shortest predicted steps.
 
 All sizes of buckets that make a difference are tried, then sizes of single buckets, as far as they shorten a step. Why
 neighbouring buckets stay apart is said by dPRO's condition for fusing tensors: two buckets are better one if the first's transfer
@@ -99,7 +99,7 @@ def _different_caps(recorded: DdpSteps) -> Iterator[int]:
 
 
 def _improved(recorded: DdpSteps, cost: LinkCost, best: DdpSettings) -> DdpSettings:
-    """Settings improved by making single buckets larger or smaller, while a change saves 0.1 % of the step time."""
+    """Settings improved by resizing single buckets, while a change saves 0.1 % of the step time."""
     for _ in range(MOST_ROUNDS):
         filled = [int(recorded.sizes[bucket].sum()) for bucket in best.buckets]
         caps = [max(1, size // MIB) for size in filled]

@@ -1,4 +1,4 @@
-"""A training under DDP from its profiler traces: the input of the DDP model, and predictions for other settings."""
+"""Builds the model of a training under DDP from profiler traces."""
 
 from __future__ import annotations
 

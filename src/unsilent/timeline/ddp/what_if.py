@@ -1,4 +1,4 @@
-"""Predicted steps of a training under DDP with other buckets, precision or reduction, or with a parameter server.
+"""Predicted steps of a training under DDP with other buckets, precision, reduction or servers.
 
 Forms: ``buckets=25`` or ``buckets=1,8,25`` (MiB, the last for all further ones), ``gradients=fp16`` or ``bf16``,
 ``reduction=PROGRAM`` (as `unsilent placement` names it), ``server=N``. Each is answered by `ddp_model`, all else as recorded.

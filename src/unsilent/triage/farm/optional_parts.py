@@ -1,4 +1,4 @@
-"""Optional parts of a simulated incident's folder: logs, configurations, step times and flight recorder dumps."""
+"""Writes logs, configurations, step times and flight recorder dumps of a simulated incident."""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome
 
 
 def verify_checkpoints(bundle: Bundle, blanks: Blanks) -> Finding:
-    """Find the newest checkpoint that does not match its manifest, and the newest intact one before the alarm."""
+    """Compare the recorded checkpoints with their manifests.
+
+    Finds the newest one that does not match, and the newest intact one before the alarm.
+    """
     incident = bundle.incident
     good: list[tuple[str, int | None]] = []
     bad: list[tuple[str, str, int | None]] = []

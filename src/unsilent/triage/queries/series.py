@@ -1,4 +1,4 @@
-"""Queries on recorded series: values that are not finite or unusual, and gradients unlike those of other ranks."""
+"""Queries on recorded series: values that are not finite or unusual, and differing gradients."""
 
 from __future__ import annotations
 

@@ -105,7 +105,10 @@ def _run(series: RankSeries, before: int) -> tuple[float, float, float]:
 
 
 def _shift(series: RankSeries, before: int, step: int, feature: str) -> tuple[float, float]:
-    """Largest logarithmic change of a feature near the alarm, and its median change afterwards; NaN if unknown."""
+    """Largest logarithmic change of a feature near the alarm, and its median change afterwards.
+
+    NaN if unknown.
+    """
     columns = [place for place, name in enumerate(series.names) if name[0] == feature]
     gaps = past_gaps(series, before)[:, columns]
     near, after = (gaps[rows] for rows in (abs(series.steps - step) <= 2, series.steps > step + 2))
