@@ -1,1 +1,1 @@
-"""Incidents of trainings: shown, executed again offline, and planted to measure what the verdicts on them are worth."""
+"""Incidents of trainings: reports, repeated execution of their steps, and planted incidents."""

@@ -1,4 +1,4 @@
-"""Planted anomalies of trainings, of every kind of fault that a verdict tells apart; for what judges or sorts incidents.
+"""Plans an anomaly of any kind of fault in a small training, to test verdicts and the ranking of queries.
 
     incident = plant("device", probability=0.1, world_size=4, seed=7, workload="convolution")
     verdict = run_planted(incident)                # in each rank: unsilent.incidents.planted_job
@@ -41,7 +41,7 @@ FIRST_STEPS = (44, 60)
 
 @dataclass(frozen=True)
 class PlantedIncident:
-    """An anomaly of one training, fully determined.
+    """The plan of an anomaly in one training, which determines it fully.
 
     Attributes:
         kind: Kind that a verdict should name.
@@ -71,7 +71,7 @@ class PlantedIncident:
 def plant(
     kind: FaultKind, *, probability: float = 1.0, world_size: int = 1, seed: int = 0, workload: str = "convolution"
 ) -> PlantedIncident:
-    """A planted incident of this kind, the same for the same values.
+    """Plan an incident with a fault of the given kind; equal arguments give equal plans.
 
     Args:
         kind: Kind of fault; an incident is planted for each but ``undetermined``.

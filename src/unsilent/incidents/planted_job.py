@@ -1,4 +1,4 @@
-"""A small training with a planted anomaly, under the real monitor, until the first alarm has a verdict."""
+"""Runs a small training with a planted anomaly, until the monitor gives a verdict on its first alarm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOP_EXPONENT_BIT = 1
 
 
 class PlantedJob:
-    """The training of one rank."""
+    """The training of one rank, in which an anomaly is planted."""
 
     def __init__(self, incident: PlantedIncident, rank: int) -> None:
         self._incident, self._rank = incident, rank
@@ -56,7 +56,7 @@ class PlantedJob:
         self.optimizer.step()
 
     def begin(self, step: int) -> Batch:
-        """The batch of a step, after what is planted there was done."""
+        """Begin a step: turn on a planted device fault, and return the batch, changed if planned."""
         incident = self._incident
         batch = draw_batch(incident.seed, step, self._rank)
         if step < incident.step:
@@ -69,7 +69,7 @@ class PlantedJob:
         return batch
 
     def _turn_on_fault(self) -> None:
-        """Let the device compute one product wrongly from now on, each time or once."""
+        """Let the device compute one operation wrongly from now on, either once or repeatedly."""
         seen = sorted(self.device.seen.items())
         (self.device.only, times) = seen[int(self._incident.draws[0] * len(seen))]
         per_step = max(round(times / self._incident.step), 1)
@@ -87,7 +87,7 @@ class PlantedJob:
         return element_fault(output, "or", elements, TOP_EXPONENT_BIT)
 
     def load_damaged(self) -> None:
-        """Load the state as a checkpoint of now would have it, with a flipped bit."""
+        """Load the current state with one flipped bit, as a damaged checkpoint would."""
         state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         name = list(state)[int(self._incident.draws[0] * len(state))]
         element = np.array([int(self._incident.draws[1] * state[name].numel())])
@@ -95,18 +95,18 @@ class PlantedJob:
         self.model.load_state_dict(state)
 
     def keep_checkpoint(self) -> None:
-        """Save the state: the checkpoint before the one that is damaged."""
+        """Save the state as the checkpoint before the damaged one."""
         self._checkpoint = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
 
     def load_checkpoint(self) -> None:
-        """Load the state that was saved."""
+        """Load the saved state."""
         model, optimizer = self._checkpoint
         self.model.load_state_dict(model)
         self.optimizer.load_state_dict(copy.deepcopy(optimizer))
 
 
 def changed_batch(batch: Batch, incident: PlantedIncident) -> Batch:
-    """The batch with what the incident changes in it."""
+    """The batch with the change that the incident plans."""
     images, labels = batch.images.clone(), (batch.labels + 1 + int(incident.draws[0] * (CLASSES - 1))) % CLASSES
     images.view(-1)[int(incident.draws[1] * images.numel())] = float("nan")
     return {
@@ -123,7 +123,9 @@ def changed_batch(batch: Batch, incident: PlantedIncident) -> Batch:
 def run_planted(
     incident: PlantedIncident, rank: int = 0, has_anomaly: bool = True, noticed: int | None = None, **options: Any
 ) -> AlarmExplained | None:
-    """The verdict on the first alarm of a training with this anomaly; called in every rank of ``world_size``.
+    """Run a training with a planted anomaly, and return the verdict on its first alarm.
+
+    Every rank of ``world_size`` calls it.
 
     Args:
         has_anomaly: False: the same training without it.

@@ -1,4 +1,4 @@
-"""Small trainings that incidents are planted in: four networks on handwritten digits."""
+"""Small trainings for planted incidents: four networks on handwritten digits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BATCH, CLASSES, SIDE = 16, 10, 8
 
 
 class Batch(NamedTuple):
-    """Input of a step.
+    """The input of a training step.
 
     Attributes:
         images: float32[n, 8, 8].
@@ -39,7 +39,7 @@ def _digits() -> tuple[Tensor, Tensor]:
 
 
 def draw_batch(seed: int, step: int, rank: int) -> Batch:
-    """The batch of a step and a rank."""
+    """The random batch of a step on a rank."""
     images, labels = _digits()
     generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 64 + rank)
     chosen = torch.randint(len(images), (BATCH,), generator=generator)
@@ -47,7 +47,7 @@ def draw_batch(seed: int, step: int, rank: int) -> Batch:
 
 
 class Convolution(nn.Module):
-    """Two convolutions and a linear layer."""
+    """A network of two convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Convolution(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A block with two heads over the rows of an image."""
+    """A transformer layer with two heads, over the rows of an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """Two linear layers."""
+    """A network of two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Perceptron(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Gated recurrent units over the rows of an image."""
+    """A gated recurrent unit (GRU) over the rows of an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,10 @@ BODIES: dict[str, type[Convolution | Transformer | Perceptron | Recurrent]] = {
 
 
 class Classifier(nn.Module):
-    """A body, a layer of scores and the loss; what makes the loss of scores may be computed in float16."""
+    """A network with a layer of class scores and the loss.
+
+    With ``is_narrow``, the loss is computed from the scores in float16.
+    """
 
     def __init__(self, workload: str, is_narrow: bool) -> None:
         super().__init__()
@@ -126,13 +129,13 @@ class Classifier(nn.Module):
 
 
 def scaled_gradient(value: Tensor, scale: Tensor) -> Tensor:
-    """The value, whose gradient is multiplied by a number."""
+    """Return the value unchanged, and multiply its gradient by ``scale``."""
     result: Tensor = Scaled.apply(value, scale)  # type: ignore[no-untyped-call]
     return result
 
 
 class Scaled(torch.autograd.Function):
-    """See `scaled_gradient`."""
+    """The autograd function behind `scaled_gradient`."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, scale: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The state and the batches of one rank in the folder of an incident, as steps that `recovery.step_replay` executes again."""
+"""Executes the recorded step of an incident again, from the state and the batches of one rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from unsilent.workloads.trainings.randomness import isolated_randomness, seed_gl
 
 
 class RecordedSteps:
-    """A `ReplayedSteps` of an incident.
+    """Recorded steps of an incident, in the form that `recovery.step_replay` executes.
 
     Args:
         step: Model and optimizer, whose state is replaced, and what is called with each batch.
@@ -57,23 +57,26 @@ class RecordedSteps:
         self.model, self._step, self._batches, self.problem = step.model, step, batches, ""
 
     def go_back(self) -> None:
-        """Put the recorded state back."""
+        """Restore the recorded state."""
         self._step.restore(self._state)
 
     def starts(self) -> Sequence[IterationStart]:
-        """The recorded batches; random numbers have seed 0, as states of generators are not recorded."""
+        """The recorded batches, each with random generators seeded by 0.
+
+        The states of generators are not recorded.
+        """
         return [IterationStart(batch, lambda: seed_globals(0)) for batch in self._batches]
 
     def run(self, batch: Any) -> None:
-        """The body of an iteration."""
+        """Run the step on a batch."""
         self._step.batch = batch
         self._step.run()
 
     def end_iteration(self) -> None:
-        """Do nothing, as nothing is judged."""
+        """Do nothing, because no monitor judges the iteration."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the step came to, by name."""
+        """All tensors of the model and the optimizer by name."""
         return state_tensors(self.model, [self._step.optimizer])
 
     def batches(self) -> Sequence[Any]:
@@ -81,16 +84,16 @@ class RecordedSteps:
         return self._batches
 
     def portable(self) -> Any:
-        """Raise ``UsageError``: there is no other rank."""
+        """Raise ``UsageError``, because there is no other rank."""
         raise UsageError("a recorded step is executed by one rank alone")
 
     def starts_of(self, portable: Any) -> Sequence[IterationStart]:
-        """Raise ``UsageError``: there is no other rank."""
+        """Raise ``UsageError``, because there is no other rank."""
         raise UsageError("a recorded step is executed by one rank alone")
 
 
 def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | None = None) -> Evidence:
-    """Evidence from a recorded step that is executed again; its executions are compared with a first one.
+    """Execute a recorded step several times, and return evidence from comparing the executions.
 
     Args:
         folder: Folder of an incident, or of a job with one incident.
@@ -122,14 +125,14 @@ def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | N
 
 
 def _findings(steps: RecordedSteps) -> Findings:
-    """Findings of the only rank: whether a tensor has an element that is not finite."""
+    """Findings of the only rank: whether all tensors are finite."""
     numbers: Iterator[Tensor] = (tensor for tensor in steps.tensors().values() if tensor.is_floating_point())
     is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in numbers)
     return Findings(frozenset(() if is_finite else (0,)), True, 0, np.zeros((0, 0)), np.zeros((0, 0)))
 
 
 def _check_recorded(incident: Incident, rank: int) -> None:
-    """Raise ``UsageError``, with the reason where one is recorded, if a rank has no state or no batch."""
+    """Raise ``UsageError``, with the reason if known, if a rank's state or batch was not recorded."""
     part_folder = incident.folder / f"rank{rank}"
     missing = [name for name in (STATE_FILE, BATCH_FILE) if not (part_folder / name).exists()]
     if not missing:
@@ -148,7 +151,10 @@ def _check_recorded(incident: Incident, rank: int) -> None:
 
 
 def _chosen_rank(incident: Incident, rank: int) -> int:
-    """The rank, if it has a part; the only one for -1. Raises ``UsageError``."""
+    """The given rank, or the only recorded one for -1.
+
+    Raises ``UsageError`` if that rank has no part.
+    """
     known = incident.ranks
     if rank in known:
         return rank

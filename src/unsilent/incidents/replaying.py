@@ -1,4 +1,4 @@
-"""``unsilent incident replay DIR``: the recorded step of an alarm, executed again."""
+"""The command ``unsilent incident replay DIR``, which executes the recorded step of an alarm again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_CODE = "the folder has no code; give a function that returns step, model and 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Options of the execution of an incident's step."""
+    """Options for executing the step of an incident again."""
 
     folder: Annotated[Path, Option("Folder of an incident.", "", metavar="DIR", missing_error=NO_FOLDER)]
     code: Annotated[
@@ -47,11 +47,11 @@ class IncidentReplay(Shown):
 
     @property
     def exit_code(self) -> int:
-        """1 where something was found."""
+        """Exit code: 1 if something was found, else 0."""
         return int(bool(self._findings()))
 
     def report(self) -> Report:
-        """A row for each result that executions came to."""
+        """Report with a row for each execution."""
         columns = (
             Column.text(
                 "execution",

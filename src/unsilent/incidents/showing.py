@@ -1,4 +1,4 @@
-"""``unsilent incident show DIR``: what was recorded of the first alarm of a run."""
+"""The command ``unsilent incident show DIR``, which shows what was recorded at the first alarm of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ NO_FOLDER = "no folder was given; give that of an incident, or that of the job's
 
 
 def step_range(text: Any) -> tuple[int, int]:
-    """The first and the last step of ``A..B``. Raises ``UsageError``."""
+    """The first and the last step of a range ``A..B``.
+
+    Raises ``UsageError`` for any other text.
+    """
     first, dots, last = str(text).partition("..")
     ends = parse_whole_number(first), parse_whole_number(last)
     if not dots or ends[0] is None or ends[1] is None or ends[0] > ends[1]:
@@ -27,7 +30,7 @@ def step_range(text: Any) -> tuple[int, int]:
 
 
 def step_range_text(steps: tuple[int, int]) -> tuple[str]:
-    """The range as it is typed, ``80..95``."""
+    """A range of steps as it is typed, ``80..95``."""
     return (f"{steps[0]}..{steps[1]}",)
 
 

@@ -52,7 +52,7 @@ SERIES_COLUMNS = (
 
 @dataclass(frozen=True)
 class ShownSeries:
-    """A series of a rank.
+    """A recorded series of a rank.
 
     Attributes:
         points: Step and value of each step in which it was read.
@@ -65,7 +65,10 @@ class ShownSeries:
 
 @dataclass(frozen=True, repr=False)
 class ShownIncident(Shown):
-    """An incident, the parts of its ranks that could be read, and the series that are shown; ``steps``: those asked for."""
+    """An incident with the readable parts of its ranks, and the series to show.
+
+    ``steps`` is the range of steps that the user selected.
+    """
 
     incident: Incident
     parts: tuple[RankPart, ...]
@@ -74,7 +77,7 @@ class ShownIncident(Shown):
     steps: tuple[int, int] | None = None
 
     def report(self) -> Report:
-        """The report of the incident; the table for machines has the series."""
+        """Report on the incident, with the series as its table for programs."""
         incident = self.incident
         settings = setting_facts({**incident.settings, **incident.versions})
         return Report(
@@ -217,7 +220,7 @@ def _series_of(
 
 
 def _name(series: Series) -> str:
-    """Feature, tensor and statistic, fit for terminals."""
+    """Feature, tensor and statistic of a series, safe to print."""
     return escape_unprintable(join_names(*map(str, series[:3])))
 
 

@@ -1,1 +1,1 @@
-"""Reproductions of papers to the letter, which nothing else needs: file formats, networks and logs of published artifacts."""
+"""Exact reproductions of papers: file formats, networks and logs of published artifacts."""

@@ -1,4 +1,4 @@
-"""Replays a distributed training job from its traces: where its time went, which rank held it back, and what if.
+"""Replays a distributed training from its traces, to explain slow steps and predict changes.
 
 A satellite: it imports nothing of faults, campaigns or monitors. Readers of traces make a `unsilent.timeline.job.Job`; all else
 (clocks, dependencies, replay, diagnosis, what-if) works on its arrays.

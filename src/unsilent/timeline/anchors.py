@@ -1,4 +1,4 @@
-"""Compares the clock of each rank with that of rank 0 by messages to and fro, over sockets of its own.
+"""Compares the clock of each rank with that of rank 0 by messages over separate sockets.
 
 Nothing of the job's process groups is used: their sequence numbers and the flight recorder stay as they are without a recording,
 and a rank that does not come costs the others a wait of seconds, never the job. The clock is that of the profiler, Unix time.
@@ -22,7 +22,9 @@ _TIME = struct.Struct("<q")
 
 
 def measure_offset(store: Store, label: str, rank: int, world_size: int) -> tuple[float, float, float]:
-    """Unix seconds, offset of this rank's clock (its time less that of rank 0) and the bound of its error, all in seconds.
+    """Time, clock offset and error bound of a comparison of this rank's clock with that of rank 0.
+
+    All three are in seconds, the first one in Unix time. The offset is this rank's time minus that of rank 0.
 
     The fastest of `MESSAGES` exchanges counts; half its round trip bounds the error. All ranks call it with the same label, once.
 
@@ -43,7 +45,7 @@ def measure_offset(store: Store, label: str, rank: int, world_size: int) -> tupl
 
 
 def best_exchange(exchanges: list[tuple[int, int, int]]) -> tuple[float, float, float]:
-    """Seconds, offset and bound of the fastest exchange.
+    """Time, clock offset and error bound of the fastest exchange, all in seconds.
 
     Args:
         exchanges: When each was sent on this clock, answered on that of rank 0, and received on this clock, nanoseconds.
@@ -64,7 +66,7 @@ def _exchange(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def _answer(store: Store, key: str, ranks: int) -> None:
-    """Answer all messages of so many ranks."""
+    """Answer the messages of the given number of ranks with the time of this clock."""
     host = socket.gethostbyname(os.environ.get("MASTER_ADDR", "localhost"))  # that of rank 0, where all ranks reach it
     with socket.create_server((host, 0), backlog=ranks) as server:
         store.set(key, f"{host} {server.getsockname()[1]}")

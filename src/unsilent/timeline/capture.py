@@ -1,4 +1,4 @@
-"""Records some steps of what a program trains with the profiler, without a change of the program.
+"""Records some steps of a training program with the profiler, without changing the program.
 
 A step ends when the optimizer that stepped first has stepped. The step before the first recorded one runs under the profiler as
 well, so that its start costs no recorded step. An error in recording is said once, and the program goes on without it.
@@ -37,7 +37,7 @@ FEWEST_TIMED = 3
 
 
 class Recorder:
-    """Writes the trace of one rank, once.
+    """Records some steps of one rank and writes their trace.
 
     Args:
         folder: Where it is written.
@@ -69,7 +69,7 @@ class Recorder:
         self.rank, self._world_size = int(os.environ.get("RANK", "0")), 1
 
     def start(self) -> None:
-        """Count the steps of all classes of optimizers that are used from now on."""
+        """Count the steps of all optimizers that are used from now on."""
         plain, self._plain_hook = Optimizer.profile_hook_step, Optimizer.__dict__["profile_hook_step"]
 
         def hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +99,7 @@ class Recorder:
         AnyProfile._prepare_trace = prepare_trace  # type: ignore[method-assign]
 
     def stop(self) -> None:
-        """Leave torch as it was; write what was recorded so far, where the program ended early."""
+        """Undo the changes to torch, and write the recorded steps if the program ended early."""
         Optimizer.profile_hook_step = self._plain_hook  # type: ignore[method-assign]
         AnyProfile._prepare_trace = self._plain_prepare  # type: ignore[method-assign]
         self._has_stopped = True  # classes of optimizers that were used meanwhile go on calling `_after`
@@ -107,7 +107,7 @@ class Recorder:
             self._try(lambda: self._finish(compare=False))  # other ranks may not be there any more
 
     def cost_text(self) -> str:
-        """Sentence on how much longer a recorded step took than others."""
+        """Sentence on how much longer recorded steps took than other steps."""
         plain, recorded = self._times
         if len(plain) < FEWEST_TIMED:
             return "too few other steps were timed to say what recording cost"
@@ -119,7 +119,7 @@ class Recorder:
         )
 
     def _after(self, optimizer: Optimizer) -> None:
-        """A step of an optimizer has ended."""
+        """Count a finished step of an optimizer."""
         if self._depth or self.has_failed or self._has_stopped or os.getpid() != self._process:
             return
         if self._optimizer is None or self._optimizer() is None:
@@ -180,7 +180,10 @@ class Recorder:
         self._write(profiler)
 
     def _write(self, profiler: profile) -> None:
-        """Write the trace with the anchors as its first key; a reader sees all of it or nothing."""
+        """Write the trace file with the measured clock offsets as its first key.
+
+        The file is replaced at once, so that no reader sees half of it.
+        """
         target = self._folder / f"trace-rank{self.rank}.json.gz"
         plain, packed = target.with_suffix(".tmp.json"), target.with_suffix(".tmp")
         try:
@@ -197,7 +200,7 @@ class Recorder:
             packed.unlink(missing_ok=True)
 
     def _compare(self, label: str) -> None:
-        """Measure the offset of this rank's clock; without it, the trace says less."""
+        """Measure the offset of this rank's clock, and report a failure to the user."""
         if not self._can_compare or self._world_size == 1:
             return
         try:
@@ -208,7 +211,7 @@ class Recorder:
             self._say(f"the clock of rank {self.rank} was not compared with that of rank 0: {kind_and_line(error)}")
 
     def _flight_record(self) -> bytes:
-        """The flight recorder's dump of collectives; empty where this build of torch has none."""
+        """The flight recorder's dump of collectives, or no bytes if this build of torch has none."""
         names = ["_dump_nccl_trace_json"] * torch.cuda.is_available() + [
             "_dump_fr_trace_json"
         ]  # gloo has the second one
@@ -234,7 +237,7 @@ def _refuse_own_profiler() -> None:
 
 
 def group_place() -> tuple[int, int] | None:
-    """Rank of this process and number of ranks in the default process group; None where there is none."""
+    """Rank of this process and number of ranks in the default process group, or None without a group."""
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()

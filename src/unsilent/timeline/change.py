@@ -1,4 +1,4 @@
-"""A what-if's changes of a replay, and its prediction."""
+"""The changes that a what-if question makes to a replay, and the predicted answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unsilent.timeline.step_split import Floats
 
 @dataclass(frozen=True)
 class Change:
-    """Changes that a what-if makes to a replay.
+    """Changes that a what-if question makes to a replay.
 
     Attributes:
         replay: Replay of the job, with other dependencies where they change.
@@ -33,7 +33,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Answer:
-    """The predicted times of steps for one question.
+    """The predicted step times for one what-if question.
 
     Attributes:
         text: The question.
@@ -58,5 +58,5 @@ class Answer:
 
     @property
     def ratios(self) -> Floats:
-        """Predicted time of each step, in multiples of the recorded one, float64[steps]."""
+        """Predicted time of each step divided by its recorded time, float64[steps]."""
         return self.predicted / self.recorded

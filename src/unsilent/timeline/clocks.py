@@ -1,4 +1,6 @@
-"""Brings the operations of all ranks onto one clock: that of rank 0, or of the first rank where nothing was measured.
+"""Converts the times of all ranks to one clock.
+
+The clock is that of rank 0, or of the first rank if no offset was measured.
 
 Offsets that were measured by messages are used, linear in time between the measurements. Otherwise an offset is the median of the
 differences between when collectives ended on two ranks. Its interval says how well the median is known, not that collectives end
@@ -31,7 +33,7 @@ _ENDS_TOGETHER = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?a
 
 @dataclass(frozen=True)
 class Clocks:
-    """Operations on one clock.
+    """Start times of operations on one common clock, and the clock offsets of ranks.
 
     Attributes:
         start: Seconds of each operation, float64[n].
@@ -45,7 +47,7 @@ class Clocks:
 
 
 def align_clocks(operations: Operations, anchors: Mapping[int, NDArray[np.float64]]) -> Clocks:
-    """Operations of all ranks on one clock.
+    """Start times of the operations of all ranks on one common clock.
 
     Args:
         operations: Operations of ranks, each on its own clock.
@@ -69,7 +71,7 @@ def align_clocks(operations: Operations, anchors: Mapping[int, NDArray[np.float6
 
 
 def _ending_together(operations: Operations) -> NDArray[np.intp]:
-    """Indices of operations of collectives that end together."""
+    """Indices of operations of collectives that end on all ranks at the same time."""
     by_name = np.array([bool(_ENDS_TOGETHER.search(name)) for name in operations.names], bool)
     return np.flatnonzero((operations.kind == COLLECTIVE) & (operations.collective >= 0) & by_name[operations.name])
 
@@ -81,7 +83,11 @@ def _infer(
     start: NDArray[np.float64],
     offsets: dict[int, Interval],
 ) -> list[str]:
-    """Correct ``start`` of ranks that are not in ``offsets``, and add these; ranks may be connected over others."""
+    """Infer the missing clock offsets of ranks from the times at which collectives ended.
+
+    Corrects ``start`` of these ranks and adds their offsets to ``offsets``; a chain of other ranks may connect two
+    ranks. Returns notes.
+    """
     rest, inferred = [rank for rank in members if rank not in offsets], []
     ends = np.full(operations.collective.max(initial=-1) + 1, np.nan)  # on the first rank whose clock is known
 
@@ -135,7 +141,10 @@ def _unknown_notes(ranks: list[int]) -> list[str]:
 def _contradictions(
     operations: Operations, together: NDArray[np.intp], start: NDArray[np.float64], offsets: Mapping[int, Interval]
 ) -> list[str]:
-    """A note where a collective ended on one rank before another had begun it, by more than the offsets are uncertain."""
+    """A note if a collective ended on one rank clearly before it began on another.
+
+    The difference has to exceed the error of the offsets.
+    """
     known = np.isin(operations.rank[together], list(offsets))
     together = together[known]
     collectives, number = np.unique(operations.collective[together], return_inverse=True)

@@ -1,4 +1,4 @@
-"""All that is found out of a recorded job, and what is shown of it."""
+"""The diagnosis of a recorded job, and its report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from unsilent.timeline.what_if import answer, answer_interval
 
 
 class Link(NamedTuple):
-    """A part of a critical path.
+    """An operation on a critical path, with the seconds that it adds.
 
     Attributes:
         operation: Index.
@@ -42,7 +42,10 @@ class Link(NamedTuple):
 
 
 def critical_path(job: Job, step: int) -> list[Link]:
-    """The critical path of a step (an index of `Job.steps`), in the order of time; empty where no operation is of the step."""
+    """The critical path of a step in the order of time, or nothing if the step has no operation.
+
+    ``step`` is an index of `Job.steps`.
+    """
     operations = job.operations
     of_step = np.flatnonzero(operations.step == step)
     if not len(of_step):
@@ -102,7 +105,7 @@ class Timeline(Shown):
     answers: list[Answer]
 
     def report(self, source: str = "") -> Report:
-        """Report on the diagnosis; ``source``: the name of the traces."""
+        """Report on the diagnosis; ``source`` names the traces."""
         base = self.slowdown.report(source)
         headline = [*_lateness(self), *([base.headline] if self.is_explained and len(self.split.ranks) > 1 else [])]
         headline += [] if self.is_explained else [NOT_EXPLAINED]
@@ -119,12 +122,12 @@ class Timeline(Shown):
 
     @cached_property
     def memory_peaks(self) -> list[MemoryPeak]:
-        """Peaks of allocated memory by rank; empty where the traces have no memory events."""
+        """Peaks of allocated memory by rank; empty if the traces have no memory events."""
         return memory_peaks(self.job)
 
     @property
     def verdict(self) -> str:
-        """Verdict of the comparison of ranks, in a word.
+        """Result of the comparison of ranks as one word.
 
         ``straggler``: a rank is late by more than noise; ``not_separable``: none is, in any part of the steps;
         ``not_compared``: not all parts, ranks or steps could be compared.
@@ -135,13 +138,16 @@ class Timeline(Shown):
 
     @property
     def is_explained(self) -> bool:
-        """Whether the dependencies that were found explain when operations ran, so that replays mean something."""
+        """Whether the dependencies explain when operations ran, so that replays can be trusted."""
         ratio = float(self.slowdown.without_gaps.mean() / self.slowdown.recorded.mean())
         return self.slowdown.unexplained_share < MOST_UNEXPLAINED and ratio < MOST_LONGER
 
 
 def diagnose(job: Job, questions: Sequence[str] = (), system: str | None = None) -> Timeline:
-    """The diagnosis of a job, and answers to what-ifs (see `answer`); raises ``UsageError`` for an unknown one."""
+    """The diagnosis of a job, with answers to what-if questions (see `answer`).
+
+    Raises ``UsageError`` for an unknown question.
+    """
     slowdown = measure_slowdown(job)
     step = int(np.argsort(slowdown.recorded, kind="stable")[(len(slowdown.recorded) - 1) // 2])
     answers = answer(Replay(job), questions, system) if questions or system is not None else []
@@ -150,7 +156,7 @@ def diagnose(job: Job, questions: Sequence[str] = (), system: str | None = None)
 
 
 def _lateness(result: Timeline) -> Iterator[str]:
-    """Sentence on late ranks: by parts of the step where these were compared, else by who was waited for."""
+    """Sentences on late ranks: in which part of the step, or else for which rank the others waited."""
     excesses, split = result.excesses, result.split
     if len(split.ranks) == 1:
         period, steps = split.end - split.begin, len(result.job.steps)
@@ -205,7 +211,10 @@ def _split_findings(result: Timeline) -> Iterator[str]:
 
 
 def _doubt(result: Timeline, what_if: Answer) -> str:
-    """Why an answer is not to be believed, which it is computed by: the model of DDP, or replays; empty: it may be."""
+    """Why the answer to a question is not to be trusted, or an empty text if it may be trusted.
+
+    Depends on how it was computed: by the model of DDP or by replays.
+    """
     return what_if.doubt if what_if.of_model or result.is_explained else "replays are not to be trusted"
 
 
@@ -223,7 +232,7 @@ def _answer_findings(result: Timeline) -> Iterator[str]:
 
 
 def _peak_text(what_if: Answer) -> str:
-    """The predicted peak of memory, where there is one."""
+    """Text on the predicted peak of memory, or an empty text if none was predicted."""
     if what_if.peak is None:
         return ""
     recorded, predicted = map(human_bytes, what_if.peak)
@@ -231,7 +240,7 @@ def _peak_text(what_if: Answer) -> str:
 
 
 def _model_text(ratio: Interval) -> str:
-    """The model of DDP, and how uncertain its prediction is."""
+    """Text that names the model of DDP and the uncertainty of its prediction."""
     if not ratio.low <= ratio.high:
         return "the model of DDP"
     limits = f"{ratio.low:.3g} to {ratio.high:.3g} times as long with {100 * ratio.confidence:g} % confidence"
@@ -240,13 +249,16 @@ def _model_text(ratio: Interval) -> str:
 
 
 def _answer_notes(answers: Sequence[Answer]) -> Iterator[str]:
-    """Each note once, after the questions that it is about."""
+    """Each note on the answers once, after the questions that it applies to."""
     for note in dict.fromkeys(note for what_if in answers for note in what_if.notes):
         yield f"{escape_unprintable(', '.join(what_if.text for what_if in answers if note in what_if.notes))}: {note}"
 
 
 def _counts_from_begin(job: Job, peaks: Sequence[MemoryPeak]) -> bool:
-    """Whether some peaks are of ranks without a device, whose memory the profiler counts from the recording's begin on."""
+    """Whether some memory peaks belong to ranks without a device.
+
+    The profiler counts their memory from the begin of the recording.
+    """
     with_device = {lane.rank for lane in job.lanes if lane.is_device}
     return any(peak.rank not in with_device for peak in peaks)
 
@@ -335,7 +347,7 @@ def _path_table(result: Timeline) -> Table:
 
 
 def step_figure(result: Timeline) -> Figure:
-    """Operations of the median step as bars, ranks as rows, those on the critical path framed."""
+    """Bar chart of the operations of the median step by rank, with the critical path framed."""
     operations, critical = result.job.operations, {link.operation for link in result.path}
     drawn = np.flatnonzero(operations.step == result.step)
     if len(drawn) > MOST_BARS:

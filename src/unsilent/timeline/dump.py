@@ -1,4 +1,4 @@
-"""Writes what the flight recorder of this process holds, with the members of its process groups.
+"""Writes the flight recorder of this process to a file, with the members of its process groups.
 
 Without them, nothing says whether a rank that entered no collective of a group should have: for gloo, torch leaves them out.
 """
@@ -16,7 +16,9 @@ from unsilent.basics.plainfiles import replace_file
 
 
 def write_dump(folder: str | Path) -> None:
-    """Write what this rank entered so far as ``dump_RANK``; call it in a thread, while the job hangs.
+    """Write the flight recorder of this rank to the file ``dump_RANK``.
+
+    Call it in a thread while the job hangs.
 
     Args:
         folder: Where it is written; it is made where it is missing.

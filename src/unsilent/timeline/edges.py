@@ -1,4 +1,4 @@
-"""Dependencies of recorded operations, as threads and streams show them.
+"""Finds dependencies between recorded operations from the order in which threads and streams ran them.
 
 An operation follows the one before it in its lane, and what launched it. Where it begins after a gap in its lane, it may have
 waited: a thread for another one (as those of gloo, whose collectives nothing else waits for visibly), a synchronising call for
@@ -25,7 +25,7 @@ _SYNCHRONISES = re.compile(r"(cuda|hip)(Device|Stream|Event)Synchronize")
 
 
 def make_edges(operations: Operations, lanes: Sequence[Lane], launches: Indices) -> Edges:
-    """Dependencies within each rank.
+    """Dependencies between the operations of each rank.
 
     Args:
         operations: Operations of all ranks; those that wait for a device cut by `cut_waits`.
@@ -49,7 +49,7 @@ def make_edges(operations: Operations, lanes: Sequence[Lane], launches: Indices)
 
 
 def cut_waits(operations: Operations, lanes: Sequence[Lane], launches: Indices) -> tuple[Operations, Indices]:
-    """Operations and launches, where a call that waits for a device begins when the last operation ended that it waited for.
+    """Operations and launches, with each call that waits for a device shortened to the time after its wait.
 
     Its wait becomes a gap that an edge explains, in place of a duration that no faster device would shorten.
     """
@@ -76,7 +76,10 @@ def _synchronises(operations: Operations) -> NDArray[np.bool_]:
 
 
 def _launch_edges(operations: Operations, launches: Indices, previous: Indices) -> tuple[Indices, Indices]:
-    """Edges from what launched; where that was still running, from what came before it in its thread."""
+    """Edges from each launching operation to the launched one.
+
+    If the launching operation was still running, the edge comes from the one before it in its thread.
+    """
     source, target = launches[:, 0], launches[:, 1]
     is_running = operations.end[source] > operations.start[target]
     source = np.where(is_running, previous[source], source)
@@ -87,7 +90,10 @@ def _launch_edges(operations: Operations, launches: Indices, previous: Indices) 
 def _wait_edges(
     operations: Operations, lanes: Sequence[Lane], by_lane: Sequence[Indices]
 ) -> Iterator[tuple[Indices, Indices]]:
-    """Edges to operations after a gap in their lane, from what ended in it, by lane of the target and of the source."""
+    """Edges to operations after a gap in their lane, from operations of other lanes that ended in the gap.
+
+    Each pair of lanes gives one result.
+    """
     is_collective, calls = operations.kind == COLLECTIVE, _synchronises(operations)
     carries_out = [
         not lane.is_device and is_collective[lane_operations].all()
@@ -111,7 +117,7 @@ def _wait_edges(
 
 
 def _last_in_gaps(operations: Operations, targets: Indices, sources: Indices) -> tuple[Indices, Indices]:
-    """The source (of another lane) that ended last in each gap before an operation of a lane, and that operation."""
+    """Pairs of the source that ended last in each gap of a lane and the operation after that gap."""
     ends = operations.end[sources]
     after = np.searchsorted(operations.start[targets], ends - ROUNDING)
     begins = np.append(-np.inf, operations.end[targets])[after]

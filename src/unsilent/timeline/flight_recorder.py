@@ -1,4 +1,4 @@
-"""Reads dumps of PyTorch's flight recorder: what each rank entered of the collectives of its process groups.
+"""Reads dumps of PyTorch's flight recorder: the collectives that each rank entered, by process group.
 
 The JSON form, and the pickle form without unpickling (`unsilent.basics.pickle_values`). Only what is needed is looked at.
 Collectives are counted by their entries: ``pg_status`` of gloo counts messages between two ranks as well, and a pair of ranks
@@ -32,14 +32,14 @@ _OF_TORCH = re.compile(r"(?:^|[\\/])torch[\\/]")
 
 
 class Group(NamedTuple):
-    """A process group: its name, the same on all ranks, and its description."""
+    """Name and description of a process group; the name is equal on all ranks."""
 
     name: str
     description: str
 
     @property
     def label(self) -> str:
-        """Name for people, with the description."""
+        """Name of the group for people, with its description if it has one."""
         return f"{self.name} ({self.description})" if self.description not in ("", "undefined") else self.name
 
 
@@ -63,20 +63,20 @@ class Collective(NamedTuple):
 
 @dataclass
 class Entered:
-    """Collectives of a group that a rank entered, by their numbers, and those of them that it has not left."""
+    """Collectives of a group that a rank entered, and the numbers of those that it has not left."""
 
     collectives: dict[int, Collective] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
 
     @property
     def last(self) -> int:
-        """Number of the last one."""
+        """The highest number of an entered collective, or 0 if there is none."""
         return max(self.collectives, default=0)
 
 
 @dataclass(frozen=True)
 class Dump:
-    """The content of the flight recorder of a rank.
+    """The content of one rank's flight recorder.
 
     Attributes:
         rank: Rank by the name of the file.
@@ -94,7 +94,10 @@ class Dump:
 
 
 def read_dumps(paths: Sequence[str | Path]) -> list[Dump]:
-    """The dumps in these folders and files, by rank; raises ``UsageError``."""
+    """The dumps in the given folders and files, ordered by rank.
+
+    Raises ``UsageError`` if one cannot be read.
+    """
     files: dict[int, Path] = {}
     for path in _files(paths):
         rank = _rank(path)
@@ -151,7 +154,7 @@ def _read_dump(path: Path, rank: int, known: dict[Collective, Collective]) -> Du
 
 
 class _Reader:
-    """Takes what is needed out of a dump; raises ``ValueError`` for what torch does not write."""
+    """Reads the needed parts of a dump, and raises ``ValueError`` if torch cannot have written it."""
 
     def __init__(self, known: dict[Collective, Collective]) -> None:
         self._known = known
@@ -187,7 +190,10 @@ class _Reader:
         return Dump(rank, groups, dict(self._members(top)), 0 if first == LARGEST else first, not used <= ids)
 
     def _members(self, top: Any) -> Iterable[tuple[str, frozenset[int]]]:
-        """Ranks by the name of a group; gloo has one entry without a name."""
+        """The name and the ranks of each named group.
+
+        gloo has one entry without a name, which is skipped.
+        """
         for _, value in _pairs(top.get("pg_config"), "pg_config") if top.get("pg_config") is not None else ():
             config = _mapping(value, "pg_config")
             name, ranks = _text(config.get("name"), "pg_config"), config.get("ranks")
@@ -212,7 +218,7 @@ class _Reader:
         return tuple(_text(text, key) for text in self._list(entry.get(key), key))
 
     def _site(self, frames: Any) -> tuple[str, int]:
-        """File and line of the innermost frame that is not torch's."""
+        """File and line of the innermost stack frame outside of torch."""
         for value in self._list(frames, "frames") if frames is not None else ():
             frame = _mapping(value, "a frame")
             file = _text(frame.get("filename"), "filename")
@@ -242,7 +248,7 @@ def _pairs(value: Any, name: str) -> Iterable[tuple[Any, Any]]:
 
 
 def _whole(value: Any, name: str, least: int = 0, most: int = LARGEST) -> int:
-    """A whole number, which JSON has as text in places."""
+    """Check and return a whole number, which JSON may hold as text."""
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value, re.ASCII):
         value = int(value)
     if type(value) is not int or not least <= value <= most:
@@ -257,7 +263,7 @@ def _flag(value: Any, name: str) -> bool:
 
 
 def _text(value: Any, name: str) -> str:
-    """A text, fit to be shown."""
+    """Check and return a text, with unprintable characters escaped."""
     if not isinstance(value, str):
         raise ValueError(f"its {name} is no text")
     return escape_unprintable(value[:LONGEST_NAME])

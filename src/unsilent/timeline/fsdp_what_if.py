@@ -1,4 +1,4 @@
-"""Predicted steps of a training under FSDP2 with another setting.
+"""Predicted steps of a training under FSDP2 with one setting changed.
 
 Forms: ``reshard_after_forward=no``, ``reduce_dtype=bf16``, ``fsdp wrap=N`` (every N neighbouring units are one) and
 ``fsdp prefetch=N`` (parameters are gathered N units ahead in backward passes).
@@ -32,7 +32,10 @@ _SCATTERS = re.compile(r"\w+::?_?reduce_?scatter")
 
 
 def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
-    """The change of a replay that a question names; raises ``UsageError`` if unknown, or without such collectives."""
+    """The change to a replay that a what-if question on FSDP2 asks for.
+
+    Raises ``UsageError`` if the question is unknown or the job has no such collectives.
+    """
     word, _, value = text.partition("=")
     if word.startswith("fsdp "):
         least, change = (2, _wrapped) if word == "fsdp wrap" else (1, _prefetched)
@@ -58,7 +61,7 @@ def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
 
 
 def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
-    """Notes on a cost that is not fitted to these sizes."""
+    """Notes on a fitted cost that is used outside the sizes of its fit."""
     if not cost.grows:
         yield "what a larger collective costs does not show in the traces"
     elif not cost.covers(sizes):
@@ -66,7 +69,7 @@ def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
 
 
 def _without_second_gather(replay: Replay, gaps: Floats) -> Change:
-    """The change in which all-gathers of backward passes with launches and copies take no time, and no rank waits in them."""
+    """The change in which all-gathers of backward passes, with their launches and copies, take no time."""
     job, operations = replay.job, replay.job.operations
     of_gathers = _named(job, _GATHERS) & (operations.phase == BACKWARD)
     again = of_gathers & (operations.kind == COLLECTIVE)
@@ -83,7 +86,10 @@ def _without_second_gather(replay: Replay, gaps: Floats) -> Change:
 
 
 def _wrapped(replay: Replay, gaps: Floats, count: int) -> Change:
-    """The change in which each group of units has one all-gather, when its first unit needs it, and one reduce-scatter, last."""
+    """The change in which each group of ``count`` units shares one all-gather and one reduce-scatter.
+
+    The all-gather takes place when the first unit of a group needs it, the reduce-scatter with the last one.
+    """
     job, operations = replay.job, replay.job.operations
     durations, gaps, collective = replay.durations.copy(), gaps.copy(), operations.collective.copy()
     groups, notes, is_extrapolated = _groups(job, count), list[str](), False
@@ -108,7 +114,7 @@ def _wrapped(replay: Replay, gaps: Floats, count: int) -> Change:
 
 
 class _Group(NamedTuple):
-    """Collectives that become one.
+    """Collectives that are replaced by one.
 
     Attributes:
         members: Members in order of time.
@@ -124,7 +130,10 @@ class _Group(NamedTuple):
 
 
 def _groups(job: Job, count: int) -> list[_Group]:
-    """Groups of collectives of ``count`` neighbouring units, or of what is left of them; raises ``UsageError``."""
+    """Groups of collectives that belong to ``count`` neighbouring units; the last group may be smaller.
+
+    Raises ``UsageError`` if the units cannot be found.
+    """
     operations = job.operations
     is_backward = operations.phase == BACKWARD
     sorts = []
@@ -160,7 +169,7 @@ def _groups(job: Job, count: int) -> list[_Group]:
 
 
 def _by_step(job: Job, which: NDArray[np.bool_]) -> dict[tuple[int, int], Indices]:
-    """Indices of operations in order of time, by rank and step."""
+    """Indices of the selected operations in the order of time, by rank and step."""
     operations, result = job.operations, dict[tuple[int, int], list[int]]()
     for operation in np.flatnonzero(which & (operations.step >= 0)).tolist():
         result.setdefault((int(operations.rank[operation]), int(operations.step[operation])), []).append(operation)
@@ -168,7 +177,10 @@ def _by_step(job: Job, which: NDArray[np.bool_]) -> dict[tuple[int, int], Indice
 
 
 def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
-    """The change in which all-gathers of backward passes on streams wait for what the ``count - 1`` units before did."""
+    """The change in which all-gathers of backward passes are launched ``count - 1`` units earlier.
+
+    Only those on streams of a device change.
+    """
     job, operations, edges = replay.job, replay.job.operations, replay.job.edges
     gathers = _named(job, _GATHERS) & (operations.kind == COLLECTIVE) & (operations.phase == BACKWARD)
     _expect(gathers, "all-gather in a backward pass")
@@ -202,7 +214,7 @@ def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
 
 
 def _named(job: Job, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Operations with names of a pattern, bool[n]."""
+    """Whether the name of each operation matches a pattern, bool[n]."""
     return np.array([bool(pattern.match(name)) for name in job.operations.names], bool)[job.operations.name]
 
 

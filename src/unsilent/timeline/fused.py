@@ -1,4 +1,4 @@
-"""The measured gain of fusing the operations of a part of a model: it is compiled and timed, never guessed."""
+"""Measures the gain of fusing the operations of a part of a model by compiling and timing it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ WARMUP = 3
 
 
 def measure_fused(module: nn.Module, *inputs: Any, repeats: int = 20) -> float:
-    """How many times as long a part of a model takes once it is compiled, forward and backward pass together.
+    """Time of a compiled part of a model divided by its time without compilation.
+
+    Forward and backward pass count together.
 
     The factor for ``--what-if scale:GLOB=FACTOR``, with a glob of the part's operations. Copies of the module are measured in
     turns, plain and under `torch.compile`; the medians are compared. The module, its gradients and random states stay as they
@@ -43,7 +45,7 @@ def measure_fused(module: nn.Module, *inputs: Any, repeats: int = 20) -> float:
 
 
 def _seconds(module: Any, inputs: tuple[Any, ...]) -> float:
-    """Seconds of a forward pass, and of its backward pass where there is one."""
+    """Seconds of a forward pass, and of the backward pass if there is one."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
     wanted = [tensor for tensor in (*module.parameters(), *tensors) if tensor.requires_grad]
     _wait(tensors)

@@ -1,4 +1,4 @@
-"""The rank that never entered a collective, and where ranks called different ones: by dumps of the flight recorder."""
+"""Finds missing ranks and differing collectives of a hanging job from dumps of the flight recorder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unsilent.timeline.flight_recorder import DEFAULT_GROUP, Collective, Dump, E
 
 
 class Missing(NamedTuple):
-    """A rank that had not entered a collective which others had entered.
+    """Ranks that had not entered a collective while others had.
 
     Attributes:
         group, number: Group and number of the collective.
@@ -39,7 +39,10 @@ class Missing(NamedTuple):
 
 
 class Different(NamedTuple):
-    """A collective that ranks called differently: ways with their ranks, that of most ranks first; ``since`` as in `Missing`."""
+    """A collective that ranks called differently, with each kind of call and its ranks, most ranks first.
+
+    ``since`` is as in `Missing`.
+    """
 
     group: Group
     number: int
@@ -76,7 +79,7 @@ class Hang(Shown):
 
     @property
     def verdict(self) -> str:
-        """Verdict of the dumps, in a word.
+        """Verdict on the hang as one word.
 
         ``different``: collectives differ between ranks; ``missing``: a rank is missing from one; ``waiting``: ranks wait,
         and none is known to be missing; ``none``: none of these.
@@ -89,17 +92,20 @@ class Hang(Shown):
 
     @property
     def exit_code(self) -> int:
-        """1: a rank was missing from a collective, or collectives differ."""
+        """Exit code: 1 if a rank was missing from a collective or collectives differ, else 0."""
         return int(self.verdict in ("different", "missing"))
 
 
 def find_hang(paths: Sequence[str | Path]) -> Hang:
-    """The hang that the dumps in these folders and files show; raises ``UsageError``."""
+    """The hang that the dumps in the given folders and files show.
+
+    Raises ``UsageError`` if a dump cannot be read.
+    """
     return hang_of(read_dumps(paths))
 
 
 def hang_of(dumps: Sequence[Dump]) -> Hang:
-    """The hang that these dumps, at least one, show."""
+    """The hang that one or more dumps show."""
     members = {name: ranks for dump in dumps for name, ranks in dump.members.items()}
     ranks = tuple(dump.rank for dump in dumps)
     groups = sorted({group for dump in dumps for group in dump.groups})
@@ -138,7 +144,7 @@ def hang_of(dumps: Sequence[Dump]) -> Hang:
 
 
 def _entered(dump: Dump, group: Group, members: frozenset[int]) -> Entered | None:
-    """Collectives of a group that a rank entered; None where it is no member, or nothing is known of it."""
+    """Collectives of a group that a rank entered, or None if they are unknown or the rank is not a member."""
     is_known = dump.rank in members and not dump.dropped and not dump.has_unnamed
     return dump.groups.get(group, Entered() if is_known else None)
 
@@ -148,7 +154,7 @@ def _where(entered: Mapping[int, Entered], holds: Callable[[Entered], bool]) -> 
 
 
 def _missing(group: Group, entered: Mapping[int, Entered]) -> Iterator[Missing]:
-    """Ranks that are in no collective of the group, while others entered more of them."""
+    """Ranks that wait in no collective of the group, although others entered later collectives."""
     most = max(entered_group.last for entered_group in entered.values())
     for rank, of_rank in entered.items():
         if of_rank.open or of_rank.last >= most:
@@ -167,7 +173,10 @@ def _missing(group: Group, entered: Mapping[int, Entered]) -> Iterator[Missing]:
 
 
 def _since(of_rank: Entered, number: int, calls: Iterable[Collective]) -> int:
-    """Number of the first collective of ``of_rank`` from which on all before this one equal one of ``calls``."""
+    """Number of the first of consecutive equal collectives before ``number``.
+
+    They are compared with ``calls``; without an equal one, the result is ``number``.
+    """
     result = number
     for call in calls:
         first = number
@@ -182,7 +191,10 @@ def _since(of_rank: Entered, number: int, calls: Iterable[Collective]) -> int:
 def _perhaps_missing(
     group: Group, entered: Mapping[int, Entered], ranks: Iterable[int], absent: tuple[int, ...]
 ) -> Iterator[Missing]:
-    """Where no collective of a group was ever left, which takes all members, a rank without an entry may be one."""
+    """Ranks without an entry that may be missing from a group in which no rank left the first collective.
+
+    Leaving a collective takes all members, so a rank without an entry may be a member that did not come.
+    """
     candidates = tuple(rank for rank in ranks if rank not in entered)
     if candidates and all(1 in entered_group.open for entered_group in entered.values()):
         collective = next(iter(entered.values())).collectives[1]
@@ -191,7 +203,7 @@ def _perhaps_missing(
 
 
 def _waits_in(dumps: Iterable[Dump], ranks: tuple[int, ...], group: Group) -> tuple[Group, ...]:
-    """Other groups in which a rank waits; none of several ranks."""
+    """Other groups in which a single missing rank waits; nothing for several ranks."""
     return tuple(
         sorted(
             other_group
@@ -206,7 +218,10 @@ def _waits_in(dumps: Iterable[Dump], ranks: tuple[int, ...], group: Group) -> tu
 def _first_different(
     group: Group, entered: Mapping[int, Entered], key: Callable[[Collective], Any]
 ) -> Different | None:
-    """The first collective of which ``key`` is not the same on all ranks that hold it; a key of None says nothing."""
+    """The first collective for which ``key`` gives different results on different ranks.
+
+    Ranks for which it gives None are not compared.
+    """
     for number in sorted({number for entered_group in entered.values() for number in entered_group.collectives}):
         ways: dict[Any, tuple[Collective, list[int]]] = {}
         for rank, entered_group in entered.items():
@@ -224,13 +239,16 @@ def _line(call: Collective) -> tuple[str, int] | None:
 
 
 def _as_compared(call: Collective) -> tuple[Any, ...]:
-    """The part of a call that is equal on all ranks: operation, elements and their types, but not the shapes."""
+    """The properties of a call that must be equal on all ranks: operation, types and number of elements.
+
+    The shapes may differ.
+    """
     shapes = common_shapes(call)
     return call.operation, call.dtypes if shapes is not None else (), shapes and sum(map(prod, shapes))
 
 
 def common_shapes(call: Collective) -> tuple[tuple[int, ...], ...] | None:
-    """Shapes whose elements are as many on all ranks; None where every rank has its own."""
+    """Shapes of the tensors that have equally many elements on all ranks, or None for an all-to-all."""
     name = call.operation.replace("_", "")
     if "alltoall" in name:
         return None

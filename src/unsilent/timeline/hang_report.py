@@ -1,4 +1,4 @@
-"""The report of ``unsilent timeline hang``: ranks that are missing from collectives, and collectives that differ."""
+"""The report of ``unsilent timeline hang``: missing ranks and differing collectives."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _notes(result: Hang) -> Iterator[str]:
 
 
 def _call(call: Collective) -> str:
-    """``all_reduce of 4x3 Float at train.py:12``."""
+    """Text on a call, like ``all_reduce of 4x3 Float at train.py:12``."""
     shapes = common_shapes(call) or call.sent or call.received
     sizes = listed(("x".join(map(str, shape)) or "1" for shape in shapes), 3)
     types = listed(dict.fromkeys(call.dtypes), 3)
@@ -128,7 +128,7 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 def _ranks(ranks: Sequence[int], verb: str = "") -> str:
-    """``rank 1 waits``, ``ranks 1, 2 wait``."""
+    """Text that names ranks, with a verb if one is given, like ``rank 1 waits`` or ``ranks 1, 2 wait``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]} {verb}".rstrip()
     return f"ranks {_numbers(ranks)} {'have' if verb == 'has' else verb.removesuffix('s')}".rstrip()

@@ -1,4 +1,4 @@
-"""Operations of a thread that follow each other, made of its nested events."""
+"""Converts the nested events of a thread to operations that follow each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 class Flat(NamedTuple):
-    """Operations of a thread in order; they do not overlap.
+    """Operations of a thread in the order of time, without overlaps.
 
     Attributes:
         start, end: Microseconds, float64.
@@ -38,7 +38,9 @@ class Flat(NamedTuple):
 def flatten(
     start: Floats, end: Floats, is_cut: NDArray[np.bool_], until: Floats, elsewhere: Floats, boundaries: Floats
 ) -> Flat:
-    """Operations of nested events: the outermost ones, with some of the events in them cut out.
+    """Operations without overlaps, made of nested events.
+
+    The outermost events become operations, and some events inside them are cut out as operations of their own.
 
     The time between two of them is an operation too where nothing ended ``elsewhere`` meanwhile: then the thread waited for no
     other one.
@@ -74,7 +76,7 @@ def flatten(
 
 
 def _between(outer_start: Floats, outer_end: Floats, elsewhere: Floats, boundaries: Floats) -> Flat:
-    """Times between outermost events in which the thread waited for no other one."""
+    """Times between outermost events in which the thread did not wait for another thread."""
     begun, ended = (np.searchsorted(times, boundaries, "right") for times in (outer_start, outer_end))
     outside = boundaries[begun == ended]
     starts, ends = np.sort(np.append(outer_start, outside)), np.sort(np.append(outer_end, outside))
@@ -88,7 +90,7 @@ def _between(outer_start: Floats, outer_end: Floats, elsewhere: Floats, boundari
 
 
 def annotated_phase(name: str) -> int:
-    """Phase of what happens within an annotation."""
+    """Phase of the step that an annotation of this name encloses."""
     return next((phase for prefix, phase in _ANNOTATED if name.startswith(prefix)), OTHER)
 
 
@@ -98,7 +100,12 @@ def is_backward(name: str) -> bool:
 
 
 def phases(times: Floats, start: Floats, end: Floats, phase: NDArray[np.int8]) -> NDArray[np.int8]:
-    """The phase at each time, of annotations with start and end; later ones count where several hold."""
+    """The phase at each time, from annotations with their starts and ends.
+
+    If several enclose a time, the backward pass counts first, then the optimizer, the loader and the forward pass.
+
+    If several enclose a time, the phase with the highest number counts.
+    """
     result = np.full(len(times), OTHER, np.int8)
     for number in (FORWARD, LOADER, OPTIMIZER, BACKWARD):
         spans = np.flatnonzero(phase == number)

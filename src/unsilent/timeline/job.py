@@ -43,7 +43,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of all ranks, arrays with n elements each, ordered by rank and start.
+    """Operations of all ranks as arrays with n elements each, ordered by rank and start.
 
     Attributes:
         rank: Rank, int32.
@@ -78,13 +78,13 @@ class Operations:
 
     @property
     def end(self) -> NDArray[np.float64]:
-        """Seconds since the job's begin, float64[n]."""
+        """End of each operation in seconds since the job's begin, float64[n]."""
         return self.start + self.duration
 
 
 @dataclass(frozen=True)
 class Edges:
-    """Dependencies, arrays with m elements each: operation ``target`` begins once ``source`` has ended.
+    """Dependencies as arrays with m elements each: ``target`` begins once ``source`` has ended.
 
     Attributes:
         source, target: Indices of operations, int32.
@@ -97,12 +97,12 @@ class Edges:
 
     @classmethod
     def none(cls) -> Edges:
-        """No dependency."""
+        """An empty set of dependencies."""
         return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int8))
 
 
 class Gradients(NamedTuple):
-    """When gradients of a rank were ready, in this order.
+    """Steps, times and sizes of a rank's gradients, in the order in which they became ready.
 
     Attributes:
         step: Index in the steps of the recording, int32.
@@ -116,7 +116,7 @@ class Gradients(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Parts of a rank's forward passes that have a name, and when their backward passes took place.
+    """Named parts of a rank's forward passes, with the times of their forward and backward passes.
 
     Attributes:
         name: Index in `Operations.names`, int32[k].
@@ -128,7 +128,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def none(cls) -> Parts:
-        """No part."""
+        """An empty set of parts."""
         return cls(np.empty(0, np.int32), np.empty((0, 4)))
 
 

@@ -1,4 +1,4 @@
-"""The events of a Chrome trace, JSON or gzipped JSON, one chunk at a time: memory does not grow with the file."""
+"""Reads the events of a Chrome trace, JSON or gzipped JSON, in chunks of bounded memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EVENTS = "traceEvents"
 
 @dataclass(slots=True)
 class Arguments:
-    """Arguments of an event that are of use, as they stand in the file; those of collectives are NCCL's."""
+    """The arguments of an event that are used, with unchecked values."""
 
     correlation: Any = None
     input_dims: Any = None
@@ -59,7 +59,7 @@ EVENT_NAMES = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 
 @dataclass(slots=True)
 class Event:
-    """An event as it stands in the file: nothing of it has been checked."""
+    """An event of the file, with unchecked values."""
 
     ph: Any = None
     cat: Any = None
@@ -73,7 +73,10 @@ class Event:
 
 @cache
 def _fast_decoder() -> Callable[[bytes], list[Event]] | None:
-    """Decodes a list of events where msgspec is installed; it raises ``ValueError`` or ``RecursionError``."""
+    """A decoder of lists of events, or None if msgspec is not installed.
+
+    The decoder raises ``ValueError`` or ``RecursionError``.
+    """
     try:
         import msgspec
     except ImportError:
@@ -92,7 +95,10 @@ def _fast_decoder() -> Callable[[bytes], list[Event]] | None:
 
 
 def kept_arguments(arguments: Arguments) -> Arguments:
-    """The arguments as plain values: bytes would keep the whole chunk in memory. None where a value is damaged."""
+    """The arguments with bytes decoded to plain values, and None for damaged values.
+
+    Bytes would keep the whole chunk in memory.
+    """
     return Arguments(*(_plain(getattr(arguments, name)) for name in ARGUMENT_NAMES))
 
 
@@ -106,7 +112,7 @@ def _plain(value: Any) -> Any:
 
 
 class TraceFile:
-    """A trace.
+    """A trace file whose events are read in chunks.
 
     Args:
         path: Path of the file.
@@ -126,7 +132,10 @@ class TraceFile:
         self._count = 0
 
     def chunks(self) -> Iterator[list[Event]]:
-        """All events, some thousands at a time. Raises ``UsageError`` for what is no trace."""
+        """All events, some thousands at a time.
+
+        Raises ``UsageError`` if the file is not a trace.
+        """
         with open_plain(self._path) as file:
             is_packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
@@ -166,7 +175,7 @@ class TraceFile:
         self._take(b"]")
 
     def _fast_chunk(self) -> list[Event]:
-        """Events up to the last end of one in the buffer, which stays before the next one; empty where that fails.
+        """Remove whole events from the buffer and decode them with msgspec; empty if that fails.
 
         What decodes as a list of objects ends where an object ends, so a wrong guess of an end is noticed.
         """
@@ -187,7 +196,9 @@ class TraceFile:
         return []
 
     def _slow_chunk(self) -> list[Event]:
-        """Events by the standard library's decoder, which reads text that msgspec refuses; empty where more must be read.
+        """Remove events from the buffer and decode them with the standard library.
+
+        Empty if more must be read. The standard library accepts text that msgspec refuses.
 
         An event is whole where a comma or the end of the list follows it.
         """
@@ -215,7 +226,7 @@ class TraceFile:
         return events
 
     def _value(self) -> Any:
-        """The JSON value that is next, taken from the buffer."""
+        """Remove the next JSON value from the buffer and return it."""
         while True:
             self._next()
             text = self._buffer.decode("utf-8", "surrogateescape")
@@ -231,7 +242,7 @@ class TraceFile:
             self._grow()
 
     def _grow(self) -> None:
-        """Double the buffer, so that a long value is not tried too often."""
+        """Double the buffer, so that a long value is decoded in few attempts."""
         if len(self._buffer) > MOST_VALUE:
             raise self._error(f"it has a value of more than {MOST_VALUE >> 20} MiB, or text that is no JSON")
         wanted = 2 * len(self._buffer)
@@ -241,7 +252,10 @@ class TraceFile:
             pass
 
     def _next(self) -> bytes:
-        """The next character that is no blank, left in the buffer; empty at the end of the file."""
+        """The next character that is not whitespace, or nothing at the end of the file.
+
+        The character remains in the buffer.
+        """
         self._buffer = self._buffer.lstrip()
         while not self._buffer and self._more():
             self._buffer = self._buffer.lstrip()
@@ -254,7 +268,7 @@ class TraceFile:
         self._buffer = self._buffer[1:]
 
     def _more(self) -> bool:
-        """Read a chunk; False at the end of the file."""
+        """Read a chunk into the buffer; False at the end of the file."""
         try:
             part = self._file.read(CHUNK)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:

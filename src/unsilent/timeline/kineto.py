@@ -29,7 +29,9 @@ _FLIGHT = re.compile(r"flight-rank\d+\.json$")
 
 @dataclass(frozen=True)
 class Recording(Job):
-    """The recorded operations of a job, each rank on its own clock; seconds count from the first one's begin.
+    """The recorded operations of a job, each rank on its own clock.
+
+    Seconds count from the earliest begin of a rank's trace.
 
     Its dependencies are not known yet, as they follow from operations on one clock.
 
@@ -43,7 +45,10 @@ class Recording(Job):
 
 
 def read_traces(paths: Sequence[str | Path]) -> Recording:
-    """The recording in these files, or in folders of them. Raises ``UsageError``."""
+    """The recording in the given trace files or folders.
+
+    Raises ``UsageError`` if they cannot be read or are not of one job.
+    """
     files = list(_files(paths))
     names = make_names()
     read = (read_rank_trace(file, names, is_only=len(files) == 1) for file in files)
@@ -77,12 +82,15 @@ def _files(paths: Sequence[str | Path]) -> Iterable[Path]:
 
 
 def _begin(trace: RankTrace) -> int:
-    """Unix nanoseconds of the first event."""
+    """Time of a trace's first event in Unix nanoseconds."""
     return trace.base + int(1000 * float(trace.start.min(initial=np.inf if len(trace.start) else 0.0)))
 
 
 def _check_same_job(traces: Sequence[RankTrace], notes: list[str]) -> int:
-    """The number of ranks; raises ``UsageError`` where the traces cannot be of one job."""
+    """The number of ranks of the job.
+
+    Raises ``UsageError`` if the traces cannot be of one job.
+    """
     first = traces[0]
     for trace, following in pairwise(traces):
         if trace.rank == following.rank:
@@ -114,7 +122,7 @@ def _job_text(trace: RankTrace) -> str:
 
 
 def _complete_steps(traces: Sequence[RankTrace], names: Sequence[str], notes: list[str]) -> tuple[int, ...]:
-    """Numbers of the steps that all traces hold."""
+    """Numbers of the steps that are complete in all traces."""
     steps_of_traces = [find_steps(trace, names) for trace in traces]
     common = set(steps_of_traces[0]).intersection(*steps_of_traces)
     if not common:
@@ -135,7 +143,7 @@ def _complete_steps(traces: Sequence[RankTrace], names: Sequence[str], notes: li
 
 
 def _is_cut(trace: RankTrace, steps: list[int]) -> bool:
-    """Whether the last of some steps was closed as the program ended, by a length that no other step has."""
+    """Whether the last step was cut off by the end of the program, judged by its length."""
     lengths = (trace.end - trace.start)[steps]
     usual = float(np.median(lengths[:-1]))
     return not usual / 10 <= lengths[-1] <= usual * 10

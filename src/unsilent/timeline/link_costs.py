@@ -1,4 +1,7 @@
-"""Costs of reductions over all ranks, from a description or a measurement of the machine (`unsilent placement`)."""
+"""Costs of reductions over all ranks, from a description or measurement of the machine.
+
+Both are those of `unsilent placement`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ _EVERY = 10**9
 
 @dataclass(frozen=True)
 class MeasuredCost(LinkCost):
-    """The cost of a collective, interpolated between measured sizes; latency and cost by the byte are of a fitted line.
+    """The cost of a collective, interpolated between measured sizes.
+
+    ``latency`` and ``per_byte`` are those of a fitted line.
 
     Beyond the largest size the last slope goes on.
 
@@ -34,19 +39,22 @@ class MeasuredCost(LinkCost):
     seconds: tuple[float, ...]
 
     def __call__(self, size: Floats) -> Floats:
-        """Seconds of collectives of these sizes."""
+        """Seconds of collectives of the given sizes."""
         return interpolated(self.sizes, self.seconds, size)
 
 
 @dataclass(frozen=True)
 class InterpolatedTable:
-    """A cost model that interpolates between the sizes of a sweep; what was not measured is predicted by ``table``."""
+    """A cost model that interpolates between measured sizes.
+
+    ``table`` predicts the cost of collectives that were not measured.
+    """
 
     table: MeasuredTable
     name: str = "interpolated sweep"
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
-        """See `unsilent.placement.cost.CostModel`."""
+        """Cost of a collective, see `unsilent.placement.cost.CostModel`."""
         predicted = self.table.cost(collective, traffic, payload)
         rows = sorted(self.table.measured(collective, traffic), key=lambda row: row.payload)
         if not rows:
@@ -56,13 +64,16 @@ class InterpolatedTable:
 
 
 def interpolated(sizes: Sequence[float], seconds: Sequence[float], size: Floats) -> Floats:
-    """Seconds at other sizes: between two measured ones in proportion, below the smallest its own, above by the last slope."""
+    """Seconds of payloads of the given sizes, interpolated linearly between measured ones.
+
+    Below the smallest measured size its time is used; above the largest one, the last slope continues.
+    """
     slope = seconds[-1] / sizes[-1] if len(sizes) == 1 else (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
     return np.asarray(np.interp(size, sizes, seconds) + max(slope, 0.0) * np.maximum(size - sizes[-1], 0))
 
 
 def reduction_costs(path: str, ranks: int) -> dict[str, LinkCost]:
-    """The cost of each reduction program, by its name in `unsilent placement`; the fastest for a MiB first.
+    """The cost of each reduction program by its name in `unsilent placement`, the fastest for 1 MiB first.
 
     Args:
         path: A system of `unsilent placement`: a sweep (.json), a TOML file or a preset.

@@ -1,4 +1,4 @@
-"""Reads traces of a job, of whatever sort they are."""
+"""Reads the traces of a job, whether they are profiler traces or an operation table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def load_job(paths: Sequence[str | Path]) -> Job:
-    """The job of these traces, on one clock; raises ``UsageError`` for what cannot be read."""
+    """The job that the given traces recorded, on one clock.
+
+    Raises ``UsageError`` if they cannot be read.
+    """
     if any(Path(path).suffix == ".parquet" for path in paths):
         if len(paths) > 1:
             raise UsageError(
@@ -34,7 +37,7 @@ def load_job(paths: Sequence[str | Path]) -> Job:
 
 
 def job_of_recording(recording: Recording) -> Job:
-    """Recorded ranks on one clock, with what their operations waited for."""
+    """The recorded job on one clock, with the dependencies between its operations."""
     from unsilent.timeline.clocks import align_clocks
     from unsilent.timeline.edges import cut_waits, make_edges
 

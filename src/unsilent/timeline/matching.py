@@ -1,4 +1,4 @@
-"""Matching of collectives of different ranks: by number where the trace numbers them, else by their order."""
+"""Matches collectives of different ranks by the numbers in the trace, or else by their order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 3
 
 
 class RankCollective(NamedTuple):
-    """A collective as one rank took part in it.
+    """One rank's part in a collective.
 
     Attributes:
         operation: Index of the operation.
@@ -36,19 +36,19 @@ class RankCollective(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, int]:
-        """The values that must be equal on all ranks."""
+        """Name and size of the collective, which must be equal on all ranks."""
         return self.name, self.size
 
 
 class Matching(NamedTuple):
-    """Numbers of collectives by operation, and what a reader should know."""
+    """The number of each operation's collective, and notes for the reader."""
 
     numbers: dict[int, int]
     notes: tuple[str, ...]
 
 
 def match_collectives(taken: Sequence[RankCollective], members: Mapping[str, Sequence[int]]) -> Matching:
-    """Number the collectives.
+    """Give operations of the same collective the same number.
 
     Args:
         taken: Collectives on all ranks, each rank's in order.
@@ -70,7 +70,9 @@ def match_collectives(taken: Sequence[RankCollective], members: Mapping[str, Seq
 
 
 def _by_number(lists: Mapping[int, list[RankCollective]]) -> list[list[RankCollective]]:
-    """Matches by the numbers of the trace, where these can be believed; else nothing.
+    """Collectives of all ranks matched by the numbers in the trace, or nothing if the numbers are unreliable.
+
+    Numbers were seen twice, missing, and counted over all groups of a process.
 
     They were seen twice, missing, and counted over all groups of a process.
     """
@@ -91,7 +93,7 @@ def _by_number(lists: Mapping[int, list[RankCollective]]) -> list[list[RankColle
 
 
 def _by_order(lists: Mapping[int, list[RankCollective]]) -> list[list[RankCollective]]:
-    """The k-th of each step on all ranks, as far as these are equal in name and size."""
+    """Collectives matched by their order in each step, up to the first that differs in name or size."""
     steps: dict[int, dict[int, list[RankCollective]]] = defaultdict(lambda: {rank: [] for rank in lists})
     for rank, collectives in lists.items():
         for collective in collectives:
@@ -112,7 +114,10 @@ def _by_order(lists: Mapping[int, list[RankCollective]]) -> list[list[RankCollec
 
 
 def _in_one_order(lists: Sequence[Sequence[RankCollective]]) -> list[list[RankCollective]]:
-    """The lists, those in the order of the first that only differ in it: gloo begins two at once, either of them first."""
+    """The collectives of each rank, in the order of the first rank if only their order differs.
+
+    gloo begins two collectives at once, and either may be recorded first.
+    """
     first = [collective.kind for collective in lists[0]]
     result = []
     for collectives in lists:
@@ -129,7 +134,7 @@ def _in_one_order(lists: Sequence[Sequence[RankCollective]]) -> list[list[RankCo
 def _unmatched(
     group: str, lists: Mapping[int, list[RankCollective]], matched: Sequence[object], numbers: Mapping[int, Hashable]
 ) -> list[str]:
-    """Note on collectives that have no partner on other ranks, at most one sentence."""
+    """A note on collectives in complete steps that were not matched, or nothing if there are none."""
     left = [
         collective
         for collectives in lists.values()

@@ -1,4 +1,4 @@
-"""Peaks of allocated memory, where traces have memory events (``profile_memory=True``)."""
+"""Peaks of allocated memory, from traces with memory events (``profile_memory=True``)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class MemoryPeak:
 
 
 def memory_peaks(job: Job) -> list[MemoryPeak]:
-    """The peak of each rank whose trace has memory events in steps; the first one of equal ones."""
+    """The memory peak of each rank whose trace has memory events in steps.
+
+    Of several equal peaks, the first one is given.
+    """
     result, operations = [], job.operations
     is_host = np.array([not lane.is_device for lane in job.lanes], bool)[operations.lane] & (operations.collective < 0)
     for rank, events in job.memory.items():
@@ -45,7 +48,7 @@ def memory_peaks(job: Job) -> list[MemoryPeak]:
 
 
 def steps_of_events(job: Job, rank: int) -> NDArray[np.int64]:
-    """Index in `Job.steps` of each memory event of a rank; -1: of none."""
+    """Index in `Job.steps` of each memory event of a rank, or -1 for events outside of steps."""
     begin, end = step_bounds(job, rank)
     known = np.flatnonzero(np.isfinite(begin) & np.isfinite(end))
     times = job.memory[rank][:, 0]
@@ -55,7 +58,10 @@ def steps_of_events(job: Job, rank: int) -> NDArray[np.int64]:
 
 
 def blocks(events: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Blocks of memory in order of their allocation: rows of when each was allocated and freed (inf: never) and its bytes."""
+    """Blocks of memory in the order of their allocation, float64[blocks, 3].
+
+    A row has the times of allocation and of freeing (inf: never freed), and the bytes.
+    """
     order = np.lexsort((np.arange(len(events)), events[:, 3]))
     ordered = events[order]
     is_new = ordered[:, 2] > 0

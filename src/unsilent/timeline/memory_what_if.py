@@ -1,4 +1,4 @@
-"""Predicted steps, and the memory at their peak, if a training held fewer activations.
+"""Predicted steps and memory peaks of a training that keeps fewer activations.
 
 Forms: ``recompute=GLOB`` (activations of named parts of the model are dropped after their forward pass and computed again before
 their backward pass) and ``accumulate=N`` (a batch is divided into N, whose gradients are accumulated). Both need memory events.
@@ -28,7 +28,10 @@ MOST_PARTS_OF_A_BATCH = 2**20
 
 
 def memory_change(text: str, replay: Replay, gaps: Floats) -> Change:
-    """The change that a question names; raises ``UsageError`` for one that names nothing, or without traced memory."""
+    """The change to a replay that a what-if question on memory asks for.
+
+    Raises ``UsageError`` if the question is unknown or the traces have no memory events.
+    """
     word, _, value = text.partition("=")
     job = replay.job
     recorded = max((memory_peak.bytes for memory_peak in memory_peaks(job)), default=0)
@@ -66,7 +69,7 @@ def _recomputed(glob: str, replay: Replay, gaps: Floats, recorded: int) -> Chang
 
 
 def _chosen(glob: str, job: Job, rank: int) -> Floats:
-    """Times of a rank's parts in steps that match, without those within others, as rows of `Parts.times`."""
+    """Times of a rank's parts whose names match a pattern, without nested ones, as rows of `Parts.times`."""
     parts, result = job.parts[rank], list[Floats]()
     starts = job.operations.start[(job.operations.rank == rank) & (job.operations.step >= 0)]
     matching = np.array([fnmatch.fnmatchcase(job.operations.names[name], glob) for name in parts.name], bool)
@@ -79,7 +82,10 @@ def _chosen(glob: str, job: Job, rank: int) -> Floats:
 
 
 def _peak_without(job: Job, rank: int, parts: Floats) -> float:
-    """Most bytes of a rank in steps where activations of parts are gone from their end to their backward pass."""
+    """The predicted memory peak of a rank if activations of the given parts are recomputed.
+
+    They are absent from the end of a part to the begin of its backward pass.
+    """
     events, allocated = job.memory[rank], blocks(job.memory[rank])
     times, dropped = events[:, 0], np.zeros(len(parts))
     for number, (begin, end, back, back_end) in enumerate(parts):
@@ -101,7 +107,10 @@ def _peak_without(job: Job, rank: int, parts: Floats) -> float:
 
 
 def _compute_again(replay: Replay, rank: int, parts: Floats, durations: Floats) -> None:
-    """Add what parts took to the first operation of their backward pass, in its thread and in streams."""
+    """Add the time of recomputing parts to the first operations of their backward passes, in place.
+
+    Both the thread and the streams of a device take longer.
+    """
     job, operations, edges = replay.job, replay.job.operations, replay.job.edges
     of_rank = np.flatnonzero((operations.rank == rank) & (operations.kind != COLLECTIVE))
     is_device = np.array([lane.is_device for lane in job.lanes], bool)[operations.lane]
@@ -145,7 +154,7 @@ def _accumulated(count: int, replay: Replay, gaps: Floats, recorded: int) -> Cha
 
 
 def _peak_accumulated(job: Job, rank: int, count: int) -> float:
-    """Most bytes of a rank in steps whose batch is divided into ``count``."""
+    """The predicted memory peak of a rank if each batch is divided into ``count`` parts."""
     operations, events, rank_blocks = job.operations, job.memory[rank], blocks(job.memory[rank])
     steps, peak = steps_of_events(job, rank), 0.0
     names = np.array([name.startswith(f"{EVALUATES}: {GRADIENT}") for name in operations.names], bool)
@@ -176,7 +185,7 @@ def _peak_accumulated(job: Job, rank: int, count: int) -> float:
 
 
 def _backward_pass(job: Job, rank: int, step: int) -> tuple[float, float] | None:
-    """Begin and end on the host of a step's backward pass; None where there is none."""
+    """Begin and end of a step's backward pass on the host, or None if there is none."""
     operations = job.operations
     is_host = np.array([not lane.is_device for lane in job.lanes], bool)[operations.lane]
     is_backward = (operations.rank == rank) & (operations.step == step) & (operations.phase == BACKWARD) & is_host
@@ -189,7 +198,10 @@ def _backward_pass(job: Job, rank: int, step: int) -> tuple[float, float] | None
 
 
 def _held(blocks_: Floats, times: NDArray[np.float64]) -> Floats:
-    """Bytes of blocks at each time, what happens at it included."""
+    """Total bytes of the blocks that are allocated at each time.
+
+    An allocation or a freeing at exactly that time counts.
+    """
     allocated = np.append(0.0, np.cumsum(blocks_[:, 2]))
     by_end = blocks_[np.argsort(blocks_[:, 1], kind="stable")]
     gone = np.append(0.0, np.cumsum(by_end[:, 2]))

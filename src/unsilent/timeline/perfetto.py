@@ -1,4 +1,4 @@
-"""A job as one zip that Perfetto opens: all ranks aligned, the recorded run and a replayed one side by side.
+"""Writes a job as a zip file for Perfetto, with several runs of all ranks on one time axis.
 
 The archive holds a Chrome trace for each rank of each run, and ``perfetto_manifest.json`` (version 1), by which Perfetto shows
 them on one time axis: https://perfetto.dev/docs/reference/perfetto-manifest
@@ -28,7 +28,7 @@ Run = tuple[Floats, Floats]
 
 
 def write_perfetto(path: Path, job: Job, runs: Mapping[str, Run], critical: Collection[int] = ()) -> None:
-    """Write an archive for Perfetto.
+    """Write a zip file of one or several runs of a job for Perfetto.
 
     Args:
         path: Path of the zip; a file that is there must be a zip.
@@ -56,7 +56,7 @@ def write_perfetto(path: Path, job: Job, runs: Mapping[str, Run], critical: Coll
 
 
 def write_runs(path: Path, job: Job, critical: Collection[Link]) -> None:
-    """Write an archive of a job as recorded, and of its replay without the gaps that no dependency explains."""
+    """Write an archive with the recorded run of a job and its replay without unexplained gaps."""
     replay = Replay(job)
     start, end = replay.run(np.maximum(replay.durations, 0), np.zeros(len(replay.gaps)))
     operations = job.operations
@@ -65,7 +65,10 @@ def write_runs(path: Path, job: Job, critical: Collection[Link]) -> None:
 
 
 def manifest(files: Collection[tuple[str, int, str]]) -> dict[str, Any]:
-    """The manifest that groups the files of an archive: each run, rank and name; all times are of one clock."""
+    """The manifest that groups the files of an archive by run and rank on one clock.
+
+    ``files`` holds run, rank and file name.
+    """
     entries = [
         {"path": name, "clocks": {"offset_ns": 0}, "machine": {"name": f"{run}, rank {rank}"}}
         for run, rank, name in files

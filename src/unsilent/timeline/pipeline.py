@@ -1,4 +1,4 @@
-"""Dependencies of one step of a job with data and pipeline parallelism, from which operations there are and their order.
+"""Dependencies between the operations of a step with data and pipeline parallelism.
 
 On each worker: computations follow each other, and so do messages of a kind; a computation waits for what it receives, and sends
 what it made; a receive is posted once the worker's thread comes to it; after the last computation gradients are reduced, clipped
@@ -33,7 +33,7 @@ WITHIN, ACROSS = "one data-parallel rank", "one stage"
 
 
 class OperationType(NamedTuple):
-    """Type of the operations of a name: kind and phase as in `Operations`, lane as in `LANES`.
+    """A type of operation: name, kind and phase as in `Operations`, and lane as in `LANES`.
 
     ``waits``: which operations of one step with this name and number wait for each other; of messages, see `_pair_messages`.
     """
@@ -72,7 +72,7 @@ Edge = tuple[int, int, int]
 
 
 class Pattern(NamedTuple):
-    """The operations that each data-parallel rank runs in each step; arrays with m elements, in the order of stages.
+    """The operations that each data-parallel rank runs in each step, as arrays ordered by stage.
 
     Attributes:
         stage, type: Stage and type of each operation, int64.
@@ -91,7 +91,7 @@ class Pattern(NamedTuple):
 
 
 def dependencies(pattern: Pattern) -> tuple[list[Edge], list[list[int]]]:
-    """Edges (source, target, kind) within a pattern, and pairs of a send and its receive.
+    """Dependencies (source, target, kind) within a pattern, and pairs of a send and its receive.
 
     Raises:
         UsageError: messages do not match what is computed.
@@ -116,7 +116,7 @@ def dependencies(pattern: Pattern) -> tuple[list[Edge], list[list[int]]]:
 
 
 def _pair_messages(messages: dict[tuple[int, int], list[int]], stages: int) -> list[list[int]]:
-    """The k-th message that a stage sends is the k-th that the next one receives; backward, that the one before receives."""
+    """Pairs of a send of one stage and its receive on the neighbouring stage, matched by their order."""
     pairs = []
     for send, receive, to in ((FORWARD_SEND, FORWARD_RECEIVE, 1), (BACKWARD_SEND, BACKWARD_RECEIVE, -1)):
         for stage in range(stages):
@@ -148,7 +148,7 @@ class _Worker:
             )
 
     def of(self, kind: int) -> list[int]:
-        """Operations of a type."""
+        """Operations of the given type in the order of their starts."""
         operations: list[int] = self._by_type[kind]
         return operations
 
@@ -159,7 +159,7 @@ class _Worker:
             yield from ((a, b, CHAIN) for a, b in pairwise(lane))
 
     def gathers_and_scatters(self, overlapped: bool) -> Iterator[Edge]:
-        """A part of the model computes once its parameters are there; its gradients are scattered once they are computed."""
+        """Dependencies between gathers of parameters, computations, and scatters of gradients."""
         last_gather, first_forward = self._last_of_chunk(GATHER), self._first_of_chunk(FORWARD_COMPUTE)
         yield from ((last_gather[part], first_forward[part], PIPELINE) for part in last_gather.keys() & first_forward)
         if overlapped:
@@ -169,14 +169,14 @@ class _Worker:
             )
 
     def _last_of_chunk(self, kind: int) -> dict[int, int]:
-        """The last operation of a type of each part of the model."""
+        """The last operation of the given type in each part of the model."""
         return {int(self.pattern.chunk[operation]): operation for operation in self.of(kind)}
 
     def _first_of_chunk(self, kind: int) -> dict[int, int]:
         return {int(self.pattern.chunk[operation]): operation for operation in reversed(self.of(kind))}
 
     def after_last_computation(self, overlapped: bool) -> Iterator[Edge]:
-        """Reductions of gradients, and the update: what of it was recorded, one after the other."""
+        """Dependencies that chain the last computation, the reductions of gradients, and the update."""
         last = max(self.computations, key=lambda operation: self.pattern.end[operation])
         scatters = self.of(SCATTER)
         parts = (self.of(GC), self.of(LAYERNORM), self.of(EMBEDDING), [] if overlapped else scatters, self.of(SEPARATE),
@@ -188,7 +188,7 @@ class _Worker:
             yield from ((scatters[-1], operation, CHAIN) for operation in after[:1])
 
     def matched_messages(self, kind: int, outer: int) -> list[tuple[int, int]]:
-        """Messages of a type with the computation that each feeds or comes from.
+        """Pairs of a message of the given type and the computation that receives or produces it.
 
         Some recorders list messages that never were sent: before the first or after the last computation, and those of the part
         ``outer`` of the model, which has nobody to receive from or to send to.
@@ -216,7 +216,9 @@ class _Worker:
         return list(zip(messages, computed, strict=True))
 
     def message_edges(self, kind: int, matched: Sequence[tuple[int, int]]) -> Iterator[Edge]:
-        """Edges of messages: what is computed is sent; what is received is computed with; receives are posted between.
+        """Dependencies between messages of a type and their computations.
+
+        A send waits for its computation, and a computation for its receive, which waits until it is posted.
 
         Posted: once the last computation before the one that it feeds had ended which usually had when it started.
         """

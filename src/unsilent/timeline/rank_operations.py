@@ -1,4 +1,4 @@
-"""The operations of one rank, made of the events of its trace."""
+"""Converts the events of one rank's trace to operations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from unsilent.timeline.rank_trace import (
 
 
 def named_parts(trace: RankTrace, names: Sequence[str]) -> Parts:
-    """Annotations in which operations of a forward pass ran whose backward passes all followed later; microseconds.
+    """Named parts of the forward pass whose backward passes followed later, with times in microseconds.
 
     An operation of a forward pass has the number of the node that it makes for the backward pass; operations within it that make
     none, and those before it in its thread, may have the same number, so that the last one with a number counts.
@@ -108,7 +108,7 @@ class RankOperations:
 
 
 def find_steps(trace: RankTrace, names: Sequence[str]) -> dict[int, int]:
-    """Event of each step by its number."""
+    """The event of each step, by the number of the step."""
     events: dict[int, int] = {}
     numbers = {number: int(match[1]) for number, name in enumerate(names) if (match := _STEP.match(name))}
     for event in np.flatnonzero((trace.category == ANNOTATION) & np.isin(trace.event_name, list(numbers))):
@@ -117,7 +117,7 @@ def find_steps(trace: RankTrace, names: Sequence[str]) -> dict[int, int]:
 
 
 def rank_operations(trace: RankTrace, names: Numbering[Any], steps: Sequence[int], origin: float) -> RankOperations:
-    """The operations of a rank.
+    """The operations of one rank, made of the events of its trace.
 
     Args:
         trace: Trace of the rank.
@@ -129,7 +129,7 @@ def rank_operations(trace: RankTrace, names: Numbering[Any], steps: Sequence[int
 
 
 class _Rank:
-    """Collects operations, each with the event that it is made of."""
+    """Converts events of one rank to operations, and keeps the event of each operation."""
 
     def __init__(self, trace: RankTrace, names: Numbering[Any], steps: Sequence[int], origin: float) -> None:
         self._trace, self._names, self._origin = trace, names, origin
@@ -193,7 +193,7 @@ class _Rank:
         return np.array([bool(pattern.match(name)) for name in self._names.shown], bool)[self._trace.event_name]
 
     def _launched_events(self) -> NDArray[np.int64]:
-        """Pairs of events: what launched, what was launched."""
+        """Pairs of a launching event and the launched event."""
         trace = self._trace
         runtime = np.flatnonzero((trace.category == RUNTIME) & (trace.correlation >= 0))
         runtime = runtime[np.argsort(trace.correlation[runtime], kind="stable")]
@@ -206,7 +206,7 @@ class _Rank:
         return np.concatenate(pairs)
 
     def _annotate(self, pairs: NDArray[np.int64]) -> None:
-        """Give kernels of NCCL whose arguments name no collective the annotation around their launch.
+        """Find the annotation around the launch of each NCCL kernel whose arguments name no collective.
 
         Traces of older versions of torch have such kernels, of which an all-to-all is named after messages.
         """
@@ -225,7 +225,10 @@ class _Rank:
             self._annotation.update(zip(kernels[is_around].tolist(), around[is_around].tolist(), strict=True))
 
     def _gloo_launches(self) -> list[tuple[int, int]]:
-        """Collectives of a sort are carried out in the order of their launches."""
+        """Pairs of a launching event and the gloo collective that it launched.
+
+        Collectives with the same name are carried out in the order of their launches.
+        """
         trace, names = self._trace, self._names.shown
         launched: dict[str, list[list[int]]] = defaultdict(lambda: [[], []])
         # gloo scatters what it has reduced as a whole, under the name of an all-reduce
@@ -292,7 +295,7 @@ class _Rank:
             self._add_thread(int(thread), events_of_thread, flat, is_cut, marks[here], mark_phase[here])
 
     def _is_in_collective(self) -> NDArray[np.bool_]:
-        """Whether each event began while its thread carried out a collective, and so is part of it."""
+        """Whether each event began while its thread carried out a collective, and so belongs to it."""
         trace, result = self._trace, np.zeros(len(self._trace.start), bool)
         for thread in np.unique(trace.thread[self._gloo]):
             of_thread = self._gloo[trace.thread[self._gloo] == thread]
@@ -303,7 +306,9 @@ class _Rank:
         return result
 
     def _ends_of_waits(self, events: NDArray[np.int64], pairs: NDArray[np.int64]) -> NDArray[np.float64]:
-        """When each event's thread went on: as the event ended, or the collective that it launched where nothing began before.
+        """The time at which the thread of each event continued.
+
+        That is the event's end, or the end of the launched collective if the thread began nothing before.
 
         So a collective is waited for that is not asynchronous, as those of FSDP2 over gloo.
         """
@@ -338,7 +343,7 @@ class _Rank:
         self._add(f"thread {trace.threads[thread]}", False, flat.start, flat.end, name, kind, phase, cut)
 
     def _add_lanes(self, events: NDArray[np.int64], is_device: bool) -> None:
-        """Operations of streams, or of threads that carry out collectives; each is an event."""
+        """Add an operation for each event of a stream, or of a thread that carries out collectives."""
         trace = self._trace
         is_nccl = self._is_named(_NCCL)
         for lane in np.unique(trace.thread[events]):

@@ -1,4 +1,4 @@
-"""The events of one rank's trace that are of use, as arrays."""
+"""Reads the needed events of one rank's trace as arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Numbering(dict[T, int]):
-    """Numbers what it is asked for in the order of its first use; ``shown``: the text of each."""
+    """Numbers keys in the order of their first use; ``shown`` holds the text of each."""
 
     def __init__(self, text: Callable[[T], str]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Numbering(dict[T, int]):
 
 
 def make_names() -> Numbering[Any]:
-    """Names of events, numbered; anything but text raises ``TypeError``."""
+    """An empty numbering of event names, which raises ``TypeError`` for anything but text."""
 
     def text(name: Any) -> str:
         if not isinstance(name, str):
@@ -68,7 +68,7 @@ def make_names() -> Numbering[Any]:
 
 @dataclass
 class RankTrace:
-    """The trace of one rank. Arrays have an element for each event.
+    """The trace of one rank, as arrays with an element for each event.
 
     Attributes:
         name: Name of the file.
@@ -109,12 +109,12 @@ class RankTrace:
 
     @property
     def end(self) -> NDArray[np.float64]:
-        """Microseconds."""
+        """End of each event in microseconds, float64."""
         return self.start + self.duration
 
 
 def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTrace | None:
-    """A trace of one rank; None for a dump of the flight recorder.
+    """The trace of one rank, or None if the file is a dump of the flight recorder.
 
     Args:
         path: Path of the file.
@@ -177,7 +177,10 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
 
 
 def _columns(events: Sequence[Event], names: Numbering[Any], threads: Numbering[Any]) -> tuple[NDArray[Any], ...]:
-    """The arrays of some events. Raises ``TypeError``, ``ValueError`` or ``OverflowError`` where one is damaged."""
+    """The values of some events as arrays.
+
+    Raises ``TypeError``, ``ValueError`` or ``OverflowError`` if an event is damaged.
+    """
     start, duration = (np.array([getattr(event, key) for event in events], float) for key in ("ts", "dur"))
     if not ((np.abs(start) < _MOST_TIME) & (duration >= 0) & (duration < _MOST_TIME)).all():
         raise ValueError
@@ -192,19 +195,22 @@ def _columns(events: Sequence[Event], names: Numbering[Any], threads: Numbering[
 
 
 def _of_device(memory: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows without their last number, those alone in which it is 1 where there are such."""
+    """Memory events of the device, or of the host if there are none, without the column that tells which.
+
+    The last column is 1 for events of a device.
+    """
     return memory[memory[:, 4] == memory[:, 4].max(initial=0), :4]
 
 
 def _memory_row(event: Event) -> tuple[Any, ...]:
-    """Numbers of `RankTrace.memory`, and whether they are of a device."""
+    """A row for `RankTrace.memory`, and whether it belongs to a device."""
     of = event.args
     is_known = type(of.bytes) is int and abs(of.bytes) < 2**60 and _is_count(of.address, 2**53)
     return event.ts, of.allocated, *((of.bytes, of.address) if is_known else (0, 0)), of.device_type != 0
 
 
 def _is_memory(event: Event) -> bool:
-    """Whether an event says how many bytes were allocated when."""
+    """Whether an event has a valid time and number of allocated bytes."""
     is_timed = type(event.ts) in (int, float) and abs(event.ts) < _MOST_TIME
     return is_timed and _is_count(event.args.allocated, 2**60)
 
@@ -229,7 +235,7 @@ def _rank(trace: TraceFile, distributed: dict[str, Any], is_only: bool, notes: l
 
 
 def _anchors(trace: TraceFile) -> NDArray[np.float64]:
-    """Rows of Unix seconds, offset and bound in seconds."""
+    """The measured clock offsets in a trace: rows of Unix seconds, offset and error bound in seconds."""
     try:
         rows = np.array(trace.fields.get("unsilent_clock") or np.empty((0, 3)), float)
         if rows.ndim == 2 and rows.shape[1] == 3 and np.isfinite(rows).all() and (np.abs(rows) < _MOST_TIME).all():
@@ -242,7 +248,7 @@ def _anchors(trace: TraceFile) -> NDArray[np.float64]:
 
 
 def payload_bytes(arguments: Arguments) -> int:
-    """Bytes of the tensors that an event names; -1 where it does not say."""
+    """Bytes of the tensors that an event names, or -1 if they are unknown."""
     if type(arguments.elements) is int and isinstance(arguments.dtype, str):
         return _bounded(arguments.elements * _bytes(arguments.dtype))
     types, dimensions = arguments.input_type, arguments.input_dims
@@ -261,7 +267,7 @@ def payload_bytes(arguments: Arguments) -> int:
 
 
 def item_bytes(arguments: Arguments) -> int:
-    """Bytes of one number of the tensors that an event names; -1 where it does not say, or they differ."""
+    """Bytes of one number of the tensors that an event names, or -1 if they are unknown or differ."""
     if isinstance(arguments.dtype, str):
         return _bytes(arguments.dtype)
     types = arguments.input_type if isinstance(arguments.input_type, list) else []

@@ -1,4 +1,4 @@
-"""Runs a training script and records some of its steps: its results, output, exit code and traceback are as without."""
+"""Runs a training script and records some of its steps without changing its results, output or exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RecordedRun:
-    """One run of a program; see `unsilent.timeline.capture.Recorder` for the arguments."""
+    """One recorded run of a program; see `unsilent.timeline.capture.Recorder` for the arguments."""
 
     def __init__(self, program: Program, folder: Path, steps: int, warmup: int) -> None:
         self._program, self._folder, self._steps, self._warmup = program, folder, steps, warmup
@@ -28,7 +28,7 @@ class RecordedRun:
         self._stderr = StandardError()
 
     def run(self) -> Any:
-        """Run the program to its end; returns what `sys.exit` takes.
+        """Run the program to its end and return an exit status for `sys.exit`.
 
         Raises:
             UsageError: there is no such program, or the folder holds a recording.
@@ -67,7 +67,7 @@ class RecordedRun:
             self._print(line)
 
     def _summary(self) -> str:
-        """Summary of what was recorded, in rank 0; in every rank, why less than asked."""
+        """Summary of the recording on rank 0, or on any rank the reason why fewer steps were recorded."""
         from unsilent.report.text import count_text
 
         recorder, count_of_steps = self._recorder, count_text(self._steps, "step")
@@ -86,7 +86,10 @@ class RecordedRun:
 
 
 def check_folder(folder: Path, environment: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` where this rank's trace cannot be written; a further attempt of torchrun replaces that of its job."""
+    """Raise ``UsageError`` if this rank's trace cannot be written to the folder.
+
+    A restart by torchrun may replace the trace of its job.
+    """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; give -o a folder")
     name = f"trace-rank{environment.get('RANK', '0')}.json.gz"

@@ -21,7 +21,7 @@ Indices = NDArray[np.int64]
 
 
 class Replay:
-    """Makes replays of one job.
+    """Replays one job with given durations and gaps.
 
     Attributes:
         job: The job that is replayed.
@@ -58,7 +58,7 @@ class Replay:
         self._schedule = make_schedule(job)
 
     def run(self, durations: Floats, gaps: Floats) -> tuple[Floats, Floats]:
-        """Start and end of each operation, seconds since the job's begin.
+        """Start and end of each operation in a replay, in seconds since the job's begin.
 
         Args:
             durations: Seconds, float64[n], or float64[n, k] for k replays at once; of a member of a collective its transfer time.
@@ -95,7 +95,7 @@ class Replay:
         return result[0].reshape(shape), result[1].reshape(shape)
 
     def _after_heads(self, durations: Floats, gaps: Floats) -> Floats:
-        """Seconds from the end of a chain's first operation to that of each later one in it, float64[followers, k]."""
+        """Seconds from the end of a chain's first operation to the end of each later one, float64[followers, k]."""
         plan = self._schedule
         after = np.cumsum(durations[plan.followers] + gaps[plan.followers, None], axis=0)
         begins = (np.cumsum(plan.counts) - plan.counts)[plan.counts > 0]
@@ -105,7 +105,11 @@ class Replay:
         return after
 
     def step_seconds(self, start: Floats, end: Floats) -> Floats:
-        """How far the last end of all ranks moves from step to step: float64[steps], or float64[steps, k] of k replays.
+        """Seconds from the last rank's end of one step to its end of the next, float64[steps].
+
+        With k replays, float64[steps, k].
+
+        k is the number of replays.
 
         A rank that is ahead of the others makes no step longer. The first step counts from the recorded begin of the last rank,
         as does each step that depends on no earlier one; a step after some that were not recorded, from its own begin.
@@ -120,7 +124,7 @@ class Replay:
 
 
 def latest_end(job: Job, used: NDArray[np.bool_]) -> Floats:
-    """When the last of those ended that each operation depends on, as recorded; -inf where there is none.
+    """The latest recorded end of the operations that each operation depends on, or -inf if there are none.
 
     ``used``: which of the edges count, bool[m].
     """
@@ -130,7 +134,7 @@ def latest_end(job: Job, used: NDArray[np.bool_]) -> Floats:
 
 
 def unexplained_gaps(job: Job, left_out: tuple[int, ...] = ()) -> Floats:
-    """Seconds before each operation in which, by the dependencies, it could have run; float64[n].
+    """Seconds that each operation could have started earlier by its dependencies, float64[n].
 
     They count from the begin of its step. ``left_out``: kinds of edges that are ignored, which makes no gap smaller.
     """
@@ -139,7 +143,9 @@ def unexplained_gaps(job: Job, left_out: tuple[int, ...] = ()) -> Floats:
 
 
 def leave_one_step_out(replay: Replay) -> Floats:
-    """Error of each step's time where it is predicted from the other steps: predicted / recorded - 1; NaN with one step.
+    """Relative error of each step's time when it is predicted from the other steps.
+
+    The error is predicted / recorded - 1, and NaN with one step.
 
     Each operation takes the mean of the durations and of the gaps that the same one has in the other steps: the same is what is
     in the same place among those of its name in its lane and step. What occurs in one step alone keeps its own.
@@ -157,13 +163,19 @@ def leave_one_step_out(replay: Replay) -> Floats:
 
 
 def _of_others(values: Floats, same: Indices) -> Floats:
-    """The mean of the other values that share a number of ``same``; a value alone stays, float64[n]."""
+    """The mean of the other values with the same number in ``same``, float64[n].
+
+    A value without others is kept.
+    """
     counts, sums = np.bincount(same)[same], np.bincount(same, values)[same]
     return np.where(counts > 1, (sums - values) / np.maximum(counts - 1, 1), values)
 
 
 def same_place(operations: Operations, of: NDArray[np.int32]) -> Indices:
-    """A number for each operation that it shares with the same one of other steps, and of other lanes with the same ``of``."""
+    """Numbers that are equal for operations at the same place of different steps, int64[n].
+
+    Operations of different lanes get equal numbers if ``of`` is equal.
+    """
     order = np.lexsort((operations.start, operations.step, operations.name, operations.lane))
     keys = np.stack([operations.lane, operations.name, operations.step])[:, order]
     begins = np.concatenate([[0], np.flatnonzero(np.any(keys[:, 1:] != keys[:, :-1], axis=0)) + 1])
@@ -176,7 +188,10 @@ def same_place(operations: Operations, of: NDArray[np.int32]) -> Indices:
 
 
 def _step_begins(job: Job, by_rank: bool = False) -> Floats:
-    """When the step of each operation began, on its rank or on the first one, float64[n]; 0 for those of no step."""
+    """Begin of each operation's step, float64[n]; 0 for operations outside of steps.
+
+    The earliest rank counts, or each operation's own rank with ``by_rank``.
+    """
     operations = job.operations
     row = np.searchsorted(job.ranks, operations.rank) if by_rank else np.zeros(len(operations), np.intp)
     begins = np.full((len(job.ranks), int(operations.step.max()) + 2), np.inf)
@@ -186,13 +201,13 @@ def _step_begins(job: Job, by_rank: bool = False) -> Floats:
 
 
 def _depends_on_earlier(job: Job, steps: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Whether an operation of each of ``steps`` depends on one of an earlier step, bool[steps]."""
+    """Whether some operation of each step depends on an earlier step, bool[steps]."""
     source, target = job.operations.step[job.edges.source], job.operations.step[job.edges.target]
     return np.isin(steps, target[source < target])  # -1, of no step: between two steps
 
 
 def _bounds(step: NDArray[np.int32]) -> tuple[Indices, Indices]:
-    """Operations of steps in the order of steps, and where those of each step begin."""
+    """Operations ordered by step, and the position of each step's first operation."""
     order = np.argsort(step, kind="stable")
     order = order[np.searchsorted(step[order], 0) :]
     return order, np.flatnonzero(np.diff(step[order], prepend=-1))

@@ -31,7 +31,7 @@ OVERLAP = 1.1
 
 
 def slowdown_report(result: Slowdown, source: str = "") -> Report:
-    """Report on a slowdown; ``source``: the name of the trace."""
+    """Report on a slowdown; ``source`` names the trace."""
     slowdown, with_gaps = result.slowdown, result.slowdown_with_gaps
     return Report(
         "unsilent/timeline/2", "timeline", f"Timeline of {escape_unprintable(source) or 'a job'}", _headline(result),
@@ -170,7 +170,7 @@ def _steps(result: Slowdown) -> Table:
 
 
 def _step_rows(result: Slowdown) -> Iterator[tuple[int, float, float, float, float | None]]:
-    """Number, recorded, replayed and straggler-free seconds, and error of the prediction of each step."""
+    """Number, recorded, replayed and straggler-free seconds, and prediction error of each step."""
     columns = (result.recorded, result.without_gaps, result.straggler_free, result.prediction_errors)
     rows = zip(result.job.steps, *(column.tolist() for column in columns), strict=True)
     for step, recorded, replayed, free, error in rows:

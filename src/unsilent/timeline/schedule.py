@@ -1,4 +1,4 @@
-"""The order in which a replay goes through the operations of a job: chains of operations, and levels of chains.
+"""The order in which a replay computes operations, as chains of operations and levels of chains.
 
 A chain is an operation and those that wait for nothing but the one before them. A level is all chains that can start once those
 of earlier levels have ended.
@@ -19,7 +19,9 @@ Indices = NDArray[np.int64]
 
 
 class Level(NamedTuple):
-    """Chains that can start once those of earlier levels have ended; indices count chains in the order of the replay.
+    """Chains that can start once those of earlier levels have ended.
+
+    Indices count chains in the order of the replay.
 
     Attributes:
         first, last: Numbers of the first chain that starts, and of the first one after these.
@@ -44,7 +46,7 @@ class Level(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The order of a replay, found once.
+    """The order of a replay, computed once per job.
 
     Attributes:
         heads: The first operation of each chain, in the order of the replay.
@@ -62,7 +64,10 @@ class Schedule(NamedTuple):
 
 
 def make_schedule(job: Job) -> Schedule:
-    """The order of a replay of a job; raises ``UsageError`` where operations wait for each other."""
+    """The order in which a job is replayed.
+
+    Raises ``UsageError`` if operations wait for each other.
+    """
     operations, n = job.operations, len(job.operations)
     members, member_begins, collective = _collectives(operations)
     head, depth = _chains(job, collective)
@@ -93,7 +98,7 @@ def _with_positions(
     started: list[Indices], completed: list[Indices], sources: Indices, source_begins: Indices, is_behind: NDArray[np.bool_],
     members: Indices, member_begins: Indices,
 ) -> list[Level]:  # fmt: skip
-    """The levels, with chains counted in the order of the replay."""
+    """The levels of a replay, with chains numbered in the order of the replay."""
     before = np.concatenate([[0], np.cumsum(is_behind)])
     levels, first = [], 0
     for chains, full in zip(started, completed, strict=True):
@@ -110,7 +115,7 @@ def _with_positions(
 
 
 def _chains(job: Job, collective: Indices) -> tuple[Indices, Indices]:
-    """The first operation of the chain of each operation, and how many of the chain come before it.
+    """The first operation of each operation's chain, and the operation's position in the chain.
 
     A member of a collective is a chain of its own. Raises ``UsageError`` where operations of a chain wait for each other.
     """
@@ -136,7 +141,9 @@ def _chains(job: Job, collective: Indices) -> tuple[Indices, Indices]:
 def _levels(
     job: Job, source: Indices, target: Indices, collective: Indices, members: Indices, member_begins: Indices, heads: Indices
 ) -> tuple[Indices, list[Indices], list[Indices]]:  # fmt: skip
-    """The order of chains; those that start in each level, and the collectives of which the last member does.
+    """The order of chains, the chains of each level, and the collectives that are complete in each level.
+
+    A collective is complete in the level in which its last member starts.
 
     Args:
         job: The job to sort.
@@ -172,7 +179,9 @@ def _levels(
 
 
 def _collectives(operations: Operations) -> tuple[Indices, Indices, Indices]:
-    """Members in the order of collectives, where those of each begin, and the collective of each operation, -1: none.
+    """Members ordered by collective, the start of each collective's members, and each operation's collective.
+
+    -1 is an operation of no collective.
 
     Only collectives of several recorded ranks count: a member alone waits for nobody.
     """
@@ -185,12 +194,12 @@ def _collectives(operations: Operations) -> tuple[Indices, Indices, Indices]:
 
 
 def _begins(keys: NDArray[np.signedinteger], count: int) -> Indices:
-    """Where those of each key from 0 to ``count`` begin among sorted ``keys``; and, last, how many there are."""
+    """The position of each key's first element among sorted ``keys``, followed by the total count."""
     return np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=count))])
 
 
 def _ranges(begins: Indices, of: Indices) -> Indices:
-    """All indices from ``begins[i]`` to ``begins[i + 1]``, for each i of ``of``."""
+    """All indices from ``begins[i]`` to below ``begins[i + 1]``, for each i in ``of``."""
     if len(of) < 2:  # most levels of a job of few ranks have one operation
         return np.arange(begins[of[0]], begins[of[0] + 1]) if len(of) else np.zeros(0, np.int64)
     sizes = begins[of + 1] - begins[of]
@@ -198,7 +207,7 @@ def _ranges(begins: Indices, of: Indices) -> Indices:
 
 
 def _distinct(values: Indices, stamp: Indices) -> Indices:
-    """The distinct values; ``stamp`` is space for as many numbers as there are values to be."""
+    """The distinct values; ``stamp`` is scratch space with room for the largest value."""
     if len(values) < 2:
         return values
     number = np.arange(len(values))

@@ -1,4 +1,4 @@
-"""How much longer a job's steps take because some of its operations are slow, and which ranks, stages and operations these are.
+"""Measures how much slow operations lengthen a job's steps, by rank, stage and class of operations.
 
 As Lin et al. define it (Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025): in the
 straggler-free replay each computation takes the mean of its kind, each communication the median; the slowdown is the step time
@@ -38,7 +38,7 @@ MOST_VALUES = 2**23
 
 @dataclass(frozen=True)
 class GroupSlowdown:
-    """Slowdown by a group of operations.
+    """The slowdown that a group of operations causes.
 
     Attributes:
         name: Name of the group.
@@ -55,7 +55,10 @@ class GroupSlowdown:
 
 @dataclass(frozen=True)
 class Worker:
-    """A rank, its place in the job, and its slowdown; that is the smaller one of its data-parallel rank's and its stage's."""
+    """A rank, its place in the job, and its slowdown.
+
+    The slowdown is the smaller one of its data-parallel rank's and its stage's.
+    """
 
     rank: int
     data_rank: int
@@ -65,7 +68,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Removal:
-    """The slowdown that is left where some ranks take the straggler-free durations.
+    """The slowdown that remains if some ranks are made free of stragglers.
 
     Attributes:
         ranks: The ranks.
@@ -80,7 +83,7 @@ class Removal:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Slowdown(Shown):
-    """Slowdown of a job, and what causes it.
+    """The slowdown of a job and its causes.
 
     Attributes:
         job: The recorded job.
@@ -122,7 +125,10 @@ class Slowdown(Shown):
 
 
 def measure_slowdown(job: Job) -> Slowdown:
-    """The slowdown of a job; raises ``UsageError`` where its operations take no time or wait for each other."""
+    """The slowdown of a job and its causes.
+
+    Raises ``UsageError`` if its operations take no time or wait for each other.
+    """
     analysis = _Analysis(job)
     replay, operations = analysis.replay, job.operations
     gaps = np.where(replay.gaps <= CLOCK_FAULT, 0.0, replay.gaps)
@@ -153,7 +159,7 @@ def measure_slowdown(job: Job) -> Slowdown:
 
 
 class _Analysis:
-    """Replays of a job without gaps."""
+    """Replays of a job without gaps, with recorded and straggler-free durations."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.replay = job, Replay(job)
@@ -167,7 +173,10 @@ class _Analysis:
             raise UsageError("the operations of a step take no time; expected durations in seconds")
 
     def _seconds(self, durations: Iterable[Floats]) -> list[Floats]:
-        """Step times with each of ``durations``, of which a few are replayed at once."""
+        """Step times of replays, one for each array of durations.
+
+        Several replays are computed at once.
+        """
         n = len(self.own)
         left, gaps, seconds = iter(durations), np.zeros(n), []
         while part := list(islice(left, max(1, MOST_VALUES // n))):
@@ -175,12 +184,15 @@ class _Analysis:
         return seconds
 
     def unexplained(self, left_out: tuple[int, ...] = ()) -> Floats:
-        """The gap before each operation of a step as a share of the time of all ranks; float64[n]."""
+        """The unexplained gap before each operation of a step, as a share of the time of all ranks, float64[n]."""
         gaps = unexplained_gaps(self.job, left_out) * (self.job.operations.step >= 0)
         return np.asarray(gaps / (self.recorded.sum() * len(self.job.ranks)))
 
     def groups(self, names: Sequence[str], of: Indices) -> list[GroupSlowdown]:
-        """Slowdown of each name; ``of``: index of the name of each operation, int64[n]."""
+        """The slowdown of each named group of operations.
+
+        ``of`` is the index of each operation's group, int64[n].
+        """
         if not names:
             return []
         seconds = self._seconds(np.where(of == at, self.own, self.free) for at in range(len(names)))
@@ -189,7 +201,7 @@ class _Analysis:
         return [GroupSlowdown(*values) for values in zip(names, slowed, counts.tolist(), shares.tolist(), strict=True)]
 
     def removal(self, ranks: Sequence[int]) -> Removal:
-        """The slowdown that is left where these ranks take straggler-free durations."""
+        """The slowdown that remains if the given ranks are made free of stragglers."""
         [seconds] = self._seconds([np.where(np.isin(self.job.operations.rank, ranks), self.free, self.own)])
         usual, least = float(self.without_gaps.mean()), float(self.straggler_free.mean())
         left = float(seconds.mean())
@@ -202,7 +214,9 @@ def _largest_first(groups: list[GroupSlowdown]) -> tuple[GroupSlowdown, ...]:
 
 
 def straggler_free_durations(job: Job, own: Floats) -> Floats:
-    """The mean duration of computations of a kind, the median of communication; seconds, float64[n].
+    """Durations of operations without stragglers, in seconds, float64[n].
+
+    A computation takes the mean of its kind, and communication the median.
 
     With stages, which are meant to take the same time, a kind is a name; else it is a name in the same lane of each rank, and its
     place in the step.
@@ -223,7 +237,10 @@ def straggler_free_durations(job: Job, own: Floats) -> Floats:
 
 
 def _classes(job: Job) -> tuple[list[str], Indices]:
-    """Names of the classes of operations, and the class of each; a send and its receive are one class."""
+    """Names of the classes of operations, and the index of each operation's class.
+
+    A send and its receive are in one class.
+    """
     operations = job.operations
     names: Sequence[str] = operations.names
     of = operations.name.astype(np.int64)
@@ -236,7 +253,10 @@ def _classes(job: Job) -> tuple[list[str], Indices]:
 
 
 def _grid(job: Job, ranks: NDArray[np.int32]) -> tuple[Indices, Indices]:
-    """Stage and data-parallel rank of each rank; without stages all are in one, and each rank is a data-parallel one."""
+    """Stage and data-parallel rank of each rank.
+
+    Without stages, the stage is 0 and each rank is a data-parallel rank.
+    """
     stages = np.array([job.stages.get(rank, 0) for rank in ranks.tolist()])
     data_ranks = np.zeros(len(ranks), np.int64)
     for stage in np.unique(stages):
@@ -245,7 +265,10 @@ def _grid(job: Job, ranks: NDArray[np.int32]) -> tuple[Indices, Indices]:
 
 
 def mean_ratio(slow: Floats, fast: Floats) -> Interval:
-    """Mean over mean of step times, with the t interval over steps of the ratio's linearisation; none with one step."""
+    """Ratio of two mean step times, with a t interval over steps by linearisation.
+
+    There is no interval with one step.
+    """
     estimate, n = float(slow.mean() / fast.mean()), len(slow)
     if n < 2:
         return known_value(estimate, n)

@@ -1,4 +1,4 @@
-"""Where the time of each step went on every rank: computing, transferring, waiting for a late rank, or nothing of these.
+"""Divides the time of each rank's steps into computing, transferring, waiting for a late rank, and gaps.
 
 At each moment of a step the first of these that applies counts: something computes on the rank; a collective is transferred, as
 all its ranks have entered it; the rank waits in a collective for one that has not; the host keeps it busy or idle.
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StepSplit:
-    """Seconds of each rank's steps, by what they went to; float64[ranks, steps] each.
+    """Seconds of each rank's steps by how they were spent, float64[ranks, steps] each.
 
     Attributes:
         ranks: Ranks of the rows.
@@ -42,7 +42,10 @@ class StepSplit:
 
 
 def latest_entries(job: Job) -> tuple[Floats, NDArray[np.int32]]:
-    """When the last rank entered each collective, float64[collectives], and that operation's index, int32[collectives]."""
+    """When the last rank entered each collective, and the index of that rank's operation.
+
+    The arrays are float64[collectives] and int32[collectives].
+    """
     operations = job.operations
     members = np.flatnonzero(operations.collective >= 0)
     order = members[np.lexsort((operations.start[members], operations.collective[members]))]
@@ -56,7 +59,7 @@ def latest_entries(job: Job) -> tuple[Floats, NDArray[np.int32]]:
 
 
 def step_bounds(job: Job, rank: int) -> tuple[Floats, Floats]:
-    """Begin and end of each step on a rank, float64[steps]; NaN where it has no operation of a step."""
+    """Begin and end of each step on a rank, float64[steps]; NaN for steps that the rank lacks."""
     operations = job.operations
     of_rank = np.flatnonzero((operations.rank == rank) & (operations.step >= 0))
     if (times := job.step_times.get(rank)) is not None:
@@ -68,7 +71,7 @@ def step_bounds(job: Job, rank: int) -> tuple[Floats, Floats]:
 
 
 def _joined(job: Job, begin: Floats, end: Floats) -> tuple[Floats, Floats]:
-    """Begin and end of steps, of which each ends as the next one begins, where that was recorded."""
+    """Begin and end of steps, with each end moved to the begin of the next step if that was recorded."""
     for step in np.flatnonzero(np.isfinite(begin[:-1]) & np.isfinite(begin[1:])):
         if job.steps[step + 1] == job.steps[step] + 1:
             end[step] = begin[step + 1]
@@ -76,7 +79,7 @@ def _joined(job: Job, begin: Floats, end: Floats) -> tuple[Floats, Floats]:
 
 
 def split_steps(job: Job) -> StepSplit:
-    """Where the time of each step went, on every rank."""
+    """The time of each rank's steps, divided by how it was spent."""
     ranks, steps, operations = job.ranks, len(job.steps), job.operations
     entered, last = latest_entries(job)
     row = {rank: number for number, rank in enumerate(ranks)}
@@ -110,7 +113,7 @@ def split_steps(job: Job) -> StepSplit:
 
 
 class _Covered:
-    """How much of the time is covered by at least one of some intervals."""
+    """A set of time intervals, to measure how much of a time range they cover."""
 
     def __init__(self, start: Floats, end: Floats) -> None:
         order = np.argsort(start, kind="stable")
@@ -122,7 +125,7 @@ class _Covered:
         self._totals = np.stack([np.cumsum(ends - begins) - (ends - begins), np.cumsum(ends - begins)], 1).ravel()
 
     def between(self, start: Floats, end: Floats) -> Floats:
-        """Seconds of each of these intervals that are covered; NaN where a limit is."""
+        """Covered seconds of each of the given time ranges, or NaN if a limit is NaN."""
         if not len(self._times):
             return np.where(np.isnan(start + end), np.nan, 0.0)
         result: Floats = np.interp(end, self._times, self._totals) - np.interp(start, self._times, self._totals)

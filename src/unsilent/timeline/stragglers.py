@@ -1,4 +1,4 @@
-"""The rank that holds the others back, and the phase: by when it launches collectives, not by how long phases last.
+"""Finds the rank that delays the others, and the part of the step in which it is late.
 
 A collective makes the ends of a backward pass equal on all ranks, and its wait stands on those that are not late. So a step is
 divided at moments that no other rank delays: its begin, the first operations of the forward and the backward pass, the launches
@@ -31,7 +31,7 @@ AT_ONCE = 3e-4
 
 @dataclass(frozen=True)
 class Excess:
-    """How much longer a part of a step takes on a rank than on the others.
+    """How much longer one rank takes for a part of a step than the other ranks.
 
     Attributes:
         rank, part: Where; a part is one of `PARTS`.
@@ -52,12 +52,12 @@ class Excess:
 
     @property
     def is_separable(self) -> bool:
-        """Whether the rank is late in this part, beyond noise."""
+        """Whether the rank is late in this part of the step by more than noise."""
         return self.seconds > self.floor and self.is_awaited
 
 
 def part_seconds(job: Job) -> Floats:
-    """Seconds of each part, float64[ranks, steps, parts]; NaN where a rank has no such moment in a step."""
+    """Seconds of each part of a step, float64[ranks, steps, parts]; NaN for a missing part."""
     operations = job.operations
     is_launch = np.zeros(len(operations), bool)
     launches = job.edges.kind == LAUNCH
@@ -110,7 +110,7 @@ def _waits(job: Job) -> Floats:
 
 
 def has_several_passes(job: Job) -> bool:
-    """Whether the forward pass goes on after the backward pass began, in most steps of the first rank."""
+    """Whether forward operations follow the begin of the backward pass in most steps of the first rank."""
     operations = job.operations
     of_rank = (operations.rank == job.ranks[0]) & (operations.step >= 0)
     backward = _first(job, of_rank & (operations.phase == BACKWARD))
@@ -119,19 +119,27 @@ def has_several_passes(job: Job) -> bool:
 
 
 def _first(job: Job, which: NDArray[np.bool_], sign: int = 1) -> Floats:
-    """The earliest start of some operations in each step (``sign`` -1: minus the latest), float64[steps]; NaN where none is."""
+    """The earliest start of the selected operations in each step, float64[steps]; NaN for steps without any.
+
+    With ``sign`` -1, the negative of the latest start.
+    """
     result = np.full(len(job.steps), np.inf)
     np.minimum.at(result, job.operations.step[which], sign * job.operations.start[which])
     return np.where(np.isfinite(result), result, np.nan)
 
 
 def has_like_parts(job: Job) -> bool:
-    """Whether parts of steps are alike on all ranks: neither of stages of a pipeline, nor with several backward passes."""
+    """Whether all ranks run the same parts of steps, so that they can be compared.
+
+    False for stages of a pipeline and for several backward passes in a step.
+    """
     return len(set(job.stages.values())) <= 1 and not has_several_passes(job)
 
 
 def excesses(job: Job, split: StepSplit | None = None) -> list[Excess]:
-    """Excesses of every rank in every part, the clearest first; ``split``: split of the job, where it is known already.
+    """How late every rank is in every part of a step, the clearest first.
+
+    ``split`` saves dividing the steps again.
 
     Empty where ranks or steps are too few to compare, and where parts are not alike.
     """
@@ -146,7 +154,7 @@ def excesses(job: Job, split: StepSplit | None = None) -> list[Excess]:
 def array_excesses(
     seconds: Floats, ranks: Sequence[int], parts: Sequence[str], step: float, is_awaited: NDArray[np.bool_]
 ) -> list[Excess]:
-    """How late every rank is in every part, the clearest first; empty where ranks or steps are too few to compare.
+    """How late every rank is in every part, the clearest first; empty with too few ranks or steps.
 
     Args:
         seconds: Seconds of parts, float64[ranks, steps, parts]; NaN: not known.
@@ -169,13 +177,13 @@ def array_excesses(
 
 
 def differences_from_others(seconds: Floats, number: int) -> Floats:
-    """Seconds of the rank of this number less the median of the other ranks, float64[steps, parts]."""
+    """Seconds of one rank's parts minus the median of the other ranks, float64[steps, parts]."""
     result: Floats = seconds[number] - np.median(np.delete(seconds, number, 0), 0)
     return result
 
 
 def _half_width(values: Floats, confidence: float) -> float:
-    """Half the width of the interval of the median of a sample of numbers that may hold outliers.
+    """Half the width of a confidence interval of the median, for samples that may have outliers.
 
     The lower limit is also one that holds for any distribution: so many values are above it that chance does not explain it. With
     too few values for that, it is the smallest one. Another program that delays a rank in half of the steps makes no straggler.

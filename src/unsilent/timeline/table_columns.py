@@ -1,4 +1,4 @@
-"""Columns of an operation table, from a Parquet file that may be anybody's: checked, as arrays."""
+"""Reads and checks the columns of an operation table from an untrusted Parquet file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ Floats = NDArray[np.float64]
 
 
 class Rows(NamedTuple):
-    """Columns of a table, n elements each; ``type``: index in `TYPES`, -1: unknown."""
+    """Columns of an operation table, n elements each.
+
+    ``type`` is an index in `TYPES`, or -1 if unknown.
+    """
 
     data_rank: Integers
     stage: Integers
@@ -42,12 +45,15 @@ class Rows(NamedTuple):
     model_chunk: Integers
 
     def of(self, which: NDArray[Any]) -> Rows:
-        """Rows at these indices."""
+        """The rows at the given indices."""
         return Rows(*(column[which] for column in self))
 
 
 def read_rows(path: Path) -> tuple[Rows, list[str]]:
-    """All rows of a table, and the names of its operations, fit to be shown; raises ``UsageError``."""
+    """All rows of a table, and the printable names of its operations.
+
+    Raises ``UsageError`` if the table cannot be read.
+    """
     try:
         import pyarrow.parquet as parquet
     except ImportError:
@@ -79,7 +85,7 @@ def read_rows(path: Path) -> tuple[Rows, list[str]]:
 
 
 def _check_size_and_types(source: Any, path: Path) -> None:
-    """Raise ``UsageError`` for what would take too much memory or lacks a column, before it is read."""
+    """Raise ``UsageError`` before reading if the table is too large or a column is missing or wrong."""
     import pyarrow as arrow
 
     metadata, schema = source.metadata, source.schema_arrow
@@ -104,7 +110,10 @@ def _check_size_and_types(source: Any, path: Path) -> None:
 
 
 def _numbers(column: Any, name: str, path: Path) -> Floats:
-    """A column as float64, which has all whole numbers up to `LARGEST_NUMBER`; raises ``UsageError`` for wrong values."""
+    """A checked column as float64, which holds whole numbers up to `LARGEST_NUMBER` exactly.
+
+    Raises ``UsageError`` for invalid values.
+    """
     values = column.cast("float64", safe=False).to_numpy()
     least = -1.0 if name in ("mc", "gmc") else -np.inf if name == "start_ts" else 0.0
     values = np.where(np.isnan(values), -1.0, values) if least == -1 else values

@@ -1,4 +1,6 @@
-"""Reads operation tables of jobs with data and pipeline parallelism, in the format of StragglerAnalysis, as a `Job`.
+"""Reads operation tables in the format of StragglerAnalysis as a `Job`.
+
+They are of jobs with data and pipeline parallelism.
 
 A row is one operation of one worker: what it did (`TYPES`), in which step, when and for how long. The table has no dependencies;
 `unsilent.timeline.pipeline` adds those that hold for such jobs. All steps, and all data-parallel ranks of a step, run the same
@@ -24,7 +26,9 @@ MOST_METADATA_BYTES = 2**12
 
 
 def read_operation_table(path: str | Path) -> Job:
-    """The job of a Parquet file; metadata beside it (``meta-X.yaml`` for ``trace-X.parquet``) say how large the job was.
+    """The job recorded in a Parquet file.
+
+    Metadata beside the file (``meta-X.yaml`` for ``trace-X.parquet``) give the number of ranks.
 
     Raises:
         UsageError: it is no such table, ranks are missing or are two workers, or no step is complete.
@@ -67,7 +71,7 @@ def _worker_ranks(rows: Rows, path: Path) -> Integers:
 
 
 def _complete_steps(rows: Rows, shape: tuple[int, ...], path: Path) -> tuple[Rows, list[str]]:
-    """Rows of the steps in which all data-parallel ranks run the same operations, in one order; and what was left out.
+    """Rows of the steps that are equal on all data-parallel ranks, and notes on the other steps.
 
     The order is by step, data-parallel rank, stage, type and number: all ``(step, dp_rank)`` have the same operations in it.
     """
@@ -105,7 +109,7 @@ def _complete_steps(rows: Rows, shape: tuple[int, ...], path: Path) -> tuple[Row
 
 
 def _world_size(path: Path) -> int:
-    """Ranks of the job, by the metadata beside a table; 0 where there are none."""
+    """Number of ranks in the metadata file beside a table, or 0 without such a file."""
     beside = path.with_name(path.stem.replace("trace", "meta", 1) + ".yaml")
     if beside == path or not beside.exists():
         return 0
@@ -129,7 +133,7 @@ def _world_size(path: Path) -> int:
 
 
 def _job(rows: Rows, ranks: Integers, world_size: int, notes: list[str]) -> Job:
-    """The job of rows in the order of `_complete_steps`."""
+    """The job of rows that are ordered as in `_complete_steps`."""
     steps, step = np.unique(rows.step, return_inverse=True)
     start, relative, note = _one_clock(rows, step)
     data_ranks, stages = ranks.shape
@@ -165,7 +169,10 @@ def _job(rows: Rows, ranks: Integers, world_size: int, notes: list[str]) -> Job:
 
 
 def _one_clock(rows: Rows, step: Integers) -> tuple[Floats, Floats, list[str]]:
-    """Starts since the job's begin, starts since the step's begin, and a note where steps were laid one after the other."""
+    """Starts since the begin of the job, starts since the begin of the step, and notes.
+
+    If the clock begins anew with each step, steps are put one after the other.
+    """
     count = int(step.max()) + 1
     begins, ends = np.full(count, np.inf), np.full(count, -np.inf)
     np.minimum.at(begins, step, rows.start)
@@ -183,7 +190,7 @@ def _one_clock(rows: Rows, step: Integers) -> tuple[Floats, Floats, list[str]]:
 
 
 def _collectives(pattern: Pattern, pairs: list[list[int]], steps: int, data_ranks: int) -> NDArray[np.int32]:
-    """The number of each operation's collective or message, -1: it waits for no other rank; int32[n]."""
+    """The number of each operation's collective or message, int32[n]; -1 if it waits for no other rank."""
     waits = np.array([sort.waits for sort in TYPES])[pattern.type]
     own_stage = np.where(waits == ACROSS, pattern.stage, 0)
     key = np.stack([np.zeros_like(pattern.type), own_stage, pattern.type, pattern.number])

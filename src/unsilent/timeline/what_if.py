@@ -1,4 +1,4 @@
-"""Predicted steps of a job if something were different: each question is a text, answered by a replay of every step.
+"""Predicted steps of a job under a change, such as a faster rank or network, by replaying every step.
 
 Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` (a rank begins each step later;
 ``-20ms``: does all that it does itself faster, by so much in a step), ``rank:R=0.9`` (computes in so much of the time),
@@ -52,7 +52,7 @@ _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 
 def answer_interval(one: Answer) -> Interval:
-    """Predicted time of a step in multiples of the recorded one, with an interval over steps, or all that it may be."""
+    """Predicted step time divided by the recorded one, with an interval or bounds."""
     if one.longest is not None:
         recorded = float(one.recorded.mean())
         low, high = float(one.predicted.mean()) / recorded, float(one.longest.mean()) / recorded
@@ -61,7 +61,9 @@ def answer_interval(one: Answer) -> Interval:
 
 
 def answer(replay: Replay, questions: Sequence[str], system: str | None = None) -> list[Answer]:
-    """An answer to each question; raises ``UsageError`` for one that names nothing of the job.
+    """The answer to each what-if question.
+
+    Raises ``UsageError`` for a question that names nothing of the job.
 
     ``system``: what collectives cost, for questions on DDP; None: as fitted to the traces.
     """
@@ -88,19 +90,22 @@ def answer(replay: Replay, questions: Sequence[str], system: str | None = None) 
 
 
 def is_of_ddp(text: str) -> bool:
-    """Whether a question is for `DdpQuestions`."""
+    """Whether `DdpQuestions` answers a question."""
     word, _, value = text.partition("=")
     return bool(value) and word in DDP_WORDS
 
 
 def kept_gaps(replay: Replay) -> Floats:
-    """Seconds before each operation that no change shortens, float64[n]."""
+    """The gaps before operations that every replay keeps, in seconds, float64[n]."""
     is_table = (replay.job.edges.kind == PIPELINE).any()
     return np.zeros_like(replay.gaps) if is_table else replay.gaps.copy()
 
 
 def parse_change(text: str, replay: Replay) -> Change:
-    """The change that a question asks for; raises ``UsageError`` where it names nothing of the job."""
+    """The change to a replay that a question asks for.
+
+    Raises ``UsageError`` if the question names nothing of the job.
+    """
     question, _, value = text.partition("=")
     if not value:
         raise UsageError(f"--what-if {text[:60]!r} asks for nothing; expected one of {', '.join(FORMS)}")
@@ -132,7 +137,10 @@ def _expect(value: str, known: str, name: str) -> None:
 
 
 def _network_notes(job: Job) -> tuple[str, ...]:
-    """Assumptions on collectives that were found on one rank alone; raises ``UsageError`` where all are."""
+    """Notes on collectives that were found on one rank alone.
+
+    Raises ``UsageError`` if all of them were.
+    """
     operations = job.operations
     is_member = operations.collective >= 0
     pairs = np.unique(np.stack([operations.collective[is_member], operations.rank[is_member]]), axis=1)
@@ -152,7 +160,10 @@ def _network_notes(job: Job) -> tuple[str, ...]:
 
 
 def _named(name: str, job: Job) -> np.ndarray:
-    """The operations of a kind, of a phase, or with names that match a glob, bool[n]; some are of a step."""
+    """Whether each operation has the given kind or phase, or a name that matches, bool[n].
+
+    Raises ``UsageError`` if no such operation belongs to a step.
+    """
     operations = job.operations
     computes = operations.kind == COMPUTE
     if name in KINDS:
@@ -195,7 +206,7 @@ def _factor(value: str, text: str) -> float:
 
 
 def _change_rank(replay: Replay, rank: int, value: str, text: str, durations: Floats, gaps: Floats) -> tuple[str, ...]:
-    """Delay the first operation of a rank's steps, speed the rank up, or scale what it computes; what is to be noted."""
+    """Delay a rank, speed it up or scale its computations, in place, and return notes."""
     operations = replay.job.operations
     of_rank = operations.rank == rank
     if delay := _DELAY.fullmatch(value):
@@ -222,7 +233,10 @@ def _change_rank(replay: Replay, rank: int, value: str, text: str, durations: Fl
 def _speed_up(
     replay: Replay, rank: int, seconds: float, steps: Sequence[Indices], durations: Floats, gaps: Floats
 ) -> tuple[str, ...]:
-    """Make all that a rank does itself in its steps faster, by one factor for each step; a note where it takes too little."""
+    """Shorten the operations of a rank itself by ``seconds`` per step, in place.
+
+    Each step has one factor. Returns a note if the operations of a step take less than that.
+    """
     spent = []
     for step_operations in steps:
         own_operations = step_operations[replay.job.operations.collective[step_operations] < 0]

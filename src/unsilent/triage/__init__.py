@@ -1,1 +1,1 @@
-"""The debugging query to run next on an incident: queries, an ordered runbook, and a search that executes them."""
+"""Chooses the debugging queries to run next on an incident, and executes them."""

@@ -1,4 +1,7 @@
-"""The folder of an incident, read part by part when a query needs it. What cannot be read is a sentence, not an error."""
+"""Reads each part of an incident's folder when a query needs it.
+
+Problems with unreadable parts are returned as sentences.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ MOST_STEP = 2**53
 
 @dataclass(frozen=True, eq=False)
 class RankSeries:
-    """Series of one rank.
+    """The recorded series of one rank.
 
     Attributes:
         steps: int64[n], increasing; a step that was executed again counts as it was the first time.
@@ -67,7 +70,9 @@ Optional = tuple[T | None, tuple[str, ...]]
 
 
 class Bundle:
-    """An incident. Raises ``UsageError`` where its first file cannot be read.
+    """The folder of an incident, with parts that are read when needed.
+
+    Raises ``UsageError`` if ``incident.json`` cannot be read.
 
     Attributes:
         incident: Content of ``incident.json``; paths of checkpoints that are not absolute are those in its folder.
@@ -87,34 +92,34 @@ class Bundle:
         return self.incident.folder
 
     def parts(self, rank: int | None = None) -> Gathered[RankPart]:
-        """``rank.json`` of each rank, or of one."""
+        """The content of ``rank.json`` of each rank, or of one rank."""
         return self._gather("part", lambda number: read_rank_part(self.folder, number), rank)
 
     def series(self, rank: int | None = None) -> Gathered[RankSeries]:
-        """Series of each rank, or of one."""
+        """The series of each rank, or of one rank."""
         return self._gather("series", self._series_of, rank)
 
     def batches(self, rank: int | None = None) -> Gathered[RecordedTensors]:
-        """The batch of each rank, or of one."""
+        """The recorded batch of each rank, or of one rank."""
         return self._gather("batch", lambda number: self._tensors_of(number, BATCH_FILE), rank)
 
     def states(self, rank: int | None = None) -> Gathered[RecordedTensors]:
-        """The state of each rank, or of one."""
+        """The recorded training state of each rank, or of one rank."""
         return self._gather("state", lambda number: self._tensors_of(number, STATE_FILE), rank)
 
     def alarms(self) -> list[Alarm]:
-        """Alarms of all ranks that can be read, each once, by step."""
+        """All alarms that can be read, without duplicates, ordered by step."""
         parts, _ = self.parts()
         of_parts = [alarm for part in parts.values() for alarm in part.alarms]
         others = [alarm for alarm in self.incident.alarms if alarm.rank not in parts]
         return sorted([*of_parts, *others], key=lambda alarm: (alarm.step, alarm.rank))
 
     def report(self) -> Optional[str]:
-        """The report of what somebody saw, in words."""
+        """The report of a person who watched the run, as text."""
         return self._optional(REPORT_FILE, optional_parts.read_report)
 
     def times(self) -> Optional[optional_parts.RecordedTimes]:
-        """Seconds of parts of recorded steps."""
+        """Seconds of the parts of each recorded step."""
         return self._optional(TIMELINE_FILE, optional_parts.read_times)
 
     def configuration(self) -> Optional[Mapping[str, Any]]:
@@ -126,7 +131,7 @@ class Bundle:
         return self._optional(EARLIER_CONFIGURATION_FILE, optional_parts.read_configuration)
 
     def dumps(self) -> Gathered[Dump]:
-        """Dumps of the flight recorders of ranks."""
+        """The dump of the flight recorder of each rank."""
         folder = self.folder / FLIGHT_FOLDER
         try:
             names = (
@@ -140,7 +145,10 @@ class Bundle:
         return dict(sorted(read_dumps.items())), tuple(text for _, missing in read for text in missing)
 
     def logs(self) -> Gathered[tuple[LoggedError, ...]]:
-        """Lines that look like errors in what each rank printed; where no rank has a log, there is nothing and no sentence."""
+        """Lines that look like errors in the log of each rank.
+
+        If no rank has a log, both results are empty.
+        """
         read = {rank: self._optional(f"rank{rank}/{LOG_FILE}", read_log_errors) for rank in self._ranks()}
         errors_by_rank = {rank: errors for rank, (errors, _) in read.items() if errors is not None}
         missing = [text for _, texts in read.values() for text in texts]
@@ -152,7 +160,7 @@ class Bundle:
         return errors_by_rank, tuple(missing)
 
     def has_telemetry(self) -> bool:
-        """Whether anything can be read that queries look at, beside settings of optimizers and recorded verdicts."""
+        """Whether any data for queries can be read, besides optimizer settings and recorded verdicts."""
         gathered = (self.parts, self.dumps, self.logs)
         single = (self.times, self.configuration)
         return (
@@ -172,7 +180,7 @@ class Bundle:
         return (None, (str(value),)) if isinstance(value, UsageError) else (value, ())
 
     def _ranks(self) -> list[int]:
-        """Ranks whose parts are read."""
+        """Ranks whose parts are read, at most `MOST_RANKS`."""
         ranks = sorted(self.incident.ranks, key=lambda rank: (rank != self.incident.suspect, rank))[:MOST_RANKS]
         return sorted(ranks)
 
@@ -200,7 +208,10 @@ class Bundle:
         return result, tuple(missing)
 
     def _file(self, rank: int, name: str) -> tuple[RankPart, Path]:
-        """A file of a rank and its ``rank.json``. Raises ``UsageError`` where one is missing."""
+        """The content of a rank's ``rank.json``, and the path of one of its files.
+
+        Raises ``UsageError`` if one is missing.
+        """
         parts, missing = self.parts(rank)
         if rank not in parts:
             raise UsageError(missing[0].partition(": ")[2])

@@ -1,4 +1,4 @@
-"""Candidates for blanks of queries: ranks, tensors and windows of an incident, described by features, not by identity."""
+"""Candidates for the blanks of queries: ranks, tensors and windows of an incident, described by features."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NARROW, WIDE = 2, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """Features of a candidate. Numbers are over the steps around the alarm.
+    """Features of a candidate, computed over the steps around the alarm.
 
     Attributes:
         peer_score: Largest number of deviations from other ranks; infinite where only it is not finite; 0: not known.
@@ -42,14 +42,14 @@ class Features:
 
     @property
     def unusual(self) -> tuple[bool, float, bool, float, float]:
-        """Key to sort candidates by: alarms, share not finite, unlike others, distance from others, from the past."""
+        """Sort key that is larger for more unusual candidates: alarms first, then an early onset."""
         onset = math.inf if self.onset is None else self.onset
         return self.alarms > 0, -onset, self.nonfinite > 0, self.peer_score, self.past_ratio
 
 
 @dataclass(frozen=True)
 class Candidate(Generic[V]):
-    """A value of a blank and what is known of it."""
+    """A possible value of a blank, with its features."""
 
     value: V
     features: Features
@@ -71,7 +71,7 @@ class Candidates:
 
 
 def candidates_of(bundle: Bundle) -> Candidates:
-    """Candidates of an incident; parts that cannot be read are left out."""
+    """The candidates of an incident, from the parts that can be read."""
     series, _ = bundle.series()
     before, (first, last) = past_end(bundle, Blanks()), window(bundle, Blanks())
     peers = dict.fromkeys(series, np.zeros((0, 0)))
@@ -115,7 +115,7 @@ def candidates_of(bundle: Bundle) -> Candidates:
 
 
 def _sorted(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple[Candidate[V], ...]:
-    """Candidates with the features of their series put together, the most unusual one first."""
+    """Candidates with the combined features of their series, the most unusual one first."""
     every = [
         Candidate(value, Features(
             peer_score=max((features.peer_score for features in features_of_value), default=0.0),
@@ -135,6 +135,6 @@ def _sorted(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple
 
 
 def _largest(values: Floats) -> Floats:
-    """Largest known value of each column; 0 where nothing is known."""
+    """The largest known value of each column, or 0 if none is known."""
     result: Floats = np.nan_to_num(values, nan=0.0, posinf=np.inf).max(0, initial=0.0)
     return result

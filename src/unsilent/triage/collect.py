@@ -1,4 +1,4 @@
-"""Writes the folder of an incident where no alarm did, or a copy of one, with optional parts added from what a job left."""
+"""Writes the folder of an incident from the files that a job left, also if no alarm recorded one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def collect(
 
 
 def _recorded_incident(job: Path) -> tuple[Path | None, Path]:
-    """The incident of a job, where there is one, and the folder of the job."""
+    """The recorded incident of a job, or None without one, and the folder of the job."""
     if not job.is_dir():
         raise UsageError(f"{job} is no folder; give that of a job")
     if is_incident(job):
@@ -100,7 +100,7 @@ def _new_incident(collection: _Collection, step: int) -> Incident:
 
 
 class _Collection:
-    """Takes parts of a job; what it learns of the job on the way is kept.
+    """Copies parts of a job to the folder of an incident, and notes the steps and ranks that they name.
 
     Attributes:
         last_step: Last step that a trace or a log names; 0 where none does.
@@ -114,7 +114,7 @@ class _Collection:
         self.checkpoints: list[SavedCheckpoint] = []
 
     def copy_incident(self, recorded: Path) -> Incident:
-        """Copy all plain files of an incident, and of its folders."""
+        """Copy all plain files of a recorded incident and of its folders."""
         incident = read_incident(recorded)
         folders = [entry for entry in recorded.iterdir() if entry.is_dir() and not entry.is_symlink()]
         for path in (*recorded.iterdir(), *(file for entry in folders for file in entry.iterdir())):
@@ -125,7 +125,7 @@ class _Collection:
         return incident
 
     def from_job(self, files: list[Path]) -> Iterator[CollectedPart]:
-        """Parts collected from the folder of the job."""
+        """Collect the optional parts from the files of the job."""
         takers: dict[str, Callable[[list[Path]], tuple[str, str]]] = {
             parts.TIMELINE_FILE: self._take_traces, parts.FLIGHT_FOLDER: self._take_dumps, parts.LOG_FILE: self._take_logs,
             CHECKPOINTS: self._take_manifests, parts.CONFIGURATION_FILE: self._take_configuration,
@@ -212,7 +212,10 @@ class _Collection:
 
 
 def _given_parts(report: str | None, earlier: Path | None) -> Iterator[tuple[CollectedPart, bytes]]:
-    """The report and the configuration of an earlier job, with what their files hold. Raises ``UsageError``."""
+    """The user's report and the configuration of an earlier job, each with its content.
+
+    Raises ``UsageError`` if one cannot be read.
+    """
     if report is not None:
         is_file = len(report) < LONGEST_PATH and "\n" not in report and Path(report).is_file()
         content = read_plain(report, parts.MOST_TEXT) if is_file else report.encode(errors="replace")
@@ -224,7 +227,10 @@ def _given_parts(report: str | None, earlier: Path | None) -> Iterator[tuple[Col
 
 
 def _configuration_content(path: Path) -> bytes:
-    """Settings of a file in JSON or YAML, as JSON. Raises ``UsageError``."""
+    """Settings from a JSON or YAML file, as JSON.
+
+    Raises ``UsageError`` if they cannot be read.
+    """
     content = read_plain(path, MOST_CONFIGURATION)
     try:
         value = parse_json(content) if path.suffix == ".json" else load_yaml(content, str(path), DEEPEST)

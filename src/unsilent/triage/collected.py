@@ -1,4 +1,4 @@
-"""The parts collected of a job, and how to record those that were not found."""
+"""The parts that were collected from a job, and how to record the missing ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOW_TO_RECORD = [
 
 @dataclass(frozen=True)
 class CollectedPart:
-    """A part of the incident.
+    """An optional part of the incident, with its source.
 
     Attributes:
         name: Name of its file or folder.
@@ -44,7 +44,7 @@ class CollectedPart:
 
 @dataclass(frozen=True, repr=False)
 class Collected(Shown):
-    """The incident that was written, and its parts.
+    """The incident that was written, and the parts that were collected.
 
     Attributes:
         job, folder: Folder that was looked through, and that of the incident.
@@ -59,7 +59,7 @@ class Collected(Shown):
     parts: tuple[CollectedPart, ...]
 
     def report(self) -> Report:
-        """A row for each part, and how to record those that were not found."""
+        """Report with a row for each part, and how to record the missing ones."""
         rows = [{"part": part.name, "from": part.source, "problem": part.problem} for part in self.parts]
         problems = [f"{part.name}: {part.problem}" for part in self.parts if part.problem]
         absent = [SERIES] * self.is_new + [part.name for part in self.parts if not part.source and not part.problem]

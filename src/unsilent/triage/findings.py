@@ -16,7 +16,7 @@ from unsilent.report.text import listed
 
 @dataclass(frozen=True)
 class Blanks:
-    """Values for the blanks of a query; one that is left out stands for everything."""
+    """Values for the blanks of a query; a blank that is not filled means no restriction."""
 
     rank: Annotated[int | None, Option("Look at this rank alone.", WORKLOAD_PANEL)] = None
     tensor: Annotated[str | None, Option("Look at this tensor alone, by its name.", WORKLOAD_PANEL)] = None
@@ -31,12 +31,12 @@ class Blanks:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Blanks that are filled, by name."""
+        """The filled blanks by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     @property
     def words(self) -> list[str]:
-        """Blanks as words of a command line."""
+        """The filled blanks as words of a command line."""
         fields = options_of(Blanks)
         return [
             word
@@ -45,13 +45,13 @@ class Blanks:
         ]
 
     def covers(self, other: Blanks) -> bool:
-        """Whether what the other one looks at is a part of this."""
+        """Whether a query with these blanks also looks at everything that ``other`` looks at."""
         if self.steps and not (other.steps and self.steps[0] <= other.steps[0] and other.steps[1] <= self.steps[1]):
             return False
         return all(getattr(other, name) == value for name, value in self.given.items() if name != "steps")
 
     def contain(self, finding: Finding) -> bool:
-        """Whether the place of a finding is a part of what is looked at."""
+        """Whether the place of a finding lies within what these blanks select."""
         first, last = self.steps or (0, 2**62)
         return (
             (self.rank is None or self.rank in finding.ranks)
@@ -70,7 +70,7 @@ class Outcome(Enum):
 
 
 class FindingKind(Enum):
-    """The kind of what is unusual at the place of a finding."""
+    """The kind of anomaly that a query found."""
 
     GRADIENT = "a rank's own gradient"
     CHANGED_BITS = "bits of the state changed between two steps"
@@ -120,13 +120,13 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """Where it is: ``step 90, rank 1, gradient fc.weight l2``."""
+        """The place of the finding as a text, like ``step 90, rank 1, gradient fc.weight l2``."""
         ranks = f"rank{'s' * (len(self.ranks) > 1)} {listed(map(str, self.ranks))}" if self.ranks else ""
         return ", ".join(filter(None, (f"step {self.step:,}" if self.step is not None else "", ranks, self.tensor)))
 
 
 def placed(text: str, ranks: list[int], several: str, is_told_apart: bool = True, **more: Any) -> Finding:
-    """A finding in a step: localised where one rank has it, and others are known not to.
+    """A finding in a step, which counts as localised if one rank alone has it.
 
     Args:
         several: Sentence for the case that several ranks have it.
@@ -147,5 +147,5 @@ class Query:
 
     @property
     def name(self) -> str:
-        """Template and blanks, as they are typed."""
+        """Template and blanks as they are typed on a command line."""
         return join_names(self.template, shlex.join(self.blanks.words))

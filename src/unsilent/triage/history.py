@@ -1,4 +1,4 @@
-"""How far series are from their own past, and from those of other ranks, as logarithms of magnitudes.
+"""Measures how far series are from their own past and from those of other ranks, on a logarithmic scale.
 
 A score counts the usual deviations of the past: 1.4826 times the median absolute deviation, at least `LEAST_DEVIATION`. It is
 infinite where a value is not finite (and those of other ranks are), and NaN where it is not known.
@@ -34,19 +34,22 @@ def window(bundle: Bundle, blanks: Blanks) -> tuple[int, int]:
 
 
 def past_end(bundle: Bundle, blanks: Blanks) -> int:
-    """The step before which values are taken for the usual ones."""
+    """The step before which values count as normal."""
     return min(window(bundle, blanks)[0], bundle.incident.step - BEFORE)
 
 
 def past_scores(series: RankSeries, before: int) -> Floats:
-    """How far each value is from the same series in steps before this one, float64[n, m]."""
+    """Deviations of each value from the values of its series before a step, float64[n, m]."""
     logarithms = _logarithms(series)
     scores = _scores(logarithms, series.steps < before)
     return np.where(series.seen & ~np.isfinite(series.values), np.inf, scores)
 
 
 def past_gaps(series: RankSeries, before: int) -> Floats:
-    """The logarithm of each magnitude less the usual one of its series, float64[n, m]; NaN where either is not known."""
+    """The logarithm of each magnitude minus the median of its series before a step, float64[n, m].
+
+    NaN if either is unknown.
+    """
     logarithms = _logarithms(series)
     gaps: Floats = logarithms - _median(logarithms[series.steps < before])
     return gaps
@@ -55,7 +58,10 @@ def past_gaps(series: RankSeries, before: int) -> Floats:
 def peer_scores(
     ranks: Mapping[int, RankSeries], before: int
 ) -> tuple[NDArray[np.int64], tuple[SeriesName, ...], dict[int, Floats]]:
-    """Steps and series that all ranks have, and by rank how far it is from the median of the others there, float64[n, m]."""
+    """Deviations of each rank from the median of the other ranks, float64[n, m].
+
+    Returns the steps and series that all ranks have, and the deviations by rank.
+    """
     every = [*ranks.values()]
     common = set.intersection(*(set(rank_series.names) for rank_series in every))
     names = tuple(name for name in dict.fromkeys(every[0].names) if name in common)
@@ -83,7 +89,7 @@ def _common(series: RankSeries, steps: NDArray[np.int64], names: tuple[SeriesNam
 
 
 def _logarithms(series: RankSeries) -> Floats:
-    """Logarithms of magnitudes; NaN where a value was not seen or is not finite."""
+    """Logarithms of magnitudes, or NaN for values that are missing or not finite."""
     is_known: Bools = series.seen & np.isfinite(series.values)
     return np.where(is_known, np.log(np.maximum(np.abs(np.where(is_known, series.values, 1.0)), _SMALLEST)), np.nan)
 
@@ -97,7 +103,7 @@ def _scores(values: Floats, is_past: Bools) -> Floats:
 
 
 def _median(values: Floats) -> Floats:
-    """Over the first axis, of what is known; NaN where nothing is."""
+    """The median of known values over the first axis, or NaN if none is known."""
     if not len(values):
         return np.full(values.shape[1:], np.nan)
     ordered = np.sort(values, axis=0)  # NaN comes last; far faster than nanmedian

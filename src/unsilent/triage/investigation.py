@@ -1,4 +1,4 @@
-"""Queries in order, executed one after another until a finding is believed, or nothing that is left would tell much."""
+"""Executes queries one after another, until a finding is trusted or the others promise little."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FEWEST = 3
 
 
 class Order(Protocol):
-    """An order that ranks queries and judges findings.
+    """An order of queries, which also judges how far a finding can be trusted.
 
     Attributes:
         least_gain: Queries that would tell less are not executed.
@@ -41,16 +41,16 @@ class Order(Protocol):
     least_gain: float
 
     def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
-        """Every possible query, the most telling one first."""
+        """Every possible query, the most informative one first."""
         ...
 
     def belief(self, signals: Signals, query: Query, finding: Finding) -> float:
-        """How likely a finding names the place of the cause, from 0 to 1."""
+        """Probability that a finding names the place of the cause."""
         ...
 
 
 class Runbook:
-    """The order of the hand-written rules: it believes what is localised, and asks everything."""
+    """The order of the hand-written rules, which trusts localised findings and executes all queries."""
 
     least_gain = 0.0
     by_outcome = {Outcome.LOCALISED: 1.0, Outcome.DIFFERS: (BELIEVED + DOUBTED) / 2}  # noqa: RUF012 - never changed
@@ -64,7 +64,7 @@ class Runbook:
 
 @dataclass(frozen=True)
 class Executed:
-    """A query, what came of it, how long it took, in seconds, and how far the finding is believed, from 0 to 1."""
+    """An executed query with its finding, its time in seconds, and the belief in the finding from 0 to 1."""
 
     query: ScoredQuery
     finding: Finding
@@ -73,7 +73,7 @@ class Executed:
 
 
 class Conclusion(Enum):
-    """How a search ended."""
+    """The result of a search."""
 
     LOCALISED = "localised"
     HEALTHY = "looks healthy"
@@ -83,7 +83,7 @@ class Conclusion(Enum):
 
 @dataclass(frozen=True)
 class Investigation:
-    """The executed queries on an incident, and those that are left.
+    """The executed queries on an incident, and the ranking of all queries.
 
     Attributes:
         bundle: The incident.
@@ -99,18 +99,21 @@ class Investigation:
 
     @property
     def localised(self) -> Finding | None:
-        """The believed finding: one that says what went wrong, where there is one, else one that says where."""
+        """The trusted finding, or None.
+
+        A finding that names the fault is preferred to one that names only its place.
+        """
         believed = [executed.finding for executed in self.executed if executed.belief >= BELIEVED]
         return next((finding for finding in believed if finding.kind not in SYMPTOMS), next(iter(believed), None))
 
     @property
     def answered(self) -> list[Executed]:
-        """Queries for which something could be read."""
+        """Executed queries whose data could be read."""
         return [executed for executed in self.executed if executed.finding.outcome is not Outcome.UNANSWERED]
 
     @property
     def conclusion(self) -> Conclusion:
-        """How it ended. That it looks healthy is said of the answered queries alone."""
+        """The result of the search; "looks healthy" refers to the answered queries alone."""
         if self.localised is not None:
             return Conclusion.LOCALISED
         if not self.answered:
@@ -120,7 +123,7 @@ class Investigation:
 
     @property
     def left(self) -> list[ScoredQuery]:
-        """Queries that were not executed, in the order in which they would be."""
+        """Queries that were not executed, in the order in which they would be executed."""
         done = {executed.query.query for executed in self.executed}
         return in_order([query for query in self.ranked if query.query not in done], self.executed)
 
@@ -129,7 +132,9 @@ RUNBOOK = Runbook()
 
 
 def investigate(path: Path, is_run: bool = False, order: Order = RUNBOOK, adaptive: bool = True) -> Investigation:
-    """Rank the queries of an incident, and execute them. Raises ``UsageError`` where there is no incident.
+    """Rank the queries of an incident, and execute them with ``is_run``.
+
+    Raises ``UsageError`` if the incident cannot be read.
 
     After each finding the others are ranked anew by `gain` per second, and those whose answer is implied are left out; not so
     without ``adaptive``: then the first order stands. It ends with a finding that is believed, or where no query that is left
@@ -160,7 +165,7 @@ def investigate(path: Path, is_run: bool = False, order: Order = RUNBOOK, adapti
 
 
 def executable(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> list[ScoredQuery]:
-    """Queries that the folder answers, that were not executed, and whose answer is not implied."""
+    """Queries that the folder can answer, without executed ones and those with an implied answer."""
     done = {earlier.query.query for earlier in executed}
     return [
         query
@@ -172,7 +177,7 @@ def executable(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> 
 
 
 def in_order(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> list[ScoredQuery]:
-    """Queries by expected gain per second, after what was found; those whose answer is implied come last."""
+    """Queries by expected gain per second after the executed ones; those with an implied answer come last."""
 
     def key(query: ScoredQuery) -> tuple[bool, float]:
         seconds = max(LEAST_SECONDS, TEMPLATES[query.query.template].seconds)
@@ -182,14 +187,17 @@ def in_order(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> li
 
 
 def gain(query: ScoredQuery, executed: Sequence[Executed]) -> float:
-    """How much a query is expected to tell after what was found: its score, changed by `POINTED` and `REPEATED`."""
+    """The expected gain of a query, given the executed ones.
+
+    It is the query's score, changed by `POINTED` and `REPEATED`.
+    """
     is_pointed = any(query.query.blanks.rank in earlier.finding.ranks for earlier in executed)
     repeated = sum(earlier.query.query.template == query.query.template for earlier in executed)
     return (POINTED if is_pointed else 1.0) * REPEATED**repeated * query.score
 
 
 def is_implied(query: Query, executed: Sequence[Executed]) -> bool:
-    """Whether a query of the same template that looked at all of this found nothing, or what this one would find."""
+    """Whether an executed query of the same template already implies the answer of a query."""
     return any(
         earlier.query.query.template == query.template
         and earlier.query.query.blanks.covers(query.blanks)

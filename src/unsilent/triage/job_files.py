@@ -1,4 +1,4 @@
-"""Files that a job left in its folder, by what they are. Nothing is followed out of it, and nothing in it is changed."""
+"""Finds files of known kinds in the folder of a job, without following links or changing anything."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _MANIFEST = ".manifest.json"
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Plain files in a folder and in its folders, but for hidden ones and incidents. Raises ``UsageError`` for too many."""
+    """Plain files in a folder and its subfolders, except hidden ones and incidents.
+
+    Raises ``UsageError`` if there are too many.
+    """
     result: list[Path] = []
     for name, folders, files in os.walk(folder):
         here = Path(name)
@@ -40,7 +43,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def logs_in(files: Sequence[Path]) -> dict[int | None, list[Path]]:
-    """Logs by rank, of the last attempt of torchrun; None: their names have no rank."""
+    """Logs by rank from the last attempt of torchrun, with None for logs without a rank in their name."""
     result: dict[tuple[int, int | None], list[Path]] = defaultdict(list)
     for path in files:
         attempt = next((int(match[1]) for part in path.parts if (match := _ATTEMPT.fullmatch(part))), -1)
@@ -54,27 +57,27 @@ def logs_in(files: Sequence[Path]) -> dict[int | None, list[Path]]:
 
 
 def dumps_in(files: Sequence[Path]) -> dict[int, Path]:
-    """Dumps of the flight recorder by rank, those that were written last."""
+    """The latest dump of the flight recorder of each rank."""
     named = ((match, path) for path in files if (match := _DUMP.fullmatch(path.name)))
     return {int(match[1]): path for match, path in sorted(named, key=lambda named_dump: named_dump[1].stat().st_mtime)}
 
 
 def traces_in(files: Sequence[Path]) -> list[Path]:
-    """Traces of the profiler in the folder in which one was written last."""
+    """Profiler traces in the folder that holds the latest one."""
     traces = [path for path in files if _TRACE.fullmatch(path.name)]
     last = max(traces, key=lambda path: path.stat().st_mtime, default=Path())
     return [path for path in traces if path.parent == last.parent]
 
 
 def configuration_in(files: Sequence[Path]) -> Path | None:
-    """The configuration of hydra, else the one that lies highest."""
+    """The configuration file of hydra, or else the one nearest to the top folder."""
     named = [path for path in files if _CONFIGURATION.fullmatch(path.name) and path.parent.name != ".hydra"]
     hydra = [path for path in files if path.parts[-2:] == (".hydra", "config.yaml")]
     return min(hydra or named, key=lambda path: (len(path.parts), path), default=None)
 
 
 def manifests_in(files: Sequence[Path]) -> dict[Path, Path]:
-    """Manifests by the checkpoint that they are of, where it is there."""
+    """Manifests by their checkpoint, for checkpoints that exist."""
     named = {path.with_name(path.name.removesuffix(_MANIFEST)): path for path in files if path.name.endswith(_MANIFEST)}
     return {
         checkpoint: path for checkpoint, path in named.items() if checkpoint.exists() and not checkpoint.is_symlink()

@@ -1,4 +1,4 @@
-"""Lines of a log that look like errors, with what in them differs between ranks and times masked."""
+"""Finds lines of a log that look like errors, and masks the parts that differ between ranks and times."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MASKED = re.compile(r"0x[0-9a-fA-F]+|(?:/[\w.+-]+){2,}/?|\d+(?:[.:,]\d+)*(?:[eE
 
 @dataclass(frozen=True)
 class LoggedError:
-    """A line that looks like an error.
+    """A line of a log that looks like an error.
 
     Attributes:
         number: Number of the line, from 1.
@@ -69,19 +69,25 @@ class LoggedError:
 
 
 def read_log_errors(path: Path) -> tuple[LoggedError, ...]:
-    """The first errors of a log. Raises ``UsageError``."""
+    """The first errors in a log.
+
+    Raises ``UsageError`` if it cannot be read.
+    """
     text = read_plain(path, MOST_LOG).decode("utf-8", "replace")
     return tuple(error for error, _ in zip(_errors(text), range(MOST_ERRORS), strict=False))
 
 
 def last_step(path: Path) -> int | None:
-    """Number of the last step that a log names; None where it names none. Raises ``UsageError``."""
+    """The last step number in a log, or None if the log has none.
+
+    Raises ``UsageError`` if it cannot be read.
+    """
     steps = _STEP.findall(read_plain(path, MOST_LOG).decode("utf-8", "replace"))
     return int(steps[-1]) if steps else None
 
 
 def mask_line(line: str) -> str:
-    """The line without numbers, addresses and paths."""
+    """The line with numbers, addresses and paths masked."""
     return " ".join(_MASKED.sub("#", line).split())
 
 

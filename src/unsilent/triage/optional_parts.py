@@ -1,4 +1,4 @@
-"""Readers of the optional parts of an incident's folder. Each raises ``UsageError`` for what cannot be read."""
+"""Reads the optional parts of an incident's folder, and raises ``UsageError`` for unreadable ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DUMP_NAME = re.compile(r"rank(\d{1,6})\.json", re.ASCII)
 
 @dataclass(frozen=True, eq=False)
 class RecordedTimes:
-    """Seconds of parts of recorded steps.
+    """Seconds of the parts of each recorded step.
 
     Attributes:
         ranks, parts: Numbers and names.
@@ -45,24 +45,24 @@ class RecordedTimes:
 
 
 def read_report(path: Path) -> str:
-    """The report of what somebody saw, in words."""
+    """The report of a person who watched the run, as text."""
     return read_plain(path, MOST_TEXT).decode("utf-8", "replace")
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
-    """Settings by the names that lead to each, with a slash between them."""
+    """Settings of a job, keyed by slash-separated paths of names."""
     settings: dict[str, Any] = _read_object(path, MOST_CONFIGURATION, settings_of)
     return settings
 
 
 def read_times(path: Path) -> RecordedTimes:
-    """Seconds of parts of steps."""
+    """Seconds of the parts of each recorded step."""
     times: RecordedTimes = _read_object(path, MOST_TIMELINE, _times)
     return times
 
 
 def read_dump(path: Path) -> Dump:
-    """The dump of a rank's flight recorder, in JSON. A pickle is not opened."""
+    """The JSON dump of a rank's flight recorder; pickles are refused."""
     with open_plain(path) as file:
         if not file.read(64).lstrip().startswith(b"{"):
             raise UsageError(f"{path} is no JSON object; write the dump in JSON, as unsilent timeline record does")
@@ -80,7 +80,10 @@ def _read_object(path: Path, most: int, make: Callable[[Any], Any]) -> Any:
 
 
 def settings_of(value: Any) -> dict[str, Any]:
-    """Settings in an object by the names that lead to each. Raises ``ValueError`` for what is no object."""
+    """Settings of a nested object, keyed by slash-separated paths of names.
+
+    Raises ``ValueError`` if the value is not an object.
+    """
     if not isinstance(value, dict):
         raise ValueError("expected an object")
     result = dict(itertools.islice(_settings(value, "", DEEPEST), MOST_SETTINGS + 1))
@@ -90,7 +93,7 @@ def settings_of(value: Any) -> dict[str, Any]:
 
 
 def _settings(value: Any, name: str, levels: int) -> Iterator[tuple[str, Any]]:
-    """Settings below a name; a list of plain values is one."""
+    """Settings below a name, where a list of plain values counts as one setting."""
     is_list = isinstance(value, list) and any(isinstance(part, (dict, list)) for part in value)
     if not is_list and (not isinstance(value, dict) or (name and not value)):
         yield name, value
@@ -128,7 +131,7 @@ def _times(values: Any) -> RecordedTimes:
 
 
 def _check_numbers(name: str, values: list[Any], most: int) -> None:
-    """Raise ``ValueError`` for what are no different whole numbers in range."""
+    """Raise ``ValueError`` unless the values are distinct whole numbers in range."""
     if not all(type(value) is int and 0 <= value <= most for value in values) or not 0 < len(set(values)) == len(
         values
     ):

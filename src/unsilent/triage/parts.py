@@ -1,4 +1,4 @@
-"""Names of what an incident's folder may hold beside what the monitor writes; each is optional, and hostile until it is read."""
+"""File names of the optional parts of an incident's folder, which are untrusted until they are read."""
 
 from __future__ import annotations
 

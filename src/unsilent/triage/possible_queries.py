@@ -1,4 +1,4 @@
-"""All queries that can be asked of an incident: each template with its blanks filled in the ways that its candidates offer."""
+"""All queries that are possible on an incident: each template with its blanks filled by candidates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_RANKS, MOST_TENSORS = 3, 1
 
 @dataclass(frozen=True)
 class PossibleQuery:
-    """A query, and what is known of the candidate that fills its blank.
+    """A query, and the candidate that fills its blank.
 
     Attributes:
         blank: Name of the blank that is filled with a candidate; empty: the query looks at everything.
@@ -33,12 +33,15 @@ class PossibleQuery:
 
     @property
     def reason(self) -> str:
-        """Why the candidate is unusual, in words; empty where there is none."""
+        """Text on why the candidate is unusual, or an empty text without a candidate."""
         return describe(self.features, self.blank) if self.features else ""
 
 
 def possible_queries(bundle: Bundle, candidates: Candidates) -> list[PossibleQuery]:
-    """Queries possible on an incident, by template; templates that need more ranks than it has are left out."""
+    """All possible queries on an incident, by template.
+
+    Templates that need more ranks than the job has are left out.
+    """
     return [
         query
         for name, template in TEMPLATES.items()
@@ -48,7 +51,7 @@ def possible_queries(bundle: Bundle, candidates: Candidates) -> list[PossibleQue
 
 
 def _filled(template: str, blanks: Sequence[str], bundle: Bundle, candidates: Candidates) -> Iterator[PossibleQuery]:
-    """First the query that looks at everything, then one for each candidate."""
+    """The query without a restriction, followed by a query for each candidate."""
     if "host" in blanks:
         incident = bundle.incident
         blank = Blanks(host=incident.host or None, rank=incident.suspect if incident.suspect >= 0 else None)
@@ -66,7 +69,7 @@ def _filled(template: str, blanks: Sequence[str], bundle: Bundle, candidates: Ca
 
 
 def describe(features: Features, blank: str) -> str:
-    """Why a candidate is unusual, in words."""
+    """Text on why a candidate is unusual."""
     words = []
     if features.alarms:
         words.append(count_text(features.alarms, "alarm"))

@@ -1,4 +1,4 @@
-"""An ordered runbook: which queries first, by the signals of an incident.
+"""A hand-written runbook that orders the queries on an incident by its signals.
 
 It was written by hand, from what is published about incidents of trainings, before any collection of incidents existed that it
 could have been fitted to. A model that learns from executed queries has to be better than this order.
@@ -35,7 +35,7 @@ _PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _SYMP
 
 
 def symptoms_in(report: str) -> frozenset[str]:
-    """Symptoms that a report names. Whether it denies them is not looked at."""
+    """Symptoms that a report mentions, even if it denies them."""
     return frozenset(name for name, pattern in _PATTERNS.items() if pattern.search(report))
 
 
@@ -45,7 +45,7 @@ NEXT_RULE, NEXT_QUERY, NEXT_CANDIDATE = 0.9, 0.85, 0.8
 
 @dataclass(frozen=True)
 class Signals:
-    """Signals of an incident before a query is made.
+    """Signals of an incident that are known before any query.
 
     Attributes:
         features: Features of alarms.
@@ -73,7 +73,7 @@ class Signals:
 
 
 def signals_of(bundle: Bundle, candidates: Candidates) -> Signals:
-    """Signals of an incident."""
+    """The signals of an incident."""
     alarms = bundle.alarms()
     known = [candidate.features for candidate in candidates.ranks]
     onsets = [features.onset for features in known if features.onset is not None]
@@ -91,7 +91,7 @@ def signals_of(bundle: Bundle, candidates: Candidates) -> Signals:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: if a signal is there, then these queries first.
+    """A rule that puts some queries first if a signal is present.
 
     Attributes:
         signal: Signal in words: the reason for its queries.
@@ -108,7 +108,7 @@ READ_VERDICT = "read-verdict"
 
 
 def has_fault_verdict(bundle: Bundle) -> bool:
-    """Whether the monitor executed the step again, and could tell from that what kind of fault it was."""
+    """Whether the monitor recorded a fault verdict other than "undetermined"."""
     verdict = bundle.incident.fault_verdict
     return verdict is not None and verdict.kind != "undetermined"
 
@@ -180,7 +180,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class ScoredQuery:
-    """A query and how much it is expected to tell, from 1 to 0, with the reason."""
+    """A query, its score from 0 to 1 for how informative it is expected to be, and the reason."""
 
     query: Query
     score: float
@@ -188,7 +188,7 @@ class ScoredQuery:
 
 
 def scored_queries(signals: Signals) -> list[ScoredQuery]:
-    """Every possible query, the most telling one first."""
+    """Every possible query, the most informative one first."""
     templates = scored_templates(signals)
     result = []
     for query in possible_queries(signals.bundle, signals.candidates):
@@ -199,7 +199,7 @@ def scored_queries(signals: Signals) -> list[ScoredQuery]:
 
 
 def scored_templates(signals: Signals) -> dict[str, tuple[float, Rule]]:
-    """The score of each template, and the rule that gives it."""
+    """The score of each template, and the rule that determines it."""
     applying = [rule for rule in RULES if rule.applies(signals)]
     result = {}
     for name in TEMPLATES:

@@ -1,4 +1,4 @@
-"""Summaries of the elements of recorded tensors; the tensors themselves are not kept."""
+"""Summaries of the elements of recorded tensors, which replace the tensors themselves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TensorSummary:
 
 @dataclass(frozen=True)
 class RecordedTensors:
-    """A file of tensors.
+    """Summaries of all tensors in a file, and its other values.
 
     Attributes:
         tensors: Summaries by the keys that lead to each tensor; states of generators are left out.
@@ -54,7 +54,10 @@ class RecordedTensors:
 
 
 def read_recorded_tensors(path: Path) -> RecordedTensors:
-    """Summaries of the tensors in a file of a batch or a state. Raises ``UsageError``."""
+    """Summaries of the tensors in a batch or state file.
+
+    Raises ``UsageError`` if it cannot be read.
+    """
     from torch import Tensor
 
     from unsilent.basics.nested import leaves_in

@@ -1,4 +1,4 @@
-"""Report on an investigation: the queries to run next with their reasons, and what those that were run found."""
+"""Report on an investigation: findings of executed queries, and the queries to run next."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from unsilent.triage.runbook import ScoredQuery
 
 @dataclass(frozen=True, repr=False)
 class Triage(Shown):
-    """An investigation, of which the first queries are shown."""
+    """An investigation, with the number of next queries to show."""
 
     investigation: Investigation
     top: int
 
     @property
     def exit_code(self) -> int:
-        """1 where executed queries found something that is not doubted."""
+        """Exit code: 1 if executed queries found something that is not doubted, else 0."""
         return int(self.investigation.conclusion in (Conclusion.LOCALISED, Conclusion.NOT_LOCALISED))
 
     def report(self) -> Report:
-        """A row for each query: first those that were run, then those to run next."""
+        """Report with a row for each executed query, followed by those to run next."""
         investigation, incident = self.investigation, self.investigation.bundle.incident
         rows = list(map(self._executed_row, investigation.executed))
         rows += [_query_fields(investigation.bundle, query) for query in investigation.left[: self.top]]
@@ -109,11 +109,11 @@ class QueryAnswer(Shown):
 
     @property
     def exit_code(self) -> int:
-        """1 where something was found."""
+        """Exit code: 1 if something was found, else 0."""
         return int(_is_found(self.finding))
 
     def report(self) -> Report:
-        """The finding, and the numbers that it rests on."""
+        """Report on the finding and the numbers behind it."""
         finding = self.finding
         columns = (Column.text("name"), Column("value", "number"))
         table = Table.of([{"name": name, "value": value} for name, value in finding.numbers.items()], columns)
@@ -128,7 +128,7 @@ class QueryAnswer(Shown):
 
 
 def finding_fields(finding: Finding) -> dict[str, Any]:
-    """A finding as JSON has it."""
+    """The fields of a finding for JSON."""
     return {
         **vars(finding), "outcome": finding.outcome.value, "place": finding.place,
         "kind": finding.kind.value if finding.kind else "",

@@ -1,1 +1,1 @@
-"""Trainings of published studies, rebuilt from facts: networks, the workers of a step, and where their injections corrupt."""
+"""The trainings of He et al. (ISCA 2023), rebuilt: networks, the workers of a step, and injected faults."""

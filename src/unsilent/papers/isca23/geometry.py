@@ -1,4 +1,6 @@
-"""The convolutions of the published networks, and the tensors that their injections name, without torch.
+"""Shapes of the published networks' convolutions, and of the tensors that injections corrupt.
+
+This module does without torch.
 
 The artifact of He et al. (ISCA 2023) has its tensors channels last, and computes both gradients of a convolution as convolutions
 of stride 1 without padding:
@@ -34,7 +36,10 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Convolution:
-    """One convolution as one worker runs it; ``layer``: its published name, ``module``: ours. Height and width are ``size``."""
+    """One convolution of a published network, as one worker runs it.
+
+    ``layer`` is its published name, ``module`` its name here; height and width are ``size``.
+    """
 
     layer: str
     module: str
@@ -52,35 +57,40 @@ class Convolution:
 
     @property
     def padding(self) -> tuple[int, int]:
-        """Zeros before and after, per axis."""
+        """Zeros before and after the input along each axis."""
         return same_padding(self.size, self.kernel, self.stride)
 
     @property
     def own_padding(self) -> int:
-        """Zeros that our convolution itself puts on each side; where it has none, its first operand has them."""
+        """Zeros that our convolution layer itself adds on each side."""
         return built_in_padding(self.kernel, self.stride)
 
     @property
     def operand_padding(self) -> tuple[int, int]:
-        """Zeros before and after that its first operand has."""
+        """Zeros before and after the input that are stored in our layer's first operand."""
         before, after = self.padding
         return before - self.own_padding, after - self.own_padding
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """TensorFlow's "same": enough zeros for ceil(size / stride) outputs, the odd one after."""
+    """Zeros before and after an axis under TensorFlow's "same" padding.
+
+    They give ceil(size / stride) outputs; an odd one comes after.
+    """
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
 
 
 def built_in_padding(kernel: int, stride: int) -> int:
-    """The padding that a convolution which pads both sides alike can do itself."""
+    """Equal padding on both sides that a convolution layer can add itself; 0 with a stride above 1."""
     return (kernel - 1) // 2 if stride == 1 else 0
 
 
 @dataclass(frozen=True)
 class IndexMapping:
-    """One tensor of the artifact (``shape``) and the tensor of ours that holds its elements (``tensor``).
+    """A mapping between the indices of a tensor in the artifact and of our tensor.
+
+    ``shape`` is the artifact's shape, ``tensor`` the shape here.
 
     Our axis k is its axis ``order[k]``; on the spatial axes its index is ``start + scale * ours``. It has ``low`` to ``high -
     1`` of the artifact's indices there; others are zeros, as ``zeros_origin`` says.
@@ -97,7 +107,7 @@ class IndexMapping:
     layout: str = "strided"
 
     def to_our_index(self, index: Ints) -> tuple[Ints, Bools]:
-        """The artifact's indices int64[n, 4] as ours, and which of them we have."""
+        """The artifact's indices int64[n, 4] converted to ours, and whether each of ours exists."""
         result = index[:, self.order]
         there = result[:, 2:].copy()
         moved = there - self.start
@@ -106,7 +116,7 @@ class IndexMapping:
         return result, inside.all(1) & self._within(result, self.tensor)
 
     def to_published_index(self, index: Ints) -> tuple[Ints, Bools]:
-        """Our indices int64[n, 4] as the artifact's, and which of them it can name."""
+        """Our indices int64[n, 4] converted to the artifact's, and whether each of those exists."""
         moved = index.copy()
         moved[:, 2:] = self.start + self.scale * index[:, 2:]
         result = np.empty_like(index)
@@ -120,7 +130,9 @@ class IndexMapping:
 
 
 def make_index_mapping(conv: Convolution, phase: str, operand: str, with_inserted_zeros: bool = False) -> IndexMapping:
-    """The tensor that ``fwd``, ``grad_in`` or ``grad_wt`` has as ``first``, ``second`` or ``out``.
+    """The index mapping of one tensor of a convolution.
+
+    ``phase`` is ``fwd``, ``grad_in`` or ``grad_wt``, and ``operand`` is ``first``, ``second`` or ``out``.
 
     ``with_inserted_zeros``: of ``grad_in/first``, with the zeros between and around as part of our tensor.
     """

@@ -1,4 +1,6 @@
-r"""Published injections: the CSV files of the artifact of He et al., ISCA 2023 (doi 10.1145/3579371.3589105), one fault each.
+r"""Reads and writes published injections: CSV files from the artifact of He et al., with one fault each.
+
+The artifact belongs to ISCA 2023, doi 10.1145/3579371.3589105.
 
 One ``key,value[,value…]`` a row, no header. A victim is an index into a tensor of the artifact's own (channels last, joined by
 ``/``) and the value that stands there afterwards. The name of the fault model says which tensor is corrupted; what happens to
@@ -56,7 +58,9 @@ _LAYER = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
 
 @dataclass(frozen=True)
 class PublishedInjection:
-    """A published injection; the constructor trusts its arguments, `read_injection` is the checked way in.
+    """A published injection of one fault.
+
+    The constructor checks nothing; `read_injection` checks all fields.
 
     ``inj_pos``: one index into the artifact's tensor for each victim. ``inj_values`` and ``learning_rate``: numbers as texts.
     ``name`` and ``rows`` say where it was read, for messages.
@@ -78,7 +82,7 @@ class PublishedInjection:
 
     @property
     def phase(self) -> str:
-        """``fwd``, ``grad_in`` or ``grad_wt``."""
+        """Phase of the corrupted convolution: ``fwd``, ``grad_in`` or ``grad_wt``."""
         return "fwd" if self.stage == FORWARD else self.target_layer[-len(GRADIENTS[0]) :]
 
     @property
@@ -88,17 +92,17 @@ class PublishedInjection:
 
     @property
     def operand(self) -> str:
-        """``first``, ``second`` or ``out``."""
+        """The corrupted operand: ``first``, ``second`` or ``out``."""
         return OPERANDS[self.fmodel]
 
     @property
     def positions(self) -> Ints:
-        """int64[n, 4]."""
+        """Indices of the corrupted elements, int64[n, 4]."""
         return np.array(self.inj_pos, dtype=np.int64).reshape(-1, INDICES)
 
     @property
     def value_words(self) -> Array:
-        """uint32[n]: the values as float32."""
+        """Bits of the injected values as float32, uint32[n]."""
         with np.errstate(under="ignore"):
             return (
                 np.array([float(text) for text in self.inj_values], dtype=np.float64).astype(np.float32).view(np.uint32)
@@ -110,7 +114,10 @@ class PublishedInjection:
 
 
 def read_injection(path: str | Path) -> PublishedInjection:
-    """Read a file that may come from anyone; raises ``UsageError`` with row and column on anything out of order."""
+    """Read an injection from an untrusted file.
+
+    Raises ``UsageError`` with row and column for anything invalid.
+    """
     content = read_plain(path, MAX_FILE_BYTES)
     try:
         text = content.decode("utf-8-sig")
@@ -122,7 +129,10 @@ def read_injection(path: str | Path) -> PublishedInjection:
 
 
 def write_injection(injection: PublishedInjection, path: str | Path) -> None:
-    """Write it in the published layout; raises ``UsageError`` where `read_injection` would refuse the file."""
+    """Write an injection in the published layout.
+
+    Raises ``UsageError`` if `read_injection` would refuse the file.
+    """
     text = injection_text(injection)
     parse_injection(text, Path(path).name)
     try:
@@ -132,7 +142,7 @@ def write_injection(injection: PublishedInjection, path: str | Path) -> None:
 
 
 def injection_text(injection: PublishedInjection) -> str:
-    """The file's content."""
+    """Text of an injection in the published layout."""
     return "".join(f"{key},{','.join(_texts(getattr(injection, key)))}\n" for key in KEYS)
 
 
@@ -143,7 +153,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def parse_injection(text: str, name: str) -> PublishedInjection:
-    """Check the content of a file and take it apart; ``name`` is what errors call it."""
+    """The checked injection in the text of a file; ``name`` is the file's name in errors."""
     by_name: dict[str, Any] = {}
     rows: dict[str, int] = {}
     for number, cells in _rows(text, name):
@@ -181,7 +191,7 @@ def _place(name: str, row: int, column: int) -> str:
 
 @dataclass(frozen=True)
 class _Cells:
-    """The fields of one row, read with their place in errors."""
+    """The fields of one row, with their position for errors."""
 
     name: str
     row: int

@@ -1,4 +1,4 @@
-"""The convolutions of the published networks that injections can name, without torch.
+"""Lists of the published networks' convolutions that injections can name, without torch.
 
 A published layer is named as the module here with ``_`` for the dots; all of DenseNet begin with ``densenet_``. The depthwise
 convolutions of EfficientNet are in none of the lists: the artifact corrupts no operation of theirs. Tables of layers are those
@@ -30,7 +30,10 @@ Row = tuple[str, int, int, int, int, int]
 
 @lru_cache(maxsize=16)
 def convolutions(images: int, width: int = 64, network: str = "resnet18") -> Mapping[str, Convolution]:
-    """Published name -> convolution, the stem first, for a worker with that many images."""
+    """Convolutions of a published network by published name, the stem first.
+
+    ``images`` is the number of images of one worker.
+    """
     if network not in NETWORKS:
         raise unknown_name_error("published network", network, NETWORKS)
     rows, prefix = {"densenet": (_densenet, "densenet_"), "effnet": (_efficientnet, "")}.get(network, (_resnet18, ""))
@@ -42,12 +45,12 @@ def convolutions(images: int, width: int = 64, network: str = "resnet18") -> Map
 
 
 def scaled(channels: int, width: int) -> int:
-    """Channels of an EfficientNet that has ``channels`` at width 64."""
+    """Number of channels at the given width, for an EfficientNet layer with ``channels`` at width 64."""
     return max(1, channels * width // 64)
 
 
 def squeezed(channels: int) -> int:
-    """Channels in the middle of a squeeze-and-excitation: a quarter of those that it scales, the expanded ones."""
+    """Number of inner channels of a squeeze-and-excitation with the given number of outer channels."""
     return max(1, channels // 4)
 
 

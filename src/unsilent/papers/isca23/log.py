@@ -1,4 +1,6 @@
-"""The log of a faulty training run in the layout of the artifact's own (``replay_….txt``), line by line; numpy alone.
+"""Writes the log lines of a faulty training in the layout of the artifact (``replay_….txt``).
+
+This module does without torch.
 
 The lines of a fault take any receipt: also that of a trial from elsewhere can be shown next to the published ones.
 """
@@ -21,7 +23,7 @@ NOT_FINITE = "Encounter NaN! Terminate training!"
 
 @dataclass(frozen=True)
 class PublishedStepRecord:
-    """The result of one training step: loss and share of right answers over the whole batch, in training mode."""
+    """Loss and accuracy of one training step over the whole batch, in training mode."""
 
     epoch: int
     step: int
@@ -31,23 +33,23 @@ class PublishedStepRecord:
 
     @property
     def finite(self) -> bool:
-        """Whether the training goes on."""
+        """Whether the loss is finite, so that the training continues."""
         return math.isfinite(self.loss)
 
     @property
     def line(self) -> str:
-        """The line of the log."""
+        """The log line of this step."""
         at = f"Epoch: {self.epoch}/{EPOCHS}, step: {self.step}/{STEPS}"
         return f"{at}, loss: {self.loss:.5f}, accuracy: {self.accuracy:.5f}"
 
 
 def header(epoch: int, step: int, weights: str) -> list[str]:
-    """Where the fault is to corrupt and what the training starts from."""
+    """First lines of the log: epoch and step of the fault, and the initial weights."""
     return [f"Inject to epoch: {epoch}", f"Inject to step: {step}", f"Load weights from {weights}"]
 
 
 def epoch_line(epoch: int, train: tuple[float, float], valid: tuple[float, float]) -> str:
-    """The end of an epoch: mean loss and accuracy of its steps, and those on held-out images."""
+    """The log line at the end of an epoch, with loss and accuracy in training and on held-out images."""
     scaled = valid[0] * VALID_SCALE
     return (
         f"End of epoch: {epoch}/{EPOCHS}, train loss: {train[0]:.5f}, train accuracy: {train[1]:.5f}, "

@@ -1,4 +1,4 @@
-"""Published injections as faults of ours, and faults of ours as published injections.
+"""Converts published injections to faults of this package, and such faults to published injections.
 
 Both ways are exact: a fault comes back as it was, and an injection with its victims in the order in which the artifact writes
 them, by their place in its tensor. The text of a value is that of its float32 with 15 digits, as in the published files.
@@ -23,7 +23,7 @@ _USUAL = {"first": ("INPUT", "N64_INPUT", 64), "second": ("WT", "N64_WT", 64), "
 
 
 class Victims(NamedTuple):
-    """The elements that a fault corrupts, as the artifact indexes them.
+    """The elements that a fault corrupts, with the artifact's indices.
 
     Attributes:
         shape: Of the tensor.
@@ -37,7 +37,10 @@ class Victims(NamedTuple):
 
 
 def images_per_worker(batch: int) -> int:
-    """Images of each worker; raises ``UsageError`` where a batch cannot be shared out."""
+    """Number of images of each worker.
+
+    Raises ``UsageError`` if the batch cannot be divided evenly.
+    """
     if batch < WORKERS or batch % WORKERS:
         raise UsageError(
             f"batch is {batch}; expected a multiple of {WORKERS}, because {WORKERS} workers share each batch"
@@ -46,7 +49,9 @@ def images_per_worker(batch: int) -> int:
 
 
 def fault_from_injection(injection: PublishedInjection, *, batch: int = 1024, width: int = 64) -> Fault:
-    """The fault in a training step of the network here; its ``micro_step`` is the worker.
+    """The fault that a published injection describes, for the rebuilt network.
+
+    Its ``micro_step`` is the worker.
 
     Raises ``UsageError`` with row and column for a network or layer that is not here, a victim outside of its tensor, and one on
     padding or between the elements where the operation here has no such operand.
@@ -65,7 +70,7 @@ def fault_from_injection(injection: PublishedInjection, *, batch: int = 1024, wi
 
 
 def fault_in_convolution(injection: PublishedInjection, conv: Convolution) -> Fault:
-    """The fault in this convolution, whatever it is called; see `fault_from_injection`."""
+    """The fault that an injection describes in the given convolution, whose name is not compared."""
     index = injection.positions
     mapped = make_index_mapping(conv, injection.phase, injection.operand)
     outside = ((index < 0) | (index >= np.array(mapped.shape))).any(1)
@@ -105,7 +110,7 @@ def injection_from_fault(
     batch: int = 1024,
     width: int = 64,
 ) -> PublishedInjection:
-    """A fault in one of the network's convolutions as a published injection.
+    """The published injection that describes a fault in a convolution of the network.
 
     Args:
         after: Words uint32[n] at the fault's elements once it was injected, from its receipt; needed unless
@@ -142,7 +147,9 @@ def injection_from_fault(
 
 
 def victims(fault: Fault, conv: Convolution, words: Array | None) -> Victims:
-    """The elements that a fault in this convolution corrupts; ``words`` uint32[n] at its elements.
+    """The elements that a fault corrupts in a convolution, with the artifact's indices.
+
+    ``words`` are the bits at the fault's elements, uint32[n].
 
     Raises ``UsageError`` as `injection_from_fault`.
     """
@@ -168,12 +175,18 @@ def victims(fault: Fault, conv: Convolution, words: Array | None) -> Victims:
 
 
 def convolution_of(fault: Fault, *, model: str = "resnet18", batch: int = 1024, width: int = 64) -> Convolution:
-    """The convolution of a published network that a fault corrupts; raises ``UsageError`` where it corrupts none."""
+    """The convolution of a published network that a fault corrupts.
+
+    Raises ``UsageError`` if it corrupts none.
+    """
     return _site(fault, batch, width, model)[0]
 
 
 def value_text(word: int) -> str:
-    """A float32 as the published files write it; raises ``UsageError`` for a NaN that no text stands for."""
+    """Text of a float32 as in the published files.
+
+    Raises ``UsageError`` for a NaN without a published text.
+    """
     text = format(float(np.uint32(word).view(np.float32)), ".15g")
     if text == "nan":
         text = "-nan" if word >> 31 else "nan"

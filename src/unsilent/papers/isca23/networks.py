@@ -1,4 +1,4 @@
-"""The networks of the artifact of He et al. (ISCA 2023) for images of 32 x 32, rebuilt from facts.
+"""The networks of He et al. (ISCA 2023) for images of 32 x 32, rebuilt from published facts.
 
 Every convolution is one operation without its bias, which is added behind it, so that the output of the convolution is what the
 artifact corrupts. Batch norm has Keras's momentum 0.9 (0.1 here) and epsilon 1e-3; paddings are TensorFlow's "same". The final
@@ -44,7 +44,10 @@ _TRUNCATED = 0.87962566103423978
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution without bias under TensorFlow's "same" padding; [n, c, h, w] -> [n, o, ceil(h/s), ceil(w/s)]."""
+    """A convolution without bias and with TensorFlow's "same" padding.
+
+    [n, c, h, w] -> [n, o, ceil(h/s), ceil(w/s)].
+    """
 
     def __init__(self, channels: int, kernels: int, kernel: int, stride: int, groups: int = 1) -> None:
         built_in = built_in_padding(kernel, stride)
@@ -59,13 +62,13 @@ class SameConv2d(nn.Conv2d):
 
 
 def make_norm(channels: int, norm: bool = True) -> nn.Module:
-    """Batch norm with Keras's defaults and the published momentum, or nothing."""
+    """A batch norm with Keras's defaults and the published momentum, or an identity."""
     return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.1) if norm else nn.Identity()
 
 
 @torch.no_grad()
 def draw_weights(model: nn.Module) -> None:
-    """Draw kernels by Glorot's truncated normal law, Keras's ``GlorotNormal``; biases of linear layers become 0."""
+    """Draw kernels by Keras's ``GlorotNormal``, and set biases of linear layers to 0."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             reach = math.prod(module.weight.shape[2:])
@@ -79,7 +82,10 @@ DROPOUT = 0.15
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the stride is 2."""
+    """A residual block of two 3x3 convolutions and a shortcut.
+
+    With stride 2, the shortcut is a 1x1 convolution.
+    """
 
     def __init__(self, channels: int, kernels: int, stride: int, norm: bool, dropout: float) -> None:
         super().__init__()
@@ -106,7 +112,7 @@ class Block(nn.Module):
 
 
 class PublishedResNet18(nn.Module):
-    """Normalised images [n, 3, 32, 32] -> class scores [n, 10] (before the softmax)."""
+    """The published ResNet-18, from normalised images [n, 3, 32, 32] to class scores [n, 10]."""
 
     def __init__(self, width: int = 64, norm: bool = True, dropout: float = DROPOUT) -> None:
         super().__init__()
@@ -136,7 +142,10 @@ BOTTLENECK_DROPOUT = 0.5
 
 
 class Bottleneck(nn.Module):
-    """Channels that a dense block adds: norm, ReLU, 1x1 to four times as many, norm, ReLU, 3x3, dropout."""
+    """A bottleneck of DenseNet, which computes the channels that are added.
+
+    Norm, ReLU, 1x1 convolution to four times as many channels, norm, ReLU, 3x3 convolution, dropout.
+    """
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
@@ -155,7 +164,10 @@ class Bottleneck(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Bottlenecks, each of which reads the input and what all before it added: [n, c, h, w] -> [n, c + layers * growth, h, w]."""
+    """Bottlenecks that each read the block's input and all earlier outputs.
+
+    [n, c, h, w] -> [n, c + layers * growth, h, w].
+    """
 
     def __init__(self, channels: int, growth: int, layers: int) -> None:
         super().__init__()
@@ -169,7 +181,10 @@ class DenseBlock(nn.Module):
 
 
 class Transition(nn.Module):
-    """Half as many channels of half the size: norm, ReLU, 1x1, then 3x3 of stride 2."""
+    """A transition of DenseNet, which halves the number of channels and the image size.
+
+    Norm, ReLU, 1x1 convolution, 3x3 convolution of stride 2.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -186,7 +201,7 @@ class Transition(nn.Module):
 
 
 class PublishedDenseNet(nn.Module):
-    """Normalised images [n, 3, 32, 32] -> class scores [n, 10] (before the softmax)."""
+    """The published DenseNet, from normalised images [n, 3, 32, 32] to class scores [n, 10]."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -217,7 +232,7 @@ class PublishedDenseNet(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales each channel by a number from 0 to 1 that follows from the means of all channels."""
+    """Scales each channel by a factor from 0 to 1 that is computed from the means of all channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -233,7 +248,10 @@ class SqueezeExcitation(nn.Module):
 
 
 class MBConv(nn.Module):
-    """1x1 to more channels, depthwise, squeeze-and-excitation, 1x1 to fewer; with ``shortcut`` the input is added."""
+    """A block of EfficientNet with a depthwise convolution and squeeze-and-excitation.
+
+    A 1x1 convolution before them adds channels, one after them removes channels. With ``shortcut`` the input is added.
+    """
 
     def __init__(self, channels: int, kernels: int, expansion: int, kernel: int, stride: int, shortcut: bool) -> None:
         super().__init__()
@@ -254,7 +272,7 @@ class MBConv(nn.Module):
 
 
 class PublishedEfficientNet(nn.Module):
-    """Normalised images [n, 3, 32, 32] -> class scores [n, 10] (before the softmax)."""
+    """The published EfficientNet, from normalised images [n, 3, 32, 32] to class scores [n, 10]."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A published injection run again: the training around it, the fault in its step, and the log in the published layout.
+"""Replays a published injection in its training, and writes the log in the published layout.
 
 The published runs start from a checkpoint of TensorFlow, which cannot be read here. Weights of one's own take its place; without
 any the training starts at the target step (or some steps before) with a fresh network, and the log says so. Then what is the same
@@ -40,7 +40,7 @@ MOST_HELD_OUT = 10_000
 
 @dataclass(frozen=True)
 class InjectionReplayResult:
-    """The result of a replay.
+    """The result of replaying a published injection.
 
     ``records_before``: the steps before the fault; ``golden_step`` and ``faulty_step``: its step without and with it, from
     the same state; ``records_after``: those that followed. ``held_out_loss_and_accuracy``: mean loss and accuracy on the
@@ -164,18 +164,18 @@ class InjectionReplay:
 
     @property
     def model(self) -> Any:
-        """The network that is trained."""
+        """The trained network."""
         return self.training.model
 
     def train_before_target(self, count: int) -> Iterable[PublishedStepRecord]:
-        """Train the steps just before the target; those of earlier epochs, too, where the epoch has not as many."""
+        """Train the given number of steps just before the target step, also in earlier epochs."""
         for position in range(max(self.position - count, 0), self.position):
             yield self.training.step(*divmod(position, STEPS))
 
     def run_target_step(
         self, faulty: bool = True, inner_context: AbstractContextManager[Any] | None = None
     ) -> PublishedStepRecord:
-        """Run the target step, always from the state in which it was run first.
+        """Run the target step, from the same state in every call.
 
         ``inner_context`` is entered within the mode that corrupts. Raises ``InjectionError`` where the fault does not land.
         """
@@ -188,7 +188,7 @@ class InjectionReplay:
         return self.training.step(epoch, step, faults, inner_context or nullcontext())
 
     def trace_target_step(self) -> FaultTrace:
-        """How the fault spreads through the target step, operation by operation."""
+        """Trace of how the fault spreads through the operations of the target step."""
         from unsilent.engine.trace import trace
 
         hits: list[tuple[Fault, int | None]] = []
@@ -201,7 +201,7 @@ class InjectionReplay:
         return trace(self.model, run, faults=lambda: hits)
 
     def train_after_target(self, count: int) -> Iterable[PublishedStepRecord]:
-        """Train the steps after the target, to the end of the last epoch at most."""
+        """Train the given number of steps after the target step, at most to the end of the last epoch."""
         for position in range(self.position + 1, min(self.position + 1 + count, EPOCHS * STEPS)):
             yield self.training.step(*divmod(position, STEPS))
 
@@ -210,7 +210,7 @@ class InjectionReplay:
         return self.training.evaluate(self.held_out)
 
     def corrupted_log_lines(self, record: PublishedStepRecord) -> list[str]:
-        """The lines of the log that tell what was corrupted."""
+        """The log lines on the corrupted elements."""
         assert record.receipt is not None
         mapped = victims(self.fault, self._conv, self.fault.operands)
         published = dict(zip(self.injection.inj_pos, self.injection.inj_values, strict=True))
@@ -258,13 +258,16 @@ def replay_injection(
 
 
 def _is_sorted_by_class(labels: Ints) -> bool:
-    """Whether images of the same class lie next to each other, int64[n]; images that are too few to tell do not."""
+    """Whether images of the same class are adjacent; False if there are too few images.
+
+    ``labels`` are int64[n].
+    """
     classes = len(np.unique(labels))
     return 1 < classes <= len(labels) / 3 and np.count_nonzero(np.diff(labels)) == classes - 1
 
 
 class _Run:
-    """One replay from its first step to its last, written to the log."""
+    """One replay from its first step to its last, with its log file."""
 
     def __init__(
         self, replay: InjectionReplay, file: IO[str], path: str, total: int, progress: Progress | None, trace: bool

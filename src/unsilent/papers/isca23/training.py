@@ -1,4 +1,4 @@
-"""The training step of the published injections: eight workers, each with an eighth of the batch, one after the other.
+"""The training of the published injections, with eight workers that run one after the other.
 
 Each worker runs a forward and a backward pass of its own, with its own batch statistics; losses are divided by the whole batch
 and gradients add up. So worker ``w`` is ``micro_step=w`` of a `Step` around it. Everything random (order of the images,
@@ -51,7 +51,7 @@ from unsilent.workloads.saved_files import state_dict_misfit
 
 
 def untrained_network(name: str = "resnet18", *, width: int = 64, seed: int = 123) -> nn.Module:
-    """A fresh network in training mode, its weights drawn by Glorot's truncated normal law.
+    """An untrained network in training mode, with weights from Glorot's truncated normal distribution.
 
     Args:
         name: ``resnet18``, ``resnet18_nobn`` (no batch norm), ``resnet18_sgd`` (no dropout), ``densenet`` or ``effnet``.
@@ -92,7 +92,10 @@ _SHUFFLE, _AUGMENT, _DROPOUT = range(3)
 
 @dataclass(frozen=True)
 class NormalisedImages:
-    """Images uint8 [n, 32, 32, 3] with labels int64 [n], and what they are normalised by."""
+    """Images with labels, and the mean and deviation that normalise them.
+
+    Images are uint8 [n, 32, 32, 3], labels int64 [n].
+    """
 
     images: Tensor
     labels: Tensor
@@ -103,13 +106,18 @@ class NormalisedImages:
         return len(self.labels)
 
     def rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised images float32 [m, 3, 32, 32] and labels [m]."""
+        """Normalised images and labels of the chosen rows.
+
+        They are float32 [m, 3, 32, 32] and int64 [m].
+        """
         scaled = (self.images[chosen].double() - self.mean) / self.deviation
         return scaled.float().permute(0, 3, 1, 2).contiguous(), self.labels[chosen]
 
 
 def split_and_normalise(images: Tensor, labels: Tensor, train: int) -> tuple[NormalisedImages, NormalisedImages]:
-    """Images uint8 [n, 32, 32, 3] as training and evaluation sets: the first ``train``, and all others.
+    """Divide images into a training set, the first ``train``, and an evaluation set.
+
+    Images are uint8 [n, 32, 32, 3].
 
     Both are normalised by the mean and deviation of all numbers of the training set.
     """
@@ -124,7 +132,7 @@ def split_and_normalise(images: Tensor, labels: Tensor, train: int) -> tuple[Nor
 
 
 class PublishedTraining:
-    """Model, optimizer, and the moving statistics of each worker.
+    """A published training: model, optimizer, and the batch norm statistics of each worker.
 
     Args:
         name: The published network.
@@ -155,7 +163,10 @@ class PublishedTraining:
         self.input_gradients = False
 
     def load(self, state: Mapping[str, Tensor], path: str) -> None:
-        """Start from weights; those of all workers alike. Raises ``UsageError`` where they do not fit."""
+        """Load weights, with equal batch norm statistics for all workers.
+
+        Raises ``UsageError`` if they do not fit.
+        """
         expected = self.model.state_dict()
         if problem := state_dict_misfit(expected, state, "the published network"):
             raise UsageError(f"{path} {problem}; expected the state dict of the published network, as torch saves it")
@@ -169,7 +180,10 @@ class PublishedTraining:
         faults: Sequence[Fault] = (),
         inner_context: AbstractContextManager[Any] = nullcontext(),  # noqa: B008 - has no state
     ) -> PublishedStepRecord:
-        """Train one step of an epoch, with faults in it; ``inner_context`` is entered within the mode that corrupts them."""
+        """Train one step of an epoch, with faults in it.
+
+        ``inner_context`` is entered within the mode that corrupts them.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(epoch * STEPS + number)
         images, labels = self._batch(epoch, number)
@@ -194,12 +208,15 @@ class PublishedTraining:
         )
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from the very first."""
+        """The learning rate of a step, counted from the start of the training."""
         return (self._rate - self._end) * (1 - min(step, self._steps) / self._steps) + self._end
 
     @torch.no_grad()
     def evaluate(self, data: NormalisedImages) -> tuple[float, float]:
-        """Mean loss and accuracy; each worker answers for an eighth of every batch, with its own moving statistics."""
+        """Mean loss and accuracy on a data set.
+
+        Each worker evaluates an eighth of every batch with its own batch norm statistics.
+        """
         self.model.eval()
         loss, right = 0.0, 0
         for start in range(0, len(data), EVALUATED):
@@ -214,13 +231,13 @@ class PublishedTraining:
         return loss / len(data), right / len(data)
 
     def snapshot(self) -> dict[str, Any]:
-        """All of the training's state; see `restore`."""
+        """A copy of the training's whole state, for `restore`."""
         self._use_worker_statistics(0)
         whole = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "moving": self.moving}
         return copy.deepcopy(whole)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Back to a snapshot, which stays as it is."""
+        """Restore the state in a snapshot, which is not changed."""
         whole = copy.deepcopy(dict(state))
         self.moving = whole["moving"]
         self._use_worker_statistics(0)
@@ -228,16 +245,19 @@ class PublishedTraining:
         self.optimizer.load_state_dict(whole["optimizer"])
 
     def _spread(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """Moving mean and variance of every norm, for each worker a copy of what the model has now."""
+        """Copies of the model's batch norm statistics for each worker."""
         return [[(m.running_mean.clone(), m.running_var.clone()) for m in self._norms] for _ in range(WORKERS)]  # type: ignore[union-attr]
 
     def _use_worker_statistics(self, worker: int) -> None:
-        """Let the model read and write the moving statistics of a worker."""
+        """Let the model use the batch norm statistics of a worker."""
         for norm, (mean, variance) in zip(self._norms, self.moving[worker], strict=True):
             norm.running_mean, norm.running_var = mean, variance
 
     def _batch(self, epoch: int, number: int) -> tuple[Tensor, Tensor]:
-        """The images of a step: those of an epoch in random order, and again in another one where they do not last."""
+        """Normalised images and labels of a step, in the random order of the epoch.
+
+        If the data set is too small, further random orders follow.
+        """
         start, rows = number * self.batch, list[Tensor]()
         while (left := self.batch - sum(len(part) for part in rows)) > 0:
             turn, at = divmod(start, len(self.data))
@@ -262,7 +282,7 @@ class PublishedTraining:
 
     @contextmanager
     def _seeded_global_randomness(self, *stream: int) -> Iterator[None]:
-        """Torch's global random numbers seeded inside, and as they were afterwards."""
+        """Seed torch's global random generator within the context, and restore it afterwards."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self._seed(*stream))
             yield
@@ -273,7 +293,10 @@ SCALE = 4
 
 
 def digits_as_images() -> tuple[Tensor, Tensor]:
-    """Images uint8 [1797, 32, 32, 3] and labels int64 [1797]; the held-out digits come last."""
+    """The digits data set as colour images with labels, the held-out digits last.
+
+    Images are uint8 [1797, 32, 32, 3], labels int64 [1797].
+    """
     known = digits()
     grey = ((cat([known.train, known.test]) + 1) * 127.5).round().byte()  # [n, 1, 8, 8]
     large = grey.repeat_interleave(SCALE, 2).repeat_interleave(SCALE, 3)

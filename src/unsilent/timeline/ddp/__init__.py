@@ -1,1 +1,1 @@
-"""Predicts steps of DistributedDataParallel under other buckets and precisions, from its recorded traces."""
+"""Predicts steps of DistributedDataParallel with other buckets and precisions, from recorded traces."""

@@ -18,7 +18,7 @@ _ALL_REDUCE = re.compile("all_?reduce", re.IGNORECASE)
 
 
 class RecordedBuckets(NamedTuple):
-    """The buckets of all steps and ranks.
+    """The gradient buckets of a recorded training, equal in all steps and ranks.
 
     Attributes:
         gradients: Gradients of each bucket; indices in the order in which they are ready.
@@ -32,7 +32,9 @@ class RecordedBuckets(NamedTuple):
 
 
 def recorded_buckets(job: Job, sizes: NDArray[np.int64]) -> RecordedBuckets:
-    """The all-reduces of backward passes that carry whole gradients, in the order of these; other ones are none of DDP's.
+    """The buckets of DDP, found as the all-reduces of backward passes that carry whole gradients.
+
+    All-reduces that carry no whole gradients are left out. Buckets are in the order in which gradients are ready.
 
     Args:
         job: Job on one clock.
@@ -72,7 +74,7 @@ def recorded_buckets(job: Job, sizes: NDArray[np.int64]) -> RecordedBuckets:
 
 
 def _whole_gradients(carried: Sequence[int], sizes: NDArray[np.int64]) -> tuple[list[list[int]], list[int]]:
-    """The gradients that fill each collective exactly, without those that none fill, and the places of these collectives."""
+    """The gradients in each bucket, and the positions of the collectives that carry them."""
     place_of_end = {int(end): number + 1 for number, end in enumerate(np.cumsum(sizes))}
     buckets, places, left, sent, first = list[list[int]](), list[int](), list(range(len(carried))), 0, 0
     # gloo begins two at once, now and then the later one first

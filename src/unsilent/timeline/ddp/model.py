@@ -1,4 +1,4 @@
-"""A training under DDP as its gradients see it: when each is ready, in which bucket it travels, and when the step can go on.
+"""A model of training steps under DDP, from gradient times, buckets and the cost of collectives.
 
 The time of a step follows from recorded times that no other rank delays (up to the backward pass, gradients becoming ready, what
 follows the last collective) and from what collectives cost. Buckets, their costs and delays of ranks can be replaced. Buckets
@@ -23,7 +23,7 @@ Cost = Callable[[Floats], Floats]
 
 
 def assign_buckets(sizes: Sequence[int], caps: Sequence[int]) -> list[list[int]]:
-    """The buckets of gradients with these sizes, in the order in which they are ready, as DDP fills them.
+    """The buckets into which DDP puts gradients of the given sizes.
 
     A bucket is closed once it holds its cap or more; no gradient is divided. The last cap is that of all further buckets.
 
@@ -46,7 +46,7 @@ def assign_buckets(sizes: Sequence[int], caps: Sequence[int]) -> list[list[int]]
 
 @dataclass(frozen=True)
 class DdpSteps:
-    """Recorded steps of a training under DDP.
+    """Recorded times of the steps of a training under DDP that do not depend on buckets.
 
     Attributes:
         sizes: Bytes of each gradient, in the order in which they are ready, int64[gradients].
@@ -65,7 +65,9 @@ class DdpSteps:
     skew: Floats
 
     def step_seconds(self, buckets: Sequence[Sequence[int]], cost: Cost, size_factor: float = 1.0) -> Floats:
-        """Predicted seconds of each step, float64[steps]: how far the last rank's end moves from step to step.
+        """Predicted seconds of each step with the given buckets, float64[steps].
+
+        A step lasts from when the last rank ended the previous one until the last rank ends it.
 
         Args:
             buckets: Indices of gradients by bucket, see `assign_buckets`.
@@ -90,7 +92,10 @@ class DdpSteps:
 
 @dataclass(frozen=True)
 class LinkCost:
-    """The cost of a collective: seconds in any case and for each byte, fitted to ``smallest`` to ``largest`` bytes."""
+    """The duration of a collective as a linear function of its size: a latency plus a cost per byte.
+
+    The line was fitted to collectives of ``smallest`` to ``largest`` bytes.
+    """
 
     latency: float
     per_byte: float
@@ -98,16 +103,19 @@ class LinkCost:
     largest: float
 
     def __call__(self, size: Floats) -> Floats:
-        """Seconds of collectives of these sizes."""
+        """Seconds of collectives of the given sizes."""
         return self.latency + self.per_byte * size
 
     @property
     def grows(self) -> bool:
-        """Whether larger collectives cost more, as they do on any link; otherwise that did not show in what it was fitted to."""
+        """Whether larger collectives cost more.
+
+        They do on any link; if not, the collectives of the fit did not show it.
+        """
         return self.per_byte > 0
 
     def covers(self, size: Floats) -> bool:
-        """Whether all sizes are within those that it was fitted to, and it grows with them."""
+        """Whether the cost grows with size, and all sizes are within the range of its fit."""
         return self.grows and bool(len(size) == 0 or (size.min() >= self.smallest and size.max() <= self.largest))
 
 
@@ -130,7 +138,9 @@ def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
 
 
 def fit_link_cost(sizes: Floats, seconds: Floats) -> LinkCost:
-    """The line through the mean time of each size, none of its numbers negative; of one size alone all of it is by the byte.
+    """Fit a nonnegative latency and cost per byte to the mean time of each size.
+
+    With collectives of one size alone, the whole time counts as the cost of its bytes.
 
     Means, as those of steps are predicted: a few slow collectives lengthen the mean step, but no median.
     """

@@ -1,4 +1,4 @@
-"""The settings of DDP with which a recorded training's steps would be shortest by prediction: buckets and gradient precision.
+"""Finds the buckets and gradient precision of DDP with the shortest predicted steps.
 
 All sizes of buckets that make a difference are tried, then sizes of single buckets, as far as they shorten a step. Why
 neighbouring buckets stay apart is said by dPRO's condition for fusing tensors: two buckets are better one if the first's transfer
@@ -22,7 +22,7 @@ MOST_ROUNDS = 20
 
 @dataclass(frozen=True)
 class DdpSettings:
-    """Settings and what they lead to.
+    """Bucket sizes and gradient precision, with the buckets and step times that they lead to.
 
     Attributes:
         caps: MiB of each bucket, the last one for all further ones; empty: DDP's default.
@@ -38,32 +38,34 @@ class DdpSettings:
 
     @property
     def mean(self) -> float:
-        """Predicted seconds of a step."""
+        """Predicted mean seconds of a step."""
         return float(self.seconds.mean())
 
     @property
     def arguments(self) -> str:
-        """Arguments to pass to ``DistributedDataParallel``; empty: none."""
+        """Arguments to pass to ``DistributedDataParallel``, or an empty text for its defaults."""
         if not self.caps:
             return ""
         return f"bucket_cap_mb={self.caps[0]}" if len(self.caps) == 1 else f"bucket_cap_mb_list={list(self.caps)}"
 
 
 def predict(recorded: DdpSteps, cost: Cost, caps: Sequence[int] = (), precision: str = "fp32") -> DdpSettings:
-    """The prediction for buckets of so many MiB (empty: DDP's default)."""
+    """Predicted step times with buckets of ``caps`` MiB, or with DDP's default buckets if it is empty."""
     limits = [MIB * cap for cap in caps] or list(DEFAULT_CAPS)
     buckets = assign_buckets(recorded.sizes.tolist(), limits)
     return DdpSettings(tuple(caps), precision, buckets, recorded.step_seconds(buckets, cost, PRECISIONS[precision]))
 
 
 def bucket_sizes(recorded: DdpSteps, settings: DdpSettings) -> Floats:
-    """Bytes of each bucket as it is sent, float64[buckets]."""
+    """Bytes that are sent for each bucket, float64[buckets]."""
     sizes = [float(recorded.sizes[bucket].sum()) for bucket in settings.buckets]
     return PRECISIONS[settings.precision] * np.array(sizes)
 
 
 def optimise(recorded: DdpSteps, cost: LinkCost, precisions: Sequence[str] = tuple(PRECISIONS)) -> list[DdpSettings]:
-    """The best settings for each precision, the fastest first; among equals those with the fewest numbers.
+    """The best settings for each precision, the fastest first.
+
+    Among equally fast settings, those with the fewest bucket sizes are chosen.
 
     No bucket is larger than the sizes that the cost was fitted to, unless no setting keeps to them.
     """
@@ -86,7 +88,7 @@ def _is_beyond(recorded: DdpSteps, cost: LinkCost, settings: DdpSettings) -> boo
 
 
 def _different_caps(recorded: DdpSteps) -> Iterator[int]:
-    """MiB of buckets that lead to different ones."""
+    """Bucket sizes in MiB that lead to different divisions of the gradients into buckets."""
     seen = set()
     sizes = recorded.sizes.tolist()
     for cap in range(1, sum(sizes) // MIB + 2):
@@ -97,7 +99,7 @@ def _different_caps(recorded: DdpSteps) -> Iterator[int]:
 
 
 def _improved(recorded: DdpSteps, cost: LinkCost, best: DdpSettings) -> DdpSettings:
-    """Settings with single buckets made larger or smaller, as long as that shortens steps by a thousandth."""
+    """Settings improved by resizing single buckets, while a change saves 0.1 % of the step time."""
     for _ in range(MOST_ROUNDS):
         filled = [int(recorded.sizes[bucket].sum()) for bucket in best.buckets]
         caps = [max(1, size // MIB) for size in filled]
@@ -115,7 +117,10 @@ def _improved(recorded: DdpSteps, cost: LinkCost, best: DdpSettings) -> DdpSetti
 
 
 def reasons(recorded: DdpSteps, cost: Cost, settings: DdpSettings) -> list[str]:
-    """Why each pair of neighbouring buckets stays two: one sentence each, of medians over the steps of the slowest rank."""
+    """A sentence for each pair of neighbouring buckets on whether they would end earlier as one.
+
+    Times are medians over steps; the last rank counts.
+    """
     sizes = bucket_sizes(recorded, settings)
     filled = [float(np.median(recorded.ready[:, :, bucket].max((0, 2)))) for bucket in settings.buckets]
     seconds, end, result = cost(sizes), -np.inf, []

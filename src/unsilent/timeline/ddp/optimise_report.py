@@ -55,23 +55,23 @@ class Optimised(Shown):
         return float(2 * recorded.std(ddof=1) / len(recorded) ** 0.5) if len(recorded) > 1 else float("inf")
 
     def label(self, one: DdpSettings) -> str:
-        """Name of settings: the arguments of DDP, or whether they were recorded."""
+        """Name of settings: their DDP arguments, "as recorded", or "DDP's default"."""
         default = "DDP's default"
         if one.buckets == self.recorded.buckets:
             return f"as recorded ({default})" if one.buckets == self.default.buckets else "as recorded"
         return one.arguments or default
 
     def precision(self, one: DdpSettings) -> str:
-        """Precision in which gradients are sent."""
+        """Name of the precision in which gradients are sent."""
         recorded = {2: "16 bits", 8: "64 bits"}.get(self.job.item_bytes, "fp32")
         return recorded if one.precision == "fp32" else one.precision
 
     def cost_of(self, one: DdpSettings) -> LinkCost:
-        """Cost of the program that reduces the buckets: DDP's own but for the best settings."""
+        """Cost of a collective with these settings: the chosen program's for the best settings, else DDP's own."""
         return self.cost if any(one is best for best in self.best) else self.job.cost
 
     def ratio(self, one: DdpSettings) -> Interval:
-        """Predicted step in multiples of that with the recorded buckets, with limits."""
+        """Predicted step time divided by that of the recorded buckets, with an interval."""
         steps, share = self.job.steps, PRECISIONS[one.precision]
         is_own = self.cost_of(one) == self.job.cost
         return self.job.ratio(
@@ -81,13 +81,13 @@ class Optimised(Shown):
 
     @property
     def shown(self) -> list[DdpSettings]:
-        """Recorded, default and best settings, each once; the recorded ones alone where predictions are not believed."""
+        """Recorded, default and best settings, each once, or the recorded ones alone if predictions are in doubt."""
         every = [self.recorded] if self.job.doubt else [self.recorded, self.default, *self.best]
         keys = [(settings.buckets, settings.precision, self.cost_of(settings)) for settings in every]
         return [settings for place, settings in enumerate(every) if keys[place] not in keys[:place]]
 
     def report(self, source: str = "") -> Report:
-        """Report on the settings; ``source``: the name of the traces."""
+        """Report on the settings; ``source`` names the traces."""
         job, steps = self.job, count_text(len(self.job.recorded), "step")
         best = [] if job.doubt else self.best
         lines = tuple((None, line) for settings in best[:1] for line in reasons(job.steps, self.cost, settings))
@@ -117,7 +117,10 @@ class Optimised(Shown):
 
 
 def find_settings(job: DdpJob, programs: Mapping[str, LinkCost] | None = None) -> Optimised:
-    """The best settings by prediction; ``programs``: costs of reductions that may be chosen by name; None: DDP's own alone."""
+    """The settings of DDP that are predicted to be fastest.
+
+    ``programs`` are costs of further reduction programs by name; None allows DDP's own reduction alone.
+    """
     is_halved = job.cost.grows and job.item_bytes in (-1, 4)
     precisions = list(PRECISIONS) if is_halved else ["fp32"]
     costs = {FLAT: job.cost, **(programs or {})}
@@ -128,7 +131,10 @@ def find_settings(job: DdpJob, programs: Mapping[str, LinkCost] | None = None) -
 
 
 def _undominated(costs: Mapping[str, LinkCost], steps: DdpSteps) -> Iterator[str]:
-    """Programs that no other one is better than for every size: steps with another one are no shorter."""
+    """Names of the reduction programs that no other program beats at every size.
+
+    DDP's own is always among them.
+    """
     whole = float(steps.sizes.sum())
     sizes = np.unique(np.append(np.geomspace(1.0, whole, 200), whole * np.linspace(0.005, 1, 200)))
     better = list[Floats]()

@@ -1,4 +1,4 @@
-"""A training under DDP from its profiler traces: what `ddp_model` needs, and predictions for other settings."""
+"""Builds the model of a training under DDP from profiler traces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ StepSeconds = Callable[[LinkCost], Floats]
 
 
 class Transfers(NamedTuple):
-    """Recorded collectives that carried gradients: bytes, seconds and index of the step of each."""
+    """Recorded collectives that carried gradients: the bytes, seconds and step index of each."""
 
     size: Floats
     seconds: Floats
@@ -36,7 +36,7 @@ class Transfers(NamedTuple):
 
 @dataclass(frozen=True)
 class DdpJob:
-    """Recorded steps of a training under DDP.
+    """Recorded steps and buckets of a training under DDP, and the cost of its collectives.
 
     Attributes:
         steps: Times of the steps that do not depend on buckets.
@@ -58,12 +58,12 @@ class DdpJob:
 
     @property
     def error(self) -> float:
-        """Share of their time by which the recorded steps are predicted too long."""
+        """Relative error of the predicted mean step time, positive if the prediction is too long."""
         return float(self.replayed().mean() / self.recorded.mean() - 1)
 
     @property
     def doubt(self) -> str:
-        """Why predictions are not to be believed; empty: they may be.
+        """Why predictions are not to be trusted, or an empty text if they may be trusted.
 
         Single steps are looked at, as a cost that was fitted to the recording fits its mean step anyway.
         """
@@ -76,7 +76,10 @@ class DdpJob:
         )
 
     def ratio(self, predicted: StepSeconds, baseline: StepSeconds) -> Interval:
-        """Mean of predicted steps in multiples of that of others, with limits by what steps and the fitted cost vary."""
+        """Predicted mean step time divided by that of a baseline, with a bootstrap interval.
+
+        Steps are resampled, and the cost of collectives is fitted anew to each sample.
+        """
         estimate, n = float(predicted(self.cost).mean() / baseline(self.cost).mean()), len(self.recorded)
         if n < 2:
             return known_value(estimate, n)
@@ -95,12 +98,14 @@ class DdpJob:
         )
 
     def replayed(self) -> Floats:
-        """Seconds of each step with the recorded buckets, by the model, float64[steps]."""
+        """Seconds of each step as the model predicts them with the recorded buckets, float64[steps]."""
         return self.steps.step_seconds(self.buckets, self.cost)
 
 
 def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
-    """The training under DDP that a job is; ``cost``: cost of a collective, instead of one fitted to those of the trace.
+    """The training under DDP that a job recorded.
+
+    ``cost`` is the cost of a collective; None fits one to the collectives of the trace.
 
     Raises:
         UsageError: gradients, a backward pass or all-reduces are missing, or ranks do not have the same ones.
@@ -193,12 +198,12 @@ def _notes(job: Job, buckets: RecordedBuckets) -> Iterator[str]:
 
 
 def _periods(begins: Floats, ends: Floats) -> Floats:
-    """How far the last rank moves from step to step, float64[steps]."""
+    """Seconds from the last rank's end of one step to that of the next, float64[steps]."""
     return np.asarray(ends.max(0) - np.append(begins[:, :1].max(0), ends.max(0)[:-1]))
 
 
 def _transfers(job: Job, which: np.ndarray) -> Transfers:
-    """Seconds of each collective once its last rank had entered it, and the one before it had ended."""
+    """Seconds of each collective after its last rank entered it and the previous collective ended."""
     operations, (entered, _) = job.operations, latest_entries(job)
     numbers = operations.collective[which]
     ended, size = np.full(len(entered), -np.inf), np.zeros(len(entered))

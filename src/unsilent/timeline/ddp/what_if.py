@@ -1,4 +1,4 @@
-"""Predicted steps of a training under DDP with other buckets, gradients, reductions, or a parameter server.
+"""Predicted steps of a training under DDP with other buckets, precision, reduction or servers.
 
 Forms: ``buckets=25`` or ``buckets=1,8,25`` (MiB, the last for all further ones), ``gradients=fp16`` or ``bf16``,
 ``reduction=PROGRAM`` (as `unsilent placement` names it), ``server=N``. Each is answered by `ddp_model`, all else as recorded.
@@ -34,7 +34,7 @@ DOES_NOT_GROW = (
 
 
 class DdpQuestions:
-    """Answers questions about one job.
+    """Answers what-if questions about one training under DDP.
 
     Args:
         job: Job on one clock.
@@ -45,7 +45,10 @@ class DdpQuestions:
         self._job, self._system = job, system
 
     def answer(self, text: str) -> Answer:
-        """The answer; raises ``UsageError`` for a question that names nothing, and for jobs that are no training under DDP."""
+        """The predicted answer to a what-if question.
+
+        Raises ``UsageError`` for an unknown question and for a job that is not a training under DDP.
+        """
         word, _, value = text.partition("=")
         ddp, share, notes = self._ddp, 1.0, list[str]()
         buckets, change = ddp.buckets, _same_cost
@@ -118,7 +121,7 @@ class DdpQuestions:
 
 
 def _caps(value: str) -> list[int]:
-    """Bytes of each bucket."""
+    """Bucket sizes in bytes, from a text of sizes in MiB."""
     sizes = [parse_whole_number(part) or 0 for part in value.split(",")]
     if not all(1 <= size <= LARGEST_BUCKET for size in sizes):
         expected = f"whole MiB from 1 to {LARGEST_BUCKET:,}, like 25 or 1,8,25"
@@ -135,7 +138,9 @@ def _other_cost(cost: LinkCost, _: LinkCost) -> LinkCost:
 
 
 def sixteen_bit_share(item_bytes: NDArray[np.integer[Any]], setting: str) -> Floats:
-    """The share of their bytes that payloads of so many bytes a number (-1: unknown, taken for 4) have in 16 bits.
+    """Size of payloads in 16 bits as a share of their recorded size.
+
+    ``item_bytes`` are the bytes of one recorded number; -1 is unknown and counts as 4.
 
     Raises:
         UsageError: they all have 16 bits already.
@@ -148,14 +153,14 @@ def sixteen_bit_share(item_bytes: NDArray[np.integer[Any]], setting: str) -> Flo
 
 
 def sixteen_bit_notes(item_bytes: NDArray[np.integer[Any]]) -> Iterator[str]:
-    """Assumptions where gradients are sent in 16 bits."""
+    """Notes on the assumptions behind gradients in 16 bits."""
     if (item_bytes < 0).any():
         yield "gradients are taken to have 32 bits where the traces do not say"
     yield "casts to 16 bits are not counted"
 
 
 def beyond_fit(cost: LinkCost, sizes: Floats) -> str:
-    """Note that some of these sizes are outside those that a cost was fitted to."""
+    """Note that some sizes are outside the range that a cost was fitted to."""
     sent, fitted = _range(float(sizes.min()), float(sizes.max())), _range(cost.smallest, cost.largest)
     return f"collectives of {sent} are outside the sizes that the cost was fitted to ({fitted})"
 

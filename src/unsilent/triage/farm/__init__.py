@@ -1,1 +1,1 @@
-"""A collection of incidents with a planted cause, on which queries are executed and graded."""
+"""A collection of incidents with planted causes, on which queries are executed and graded."""

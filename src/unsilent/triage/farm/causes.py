@@ -1,4 +1,4 @@
-"""Changes to a simulated job, by family and kind of the cause: when they are made, and to what."""
+"""Changes that planted causes make to a simulated job, by family and kind of the cause."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Replica:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Gradients of all parameters."""
+        """The gradients of all parameters."""
         return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
 
     def saved_state(self) -> dict[str, Tensor]:
-        """Parameters and moments by name, as a checkpoint has them; no copies."""
+        """Parameters and optimizer moments by their names in a checkpoint, without copying."""
         state: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
             state[f"model.{name}"] = parameter.detach()
@@ -55,13 +55,13 @@ class Replica:
 
     @torch.no_grad()
     def load(self, state: dict[str, Tensor]) -> None:
-        """Copy what a checkpoint has into parameters and moments."""
+        """Copy the state in a checkpoint into the parameters and optimizer moments."""
         for name, tensor in self.saved_state().items():
             tensor.copy_(state[name])
 
 
 class Point(Enum):
-    """When a cause acts in a step."""
+    """The point of a step at which a cause acts."""
 
     BETWEEN_STEPS = auto()
     BATCH = auto()
@@ -73,7 +73,7 @@ class Point(Enum):
 
 @dataclass(frozen=True)
 class Cause:
-    """A row.
+    """The change that a cause makes, and when.
 
     Attributes:
         apply: Function that does it to one rank; gets the step as well.
@@ -86,12 +86,12 @@ class Cause:
 
 
 def words_of(tensor: Tensor) -> NDArray[np.uint32]:
-    """The bits of the elements in memory: torch does not see what is written to them, as with a fault of the memory."""
+    """The memory of a tensor as 32-bit words; torch does not notice writes to them."""
     return tensor.detach().view(torch.int32).numpy().view(np.uint32)
 
 
 def flip_exponent(tensor: Tensor, planned: PlannedIncident) -> None:
-    """Flip one bit of the exponent of one element."""
+    """Flip one exponent bit of one element."""
     _flip(tensor, planned, TOP_EXPONENT - int(planned.draws[2] * EXPONENT_BITS))
 
 
@@ -169,7 +169,7 @@ def _shuffled_labels(replica: Replica, planned: PlannedIncident, step: int) -> N
 
 
 def _repeated_shard(replica: Replica, planned: PlannedIncident, step: int) -> None:
-    """Give a rank the batch of the next rank; where there is none, its own of the step before, again and again."""
+    """Give a rank the batch of the next rank, or repeat an earlier batch if there is one rank."""
     next_rank = (replica.rank + 1) % planned.world_size
     replica.batch = draw_batch(planned.seed, step if planned.world_size > 1 else planned.step - 1, next_rank)
 
@@ -179,7 +179,7 @@ def _set_rate(replica: Replica, planned: PlannedIncident, step: int) -> None:
 
 
 def rate_factor(planned: PlannedIncident) -> float:
-    """Factor of the learning rate: 10 to 100 by mistake; a tenth or five times by plan."""
+    """Factor of the learning rate: 10 to 100 as a mistake, or 0.1 or 5 as a planned change."""
     if planned.is_healthy:
         return 0.1 if planned.draws[2] < 0.5 else 5.0
     return float(round(10 ** (1 + planned.draws[2])))
@@ -200,7 +200,7 @@ def _to_bfloat16(replica: Replica, planned: PlannedIncident, step: int) -> None:
 
 
 def _overflow(replica: Replica, planned: PlannedIncident, step: int) -> None:
-    """Gradients pass float16 with a scale that is too large for the largest ones."""
+    """Round gradients to float16 with a scale at which the largest ones overflow."""
     largest = max(float(gradient.abs().max()) for gradient in replica.gradients)
     scale = FLOAT16_MAX * 2 ** (1 + 4 * planned.draws[2]) / largest
     torch._foreach_copy_(
@@ -209,7 +209,7 @@ def _overflow(replica: Replica, planned: PlannedIncident, step: int) -> None:
 
 
 def _unusual_batch(replica: Replica, planned: PlannedIncident, step: int) -> None:
-    """Make a batch of one class, or with more contrast."""
+    """Replace the batch by one of a single class, or by one with more contrast."""
     if planned.draws[2] < 0.5:
         replica.batch = replica.batch._replace(images=replica.batch.images * RARE_CONTRAST)
         return

@@ -1,4 +1,4 @@
-"""A folder with incidents of the farm: made in several processes, one after the other where it was interrupted.
+"""Makes a folder of incidents in several processes, and continues an interrupted one.
 
     farm.json               name, seed, numbers of incidents, versions
     NNNNN/planned.json      the cause and its place; no query reads it
@@ -49,7 +49,7 @@ SCHEMA, MOST_INCIDENTS = 1, 99_999
 
 @dataclass(frozen=True)
 class MadeIncident:
-    """An incident of a collection.
+    """An incident of a collection, with its numbers of alarms.
 
     Attributes:
         alarms, twin_alarms: Number of alarms that were raised, and in the run without the cause.
@@ -64,7 +64,7 @@ class MadeIncident:
 def make_collection(
     folder: Path, count: int, seed: int, real: int = 0, workers: int = 1, observer: Observer | None = None
 ) -> list[MadeIncident]:
-    """Make and grade what is not in the folder; all incidents that it then has, by number.
+    """Make and grade the incidents that the folder lacks, and return all of its incidents.
 
     Args:
         count: Simulated incidents.
@@ -97,7 +97,10 @@ def make_collection(
 
 
 def read_collection(folder: Path) -> list[MadeIncident]:
-    """The incidents that a folder has, by number. Raises ``UsageError``."""
+    """All incidents of a collection, ordered by number.
+
+    Raises ``UsageError`` if one cannot be read.
+    """
     read_plain(folder / FARM_FILE, MOST_BYTES)
     numbers = sorted(entry.name for entry in folder.iterdir() if entry.name.isdecimal() and entry.is_dir())
     return [
@@ -110,7 +113,7 @@ def read_collection(folder: Path) -> list[MadeIncident]:
 
 
 def _begin(folder: Path, options: dict[str, int]) -> None:
-    """Write ``farm.json``, or compare it with what is asked."""
+    """Write ``farm.json``, or check that an existing one has the same options."""
     path = folder / FARM_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +141,7 @@ def _begin(folder: Path, options: dict[str, int]) -> None:
 
 
 def _simulate_all(folder: Path, missing: Sequence[PlannedIncident], workers: int, observer: Observer | None) -> None:
-    """Simulate incidents; after an interrupt those that are complete are there."""
+    """Simulate the missing incidents; complete ones remain after an interrupt."""
     if not missing:
         return
     context = multiprocessing.get_context("spawn")
@@ -155,7 +158,7 @@ def _simulate_all(folder: Path, missing: Sequence[PlannedIncident], workers: int
 
 
 def _begin_worker() -> None:
-    """A worker finishes its incident on Ctrl-C, which its parent gets as well."""
+    """Let a worker ignore Ctrl-C, so that it finishes its incident."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -163,7 +166,7 @@ def _begin_worker() -> None:
 
 
 def simulate_pair(folder: Path, planned: PlannedIncident) -> None:
-    """Make a simulated incident and its twin."""
+    """Make a simulated incident and its twin, the same run without the cause."""
     from unsilent.triage.farm.record import simulate
 
     unfinished = unfinished_folder(folder, planned.number)

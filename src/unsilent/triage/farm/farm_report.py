@@ -1,4 +1,4 @@
-"""Report on a collection of incidents: how many of each family there are, and how many raised an alarm."""
+"""Report on a collection of incidents: the number in each family, and how many raised an alarm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FarmResult(Shown):
     incidents: tuple[MadeIncident, ...]
 
     def report(self) -> Report:
-        """A row for each family."""
+        """Report with a row for each family of causes."""
         families: dict[str, list[MadeIncident]] = {}
         for incident in self.incidents:
             families.setdefault(incident.planned.family, []).append(incident)

@@ -1,4 +1,4 @@
-"""Grades of queries: each is executed on an incident and on its twin. With `naming`, this module is what a label means.
+"""Grades queries by executing each on an incident and on its twin, the same run without the cause.
 
 The cause comes from what is planned, which queries do not see. A query that needs the user's code or device is not executed: it
 is not answered, and its grade is 0.
@@ -40,7 +40,10 @@ NEAR = 2
 
 
 def naming(planned: PlannedIncident) -> frozenset[FindingKind]:
-    """Kinds of findings that name the cause. Raises ``UsageError`` for a cause that no table has."""
+    """Kinds of findings that name the cause of an incident.
+
+    Raises ``UsageError`` for an unknown cause.
+    """
     kinds = NAMING.get((planned.family, planned.kind), NAMING_REAL.get(planned.family))
     if kinds is None:
         raise UsageError(
@@ -52,7 +55,7 @@ def naming(planned: PlannedIncident) -> frozenset[FindingKind]:
 
 
 def grade(planned: PlannedIncident, finding: Finding, twin: Finding) -> int:
-    """How much the finding names of the cause, beside that of the run without it.
+    """Grade from 0 to 3 of how precisely a finding names the cause.
 
     3: its place and its kind; 2: its place; 1: nothing of it, but the run without the cause has another finding; 0: otherwise.
     """
@@ -65,7 +68,7 @@ def grade(planned: PlannedIncident, finding: Finding, twin: Finding) -> int:
 
 
 def _names_place(planned: PlannedIncident, finding: Finding) -> bool:
-    """The rank of a cause in one rank; the step, or what was changed, of one in all ranks, and where there is only one rank."""
+    """Whether a finding names the place of the cause: its rank, its step or the changed setting."""
     if planned.rank >= 0 and planned.world_size > 1:
         return finding.ranks == (planned.rank,)
     if finding.kind is FindingKind.SETTINGS and planned.kind in WORDS_OF_SETTINGS:
@@ -76,7 +79,7 @@ def _names_place(planned: PlannedIncident, finding: Finding) -> bool:
 
 
 def is_same(finding: Finding, twin: Finding) -> bool:
-    """Whether two findings say the same: both that nothing was found, or the same kind at the same place."""
+    """Whether two findings are the same: both nothing, or equal in kind and place."""
     return _named_place(finding) == _named_place(twin)
 
 
@@ -87,7 +90,7 @@ def _named_place(finding: Finding) -> tuple[object, ...]:
 
 
 def grade_incident(planned: PlannedIncident, incident: Path, twin: Path) -> tuple[GradedQuery, ...]:
-    """Every possible query of an incident, executed on it and on its twin; files that were read are not read again."""
+    """Execute all possible queries on an incident and on its twin, and grade them."""
     bundle, twin_bundle = Bundle(incident), Bundle(twin)
     return tuple(
         _graded(planned, bundle, twin_bundle, possible.query)
@@ -105,13 +108,15 @@ def _graded(planned: PlannedIncident, bundle: Bundle, twin: Bundle, query: Query
 
 
 def _executed(bundle: Bundle, query: Query) -> Finding:
-    """The finding; files in the folder are named from there, as those of the twin are."""
+    """The finding of a query, with paths relative to the folder of the incident."""
     finding = execute(bundle, query)
     return replace(finding, tensor=finding.tensor.replace(f"{bundle.folder}/", ""))
 
 
 def label_collection(folder: Path, workers: int = 1) -> Path:
-    """Write reports and grade the incidents of a collection, a line each; goes on where it was ended. Returns the file.
+    """Write reports and grades of all incidents in a collection, and return the path of the grades.
+
+    Continues an interrupted run.
 
     Raises ``UsageError`` where an incident or a line of the file cannot be read.
     """
@@ -134,7 +139,7 @@ def label_collection(folder: Path, workers: int = 1) -> Path:
 
 
 def _complete_lines(path: Path) -> bool:
-    """Whether there are lines; what an ended run wrote of the last one is removed."""
+    """Remove an incomplete last line of a file, and return whether other lines remain."""
     if not path.exists():
         return False
     with open(path, "r+b") as file:
@@ -160,7 +165,10 @@ def _labelled_line(incident_folder: Path) -> str:
 
 
 def write_reports(planned: PlannedIncident, folders: Sequence[Path]) -> str:
-    """Write the report of the first folder into each of them; incidents of odd numbers have the second family of words."""
+    """Write a report on the first folder's incident into each folder, and return its text.
+
+    Incidents with odd numbers use the second family of words.
+    """
     rng = np.random.default_rng([planned.seed, planned.number])
     text = report_of(Bundle(folders[0]), rng, REPORT_FAMILIES[planned.number % 2])
     for folder in folders:

@@ -1,4 +1,4 @@
-"""Incidents whose queries were executed and graded, as a file has them."""
+"""Incidents with graded queries, and the file that holds them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GradedQuery:
 
 @dataclass(frozen=True)
 class LabelledIncident:
-    """An incident with its grades.
+    """An incident with its graded queries.
 
     Attributes:
         folder: Folder of the incident.
@@ -64,17 +64,23 @@ class LabelledIncident:
 
     @property
     def is_masked(self) -> bool:
-        """Whether no query tells it from the run without the cause."""
+        """Whether every query has the same finding with and without the cause."""
         return all(graded.is_same for graded in self.graded)
 
 
 def write_labels(path: Path, incidents: Iterable[LabelledIncident]) -> None:
-    """Write the file of a collection, at once. Raises ``OSError``."""
+    """Write the graded incidents of a collection to a file, which is replaced at once.
+
+    Raises ``OSError`` if it cannot be written.
+    """
     replace_file(path, "".join(label_line(incident, path.parent) for incident in incidents).encode())
 
 
 def label_line(one: LabelledIncident, collection: Path) -> str:
-    """The line of an incident, whose folder is written relative to that of its collection."""
+    """The line of an incident in the file of labels.
+
+    Its folder is written relative to the collection.
+    """
     graded = [
         {"template": query_grade.query.template, "blanks": query_grade.query.blanks.given, "grade": query_grade.grade,
          "outcome": query_grade.outcome.name, "kind": query_grade.kind and query_grade.kind.name,
@@ -87,7 +93,10 @@ def label_line(one: LabelledIncident, collection: Path) -> str:
 
 
 def read_labels(path: Path) -> list[LabelledIncident]:
-    """The incidents of a collection. Raises ``UsageError``."""
+    """The graded incidents of a collection.
+
+    Raises ``UsageError`` if the file cannot be read.
+    """
     result: list[LabelledIncident] = []
     numbers: set[int] = set()
     for place, content in enumerate(read_lines(path, MOST_BYTES, MOST_LINE), 1):
@@ -125,7 +134,10 @@ class _Line:
 
 
 def _parsed(content: bytes, collection: Path) -> LabelledIncident:
-    """The incident of one line. Raises ``ValueError``, and ``UsageError`` for blanks that cannot be."""
+    """The incident of one line in the file of labels.
+
+    Raises ``ValueError``, or ``UsageError`` for invalid blanks.
+    """
     values = parse_json(content)
     if not isinstance(values, dict):
         raise ValueError("expected an object")

@@ -1,4 +1,4 @@
-"""Incidents that are nearly the same: their report without numbers and names, and a coarse summary of their telemetry."""
+"""Groups nearly equal incidents by their masked report and a coarse summary of their telemetry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGE = (10.0, 1000.0)
 
 
 def group_of(report: str, bundle: Bundle) -> str:
-    """Name of a group of nearly equal incidents: digests of report and telemetry, with a dash between them."""
+    """Name of an incident's group: digests of its masked report and telemetry summary."""
     return f"{_digest(masked(report, bundle))}-{_digest('; '.join(_telemetry(bundle)))}"
 
 
@@ -28,7 +28,7 @@ def _digest(text: str) -> str:
 
 
 def masked(report: str, bundle: Bundle) -> str:
-    """A report without numbers and names of tensors."""
+    """A report with numbers and names of tensors masked."""
     names = sorted((candidate.value for candidate in candidates_of(bundle).tensors), key=len, reverse=True)
     for name in names:
         report = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", "#", report)
@@ -36,12 +36,12 @@ def masked(report: str, bundle: Bundle) -> str:
 
 
 def distinct(incidents: Iterable[LabelledIncident]) -> int:
-    """How many of them are not nearly the same as another one."""
+    """Number of incidents if nearly equal ones are counted once."""
     return len({incident.group for incident in incidents})
 
 
 def _telemetry(bundle: Bundle) -> list[str]:
-    """Alarms by feature and rule, ranks, parts, when the first value left its past, and how far ranks and values are off."""
+    """A coarse summary of an incident's telemetry, as a list of texts."""
     incident, ranks = bundle.incident, candidates_of(bundle).ranks
     features = [candidate.features for candidate in ranks]
     onset = min((rank_features.onset for rank_features in features if rank_features.onset is not None), default=None)

@@ -1,4 +1,4 @@
-"""Optional parts of the folder of a simulated incident: logs, configurations, times of steps, dumps of the flight recorder."""
+"""Writes logs, configurations, step times and flight recorder dumps of a simulated incident."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ TIMED_OUT = (
 def write_optional_parts(
     planned: PlannedIncident, folder: Path, is_twin: bool, job: SimulatedJob, watch: Watch, seconds: Floats
 ) -> None:
-    """Write them. ``seconds``: float64[ranks, steps, parts] of all steps that were made."""
+    """Write the optional parts of a simulated incident's folder.
+
+    ``seconds`` are the times of all steps, float64[ranks, steps, parts].
+    """
     present, earlier = _configurations(planned, is_twin)
     _write_json(folder / CONFIGURATION_FILE, present)
     _write_json(folder / EARLIER_CONFIGURATION_FILE, earlier)
@@ -61,7 +64,7 @@ def write_optional_parts(
 
 
 def _configurations(planned: PlannedIncident, is_twin: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Configurations of the job and of an earlier one; the differences are harmless, but for the cause."""
+    """Configurations of the job and of an earlier job, with harmless differences besides the cause."""
     planned_changes: list[dict[str, Any]] = []
     if not is_twin and planned.kind == "learning rate by plan":
         planned_changes = [{"step": planned.step, "learning_rate_factor": rate_factor(planned)}]
@@ -82,7 +85,7 @@ def _configurations(planned: PlannedIncident, is_twin: bool) -> tuple[dict[str, 
 
 
 def _log(planned: PlannedIncident, rank: int, is_twin: bool, job: SimulatedJob, watch: Watch) -> list[str]:
-    """Lines that a rank printed."""
+    """Lines of the log of a rank."""
     losses = [float(row[rank, -1]) for row in watch.rows]
     lines = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(losses) if step % LOG_INTERVAL == 0]
     before = sum(step % LOG_INTERVAL == 0 for step in range(planned.step))
@@ -99,7 +102,7 @@ def _log(planned: PlannedIncident, rank: int, is_twin: bool, job: SimulatedJob, 
 
 
 def _flight(done: int, waits: bool, elements: int) -> dict[str, Any]:
-    """The last collectives, of which there is one in a step, as torch writes them for gloo.
+    """A flight recorder dump of the last collectives, one per step, in torch's format for gloo.
 
     Args:
         done: Steps that were made.

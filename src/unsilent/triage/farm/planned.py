@@ -1,4 +1,7 @@
-"""An incident that the farm makes: its cause and place, drawn from a seed. Queries do not see it; grades come from it."""
+"""The plan of an incident that the farm makes, with its cause and place, drawn from a seed.
+
+Queries do not see the plan; grades are derived from it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ NEEDS_RANKS = frozenset({"payload", "replica", "time", "stopped"})
 
 @dataclass(frozen=True)
 class PlannedIncident:
-    """An incident of the farm, fully determined.
+    """The plan of one incident, which determines it fully.
 
     Attributes:
         number: Number in its collection.
@@ -62,7 +65,7 @@ class PlannedIncident:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether there is no fault."""
+        """Whether the planned incident has no fault."""
         return self.family in (HEALTHY, f"{REAL}benign")
 
 
@@ -74,7 +77,10 @@ ALL_RANKS_ALIKE = frozenset({
 
 
 def planned_incidents(count: int, seed: int) -> list[PlannedIncident]:
-    """The incidents of a collection, the same for the same seed; those of a smaller one are the first of a larger one."""
+    """The planned incidents of a collection, equal for equal seeds.
+
+    A smaller collection is the beginning of a larger one.
+    """
     kinds = [(family, kind) for family, kinds in FAMILIES.items() for kind in kinds if family != HEALTHY]
     result, faults, controls = [], 0, 0
     for number in range(count):
@@ -95,12 +101,15 @@ def planned_incidents(count: int, seed: int) -> list[PlannedIncident]:
 
 
 def folder_of(folder: Path, number: int) -> Path:
-    """Folder of an incident in that of its collection."""
+    """The folder of an incident inside its collection."""
     return folder / f"{number:05d}"
 
 
 def read_planned(path: Path) -> PlannedIncident:
-    """Content of ``planned.json``. Raises ``UsageError``."""
+    """The plan in a file ``planned.json``.
+
+    Raises ``UsageError`` if it cannot be read.
+    """
     try:
         return parse_fields(PlannedIncident, parse_json(read_plain(path, MOST_BYTES)))
     except (ValueError, TypeError, AttributeError) as error:
@@ -110,12 +119,12 @@ def read_planned(path: Path) -> PlannedIncident:
 
 
 def write_planned(folder: Path, planned: PlannedIncident) -> None:
-    """Write ``planned.json``."""
+    """Write a plan to ``planned.json`` in the folder."""
     replace_file(folder / PLANNED_FILE, (json.dumps(asdict(planned), indent=1) + "\n").encode())
 
 
 def unfinished_folder(folder: Path, number: int) -> Path:
-    """An empty folder in which an incident is made, until it is complete."""
+    """Create an empty folder for an incident that is not yet complete."""
     result = folder / f"{_UNFINISHED}{number:05d}"
     shutil.rmtree(result, ignore_errors=True)
     result.mkdir()

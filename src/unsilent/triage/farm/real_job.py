@@ -1,4 +1,4 @@
-"""Incidents of two real processes under the real monitor, with planted anomalies; all in one gang of processes."""
+"""Makes incidents from trainings in two real processes under the real monitor, with planted anomalies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SECONDS = 120.0
 
 
 def real_incidents(count: int, seed: int, first_number: int) -> list[RealIncident]:
-    """Incidents to plant, the same for the same seed."""
+    """The planned real incidents of a collection, equal for equal seeds."""
     result = []
     for number in range(count):
         rng = np.random.default_rng([seed, number, len(REAL)])
@@ -65,7 +65,10 @@ def real_incidents(count: int, seed: int, first_number: int) -> list[RealInciden
 
 
 def make_real(folder: Path, missing: Sequence[RealIncident], observer: Observer | None) -> None:
-    """Make incidents and their twins. Raises ``UnsilentError`` where the processes end early; what is complete stays."""
+    """Make the missing real incidents and their twins.
+
+    Raises ``UnsilentError`` if a process ends early; complete incidents remain.
+    """
 
     def progress() -> None:
         if observer is not None:
@@ -82,7 +85,7 @@ def run_gang(
     seconds: float,
     progress: Callable[[], None] = lambda: None,
 ) -> None:
-    """Call a function in each of some processes that know each other, with the rank before its arguments.
+    """Call a function with the rank and the arguments in each of several new processes.
 
     Raises ``UnsilentError`` where one ends early or they take longer than this many seconds.
     """
@@ -139,7 +142,7 @@ def _make_all(rank: int, folder: Path, missing: Sequence[RealIncident]) -> None:
 
 
 def _run(anomaly: PlantedAnomaly, rank: int, job: Path, **how: Any) -> None:
-    """Run one training of both ranks, whose monitor writes into an empty folder."""
+    """Run one training on all ranks, with a monitor that writes into an empty folder."""
     if rank == 0:
         shutil.rmtree(job, ignore_errors=True)
         job.mkdir()

@@ -1,4 +1,4 @@
-"""Runs a simulated job and writes the folder of its incident, as a monitor and `unsilent triage collect` would."""
+"""Simulates a job and writes the folder of its incident."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ LOADER = PARTS.index("loader")
 
 
 def drawn_seconds(planned: PlannedIncident, steps: int, is_twin: bool) -> Floats:
-    """Log-normal around means that are the same in all ranks, float64[ranks, steps, parts]; a cause changes them."""
+    """Random seconds of each part of a step, float64[ranks, steps, parts].
+
+    They are log-normal with equal means on all ranks, unless the cause changes them.
+    """
     rng = np.random.default_rng([planned.seed, 2])
     noise = SPREAD * rng.standard_normal((steps, planned.world_size, len(PARTS))).transpose(1, 0, 2)
     factors = np.ones_like(noise)
@@ -54,7 +57,7 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A step that is recorded: what each rank begins it with, and its batch."""
+    """A recorded step, with the state at its begin and the batch of each rank."""
 
     step: int
     states: list[Any]
@@ -62,7 +65,9 @@ class Moment:
 
 
 def simulate(planned: PlannedIncident, folder: Path, is_twin: bool, step: int | None = None) -> int:
-    """Write the folder of an incident, the same for the same one; the step that is recorded.
+    """Simulate an incident, write its folder, and return the step that is recorded.
+
+    Equal plans give equal incidents.
 
     Args:
         is_twin: Whether to leave out the cause.
@@ -102,14 +107,14 @@ def _notice_delay(planned: PlannedIncident) -> int:
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """State as the monitor records it, without the generators of this process, which the job does not use."""
+    """The training state as the monitor records it, without the states of random generators."""
     return {**training_state(model, [optimizer]), "generators": {}}
 
 
 def _write(
     planned: PlannedIncident, folder: Path, is_twin: bool, job: SimulatedJob, watch: Watch, moment: Moment
 ) -> None:
-    """All files of the folder but for checkpoints, which the job has written."""
+    """Write all files of the incident's folder except checkpoints."""
     step, done = moment.step, len(watch.rows)
     alarms = [alarm for alarm in watch.alarms if alarm.step <= step]
     seconds = drawn_seconds(planned, step + STEPS_AFTER + 1, is_twin)

@@ -1,4 +1,4 @@
-"""Synthetic reports in words, written only from what the recorded incident shows, never from its cause.
+"""Writes synthetic reports in words from what the recorded incident shows, without its cause.
 
 A report has one of several styles: empty, with a hypothesis that nothing supports, vague, with a place (which is sometimes
 wrong), with typing errors, or plain. A quarter is empty or misleading. No word of one family of templates is in another, so that
@@ -55,7 +55,7 @@ REPORT_FAMILIES = tuple(TEMPLATES)
 
 @dataclass(frozen=True)
 class Symptoms:
-    """Symptoms that somebody who watches the run can see.
+    """Symptoms that a person watching the run can see.
 
     Attributes:
         seen: Names of `TEMPLATES`, with the factor of each.
@@ -70,7 +70,7 @@ class Symptoms:
 
 
 def symptoms_of(bundle: Bundle) -> Symptoms:
-    """Symptoms of an incident; what cannot be read shows nothing."""
+    """The symptoms of an incident, from the parts that can be read."""
     candidates, incident = candidates_of(bundle), bundle.incident
     seen: dict[str, float] = {}
     if any(candidate.features.nonfinite > 0 for candidate in candidates.ranks):
@@ -91,7 +91,7 @@ def symptoms_of(bundle: Bundle) -> Symptoms:
 
 
 def _rise(bundle: Bundle, feature: str) -> float:
-    """Largest factor, over series of a feature, between an unusual value around the alarm and the usual one; 0 where none is."""
+    """The largest factor by which a feature rose above its usual value around the alarm, or 0."""
     before, (first, last) = past_end(bundle, Blanks()), window(bundle, Blanks())
     largest = 0.0
     for rank_series in bundle.series()[0].values():
@@ -111,7 +111,7 @@ def _rise(bundle: Bundle, feature: str) -> float:
 
 
 def _slowness(bundle: Bundle) -> float:
-    """Median seconds of a step of the slowest rank over those of the fastest; 0 where they are not known."""
+    """Median step time of the slowest rank divided by that of the fastest, or 0 if unknown."""
     times, _ = bundle.times()
     if times is None or not len(times.steps):
         return 0.0
@@ -120,12 +120,12 @@ def _slowness(bundle: Bundle) -> float:
 
 
 def report_of(bundle: Bundle, rng: np.random.Generator, family: str) -> str:
-    """A report on an incident in words of one of `REPORT_FAMILIES`; may be empty."""
+    """A random report on an incident in the words of a report family; may be empty."""
     return report_text(symptoms_of(bundle), rng, family)
 
 
 def report_text(symptoms: Symptoms, rng: np.random.Generator, family: str) -> str:
-    """Text of a report on symptoms."""
+    """A random report on symptoms in the words of a report family; may be empty."""
     templates, style = TEMPLATES[family], rng.random()
 
     def say(name: str, rank: int = 0) -> str:
@@ -152,7 +152,7 @@ def _joined(*sentences: str) -> str:
 
 
 def _mistyped(text: str, rng: np.random.Generator) -> str:
-    """Text with two letters exchanged in some words."""
+    """The text with two neighbouring letters swapped in some words."""
     words = text.split(" ")
     for place, word in enumerate(words):
         if word.isalpha() and len(word) > 3 and rng.random() < 0.4:

@@ -1,4 +1,4 @@
-"""A small training of several ranks in one process: gradients are averaged exactly, and one cause may be put into it.
+"""A small training of several ranks in one process, in which a cause of an incident can be planted.
 
 Every step is begun, computed and applied, so that what watches it can read state and gradients in between.
 """
@@ -26,12 +26,15 @@ LOADED, OLDER = 40, 20
 
 
 def starts_again(planned: PlannedIncident) -> bool:
-    """Whether all ranks load a checkpoint in the step of the cause: also a good one, so that this does not tell the cause."""
+    """Whether all ranks load a checkpoint in the step of the cause.
+
+    Some healthy jobs do so too, so that it does not reveal the cause.
+    """
     return planned.family in ("checkpoint", "configuration") or (planned.kind == "nothing" and planned.draws[0] < 0.5)
 
 
 class SimulatedJob:
-    """The training.
+    """A simulated training of several ranks.
 
     Args:
         planned: Cause that is put into it, unless ``is_twin``.
@@ -60,7 +63,7 @@ class SimulatedJob:
         self.has_failed_to_save = False
 
     def begin(self) -> None:
-        """The next step begins: checkpoints are saved and loaded, and what happens between two steps happens."""
+        """Begin the next step: save and load checkpoints, and apply causes that act between steps."""
         self.step += 1
         is_special = self.step == self.planned.step
         is_due = self.step > 0 and self.step % CHECKPOINT_INTERVAL == 0
@@ -86,7 +89,7 @@ class SimulatedJob:
 
     @torch.no_grad()
     def update(self) -> None:
-        """The gradients of all ranks are averaged, and each makes the step with what it received."""
+        """Average the gradients of all ranks, and let the optimizer of each rank step."""
         for replica in self.replicas:
             replica.sent = [gradient.clone() for gradient in replica.gradients]
             self._apply(Point.SENT, replica)
@@ -109,7 +112,7 @@ class SimulatedJob:
         return self._folder / f"{step}.safetensors"
 
     def _save(self) -> None:
-        """Rank 0 saves; a file that the disk has no place for is cut, which shows when it is closed."""
+        """Save a checkpoint of rank 0, and truncate it if the cause is a full disk."""
         path = self._path(self.step)
         path.parent.mkdir(parents=True, exist_ok=True)
         manifest = read_manifest(verified_save(self.replicas[0].saved_state(), path, step=self.step))
@@ -124,7 +127,10 @@ class SimulatedJob:
             self.has_failed_to_save = True
 
     def _start_again(self) -> None:
-        """Let all ranks load the newest checkpoint; with the cause it is damaged, or one rank loads the one before."""
+        """Let all ranks load the newest checkpoint.
+
+        Depending on the cause, it is damaged, or one rank loads an older one.
+        """
         from safetensors.torch import load_file
 
         planned, path = self.planned, self._path(LOADED)

@@ -1,4 +1,4 @@
-"""A monitor's series and alarms of a simulated job: the real rules and digests, in all ranks of one process."""
+"""The monitor's series and alarms for a simulated job, computed for all ranks in one process."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DEVICE = "cpu"
 
 
 def host_of(rank: int) -> str:
-    """The name of the host that a rank is said to be on."""
+    """The made-up name of a rank's host."""
     return f"node-{rank}"
 
 
 class Watch:
-    """The monitor of all ranks.
+    """The monitor of all ranks in a simulated job.
 
     Args:
         first: The step from which alarms count; those before it were looked at and dismissed, and bits are not compared.
@@ -69,12 +69,12 @@ class Watch:
 
     @property
     def alarms(self) -> list[Alarm]:
-        """Alarms by step and rank; their time is their step."""
+        """All alarms ordered by step and rank, with the step as their time."""
         every = [replace(alarm, time=float(alarm.step)) for reporter in self._reporters for alarm in reporter.alarms]
         return sorted(every, key=lambda alarm: (alarm.step, alarm.rank))
 
     def begin(self) -> None:
-        """Compare bits with those after the step before: what changed without that torch wrote it is a fault."""
+        """Find tensors whose bits changed since the previous step without a write by torch."""
         now = [digests_of([entry.bits() for entry in entries]).tolist() for entries in self._entries]
         self._changed = [
             [
@@ -86,7 +86,7 @@ class Watch:
         ] or [[] for _ in self._job.replicas]
 
     def read(self) -> bool:
-        """Read and judge the gradients of the step; whether a rank, or a comparison of ranks, raises an alarm."""
+        """Judge the gradients and losses of the step, and return whether there is an alarm."""
         row = np.array([self._values(rank) for rank in range(len(self._job.replicas))])
         self.rows.append(row)
         step, counts = self._job.step, self._job.step >= self._first
@@ -113,7 +113,7 @@ class Watch:
         return is_alarm
 
     def end(self) -> None:
-        """Take the digests after a step."""
+        """Compute the digests of parameters and optimizer state after a step."""
         if self._job.step < self._first - 1:
             return
         if not self._entries:
@@ -137,7 +137,7 @@ class Watch:
 
 
 def tensor_of(alarms: list[Alarm], suspect: Suspect) -> str:
-    """The series of the worst alarm of the suspect, or of all where none is known; as a verdict has it."""
+    """Name of the series with the worst alarm of the suspect, or of all ranks without a suspect."""
     of_suspect = [alarm for alarm in alarms if suspect.rank in (-1, alarm.rank)]
     worst = max(of_suspect, key=lambda alarm: (alarm.feature == FINGERPRINT, alarm.score), default=None)
     return worst.series_name if worst else ""

@@ -1,1 +1,1 @@
-"""Queries: a function for each template, which answers it, and a row in `table`."""
+"""Queries on incidents: a function that answers each template, and a row for each in `table`."""

@@ -1,4 +1,4 @@
-"""Queries on saved checkpoints: whether they are as they were written, and what is new in the newest one."""
+"""Queries on saved checkpoints: whether their files changed, and how the last two differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome
 
 
 def verify_checkpoints(bundle: Bundle, blanks: Blanks) -> Finding:
-    """The newest one that is not as it was written, and the newest one from before the alarm that is; nothing is changed."""
+    """Compare the recorded checkpoints with their manifests.
+
+    Finds the newest one that does not match, and the newest intact one before the alarm.
+    """
     incident = bundle.incident
     good: list[tuple[str, int | None]] = []
     bad: list[tuple[str, str, int | None]] = []
@@ -48,7 +51,10 @@ def verify_checkpoints(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def compare_checkpoints(bundle: Bundle, blanks: Blanks) -> Finding:
-    """The newest checkpoint from before the alarm against the one before: values not finite or extreme, tensors in one alone."""
+    """Compare the last two checkpoints from before the alarm.
+
+    Looks for values that are not finite or extreme, and for tensors that only one of them has.
+    """
     missing: list[str] = []
     read: list[tuple[str, int | None, dict[str, Values | None]]] = []
     for saved in reversed(bundle.incident.checkpoints):

@@ -1,4 +1,4 @@
-"""Whether settings of the job are those of an earlier one that went well, and settings of optimizers the same in all ranks."""
+"""Query for settings that differ from those of an earlier job, or between the optimizers of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST_VALUE = 60
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
-    """Settings of optimizers that differ between ranks, else settings that differ from those of the earlier job."""
+    """Find optimizer settings that differ between ranks, or else settings that differ from the earlier job's."""
     states, missing = bundle.states()
     groups = {
         rank: {name: value for name, value in state.values.items() if "/groups/" in name}
@@ -61,7 +61,10 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def differing_settings(bundle: Bundle) -> dict[str, tuple[Any, Any]]:
-    """Settings of the earlier job and of this one, by name, where they differ; empty where one of them cannot be read."""
+    """Values of differing settings in the earlier job and in this one, by name.
+
+    Empty if one of the configurations cannot be read.
+    """
     (now, _), (earlier, _) = bundle.configuration(), bundle.earlier_configuration()
     if now is None or earlier is None:
         return {}
@@ -74,7 +77,7 @@ _ABSENT = "no such setting"
 
 
 def _plain(value: Any) -> Any:
-    """A value as it is compared: how a number is written does not count, and what is empty is as what is absent."""
+    """A value normalised for comparison: numbers in text are parsed, and empty values count as absent."""
     if value is None or value in ("", _ABSENT, [], {}):
         return None
     for number in (int, float) if isinstance(value, str) else ():

@@ -1,4 +1,4 @@
-"""Query for the rank that takes longer than the others, in which part of a step, and from which step on."""
+"""Query for the rank that takes longer than the others, with the part of the step and the first step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAR = 5.0
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
-    """Ranks that are late in the recorded steps; else in the last half, the last quarter … of them, and unlike before."""
+    """Find ranks that are late in all recorded steps, or else ranks that became late in the last ones."""
     times, missing = bundle.times()
     if times is None:
         text = "seconds of steps cannot be read; unsilent triage collect adds them, from traces of unsilent timeline record"
@@ -55,7 +55,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def _excesses(times: RecordedTimes, rows: Rows) -> list[Excess]:
-    """Excesses as of a timeline. A rank is awaited if its parts together take it no less time than the others."""
+    """How late every rank is in every part of the selected steps, the clearest first."""
     seconds = times.seconds[:, rows]
     if len(times.ranks) < 2 or len(rows) < LEAST_STEPS:
         return []
@@ -71,7 +71,10 @@ def _late(excesses: list[Excess], blanks: Blanks) -> list[Excess]:
 
 
 def _has_left_its_past(times: RecordedTimes, rows: Rows, late: Excess) -> bool:
-    """Whether a rank is later than it was in earlier steps. Few steps do not show how long noise lasts."""
+    """Whether a rank is later than it was in earlier steps.
+
+    False if there are too few earlier steps.
+    """
     differences = _differences(times, rows[: _onset(times, rows, late)], late)
     differences = differences[np.isfinite(differences)]
     if len(differences) < LEAST_STEPS:
@@ -81,13 +84,13 @@ def _has_left_its_past(times: RecordedTimes, rows: Rows, late: Excess) -> bool:
 
 
 def _differences(times: RecordedTimes, rows: Rows, late: Excess) -> Floats:
-    """Seconds of a part on a rank less the median of the other ranks, float64[rows]."""
+    """Seconds of a part on the late rank minus the median of the other ranks, float64[rows]."""
     differences = differences_from_others(times.seconds[:, rows], times.ranks.index(late.rank))
     return differences[:, times.parts.index(late.part)]
 
 
 def _onset(times: RecordedTimes, rows: Rows, late: Excess) -> int:
-    """The row from which on the rank is late: before it, and from it on, the fewest steps are otherwise."""
+    """The row from which on the rank is late, chosen so that the fewest steps contradict it."""
     is_late = _differences(times, rows, late) > late.seconds / 2
     late_before = np.concatenate([[0], np.cumsum(is_late)[:-1]])
     in_time_after = np.cumsum(~is_late[::-1])[::-1]

@@ -1,4 +1,4 @@
-"""Whether the batch of the step is wrong by itself, or unlike those of other ranks."""
+"""Query for wrong values in the batch of the step, and for batches unlike those of other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ LEAST_ELEMENTS = 8
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
-    """Elements that are not finite, magnitudes far from those of other ranks, negative labels, one value in all elements."""
+    """Find batch tensors with wrong values or values unlike those of other ranks.
+
+    Looks at elements that are not finite, large magnitudes, negative labels and constant tensors.
+    """
     batches, missing = bundle.batches(blanks.rank)
     if not any(batch.tensors for batch in batches.values()):
         return Finding(outcome=Outcome.UNANSWERED, text="no batch is recorded that can be read", missing=missing)
@@ -69,7 +72,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def _other_constants(tensor: TensorSummary, peers: Sequence[TensorSummary]) -> list[str]:
-    """Values of other ranks in all elements, where this has another one and is not like most ranks; else nothing."""
+    """Values of other ranks' constant tensors, if a rank's constant tensor differs from most of them."""
     every = [tensor, *peers]
     if not peers or not all(each.is_number and each.elements and each.low == each.high for each in every):
         return []

@@ -1,4 +1,4 @@
-"""Whether parameters or moments that the step began with are not finite, extreme, or unlike those of other ranks."""
+"""Query for parameters and moments that are not finite, extreme, or unlike those of other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_ALIKE = 0.5
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
-    """The first tensor of the kind by rank."""
+    """Find the first state tensor that is not finite, has an extreme element, or differs between ranks."""
     states, missing = bundle.states(blanks.rank)
     everybody, _ = bundle.states()
     chosen = {
@@ -75,7 +75,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def _since(bundle: Bundle, rank: int) -> int | None:
-    """The step from which on the state of a rank was executed again; None: it is the state of the first time."""
+    """The step from which the state of a rank was computed again, or None if it is the original state."""
     parts, _ = bundle.parts(rank)
     return parts[rank].state_since if rank in parts else None
 
@@ -98,7 +98,10 @@ def _unusual(named: tuple[str, TensorSummary]) -> tuple[str, str] | None:
 
 
 def _unlike(states: Mapping[int, RecordedTensors]) -> dict[int, set[str]]:
-    """Tensors whose bits differ between ranks that have most tensors alike, by rank: of the minority, or of all."""
+    """Tensors whose bits differ between replicas, by rank.
+
+    Only ranks in the minority are given, unless no value has a majority.
+    """
     common = [
         name for name in next(iter(states.values())).tensors if all(name in state.tensors for state in states.values())
     ]

@@ -1,4 +1,4 @@
-"""Queries for what the monitor itself found: the kind of fault, and parameters that changed or differ between ranks."""
+"""Queries for the monitor's own findings: its fault verdict, and changed or differing parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, plac
 
 
 def read_verdict(bundle: Bundle, blanks: Blanks) -> Finding:
-    """The recorded fault verdict, where the step was executed again. One that is undetermined answers nothing."""
+    """The recorded fault verdict; an undetermined one counts as no answer."""
     verdict = bundle.incident.fault_verdict
     if verdict is None:
         text = "no fault verdict is recorded; the monitor gives one with --on-alarm replay"
@@ -26,7 +26,10 @@ def read_verdict(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def compare_parameters(bundle: Bundle, blanks: Blanks) -> Finding:
-    """The first alarm of a fingerprint or of ranks with other parameters; those of several ranks in one step are one."""
+    """The first alarm on changed bits of parameters, or on parameters that differ between ranks.
+
+    Alarms of several ranks in one step count as one.
+    """
     incident = bundle.incident
     _, missing = bundle.parts()
     first, last = blanks.steps or (0, 2**62)

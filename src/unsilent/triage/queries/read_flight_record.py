@@ -1,4 +1,4 @@
-"""Query for the rank that did not enter a collective, or called another one, by dumps of the flight recorder."""
+"""Query for ranks that did not enter a collective or called another one, from flight recorder dumps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, plac
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
-    """Ranks that are missing from a collective and wait in no other one; else ranks that called another one."""
+    """Find ranks that called different collectives, or else ranks that are missing from one."""
     dumps, missing = bundle.dumps()
     if not dumps:
         text = "no dump of the flight recorder can be read; unsilent triage collect adds those of a job, in JSON"
@@ -41,7 +41,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def _unlike(hang: Hang) -> list[int]:
-    """The rank that called another collective than two others or more did, alike; else all ranks of the first such collective."""
+    """The only rank that called another collective than the others, or else all ranks."""
     (_, most), *others = hang.different[0].ways
     rest = [rank for _, ranks in others for rank in ranks]
     return rest if len(others) == 1 and len(rest) == 1 < len(most) else sorted([*most, *rest])

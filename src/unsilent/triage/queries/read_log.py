@@ -1,4 +1,4 @@
-"""The first error that one rank alone logged."""
+"""Query for the first error that only one rank logged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ USUAL = 2
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
-    """An error that no other rank logged, and that was not logged again and again before; else one that several have."""
+    """Find the first error that only one rank logged, or else one that several ranks logged.
+
+    Errors that were repeatedly logged in earlier steps are left out.
+    """
     logs, missing = bundle.logs()
     if not logs or (blanks.rank is not None and blanks.rank not in logs):
         which = "any rank" if blanks.rank is None else f"rank {blanks.rank}"
@@ -51,7 +54,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def _unusual(bundle: Bundle, logs: Mapping[int, tuple[LoggedError, ...]], before: int) -> list[dict[int, LoggedError]]:
-    """The first line of each rank that has it, for each that is alike but for what is masked, without usual ones."""
+    """The first line of each rank for every unusual error; errors that are equal once masked are one."""
     first: dict[str, dict[int, LoggedError]] = {}
     for rank, errors in logs.items():
         places = {(error.masked, _step(bundle, error)) for error in errors}
@@ -63,12 +66,15 @@ def _unusual(bundle: Bundle, logs: Mapping[int, tuple[LoggedError, ...]], before
 
 
 def _first(bundle: Bundle, by_rank: Mapping[int, LoggedError]) -> tuple[float, int, int]:
-    """Step, line and rank."""
+    """Step, line number and rank of the earliest of some errors."""
     return min((_step(bundle, error), error.number, rank) for rank, error in by_rank.items())
 
 
 def _step(bundle: Bundle, error: LoggedError) -> float:
-    """Step of the run, where the log counts those of the training; infinite where none is known."""
+    """Step of the run at which an error was logged, or infinity if unknown.
+
+    Converts a log's step numbers if they count from the start of the training.
+    """
     if error.step is None:
         return math.inf
     first = bundle.incident.first_step

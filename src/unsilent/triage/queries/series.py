@@ -1,4 +1,4 @@
-"""Queries on recorded series: values that are not finite or left their own past, gradients unlike those of other ranks."""
+"""Queries on recorded series: values that are not finite or unusual, and differing gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unsilent.triage.history import FAR, past_end, past_scores, peer_scores, win
 
 
 def scan_nonfinite(bundle: Bundle, blanks: Blanks) -> Finding:
-    """The first step with a value that is not finite, in series of all ranks or of one."""
+    """Find the first step with a value that is not finite, in the series of all ranks or of one."""
     series, missing = bundle.series(blanks.rank)
     first, last = window(bundle, blanks)
     nonfinite: dict[int, dict[int, list[str]]] = {}
@@ -43,7 +43,10 @@ def scan_nonfinite(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def find_onset(bundle: Bundle, blanks: Blanks) -> Finding:
-    """The first step in which a series is far from its values before. That is a place to look at, and localises nothing."""
+    """Find the first step in which a series is far from its earlier values.
+
+    The finding is only a place to look at, and never counts as localised.
+    """
     series, missing = bundle.series(blanks.rank)
     (first, last), before = window(bundle, blanks), past_end(bundle, blanks)
     judged = 0
@@ -75,7 +78,7 @@ def find_onset(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def compare_gradients(bundle: Bundle, blanks: Blanks) -> Finding:
-    """The first step in which gradients of a rank are far from those of the other ranks."""
+    """Find the first step in which gradients of a rank are far from those of the other ranks."""
     series, missing = bundle.series()
     if len(series) < 2:
         text = f"gradients of ranks are compared, and series of {count_text(len(series), 'rank')} can be read"

@@ -1,4 +1,4 @@
-"""The templates: name, help, blanks, seconds, and the function that answers it or the command that does."""
+"""The table of query templates, with the function or command that answers each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unsilent.triage.queries import (
 
 @dataclass(frozen=True)
 class Template:
-    """A row.
+    """A template of queries.
 
     Attributes:
         help: Description of what the query looks at, in one line.
@@ -87,14 +87,20 @@ TEMPLATES: dict[str, Template] = {
 
 
 def find_template(name: str) -> Template:
-    """The template of this name. Raises ``UsageError``."""
+    """The template with the given name.
+
+    Raises ``UsageError`` if there is none.
+    """
     if name not in TEMPLATES:
         raise unknown_name_error("query", name, TEMPLATES)
     return TEMPLATES[name]
 
 
 def execute(bundle: Bundle, query: Query) -> Finding:
-    """The answer. Raises ``UsageError`` for a template that does not exist and blanks that it does not take."""
+    """The finding of a query.
+
+    Raises ``UsageError`` for an unknown template, or for blanks that it does not take.
+    """
     template = find_template(query.template)
     if unknown := [name for name in query.blanks.given if name not in template.blanks]:
         known = ", ".join(f"--{blank}" for blank in template.blanks) or "none"
@@ -113,7 +119,7 @@ def execute(bundle: Bundle, query: Query) -> Finding:
 
 
 def command_of(bundle: Bundle, query: Query) -> str:
-    """The command line that answers it."""
+    """The command line that answers a query."""
     template, folder = TEMPLATES[query.template], str(bundle.folder)
     if not template.command:
         return shlex.join(["unsilent", "triage", "query", query.template, folder, *query.blanks.words])
@@ -124,7 +130,7 @@ def command_of(bundle: Bundle, query: Query) -> str:
 
 
 def json_schemas() -> list[dict[str, Any]]:
-    """The catalogue: of each template its name, help and seconds, and its blanks as a JSON Schema."""
+    """Name, help, seconds and command of each template, with its blanks as a JSON Schema."""
     whole, texts = {"type": "integer", "minimum": 0}, {"type": "string"}
     kinds: dict[str, dict[str, Any]] = {
         "rank": whole, "tensor": texts, "host": texts,

@@ -1,1 +1,1 @@
-"""A learned order of queries: features of an incident and of candidates, and what is fitted to graded queries."""
+"""A learned order of queries, fitted to graded queries on features of incidents and candidates."""

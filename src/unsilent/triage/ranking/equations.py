@@ -1,4 +1,6 @@
-"""The published equations of Revelio (MLSys 2022) as an order of queries, as far as they are known at second hand.
+"""An order of queries by the published equations of Revelio (MLSys 2022).
+
+The equations are known at second hand.
 
 A template is scored on [v_R; v_L; v_T]: report, telemetry, and the root of a graph convolution over the small tree of the
 template (operation, metric, blanks). A value is scored on [v_b; L_u; rank_u]: the node of its blank, features of the candidate,
@@ -29,7 +31,7 @@ NAMES = [*TEMPLATES]
 
 
 def _tree_nodes(template: str) -> list[str]:
-    """The root, which is the operation, then the metric and the blanks below it: ``compare``, ``gradients``, ``a tensor``."""
+    """Names of a template's tree nodes, the root first: ``compare``, ``gradients``, ``a tensor``."""
     operation, _, metric = template.partition("-")
     return [operation, metric, *(f"a {blank}" for blank in TEMPLATES[template].blanks)]
 
@@ -38,7 +40,7 @@ VOCABULARY = sorted({node for name in NAMES for node in _tree_nodes(name)})
 
 
 class _Trees(nn.Module):
-    """A graph convolution of two layers over all templates' trees: vectors of nodes, SIZE numbers each."""
+    """A graph convolution of two layers over the trees of all templates, with an output vector for each node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +65,7 @@ class _Trees(nn.Module):
 
 
 class Equations(nn.Module):
-    """The two scorers, of templates and of candidates."""
+    """The two scoring networks, for templates and for candidates."""
 
     def __init__(self, telemetry: int, candidate: int) -> None:
         super().__init__()
@@ -75,7 +77,7 @@ class Equations(nn.Module):
         )
 
     def template_scores(self, nodes: Tensor, reports: Tensor, telemetry: Tensor) -> Tensor:
-        """[incidents, templates]."""
+        """Scores of all templates on each incident, float32[incidents, templates]."""
         roots = nodes[self.trees.roots].expand(len(reports), -1, -1)
         known = torch.cat([reports, self.telemetry(telemetry)], 1)[:, None].expand(-1, len(NAMES), -1)
         joint = self.joint(torch.relu(torch.cat([known, roots], 2)))
@@ -83,14 +85,17 @@ class Equations(nn.Module):
         return scores
 
     def value_scores(self, nodes: Tensor, places: Tensor, candidates: Tensor) -> Tensor:
-        """[candidates], each with the place of the node of its blank."""
+        """Scores of candidates, float32[candidates].
+
+        ``places`` are the indices of the nodes of their blanks.
+        """
         scores: Tensor = self.value(torch.cat([nodes[places], candidates], 1))[:, 0]
         return scores
 
 
 @dataclass(frozen=True, eq=False)
 class _Input:
-    """An incident in numbers.
+    """The numerical inputs of one incident.
 
     Attributes:
         report: float32[`DIRECTIONS`].
@@ -116,7 +121,7 @@ def _input_of(signals: Signals, queries: Sequence[PossibleQuery], words: Words) 
 
 @dataclass(frozen=True, eq=False)
 class EquationsOrder:
-    """The trained equations, with the means and deviations of their inputs."""
+    """The trained networks, with the means and deviations that scale their inputs."""
 
     words: Words
     network: Equations
@@ -125,19 +130,22 @@ class EquationsOrder:
 
     @classmethod
     def empty(cls, words: Words, telemetry: int, candidate: int) -> EquationsOrder:
-        """An order for so many features, with numbers to be overwritten."""
+        """An untrained order for the given numbers of features, to be filled with trained values."""
         network = Equations(telemetry, candidate)
         scales = [(torch.zeros(count), torch.ones(count)) for count in (telemetry, candidate)]
         return cls(words, network, *scales)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that was trained, by name; no copies."""
+        """All trained tensors by name, without copying."""
         scales = {"telemetry": self.telemetry, "candidate": self.candidate}
         of_scales = {f"{name}.{n}": tensor for name, pair in scales.items() for n, tensor in enumerate(pair)}
         return {**{name: parameter.detach() for name, parameter in self.network.named_parameters()}, **of_scales}
 
     def log_chances(self, inputs: Sequence[_Input], blanks: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Logarithms of P(template), [incidents, templates], and of P(values | template) of the queries of each incident."""
+        """Logarithms of the probabilities of templates, and of each query given its template.
+
+        The first have shape [incidents, templates].
+        """
         nodes, counts = self.network.trees(), [len(incident.templates) for incident in inputs]
         telemetry = _scaled(torch.stack([incident.telemetry for incident in inputs]), self.telemetry)
         scores = self.network.template_scores(nodes, torch.stack([incident.report for incident in inputs]), telemetry)
@@ -152,14 +160,14 @@ class EquationsOrder:
         return scores.masked_fill(~is_asked, -1e9).log_softmax(1), [*of_values.split(counts)]
 
     def blanks_of(self, queries: Sequence[PossibleQuery]) -> Tensor:
-        """The node of the blank of each query, int64[queries]; the root where none is filled."""
+        """Index of the tree node of each query's filled blank, or of the root without one, int64[queries]."""
         places = self.network.trees.places
         roots = {name: places[name, _tree_nodes(name)[0]] for name in NAMES}
         named = [(query.query.template, f"a {query.blank}") for query in queries]
         return torch.tensor([places.get(node, roots[node[0]]) for node in named])
 
     def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
-        """Every possible query, the likeliest first."""
+        """Every possible query, the most probable one first."""
         queries = possible_queries(signals.bundle, signals.candidates)
         incident_input = _input_of(signals, queries, self.words)
         with torch.no_grad():
@@ -170,7 +178,7 @@ class EquationsOrder:
 
 
 def fit_equations(examples: Sequence[Example], words: Words, seed: int) -> EquationsOrder:
-    """The equations, trained on examples but for those without a right query; the same for the same seed."""
+    """Train the equations on the examples that have a right query; equal seeds give equal results."""
     examples = [example for example in examples if any(is_right for _, _, is_right in example.by_template())]
     queries = [[possible for possible, _ in example.graded] for example in examples]
     inputs = [_input_of(example.signals, possible, words) for example, possible in zip(examples, queries, strict=True)]
@@ -193,7 +201,7 @@ def fit_equations(examples: Sequence[Example], words: Words, seed: int) -> Equat
 
 
 def _loss(examples: Sequence[Example], of_templates: Tensor, of_values: Sequence[Tensor]) -> Tensor:
-    """Cross-entropy: less the logarithm of the probability of all that is right together."""
+    """Cross-entropy, where the probabilities of all right answers are added."""
     parts = []
     for example, templates, values in zip(examples, of_templates, of_values, strict=True):
         right: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Labelled incidents as models are trained on them, and the numbers that they see."""
+"""Training examples for the order of queries, made of labelled incidents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Graded = tuple[PossibleQuery, GradedQuery]
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A labelled incident as training sees it.
+    """A labelled incident as a training example.
 
     Attributes:
         graded: Possible queries with their grades.
@@ -30,7 +30,7 @@ class Example:
     is_healthy: bool
 
     def by_template(self) -> Iterator[tuple[str, list[Graded], bool]]:
-        """Each template with its queries, and whether one of them is right."""
+        """Each template with its graded queries, and whether one of them is right."""
         templates: dict[str, list[Graded]] = {}
         for pair in self.graded:
             templates.setdefault(pair[0].query.template, []).append(pair)
@@ -39,7 +39,9 @@ class Example:
 
 
 def without_verdicts(examples: Sequence[Example]) -> list[Example]:
-    """Examples in which the monitor recorded a verdict, as they would be without it, for many incidents have none.
+    """Copies of the examples that have a recorded verdict, without that verdict.
+
+    Many incidents have no verdict, and a model has to rank their queries too.
 
     Those that no other query tells from the run without the cause are left out, but for the healthy ones.
     """
@@ -62,7 +64,10 @@ def _unanswered(graded: GradedQuery) -> GradedQuery:
 
 
 def examples_of(incidents: Sequence[LabelledIncident]) -> list[Example]:
-    """Examples that are not masked, and healthy ones. Raises ``UsageError`` where labels lack a query, or none is right."""
+    """Training examples of all incidents, except masked ones that are not healthy.
+
+    Raises ``UsageError`` if labels lack a query, or if no query is right.
+    """
     result = []
     for incident in incidents:
         if incident.is_masked and not incident.planned.is_healthy:

@@ -1,4 +1,4 @@
-"""Features of an incident, and of a candidate of a query, by name; a number of a rank or name of a tensor is never one.
+"""Numerical features of incidents and of query candidates, by name, without rank numbers or tensor names.
 
 What is not known is 0, and another number says whether it is known. Names are phrases, with which a reason is given.
 """
@@ -37,7 +37,7 @@ LARGEST = 1e12
 
 
 def incident_features(signals: Signals) -> Numbers:
-    """Features of an incident, always the same names in the same order."""
+    """Features of an incident, with equal names in equal order for all incidents."""
     bundle, world = signals.bundle, max(1, signals.bundle.incident.world_size)
     alarms, known = bundle.alarms(), [candidate.features for candidate in signals.candidates.ranks]
     peers = sorted((features.peer_score for features in known), reverse=True)
@@ -66,7 +66,7 @@ def incident_features(signals: Signals) -> Numbers:
 
 
 def _series_features(bundle: Bundle) -> Numbers:
-    """Features of how the unusual goes on, and to which side."""
+    """Features of how long unusual values last, and in which direction they changed."""
     series, before = bundle.series()[0], past_end(bundle, Blanks())
     last = max((int(rank_series.steps[-1]) for rank_series in series.values() if len(rank_series.steps)), default=0)
     ends = [last - int(rank_series.steps[-1]) if len(rank_series.steps) else last for rank_series in series.values()]
@@ -90,7 +90,11 @@ def _series_features(bundle: Bundle) -> Numbers:
 
 
 def _run(series: RankSeries, before: int) -> tuple[float, float, float]:
-    """Share of series far from their past in the first such step, share of steps that are far from there on, whether one is."""
+    """Three features of how long the values of a rank are unusual.
+
+    They are the share of unusual series in the first unusual step, the share of unusual steps from there on, and 1 if
+    only one step is unusual.
+    """
     is_late = series.steps >= before
     is_far: Bools = np.greater_equal(past_scores(series, before)[is_late], FAR)
     steps: Bools = np.asarray(is_far.any(1))
@@ -101,7 +105,10 @@ def _run(series: RankSeries, before: int) -> tuple[float, float, float]:
 
 
 def _shift(series: RankSeries, before: int, step: int, feature: str) -> tuple[float, float]:
-    """Largest change of a logarithm within two steps of the alarm, and the median one after it; NaN where it is not known."""
+    """Largest logarithmic change of a feature near the alarm, and its median change afterwards.
+
+    NaN if unknown.
+    """
     columns = [place for place, name in enumerate(series.names) if name[0] == feature]
     gaps = past_gaps(series, before)[:, columns]
     near, after = (gaps[rows] for rows in (abs(series.steps - step) <= 2, series.steps > step + 2))
@@ -111,12 +118,12 @@ def _shift(series: RankSeries, before: int, step: int, feature: str) -> tuple[fl
 
 
 def _signed(changes: Floats) -> float:
-    """The largest change with its sign."""
+    """The change with the largest magnitude, with its sign, or 0 if there is none."""
     return float(np.clip(changes[np.abs(changes).argmax()], -30, 30)) if len(changes) else 0.0
 
 
 def _part_features(signals: Signals, world: int) -> Numbers:
-    """Features of words, logs and settings, and of the parts that are there."""
+    """Features of the available parts, logs, settings and symptoms in the report."""
     bundle = signals.bundle
     parts, logs, report = bundle.parts()[0], bundle.logs()[0], bundle.report()[0]
     lines = [error for errors in logs.values() for error in errors]
@@ -139,7 +146,7 @@ def _part_features(signals: Signals, world: int) -> Numbers:
 
 
 def _time_features(bundle: Bundle) -> Numbers:
-    """Share of a step by which a rank is later than the others in the last half of the steps, and how steps grow."""
+    """Features of late ranks in the last half of the steps, and of the growth of step times."""
     times, _ = bundle.times()
     result = {
         "excess of a rank in a part of the step": 0.0,
@@ -161,7 +168,7 @@ def _time_features(bundle: Bundle) -> Numbers:
 
 
 def candidate_features(query: PossibleQuery, signals: Signals, report: str) -> Numbers:
-    """Features of a query's candidate, always the same names in the same order."""
+    """Features of a query's candidate, with equal names in equal order for all queries."""
     own_features, known = query.features, [candidate.features for candidate in signals.candidates.ranks]
     return {
         **{f"a {name}": float(query.blank == name) for name in ("rank", "steps", "tensor")},
@@ -183,7 +190,7 @@ def candidate_features(query: PossibleQuery, signals: Signals, report: str) -> N
 
 
 def is_mentioned(query: Query, report: str) -> bool:
-    """Whether a report names the rank, the tensor or its layer, or a step of the window."""
+    """Whether a report mentions the query's rank, its tensor or layer, or a step of its window."""
     blanks = query.blanks
     if blanks.rank is not None:
         return (
@@ -202,10 +209,10 @@ def is_mentioned(query: Query, report: str) -> bool:
 
 
 def one_hot(value: T, of: Sequence[T]) -> list[float]:
-    """1 at its place, 0 elsewhere."""
+    """A list with 1 at the position of the value and 0 elsewhere."""
     return [float(entry == value) for entry in of]
 
 
 def _log(value: float) -> float:
-    """The logarithm of 1 and a number that is not negative."""
+    """The logarithm of 1 + the value, or 0 for a value that is not positive."""
     return math.log1p(min(value, LARGEST)) if value > 0 else 0.0

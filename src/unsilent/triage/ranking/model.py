@@ -1,4 +1,4 @@
-"""The learned order: probabilities by trees, and for incidents like those that were learned from also by the published equations.
+"""The learned order of queries, which combines boosted trees with the published equations.
 
 The equations rank known kinds of causes best, and mislead where nothing like the incident was seen; the trees see the runbook's
 scores and lose little there. So the scores of both are averaged only where an incident is about as near to one that was learned
@@ -34,7 +34,7 @@ LEAST_DEVIATION, LARGEST_GAP = 1e-2, 5.0
 
 @dataclass(frozen=True, eq=False)
 class KnownIncidents:
-    """Features of incidents that were learned from.
+    """Features of the incidents that a model was trained on.
 
     Attributes:
         rows: float64[n, features], in deviations from the mean.
@@ -48,12 +48,15 @@ class KnownIncidents:
     limit: Floats
 
     def is_like(self, features: Floats) -> bool:
-        """Whether features, float64[features], are near those of an incident."""
+        """Whether the features of an incident are close to those of a known one."""
         return bool(_distances((features - self.mean) / self.deviation, self.rows).min() <= self.limit[0])
 
 
 def known_incidents(features: Floats) -> KnownIncidents:
-    """Features float64[n, features] of incidents, with the limit that `NEAR_SHARE` of them keep among each other."""
+    """Features of known incidents, with the distance below which a new one counts as similar.
+
+    ``features`` is float64[n, features].
+    """
     mean, deviation = features.mean(0), np.maximum(features.std(0), LEAST_DEVIATION)
     rows = (features - mean) / deviation
     nearest = [_distances(row, np.delete(rows, place, 0)).min(initial=LARGEST_GAP) for place, row in enumerate(rows)]
@@ -61,7 +64,7 @@ def known_incidents(features: Floats) -> KnownIncidents:
 
 
 def _distances(row: Floats, rows: Floats) -> Floats:
-    """The root mean square of the gaps of features, from one row to each."""
+    """Root mean square differences between the features in a row and those in each of ``rows``."""
     gaps = np.minimum(np.abs(rows - row), LARGEST_GAP)
     result: Floats = np.sqrt((gaps**2).mean(1))
     return result
@@ -69,7 +72,7 @@ def _distances(row: Floats, rows: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """The trained order."""
+    """The trained order of queries."""
 
     trees: TreesOrder
     equations: EquationsOrder
@@ -77,7 +80,7 @@ class Model:
     least_gain = LEAST_GAIN
 
     def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
-        """Every possible query with its score, the likeliest first; reasons are those of the trees."""
+        """Every possible query with its score, the most probable one first."""
         scored = self.trees.scored_queries(signals)
         if self.known.is_like(np.array([*incident_features(signals).values()])):
             # The equations take for granted that a query is right.
@@ -90,12 +93,17 @@ class Model:
         return sorted(scored, key=lambda query: (-query.score, TEMPLATES[query.query.template].seconds))
 
     def belief(self, signals: Signals, query: Query, finding: Finding) -> float:
-        """How likely a finding names the place of the cause, by the trees; for a recorded verdict as in the runbook."""
+        """Probability that a finding names the place of the cause.
+
+        A recorded verdict is judged by the runbook, any other finding by the trees.
+        """
         return (RUNBOOK if query.template == READ_VERDICT else self.trees).belief(signals, query, finding)
 
 
 def train(incidents: Sequence[LabelledIncident], seed: int) -> Model:
-    """A model of incidents, but for those that are masked; the same for the same seed. Raises ``UsageError``.
+    """Train a model on all incidents except masked ones; equal seeds give equal models.
+
+    Raises ``UsageError`` if the incidents cannot be learned from.
 
     Incidents in which the monitor recorded a verdict are learned from a second time, without it.
     """

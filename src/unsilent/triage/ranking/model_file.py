@@ -1,4 +1,4 @@
-"""A trained model as a file: an ``.npz`` of plain arrays and a line of JSON. What another version wrote is refused."""
+"""Writes and reads a trained model as an ``.npz`` file, and refuses files of other versions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ EXPECTED = "a model that unsilent triage train wrote"
 
 
 def write_model(model: Model, path: Path) -> None:
-    """Write a file that `read_model` reads. Raises ``UsageError``."""
+    """Write a model to a file for `read_model`.
+
+    Raises ``UsageError`` if it cannot be written.
+    """
     trees = model.trees
     about = {**_version(), "incident": trees.incident, "candidate": trees.candidate}
     arrays = {
@@ -60,7 +63,10 @@ def write_model(model: Model, path: Path) -> None:
 
 
 def read_model(path: Path) -> Model:
-    """The model of a file. Raises ``UsageError`` for any other file."""
+    """The model in a file.
+
+    Raises ``UsageError`` if the file is not a model of this version.
+    """
     arrays = read_npz(str(path), EXPECTED)
     try:
         about = parse_json(arrays["about"].tobytes())
@@ -110,7 +116,10 @@ def _known(arrays: Arrays, features: int) -> KnownIncidents:
 
 
 def _checked(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: type = np.float64) -> NDArray[Any]:
-    """An array of a file. Raises ``ValueError`` where it is of another shape or dtype, or not finite."""
+    """A finite array of a file with the expected shape and dtype.
+
+    Raises ``ValueError`` if it is not.
+    """
     array = arrays[name]
     if array.shape != shape or array.dtype != dtype or not np.isfinite(array).all():
         raise ValueError(f"{name} is not {shape} finite numbers of type {dtype.__name__}")
@@ -118,5 +127,5 @@ def _checked(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: type = np
 
 
 def _version() -> dict[str, Any]:
-    """Version of the features, which must be the same for a model to be of use."""
+    """The version of features and queries, which a stored model must match."""
     return {"schema": SCHEMA, "templates": [*TEMPLATES], "kinds": [kind.name for kind in FindingKind]}

@@ -1,4 +1,4 @@
-"""Report on a trained model: from how many incidents it learned, and on how many each query was right."""
+"""Report on the training of a model: the number of incidents, and on how many each query was right."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ COLUMNS = (Column.text("query"), Column.count("incidents"), Column.count("right"
 
 @dataclass(frozen=True, repr=False)
 class Trained(Shown):
-    """A model in a file, and the incidents that were given."""
+    """A trained model's file, and the incidents that it was trained on."""
 
     path: Path
     incidents: Sequence[LabelledIncident]
 
     def report(self) -> Report:
-        """A row for each query."""
+        """Report with a row for each query."""
         right_by_query = [{graded.query.template: False for graded in each.graded} for each in self.incidents]
         for names, each in zip(right_by_query, self.incidents, strict=True):
             names |= {graded.query.template: True for graded in each.graded if graded.grade == RIGHT}

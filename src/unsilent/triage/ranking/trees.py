@@ -1,4 +1,4 @@
-"""Gradient-boosted trees of a yes-or-no question: fitted by scikit-learn, kept as plain arrays, evaluated with numpy."""
+"""Gradient-boosted trees for binary classification, fitted by scikit-learn and evaluated with numpy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_NODES = 2**16
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """The sum of trees is the logarithm of the odds.
+    """Boosted trees whose sum is the logarithm of the odds.
 
     Attributes:
         start: float64[1], added to the sum.
@@ -44,12 +44,15 @@ class Trees:
     value: Floats
 
     def probabilities(self, rows: Floats) -> Floats:
-        """float64[n] of rows float64[n, columns]."""
+        """Predicted probability for each row, float64[n]."""
         result: Floats = 1 / (1 + np.exp(-np.clip(self.start[0] + self.contributions(rows).sum(1), -50, 50)))
         return result
 
     def contributions(self, rows: Floats) -> Floats:
-        """How much each column moved the logarithm of the odds, float64[n, columns + 1]; the last one: the roots."""
+        """The contribution of each column to the logarithm of the odds, float64[n, columns + 1].
+
+        The last column is the sum of the roots.
+        """
         rows = np.asarray(rows, np.float32)  # as scikit-learn compares them
         result, every = np.zeros((len(rows), rows.shape[1] + 1)), np.arange(len(rows))
         result[:, -1] = self.value[self.roots].sum()
@@ -64,12 +67,15 @@ class Trees:
         return result
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays by name, for a file."""
+        """The arrays by name, to be written to a file."""
         return vars(self)
 
 
 def fit_trees(rows: Floats, answers: Bools, seed: int) -> Trees:
-    """Trees of examples float64[n, columns]; without any where all answers are alike."""
+    """Trees fitted to examples; a constant if all answers are equal.
+
+    ``rows`` is float64[n, columns].
+    """
     right = int(answers.sum())
     if not 0 < right < len(answers):
         none = np.zeros(0, np.int64)
@@ -85,7 +91,7 @@ def fit_trees(rows: Floats, answers: Bools, seed: int) -> Trees:
 
 
 def trees_of(fitted: Any) -> Trees:
-    """Trees of a ``GradientBoostingClassifier`` of two classes that was fitted."""
+    """Trees converted from a fitted ``GradientBoostingClassifier`` of two classes."""
     prior = fitted.init_.class_prior_[1]
     parts, begin, roots = [], 0, []
     for (estimator,) in fitted.estimators_:
@@ -107,7 +113,10 @@ def trees_of(fitted: Any) -> Trees:
 
 
 def trees_from(arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) -> Trees:
-    """Trees of a file. Raises ``ValueError`` for arrays that are no trees on so many columns, and ``KeyError``."""
+    """Trees from the arrays of a file.
+
+    Raises ``ValueError`` or ``KeyError`` if the arrays are not valid trees.
+    """
     read = {}
     for field in fields(Trees):
         array = arrays[prefix + field.name]

@@ -1,4 +1,4 @@
-"""The order of queries by boosted trees, learned from incidents on which they were executed and graded.
+"""The order of queries by boosted trees, learned from executed and graded queries.
 
 P(a query is right) = P(its template is right | the incident and its report) x P(it is right | its template is, its candidate).
 A template is right where a query of it has grade 3. The first probability is the mean of two: one of the template's own trees,
@@ -41,7 +41,7 @@ OTHER_VERSION = (
 
 @dataclass(frozen=True, eq=False)
 class TreesOrder:
-    """The trained trees.
+    """The order of queries by trained trees.
 
     Attributes:
         incident, candidate: Names of features, in order.
@@ -55,7 +55,7 @@ class TreesOrder:
     trees: Mapping[str, Trees]
 
     def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
-        """Every possible query with the probability that it is right and no likelier one of its template is, the likeliest first.
+        """Every possible query, ranked by the probability that it is the first right one of its template.
 
         The second part keeps queries that look at nearly the same from filling the first places together.
         """
@@ -78,12 +78,12 @@ class TreesOrder:
         return sorted(result, key=lambda query: (-query.score, TEMPLATES[query.query.template].seconds))
 
     def _chance(self, name: str, row: Floats, shared: Floats) -> float:
-        """Probability that a template is right."""
+        """Probability that a query of the template is right."""
         of_template, of_any = self.trees[name].probabilities(row)[0], self.trees[SHARED].probabilities(shared)[0]
         return float(of_template + of_any) / 2
 
     def belief(self, signals: Signals, query: Query, finding: Finding) -> float:
-        """The probability that a finding names the place of the cause; 0 where nothing was found."""
+        """Probability that a finding names the place of the cause, or 0 if nothing was found."""
         if finding.outcome not in FOUND:
             return 0.0
         row = self.incident_row(signals, signals.bundle.report()[0] or "")[0]
@@ -91,14 +91,17 @@ class TreesOrder:
         return float(self.trees[BELIEFS].probabilities(rows)[0])
 
     def incident_row(self, signals: Signals, report: str) -> Floats:
-        """Row of an incident for trees, float64[1, columns]. Raises ``UsageError`` if other features were learned."""
+        """Input row of an incident for the trees, float64[1, columns].
+
+        Raises ``UsageError`` if the trees were trained on other features.
+        """
         features = incident_features(signals)
         if tuple(features) != self.incident:
             raise UsageError(OTHER_VERSION)
         return np.array([[*features.values(), *self.words.vectors([report])[0]]])
 
     def _reason(self, name: str, row: Floats, rule: Rule) -> str:
-        """The rule that is for a template, and the features that raised its odds most."""
+        """Text that names the template's rule and the features that raised its odds most."""
         moved = self.trees[name].contributions(row)[0, :-1]
         count = len(self.incident)
         names = [*self.incident, WORDS_NAME]
@@ -110,26 +113,26 @@ class TreesOrder:
 
 
 def candidate_row(query: PossibleQuery, signals: Signals, report: str) -> list[float]:
-    """Row of a candidate for trees."""
+    """Input row of a query's candidate for the trees."""
     return [*candidate_features(query, signals, report).values(), *one_hot(query.query.template, [*TEMPLATES])]
 
 
 def template_rows(signals: Signals, row: Sequence[float] | Floats) -> dict[str, list[float]]:
-    """Row of each template for the shared trees: its score in the runbook, its place by that, and the incident."""
+    """Input row of each template for the shared trees: score and place in the runbook, and the incident."""
     scores = {name: score for name, (score, _) in scored_templates(signals).items()}
     order = sorted(scores, key=lambda name: -scores[name])
     return {name: [score, float(order.index(name)), *row] for name, score in scores.items()}
 
 
 def finding_row(query: Query, outcome: Outcome, kind: FindingKind | None) -> list[float]:
-    """Row of a finding for trees, besides the incident."""
+    """Input row of a finding for the trees, without the columns of the incident."""
     of_blanks = [float(name in query.blanks.given) for name in ("rank", "steps", "tensor")]
     outcome_columns = [*one_hot(kind, [*FindingKind]), float(outcome is Outcome.LOCALISED)]
     return [*one_hot(query.template, [*TEMPLATES]), *of_blanks, *outcome_columns]
 
 
 def fit_trees_order(examples: Sequence[Example], words: Words, seed: int) -> TreesOrder:
-    """Trees of examples; the same for the same seed."""
+    """Train the order of queries on examples; equal seeds give equal results."""
     reports = [example.report for example in examples]
     features = [incident_features(example.signals) for example in examples]
     rows = np.hstack([np.array([[*numbers.values()] for numbers in features]), words.vectors(reports)])

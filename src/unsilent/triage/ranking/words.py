@@ -1,4 +1,4 @@
-"""Reports in words as numbers: counts of hashed words and groups of characters, weighted, in a few directions.
+"""Converts reports in words to vectors, from weighted counts of words and groups of characters.
 
 Numbers and dotted names are masked: which rank or layer a report mentions is a feature of that candidate, and of it alone.
 """
@@ -24,7 +24,7 @@ _NUMBER, _DOTTED = re.compile(r"\d[\d.,:e+-]*"), re.compile(r"\w+(?:[./]\w+)+")
 
 
 def tokens(text: str) -> list[str]:
-    """Words, pairs of words, and groups of characters of words, masked."""
+    """Masked words, pairs of words, and groups of characters in a text."""
     words = re.findall(r"[^\W\d_]+|[#@]", _NUMBER.sub("#", _DOTTED.sub("@", text.lower())))
     pairs = [f"{word} {after}" for word, after in itertools.pairwise(words)]
     padded = [f"<{word}>" for word in words]
@@ -42,7 +42,7 @@ def _counts(texts: Sequence[str]) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """Weights and directions that make numbers of texts.
+    """Weights and directions that convert texts to vectors.
 
     Attributes:
         weights: float64[`COLUMNS`], the rarer the larger.
@@ -53,12 +53,12 @@ class Words:
     directions: Floats
 
     def vectors(self, texts: Sequence[str]) -> Floats:
-        """float64[n, `DIRECTIONS`]; zeros for a text without a word."""
+        """A vector for each text, float64[n, `DIRECTIONS`], with zeros for a text without words."""
         return _unit(_counts(texts) * self.weights) @ self.directions.T
 
 
 def fit_words(texts: Sequence[str]) -> Words:
-    """Weights and directions by the inverse frequencies and the singular vectors of these texts."""
+    """Weights by inverse frequency and directions by singular vectors, fitted to the texts."""
     counts = _counts(texts)
     weights = np.log((1 + len(texts)) / (1 + (counts > 0).sum(0))) + 1
     _, sizes, directions_found = np.linalg.svd(_unit(counts * weights), full_matrices=False)
