@@ -81,7 +81,7 @@ class JudgedResume:
 
 @dataclass(frozen=True, eq=False)
 class LayerSpread:
-    """How often, over all resumes of a target, the fault spread to one layer.
+    """How far the fault spread to one layer, over all resumes of a target.
 
     Attributes:
         changed: float64[evaluations], mean share of changed parameters over ranks and trials.
@@ -343,7 +343,7 @@ class Differences:
             yield self._difference(name, first, second, gap, detectable, is_paired=False)
 
     def _as_many(self, target: CheckpointTarget, rival: CheckpointTarget, flips: Sequence[int]) -> list[JudgedResume]:
-        """The first trials of a target, at most as many per number of flips as its rival has."""
+        """The trials of a target, limited at each number of flips to as many as its rival has."""
         return [
             trial
             for number in flips
@@ -351,9 +351,9 @@ class Differences:
         ]
 
     def between_strategies(self) -> Iterator[Difference]:
-        """Differences between every two strategies, on trials with the same faults that all ranks load.
+        """Differences between each pair of strategies, on trials with the same faults.
 
-        The intervals hold jointly.
+        Only trials in which all ranks load the corrupted file count. The intervals hold jointly.
         """
         names = dict.fromkeys(target.strategy for target in self._targets)
         yield from self._paired(
@@ -362,7 +362,7 @@ class Differences:
         )
 
     def between_ways_to_load(self) -> Iterator[Difference]:
-        """Differences between every two ways to load the file, by strategy, on trials with the same faults.
+        """Differences between each pair of ways to load the file, by strategy, on trials with the same faults.
 
         The intervals hold jointly.
         """

@@ -1,4 +1,4 @@
-"""The kind of campaign of ``unsilent checkpoint study``, with the checks of its stored records."""
+"""Defines the kind of campaign that ``unsilent checkpoint study`` runs, and the checks of its stored records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOST_RANKS = 1024
 
 
 def check_baseline(baseline: CheckpointBaseline) -> None:
-    """Raise ``DamagedRecordError`` if numbers are impossible or curves differ in length."""
+    """Raise ``DamagedRecordError`` if the baseline has impossible numbers or curves of different lengths."""
     steps = baseline.steps - baseline.step
     if not 1 <= baseline.step < baseline.steps <= MOST_STEPS or not baseline.resumes or not baseline.targets:
         raise DamagedRecordError("its description has impossible numbers of steps, or no target")

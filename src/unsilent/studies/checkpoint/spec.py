@@ -212,7 +212,7 @@ class CheckpointBaseline(StoredBaseline):
         return next(resume for resume in self.resumes if resume.strategy == strategy)
 
     def target(self, name: str) -> CheckpointTarget:
-        """The target with a name."""
+        """The target with the given name."""
         return next(target for target in self.targets if target.name == name)
 
 

@@ -27,7 +27,7 @@ def run_checkpoint_study(run: CampaignRun) -> CheckpointResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> list[str]:
-    """Sentences for a dry run on the work besides the trials."""
+    """Notes for a dry run about the work that is done besides the trials."""
     return [noise_floor_note(run.request[FloorOptions].replicas)]
 
 

@@ -255,7 +255,7 @@ class CleanRuns:
         }
 
     def add(self, rows: Sequence[CoverageRow], how: tuple[int, int, int, str], detectors: Sequence[Detector]) -> None:
-        """Add the fault-free runs of a store that were judged in the way ``how`` by the same detectors.
+        """Add the fault-free runs of a store that were judged with the given sampling, rules and detectors.
 
         ``how`` is the sampling of gradients, of values and of updates, and the digest of the rules.
         """
@@ -271,7 +271,7 @@ class CleanRuns:
         return sum(int(row.scores[0].sum()) for row, _ in self.runs[CLEAN])
 
     def events(self, kind: str, detector: Detector) -> Ints:
-        """Alarm counts of a detector in the runs of a kind, int64[runs, 4]; see `CoverageRow`."""
+        """Alarm counts of a detector in each run of one kind, int64[runs, 4]; see `CoverageRow`."""
         return np.array([row.events[places[detector]] for row, places in self.runs[kind]], np.int64).reshape(-1, 4)
 
     def scores(self, detector: Detector) -> Ints:

@@ -1,4 +1,4 @@
-"""The kind of campaign of ``unsilent coverage``, with the checks of its stored records."""
+"""Defines the kind of campaign that ``unsilent coverage`` runs, and the checks of its stored records."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_baseline(baseline: CoverageBaseline) -> None:
 
 
 def accepts_trial(trial: TrialId, spec: CoverageSpec, targets: frozenset[str]) -> bool:
-    """Whether a trial can belong to a campaign; the golden run and fault-free runs count too."""
+    """Whether a trial can belong to a campaign, including the golden run and fault-free runs."""
     return trial.flips is None and (
         trial == GOLDEN or trial.target in targets or parse_clean_target(trial.target) is not None
     )

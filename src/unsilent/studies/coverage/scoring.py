@@ -41,7 +41,7 @@ BINS = len(SCORE_EDGES) + 2
 
 
 class Sampling(NamedTuple):
-    """The number of steps in which a monitor reads all gradients, values and updates once."""
+    """How many steps a monitor takes to read all gradients, all values and all updates once."""
 
     gradients: int = 1
     values: int = 1
@@ -216,7 +216,7 @@ class DetectorScores:
         return np.where(flags.any(1), flags.argmax(1), -1).astype(np.int64)
 
     def detected_at(self, threshold: float) -> Bools:
-        """Which faults reach a score in a step in which the golden run does not reach it."""
+        """Which faults reach a threshold in a step in which the golden run does not reach it, bool[n]."""
         flags = (self.scores >= threshold) & ~(self.golden_scores >= threshold)
         return np.asarray(flags.any(1), np.bool_)
 

@@ -142,7 +142,7 @@ class CoverageSpec(SpecOfTraining):
         return tuple(target for target in TARGETS if any(fnmatchcase(target.name, glob) for glob in self.only))
 
     def training_spec(self, place: str, large: bool = False) -> TrainingSpec:
-        """Settings of a training study that draws the faults of a place, large ones or the others."""
+        """Settings of a training study that draws faults in one place; ``large`` selects large faults."""
         in_operations = place == OPERATION
         usual = (self.faults or (("bitflip", 1.0),)) if in_operations else ((self.memory_fault, 1.0),)
         return TrainingSpec(
@@ -282,7 +282,7 @@ class CoverageAnalysisOptions(AnalysisOptions):
 
     @property
     def intervals(self) -> tuple[int, int, int]:
-        """Numbers of steps in which all gradients, all norm inputs' gradients and all updates are read."""
+        """How many steps it takes to read all gradients, all gradients of norm inputs, and all updates."""
         gradients, values, updates = self.sampling if len(self.sampling) == 3 else 3 * self.sampling
         return gradients, values, updates
 

@@ -37,7 +37,7 @@ def run_coverage(run: CampaignRun) -> CoverageResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
-    """Sentences for a dry run on the work besides the trials."""
+    """Notes for a dry run about the work that is done besides the trials."""
     budget = run.request[CoverageBudget]
     runs = budget.clean_runs + 3 * budget.changed_runs
     yield f"after the trials, up to {count_text(runs, 'fault-free run')} would run, unless stored already"

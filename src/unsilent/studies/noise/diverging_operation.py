@@ -70,9 +70,7 @@ def _source(
 ) -> tuple[str, str, str, str] | None:
     """The first operation with a different result that the ``needed`` values derive from.
 
-    Returned as its kind, kernel, module and phase.
-
-    ``needed``: None where every value counts.
+    Returned as its kind, kernel, module and phase. ``needed`` is None if every value counts.
     """
     known = {value for op, _ in pairs if op is not None for value in (*op.input_hashes, *op.output_hashes)}
     computed, drawn = {value for _, op in pairs for value in op.output_hashes}, _drawn([op for _, op in pairs])

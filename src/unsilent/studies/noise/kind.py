@@ -1,4 +1,4 @@
-"""The kind of campaign of ``unsilent noise``: replicas, with the options and the analysis of the study."""
+"""Defines the kind of campaign that ``unsilent noise`` runs, and its options."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def headline(result: NoiseResult) -> str:
 
 
 def _same_bits(result: NoiseResult) -> str:
-    """A sentence for the case that no variant varies: whether the variants differ from the clean twin."""
+    """A sentence on whether variants differ from the clean twin, for the case that no variant varies."""
     others = [output.name for output in result.variants if any(step is not None for step in output.divergence_steps)]
     if not others:
         return "Runs with the same switches do not differ: their final states are bit-identical"

@@ -235,7 +235,7 @@ def planned_replica_count(store: ReplicaStore) -> int:
 
 
 def steps_to_trace(question: NoiseQuestion, store: ReplicaStore) -> Iterator[StepTraceId]:
-    """The steps in which runs diverge, to be traced in the earliest diverging replica and in the twin.
+    """The steps to trace: where variants and single switches first diverge from the twin.
 
     One for each variant and for each switch alone.
     """

@@ -160,7 +160,7 @@ class ParameterItems:
         return np.array([item.size for item in self.items], np.int64)
 
     def selection_rates(self) -> Floats:
-        """The failure rate of each item, from the half of the trials that selects, float64[items].
+        """The failure rate of each item, from the half of the trials that is used to select, float64[items].
 
         Means are shrunk towards that of all parameters, as if one more trial of each item had shown it: no event in a few trials
         is not taken for 0. Any rule may select, since other trials predict.
@@ -174,7 +174,7 @@ class ParameterItems:
         return np.asarray((hits * rates + mean * shares) / (hits + 1), dtype=np.float64)
 
     def pooled(self) -> ItemTrials:
-        """All trials together, for estimates that do not depend on what they selected."""
+        """Both halves of the trials together."""
         if self.selection.exact:
             return self.selection
         halves = zip(self.selection.strata, self.prediction.strata, strict=True)

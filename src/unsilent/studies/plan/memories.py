@@ -136,7 +136,7 @@ def _altered(memory: DescribedMemory) -> float:
 
 
 def pareto_memories(memory: Memory, rates: Floats, sizes: Ints) -> dict[str, Memory]:
-    """The memory without limits, and with those limits whose best plans are Pareto-optimal, by name.
+    """The memory with each of the limits whose plans are Pareto-optimal, by the name of the limit.
 
     The plan with the fewest failures comes first. A plan is beaten by one that leaves no more failures and takes neither more
     latency nor more energy. Raises ``UsageError`` where the parameters do not fit.

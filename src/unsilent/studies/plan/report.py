@@ -103,7 +103,7 @@ def _with_share(budget: PlannedBudget, result: PlanResult) -> str:
 
 
 def estimates(result: PlanResult) -> list[Estimate]:
-    """The remaining failure rates of each budget, their differences, and failure rates in time."""
+    """The remaining failure rates of each budget, their differences, and failures per 1e9 hours."""
     found = [_estimate("", "unprotected", result.unprotected)]
     for budget in result.budgets:
         found += [_estimate(budget.name, name, rate) for name, rate in _rates(budget).items()]

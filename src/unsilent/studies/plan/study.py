@@ -138,9 +138,7 @@ def _memories(
 ) -> tuple[dict[str, Memory], float | None, CurrentPlace | None]:
     """The memory of each budget by name, the fault rate of a bit, and the current place of the items.
 
-    The last two are None unless the options name an accelerator.
-
-    Raises ``UsageError`` where no item fits into one.
+    The last two are None unless the options name an accelerator. Raises ``UsageError`` if no item fits into a budget.
     """
     total = int(items.sizes.sum())
     if options.accelerator is not None:

@@ -166,7 +166,7 @@ class OmittedRows:
 
 
 def rows_to_show(trace: FaultTrace, most: int = MOST) -> list[int | OmittedRows]:
-    """The row numbers and omitted gaps to show, at most ``most`` in total.
+    """The numbers of the rows to show, and the gaps between them, at most ``most`` in total.
 
     Shown are rows that differ and those that a fault corrupts; where they are too many, the first and the last of them.
     """

@@ -126,14 +126,14 @@ def _groups(stored: StoredTrials, single: Sequence[SingleElementTrial]) -> Itera
 
 
 def samples_of_trials(stored: StoredTrials) -> dict[str, int]:
-    """The number of samples that a trial evaluates, by reported target; empty if trials evaluate all."""
+    """The number of samples that a trial evaluates, by reported target; empty if it evaluates all."""
     samples = {t.group or t.name: stored.spec.samples or 0 for t in stored.description.targets}
     samples |= {plan.group: plan.samples or samples[plan.group] for plan in stored.plans.values()}
     return samples if any(samples.values()) else {}
 
 
 def _over_looks(stored: StoredTrials, confidence: float) -> float:
-    """The confidence of a single interval, corrected if the campaign may have stopped at any look."""
+    """The confidence of a single interval, corrected if the campaign may have stopped at an interim look."""
     looks = [plan.look for plan in stored.plans.values() if plan.first_look_trials]
     return confidence_at(max(looks), confidence) if looks else confidence
 
@@ -356,10 +356,8 @@ def make_fit_row(row: PvfRow, fit_per_bit: float) -> FitRow:
 def fit_rows(result: PvfResult, fit_per_bit: float) -> tuple[FitRow, ...]:
     """The FIT of the rows with one flip, the largest first, then that of the model.
 
-    Empty if the fault model is not a bit flip in parameters, drawn per element.
-
-    Largest FIT first. Where nothing went wrong the upper limit ranks: a large part that might dominate
-    stays visible.
+    Empty if the fault model is not a bit flip in parameters, drawn per element. Rows without a wrong output rank by their
+    upper limit, so that a large part that might dominate stays visible.
     """
     check_rate(fit_per_bit)
     if result.transient or result.fault != "bitflip" or result.law != "per-element":

@@ -228,7 +228,7 @@ def card_json(card: PvfCard) -> dict[str, Any]:
 
 
 def card_text(card: PvfCard) -> str:
-    """The text of the file of a card."""
+    """The content of a card file, as JSON text."""
     return json.dumps(card_json(card), indent=2, allow_nan=False) + "\n"
 
 

@@ -119,7 +119,10 @@ def compare_stores(one: PvfStore, other: PvfStore, fit_per_bit: float | None = N
 
 
 def comparison_report(comparison: Comparison, fit_per_bit: float | None = None) -> Report:
-    """The report on a comparison; ``fit_per_bit`` is the failures of one bit per 1e9 hours."""
+    """The report on a comparison, with FIT if ``fit_per_bit`` is given.
+
+    ``fit_per_bit`` is the failure rate of one bit of memory, in failures per 1e9 hours.
+    """
     a, b = comparison.a, comparison.b
     rates = failure_rates(comparison)
     kind = meaning(a)[:1].upper() + meaning(a)[1:]

@@ -57,12 +57,12 @@ class _Trials:
         self._count, self._sum = np.full(DRAWS, len(known)), np.full(DRAWS, float(known.sum()))
 
     def sizes(self, looks: Ints) -> Floats:
-        """The number of trials that count at each of the given looks."""
+        """The number of trials that count at each of the given interim looks."""
         result: Floats = np.ceil(self._first * GROWTH**looks)
         return result
 
     def run_until(self, looks: Ints) -> None:
-        """Simulate the trials up to the given looks."""
+        """Simulate the trials up to the given interim looks."""
         more = np.maximum(self.sizes(looks).astype(np.int64) - self._count, 0)
         self._sum += self.top * self._rng.binomial(more, self._chance)
         self._count += more
@@ -82,7 +82,7 @@ class _Row:
     correction: float = 1.0
 
     def half_widths(self, looks: Ints, confidence: float) -> Floats:
-        """The half-widths of the row's interval at the given looks, in each simulated campaign."""
+        """The half-widths of the row's interval at the given interim looks, in each simulated campaign."""
         means = np.array([s.means for s in self.strata])
         variances = means * np.maximum(np.array([s.top for s in self.strata]) - means, 0)
         rates = self.weights[:, None] / np.array([s.sizes(looks) for s in self.strata])
@@ -98,7 +98,10 @@ def simulated_last_looks(
     confidence: float,
     most_trials: int,
 ) -> dict[Cell, Ints]:
-    """The last look of each cell, int64[draws]; the arguments are those of `expected_end`."""
+    """The last interim look of each cell (target and number of flips), int64[draws].
+
+    The arguments are those of `expected_end`.
+    """
     rng = np.random.default_rng(0)
     plans = stored.plans
     looks = {cell: np.full(DRAWS, plan.look) for cell, plan in plans.items()}
@@ -125,7 +128,7 @@ def simulated_last_looks(
 
 
 def _highest_look(plan: CellPlan, most_trials: int) -> int:
-    """The last look that the maximum number of trials allows."""
+    """The last interim look that the maximum number of trials allows."""
     further = range(plan.look + 1, LAST + 1)
     return max((look for look in further if replace(plan, look=look).total_trials <= most_trials), default=plan.look)
 
@@ -160,7 +163,7 @@ def _half_widths(parts: Floats, rates: Floats, confidence: Floats | float) -> Fl
 def _more_looks(
     row: _Row, looks: dict[Cell, Ints], target_half_width: Callable[[Floats], Floats], confidence: float
 ) -> Ints:
-    """How many more looks a row needs; 0 if it is precise enough."""
+    """How many more interim looks a row needs; 0 if it is precise enough."""
     now = np.min([looks[cell] for cell in row.cells], axis=0)
     aims = target_half_width(row.weights @ np.array([s.means for s in row.strata]))
     more = np.zeros(DRAWS, np.int64)
@@ -218,7 +221,7 @@ def expected_end(
 
 
 def trial_seconds(stored: StoredTrials) -> dict[Cell, float]:
-    """The expected seconds of one more trial of each cell, from measured times.
+    """The expected seconds of one more trial of each cell (target and number of flips).
 
     A trial that evaluates more samples is taken to cost more by the counted costs. Trials that ran together have one time, that
     of the first: so times of a cell that differ from those of all cells by no more than they scatter count for all cells.

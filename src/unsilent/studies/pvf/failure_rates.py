@@ -37,7 +37,10 @@ class FailureRates:
 
 
 def has_failure_rates(result: PvfResult) -> bool:
-    """Whether PVF times a fault rate per bit is a failure rate: for bit flips in parameters, drawn per element."""
+    """Whether a fault rate per bit can be multiplied with the measured PVF.
+
+    It can for bit flips in parameters that are drawn per element.
+    """
     return not result.transient and result.fault == "bitflip" and result.law == "per-element"
 
 

@@ -1,4 +1,4 @@
-"""The kind of campaign of ``unsilent pvf``, with the checks of its stored records."""
+"""Defines the kind of campaign that ``unsilent pvf`` runs, and the checks of its stored records."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def check_codes(codes: bytes, samples: Sequence[int]) -> None:
 
 
 def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[CellPlan]:
-    """Parse the stored decision of a look; raises ``DamagedRecordError``."""
+    """Parse the stored plans of an interim look; raises ``DamagedRecordError``."""
     from unsilent.campaigns.rounds import MOST_LOOKS, CellPlan
 
     record = parse_record(list[CellPlan], text, "rounds")
@@ -161,7 +161,7 @@ def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[Cell
 
 
 def planned_trials(store: PvfStore) -> int:
-    """The number of planned trials: as decided by the looks, otherwise as requested."""
+    """The number of planned trials: as decided by interim looks, otherwise as requested."""
     from unsilent.campaigns.rounds import latest_plans
 
     plans = latest_plans(store.records(ROUND))

@@ -100,9 +100,9 @@ class Forecast:
 
 
 def variance_left(sample_count: int, samples: Sequence[int]) -> float:
-    """The part of the variance within a fault that remains in the mean of ``sample_count`` samples.
+    """The part of the variance between samples of one fault that remains in a mean of samples.
 
-    A count of 0 stands for all samples.
+    ``sample_count`` is the number of samples in the mean; 0 stands for all.
 
     ``samples``: of each batch. How batches differ is unknown, so of several batches a whole one leaves what as many samples of
     anywhere leave.
@@ -143,7 +143,7 @@ def forecasts(pilots: Mapping[Cell, Tally], left: Callable[[int], float] | None)
 
 
 def _within(mean: float, pilots: Sequence[Tally], left: Callable[[int], float] | None) -> tuple[float, float]:
-    """The variance within faults and the total variance, summed over trials."""
+    """The variance between samples of one fault and the total variance, summed over trials."""
     within_faults = total = 0.0
     for tally in pilots:
         shares, units = tally.incorrect_share_per_trial, tally.units_per_trial
@@ -202,7 +202,10 @@ class PilotView:
             self.cost = TrialCost(stored.description.trial_seconds, stored.description.sample_seconds)
 
     def variance_left(self, sample_count: int) -> float:
-        """The part of the variance within a fault that remains; 0 if all trials evaluate equally many samples."""
+        """The part of the variance between samples of one fault that remains in a mean of samples.
+
+        It is 0 if all trials evaluate equally many samples.
+        """
         return variance_left(sample_count, self._samples) if self._is_open else 0.0
 
     def strata(
@@ -226,7 +229,7 @@ class PilotView:
 
 
 def choose_samples(trials: Callable[[int], int], cost: TrialCost, samples: Sequence[int]) -> int:
-    """The number of samples per trial with the least total cost; 0 stands for all.
+    """The number of samples per trial with the least total cost; 0 stands for all samples.
 
     Of more samples each saves fewer trials: the first number that costs more than the one before ends the search.
     """

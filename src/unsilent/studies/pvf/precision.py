@@ -198,7 +198,7 @@ class PrecisionPlanner:
         return plans
 
     def _planned(self, stored: StoredTrials, groups: Sequence[RowScope], precision_text: str) -> list[CellPlan]:
-        """Plans for look 0 of every cell, or longer pilots if those so far are too short."""
+        """Plans for the first interim look, or longer pilots if those so far are too short."""
         plans = [_with_all_as_pilot(plan, precision_text) for plan in stored.plans.values()]
         view = PilotView(stored, plans)
         plans = [replace(plan, samples=self._samples(plan, view)) for plan in plans]
@@ -212,7 +212,7 @@ class PrecisionPlanner:
     def _sizes(
         self, view: PilotView, plans: Sequence[CellPlan], groups: Sequence[RowScope], is_rough: bool
     ) -> dict[Cell, int]:
-        """The number of trials of each stratum at look 0, enough for every row that must be precise.
+        """The number of trials of each stratum at the first interim look, enough for every row.
 
         Strata of none of these rows get as many as their pilot had.
         """
@@ -247,7 +247,7 @@ class PrecisionPlanner:
         return choose_samples(trials, view.cost, view.stored.description.samples)
 
     def _aim(self, view: PilotView, targets: Sequence[TargetInfo], flips: int | None) -> float:
-        """The half-width that look 0 is planned to reach."""
+        """The half-width that the first interim look is planned to reach."""
         return PLANNING_MARGIN * self.precision.target_half_width(view.estimate(targets, flips))
 
     def _longer_pilot(self, plan: CellPlan) -> CellPlan | None:
@@ -311,7 +311,7 @@ class PrecisionPlanner:
         return float(expected_half_width(variance, coarsest, level)) <= self.precision.target_half_width(seen.high)
 
     def _looks(self, group: RowScope) -> int:
-        """The number of further looks after which a row is expected to be precise enough."""
+        """The number of further interim looks after which a row is expected to be precise enough."""
         now = group.sample.look_number or 0
         total = sum(s.share for s in group.sample.strata)
         strata = [
@@ -326,7 +326,7 @@ class PrecisionPlanner:
         return _FARTHEST
 
     def _grown(self, stored: StoredTrials, wide: Sequence[RowScope], growing: dict[Cell, int]) -> list[CellPlan]:
-        """The plans of cells with imprecise rows, advanced by some looks as far as trials are allowed."""
+        """The plans of cells with imprecise rows, with as many further looks as trials are allowed."""
         result = []
         for cell, plan in stored.plans.items():
             look = plan.look + growing[cell]
@@ -351,7 +351,7 @@ def _with_look(plan: CellPlan, view: PilotView, sizes: Mapping[Cell, int]) -> Ce
 
 
 def _with_all_as_pilot(plan: CellPlan, precision_text: str) -> CellPlan:
-    """The plan reset to before look 0, with all trials so far as its pilot."""
+    """The plan reset to before its first interim look, with all trials so far as its pilot."""
     if plan.first_look_trials:
         numbers = {name: plan.counting_trials(name)[1].stop for name in plan.pilot_trials}
         same = plan.samples == plan.pilot_samples

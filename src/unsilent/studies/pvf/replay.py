@@ -120,7 +120,7 @@ def _check_alive(row: PvfTrialRow, trial: TrialId) -> None:
 
 @contextmanager
 def _drawable(spec: PvfSpec, stored: PvfTrialRow) -> Iterator[tuple[PvfSpec, TrialId, tuple[str, ...]]]:
-    """A campaign that can draw the trial, the trial's name there, and the fields that may differ.
+    """A campaign in which the trial can be drawn, the trial's id in it, and the fields that may differ.
 
     Of a list of faults, which is not needed any more, that is a campaign of a list of this fault alone.
     """

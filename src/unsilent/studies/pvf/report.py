@@ -101,7 +101,7 @@ def report_of_memory(result: PvfResult, fit_per_bit: float | None = None) -> Rep
 
 
 def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
-    """The report on a result; ``fit_per_bit`` adds failure rates in time.
+    """The report on a result; ``fit_per_bit`` adds failures per 1e9 hours (FIT).
 
     Raises ``UsageError`` if it is not a valid rate.
     """

@@ -83,7 +83,7 @@ class StoredTrials:
         return len(self.rows.get((stratum, flips), ()))
 
     def last_common_look(self, groups: Iterable[str], flips: int | None) -> int | None:
-        """The last look that all of the targets have reached.
+        """The last interim look that all of the targets have reached.
 
         None if no target has a plan, and -1 if some target has only a pilot.
         """
@@ -93,7 +93,7 @@ class StoredTrials:
         return min(-1 if p is None or not p.first_look_trials else p.look for p in plans)
 
     def sample(self, targets: Sequence[TargetInfo], flips: int | None) -> StratifiedTrials:
-        """The trials that count for a row over some strata, up to their last common look."""
+        """The trials that count for a row over some strata, up to their last common interim look."""
         look = self.last_common_look((t.group for t in targets), flips)
         if look == -1:  # a pilot is all there is of some
             look = None
@@ -117,7 +117,7 @@ class StoredTrials:
         return self._tally(stratum, flips, tuple(which))
 
     def counted_rows(self, target: TargetInfo, flips: int | None, look: int | None) -> list[PvfTrialRow]:
-        """The trials of a target that count at a look."""
+        """The trials of a target that count at an interim look."""
         plan = self.plans.get((target.group, flips))
         rows = self.rows.get((target.name, flips), [])
         return rows if plan is None else [row for row in rows if plan.is_counted(row.trial, look)]

@@ -230,11 +230,9 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         )
 
     def answer(self, what: str, trial: TrialId, batch: int = 0) -> FaultTrace | Receipt:
-        """The trace of a trial's faults through one batch, or their receipt.
+        """A trace of how a trial's faults spread through one batch, or a receipt of what they wrote.
 
         ``what`` is ``trace`` or ``receipt``; a receipt says what the faults find and write where they corrupt first.
-
-        Or a ``receipt``: what they find and write, each where it corrupts first.
         """
         if what == "trace":
             return trace_batch(self.engine, batch, self.draw(trial), progress=self._progress)
@@ -373,7 +371,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         self._proven_at = time.monotonic()
 
     def _proof_due(self) -> bool:
-        """Whether the state should be verified now: early at first, then rarely."""
+        """Whether the state is to be verified now, which happens often at first and rarely later."""
         if self._proofs < len(FIRST_PROOFS):
             return self.unverified_row_count >= FIRST_PROOFS[self._proofs]
         goldens = (time.monotonic() - self._proven_at) / max(self.engine.golden_seconds, 1e-9)

@@ -127,7 +127,7 @@ def expected_end_of_store(run: CampaignRun, path: Path, executor: Executor) -> E
 
 
 def dry_run_notes(run: CampaignRun, baseline: PvfBaseline, path: Path) -> Iterator[str]:
-    """Sentences for a dry run on what a pilot decides or has decided."""
+    """Notes for a dry run about what a pilot decides, or has decided already."""
     if has_open_number(run.request):
         yield "a pilot decides how many trials each target gets, usually far fewer than the maximum numbers in the table"
     if run.spec.samples is not None:

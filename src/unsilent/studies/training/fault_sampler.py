@@ -65,7 +65,7 @@ class WeightedFaultModel:
 
     @property
     def lasts(self) -> int | None:
-        """The number of steps in which its faults act; None for all steps until the end."""
+        """The number of steps in which a fault acts; None if it acts until the end."""
         return self.source.lasts if isinstance(self.source, FaultModel) else 1
 
     def fault_at_operation(self, place: OperationPhase, seed: int) -> UnresolvedFault:

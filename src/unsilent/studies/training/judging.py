@@ -36,7 +36,7 @@ def replica_spec(spec: TrainingSpec) -> ReplicaSpec:
 
 
 def horizon_from_floor(floor: ReplicaDifferences, steps: int) -> EarlyEndRule:
-    """The rule that ends a run early as masked, from the fault-free replicas of the implementation floor."""
+    """The rule for ending masked runs early, from the replicas of the implementation floor."""
     band = np.pad(np.array(floor.loss_band), 1, mode="edge")
     wide = SLACK * np.max([band[:-2], band[1:-1], band[2:]], axis=0)
     return EarlyEndRule(steps, floor.window, tuple(wide.tolist()), float(np.abs(floor.accuracy).max()))
@@ -192,10 +192,8 @@ def _part(step: int, steps: int) -> str:
 def backward_against_forward(trials: Sequence[JudgedTrial], confidence: float) -> Iterator[Contrast]:
     """Contrasts between faults in the backward and in the forward pass.
 
-    Only fault models that were drawn in both count.
-
-    Fault models are drawn before the phase, so in both phases they have the same law. Limits of the differences hold
-    for all three rows together.
+    Only fault models that were drawn in both count. Fault models are drawn before the phase, so in both phases they have the
+    same law. Limits of the differences hold for all three rows together.
     """
     models = [{t.row.injection.model for t in trials if t.row.injection.phase in side} for side in (BACKWARD, FORWARD)]
     both = models[0] & models[1]

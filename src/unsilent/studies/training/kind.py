@@ -1,4 +1,4 @@
-"""The kind of campaign of ``unsilent training``, with the checks of its stored records."""
+"""Defines the kind of campaign that ``unsilent training`` runs, and the checks of its stored records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_spec(spec: TrainingSpec) -> None:
 
 
 def check_training_baseline(baseline: TrainingBaseline) -> None:
-    """Raise ``DamagedRecordError`` if numbers are impossible or curves differ in length."""
+    """Raise ``DamagedRecordError`` if the baseline has impossible numbers or curves of different lengths."""
     lengths = {
         len(values) for values in (baseline.epochs, baseline.losses, baseline.metric, baseline.history_magnitudes)
     }
@@ -74,7 +74,7 @@ def check_training_baseline(baseline: TrainingBaseline) -> None:
 
 
 def is_possible_trial(trial: TrialId, spec: TrainingSpec, targets: frozenset[str]) -> bool:
-    """Whether a trial can belong to a campaign; ``guarded:`` trials count too."""
+    """Whether a trial can belong to a campaign, including ``guarded:`` trials."""
     return trial.flips is None and trial.target.removeprefix(GUARDED_PREFIX) in targets
 
 

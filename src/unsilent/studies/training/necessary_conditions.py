@@ -95,7 +95,7 @@ def conditions_figure(points: Sequence[ConditionPoint]) -> Figure | None:
 
     If only one kind of value exists, the figure has one row per class.
 
-    None where neither is. What is no number lies beyond the upper edge, what is zero or missing at the lower one.
+    None if neither kind exists. Values that are not finite lie beyond the upper edge, zero and missing values at the lower one.
     """
     drawn = points_to_plot(points)
     sides = [side for side in (HISTORY, MOVING) if any(ratio(point, side) is not None for point in drawn)]
@@ -140,7 +140,7 @@ def points_to_plot(points: Sequence[ConditionPoint]) -> list[ConditionPoint]:
 
 
 def ratio(point: ConditionPoint, side: Sequence[int]) -> float | None:
-    """The largest of some ratios of a point; None if it has none of them."""
+    """The largest ratio of a point among the given kinds of values; None if there is none."""
     known = [point.ratios[i] for i in side if i < len(point.ratios)]
     return max((x for x in known if x is not None), default=None)
 

@@ -86,7 +86,7 @@ def _shares(group: TrialGroup) -> Sequence[tuple[str, Interval, str, str]]:
 
 
 def training_pvf_figure(parts: Sequence[TrainingPvfRow]) -> Figure:
-    """Training PVF of the most vulnerable parts, a series for parameters and one for each other kind of target."""
+    """The training PVF of the most vulnerable targets, with one series per kind of target."""
     names = list(dict.fromkeys(part.part or part.target for part in parts))
     if len(names) > ROWS:
         names = list(dict.fromkeys(part.part or part.target for part in most_vulnerable_first(parts)))[:ROWS]
@@ -174,7 +174,7 @@ def log_axis_ticks(low: float, high: float) -> Figure:
 
 
 def power_of_ten_text(exponent: int) -> str:
-    """``0.1``, ``1``, ``100``, ``10⁶`` as plotly text."""
+    """A power of ten as plotly text, like ``0.1``, ``100`` or ``10⁶``."""
     return f"{10.0**exponent:g}" if -3 <= exponent <= 3 else f"10<sup>{exponent}</sup>"
 
 

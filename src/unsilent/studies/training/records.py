@@ -98,7 +98,7 @@ class ExampleCurve:
 
 @dataclass(frozen=True, slots=True)
 class NecessaryCondition:
-    """A large history value within two steps of the fault, together with the outcome (latent harm).
+    """The contingency table of large history values after a fault and latent harm.
 
     Attributes:
         kind: What is watched (first, second, moving, any).

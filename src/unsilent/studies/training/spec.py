@@ -65,7 +65,7 @@ OPERATION_FAULT_OPTIONS = ("phases", "accelerator", "value")
 
 @dataclass(frozen=True, slots=True)
 class EarlyEndRule:
-    """The rule by which a run that stays close to the golden run ends early as masked.
+    """The rule for ending a run early and counting it as masked, if it stays close to the golden run.
 
     Attributes:
         steps: How long it must have been inside the band.

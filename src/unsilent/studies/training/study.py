@@ -68,9 +68,8 @@ def run_training(run: CampaignRun) -> TrainingResult:
 def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
     """Run or resume a campaign with given noise floors, and analyse its store.
 
-    With ``--guard``, trials that ended different run again under the guard.
-
-    Raises ``UsageError`` where the floors are not of this training.
+    With ``--guard``, trials that ended different run again under the guard. Raises ``UsageError`` if the floors are not of this
+    training.
     """
     store, reading = run.store, run.request[TrainingAnalysisOptions]
     with run.open_executor() as (executor, observer):
@@ -88,7 +87,7 @@ def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
-    """Sentences for a dry run on the work besides the trials."""
+    """Notes for a dry run about the work that is done besides the trials."""
     options = run.request[ReferenceRunOptions]
     yield noise_floor_note(options.replicas)
     if options.guard:
@@ -232,7 +231,7 @@ def _parts(
 
 
 def has_not_converged(trial: JudgedTrial, least: float) -> bool:
-    """Whether a run died, lost its loss, or ended below ``least`` in held-out accuracy."""
+    """Whether a run died, lost its finite loss, or ended below ``least`` in held-out accuracy."""
     return not trial.row.test_accuracy >= least
 
 

@@ -268,7 +268,10 @@ def _share(values: Floats, confidence: float) -> Interval:
 def _detections(
     hits: Mapping[tuple[str, float], Detected], groups: Mapping[str, NDArray[np.bool_]], most: int, confidence: float
 ) -> Iterator[Detection]:
-    """Detection by detector, rate and error model; ``most`` is the most answers that a fault can change."""
+    """The detection of each detector, at each rate of false alarms and for each error model.
+
+    ``most`` is the largest number of answers that a fault can change.
+    """
     for (name, rate), faults in hits.items():
         for errors, mask in groups.items():
             answers = _share_of_answers(faults.share[mask], faults.changed[mask], most, confidence)
@@ -277,7 +280,7 @@ def _detections(
 
 
 def _has_equal_groups(originals: NDArray[np.int64]) -> bool:
-    """Whether all originals, except at most one, have equally many samples."""
+    """Whether all original samples, except at most one, have equally many copies."""
     counts = np.sort(np.unique(originals, return_counts=True)[1])
     return len(counts) < 2 or bool(counts[1] == counts[-1])
 
@@ -301,7 +304,7 @@ def _false_alarms(
 
 
 def _share_of_samples(groups: Sequence[NDArray[np.bool_]], confidence: float) -> Interval:
-    """The share of flagged samples, with an interval that treats originals as independent."""
+    """The share of flagged samples, with an interval that treats original samples as independent."""
     wholes = tuple(len(samples) for samples in groups)
     return _ratio(tuple(int(samples.sum()) for samples in groups), wholes, max(wholes), confidence)
 

@@ -35,7 +35,7 @@ class CleanBatches:
         return CleanBatches(self.batches[some], self.originals[some])
 
     def count_with(self, samples: int) -> int:
-        """How many of the first batches are needed for a number of samples; all if there are fewer."""
+        """How many of the first batches are needed to reach a number of samples; all if there are fewer."""
         ends = np.cumsum([len(batch) for batch in self.originals])
         return min(int(np.searchsorted(ends, samples)) + 1, len(self.batches))
 
@@ -72,7 +72,7 @@ def read_clean_batches(
 
 
 def _read_part(workload: CalibratedWorkload, part: str, samples: int, device: str) -> CleanBatches:
-    """Read all batches of a part and the original of each sample.
+    """Read all batches of a part, and the original that each sample is a copy of.
 
     Without a method ``clean_originals``, each sample counts as its own original.
     """

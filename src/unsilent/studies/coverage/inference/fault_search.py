@@ -120,7 +120,7 @@ class FaultSearch:
 
 
 def end_of(outcome: TrialOutcome) -> str:
-    """The worst outcome over all samples: a changed answer, then a detectable error, then a benign change."""
+    """The worst outcome over all samples, where a changed answer is worse than a detectable error."""
     codes = outcome.codes
     if (codes == Outcome.SDC).any():
         return SDC

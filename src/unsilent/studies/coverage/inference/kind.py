@@ -1,4 +1,4 @@
-"""The kind of campaign of ``unsilent inference-coverage``, with the checks of its stored records."""
+"""Defines the kind of campaign that ``unsilent inference-coverage`` runs, and the checks of its stored records."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_baseline(baseline: InferenceCoverageBaseline) -> None:
 
 
 def accepts_trial(trial: TrialId, spec: InferenceCoverageSpec, targets: frozenset[str]) -> bool:
-    """Whether a trial can belong to a campaign; trials of clean samples and of timing count too."""
+    """Whether a trial can belong to a campaign, including trials of clean samples and of timing."""
     return trial.flips is None and (trial == TIMING or trial.target in targets or trial.target in CLEAN_TARGETS)
 
 

@@ -125,7 +125,7 @@ class ScoredStore:
         return conformal_threshold(self.clean[CALIBRATION][detector], rate)
 
     def by_original(self, part: str, values: NDArray[Value]) -> list[NDArray[Value]]:
-        """The values of the clean samples of a part, grouped by original."""
+        """The values of the clean samples of a part, grouped by original sample."""
         names = self.originals[part]
         order = np.argsort(names, kind="stable")
         return np.split(values[order], np.cumsum(np.bincount(names))[:-1])

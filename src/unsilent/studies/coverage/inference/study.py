@@ -37,7 +37,7 @@ def run_inference_coverage(run: CampaignRun) -> InferenceCoverageResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
-    """Sentences for a dry run on the work besides the trials."""
+    """Notes for a dry run about the work that is done besides the trials."""
     samples = count_text(3 * run.spec.clean_samples, "clean sample")
     yield f"before the trials, {samples} would be judged, unless stored already"
     yield f"the time estimate is of trials that draw {run.spec.tries:,} faults; most trials draw far fewer"
