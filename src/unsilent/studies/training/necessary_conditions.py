@@ -191,7 +191,7 @@ class _Scale:
 
 
 def _spread(number: int, along: int) -> float:
-    """A deterministic, evenly spread sequence of numbers between 0 and 1, one for each of two axes."""
+    """A number from 0 to 1, the ``number``-th of an evenly spread sequence for one of two axes."""
     return ((0.7548776662466927, 0.5698402909980532)[along] * number) % 1.0
 
 
