@@ -1,1 +1,1 @@
-"""Questions answered with campaigns."""
+"""The studies: questions about silent data corruption that campaigns of trials answer."""

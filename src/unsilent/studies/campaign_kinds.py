@@ -1,4 +1,4 @@
-"""The kinds of campaigns that this program makes: those of this package, and those that installed packages register.
+"""All kinds of campaigns: the built-in ones, and those that installed packages register.
 
 A store names one of them by its application id, never a module to import. Another package registers a kind as an entry point of
 the group ``unsilent.kinds``, by the name of the kind; it is imported when its verb is asked for, or a store of no kind of ours.
@@ -30,12 +30,18 @@ KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING, NOISE, CHECKPOINT_STUDY, COVE
 
 
 def installed_kinds() -> dict[str, EntryPoint]:
-    """Kinds of other packages by name; those of this package keep their names. Imports none of them."""
+    """Entry points of the kinds that other packages register, by name.
+
+    None of them is imported. A package cannot replace a built-in kind.
+    """
     return installed_parts(GROUP, {kind.name for kind in KINDS})
 
 
 def load_installed_kind(entry: EntryPoint) -> Kind[Any, Any, Any]:
-    """A kind of another package; raises ``UsageError`` where it cannot be imported, or is none of that name."""
+    """Import the kind that another package registers.
+
+    Raises ``UsageError`` if it cannot be imported or is not a `Kind` of that name.
+    """
     kind = load_part("study", entry)
     if not isinstance(kind, Kind) or kind.name != entry.name:
         description = f"the kind {kind.name}" if isinstance(kind, Kind) else f"a {type(kind).__name__}"
@@ -44,7 +50,7 @@ def load_installed_kind(entry: EntryPoint) -> Kind[Any, Any, Any]:
 
 
 def find_kind_of_store(path: Path) -> Kind[Any, Any, Any] | None:
-    """The kind of a store; None for a file that is no store of a registered kind."""
+    """The kind of campaign in a store; None if the file is not a store of a registered kind."""
     application = application_of(path)
     known = next((kind for kind in KINDS if kind.application_id == application), None)
     if known is not None or not application:
@@ -54,12 +60,16 @@ def find_kind_of_store(path: Path) -> Kind[Any, Any, Any] | None:
 
 
 def first_kind(words: Iterable[str]) -> Kind[Any, Any, Any] | None:
-    """The kind of the first store that these words name, if one does."""
+    """The kind of the first path in ``words`` that is a store; None if there is none."""
     return next((kind for word in words if (kind := find_kind_of_store(Path(word))) is not None), None)
 
 
 def kind_of_store(path: Path) -> Kind[Any, Any, Any]:
-    """The kind of a store; pvf's for a file of no application, whose store says what it is. Raises ``StoreError``."""
+    """The kind of campaign in a store.
+
+    A file without an application id counts as a store of ``unsilent pvf``, whose own checks report the problem. Raises
+    ``StoreError`` for a file with an unknown id.
+    """
     kind = find_kind_of_store(path)
     if kind is None and application_of(path):
         raise StoreError(f"{path} {not_a_store()}")
@@ -67,7 +77,7 @@ def kind_of_store(path: Path) -> Kind[Any, Any, Any]:
 
 
 def not_a_store() -> str:
-    """A sentence on a file that is no store of a registered kind."""
+    """The end of an error message for a file that is not a store of a registered kind."""
     *names, last = dict.fromkeys([*(kind.command_words for kind in KINDS), *installed_kinds()])
     verbs = f"{', '.join(names)} or {last}" if names else last
     return f"is not a store of unsilent {verbs}, or nothing was stored in it yet; check the name"

@@ -1,4 +1,4 @@
-"""Results read again: those of stored campaigns, and runs of monitored trainings."""
+"""Reads the results of stored campaigns and of monitored trainings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unsilent.studies.campaign_kinds import kind_of_store
 
 @names_arguments
 def read_result(path: str | os.PathLike[str]) -> Shown:
-    """The result of a stored campaign, as the call or command that made it returned it, or the last run in a file of events.
+    """Read the result of a stored campaign, or the last run in the events of a monitored training.
 
     Args:
         path: A store of any kind of campaign; a file of events of a monitored training, or a folder with those of one job.

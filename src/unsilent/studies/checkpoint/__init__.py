@@ -1,1 +1,1 @@
-"""The checkpoint study: effects of a corrupted bit in a checkpoint on the training that resumes from it, by strategy."""
+"""The checkpoint study: how a corrupted bit in a checkpoint affects the training that resumes from it."""

@@ -1,4 +1,4 @@
-"""Results of a campaign's resumes: the class of each, shares by strategy, section and number of flips, and differences.
+"""Analyses the resumes of a campaign: the class of each resume, shares by group, and differences between groups.
 
 A resume is *different* where it ends beyond implementation noise, *harmful* where it is worse than the clean resume by more than
 the gap and lies beyond the noise of seeds as well, or raised, crashed or hung. Classes are those of `unsilent.outcomes.training`.
@@ -75,13 +75,13 @@ class JudgedResume:
 
     @property
     def harmful(self) -> bool:
-        """Whether something of worth was lost."""
+        """Whether the resume ended in a harmful class."""
         return self.outcome.harmful
 
 
 @dataclass(frozen=True, eq=False)
 class LayerSpread:
-    """The spread of a fault to one layer in all resumes of a target.
+    """How far the fault spread to one layer, over all resumes of a target.
 
     Attributes:
         changed: float64[evaluations], mean share of changed parameters over ranks and trials.
@@ -97,7 +97,7 @@ class LayerSpread:
 
 @dataclass(frozen=True, eq=False)
 class ResumeGroup:
-    """Resumes of one target (strategy, section, who loads the file) with one number of flips.
+    """Resumes of one target with one number of flips.
 
     Attributes:
         counts: Trials of each class.
@@ -125,7 +125,10 @@ class ResumeGroup:
 
 @dataclass(frozen=True)
 class Difference:
-    """Shares of harmful resumes of two kinds, and their difference; ``detectable``: the smallest that would be found."""
+    """The difference between two groups in the share of harmful resumes.
+
+    ``detectable`` is the smallest difference that would be found.
+    """
 
     name: str
     first: Interval
@@ -136,13 +139,13 @@ class Difference:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the limits leave out 0."""
+        """Whether the interval of the difference excludes 0."""
         return self.difference.low > 0 or self.difference.high < 0
 
 
 @dataclass(frozen=True)
 class EqualPairs:
-    """Pairs of trials of two strategies with the same faults: in the same class, with the same final bits, and all."""
+    """Counts of pairs of trials that have the same faults under two strategies."""
 
     same_class: int
     same_bits: int
@@ -151,7 +154,7 @@ class EqualPairs:
 
 @dataclass(frozen=True, repr=False)
 class CheckpointResult(StoreResult[CheckpointSpec, CheckpointBaseline, CheckpointAnalysisOptions]):
-    """The result of a campaign."""
+    """The result of a checkpoint study."""
 
     KIND: ClassVar[str] = "unsilent.studies.checkpoint.kind:CHECKPOINT_STUDY"
     floors: NoiseFloors
@@ -163,7 +166,10 @@ class CheckpointResult(StoreResult[CheckpointSpec, CheckpointBaseline, Checkpoin
 
 
 def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> CheckpointResult:
-    """Judge all trials of a store; raises ``UsageError`` where it has none, or no noise floors."""
+    """Judge all trials of a store.
+
+    Raises ``UsageError`` if the store has no trial or no noise floors.
+    """
     floors, spec, baseline = stored_floors(store), store.spec, store.baseline
     if floors is None:
         raise UsageError(f"{store.path} has no noise floors yet; run the command that made it again")
@@ -192,7 +198,7 @@ def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> Check
 
 
 class ResumeJudge:
-    """Gives each resume its class."""
+    """Assigns a class to each resume."""
 
     def __init__(self, baseline: CheckpointBaseline, floors: NoiseFloors, options: CheckpointAnalysisOptions) -> None:
         self._baseline, self._gap = baseline, options.gap
@@ -202,7 +208,7 @@ class ResumeJudge:
         )
 
     def judge(self, row: CheckpointRow) -> JudgedResume:
-        """The class of one resume."""
+        """The resume of a row with its class."""
         target = self._baseline.target(row.trial.target)
         clean = self._baseline.resume(target.strategy)
         which = target, row.trial.flips or 1, row.trial.k
@@ -232,7 +238,7 @@ class ResumeJudge:
         )  # fmt: skip
 
     def _recovery(self, golden: TrainingCurves, row: CheckpointRow) -> int | None:
-        """Steps until the mean metric of a window, and of all later ones, is within the gap; None where it never is."""
+        """Steps until the windowed mean of the metric stays within the gap; None if it never does."""
         window = min(self._thresholds.window, len(row.metric))
         kernel = np.ones(window) / window
         with np.errstate(invalid="ignore"):
@@ -254,7 +260,7 @@ def _group(target: CheckpointTarget, flips: int, trials: Sequence[JudgedResume],
 
 
 def _layer_spreads(baseline: CheckpointBaseline, trials: Sequence[JudgedResume]) -> Iterator[LayerSpread]:
-    """The spread to every layer, of every target, over all numbers of flips."""
+    """The spread to every layer for every target, over all numbers of flips."""
     for target in baseline.targets:
         reached = [t for t in trials if t.target == target and t.nonfinite.size]
         if not reached:
@@ -268,7 +274,7 @@ def _layer_spreads(baseline: CheckpointBaseline, trials: Sequence[JudgedResume])
 
 
 def mean_over_trials(arrays: Sequence[Floats]) -> Floats:
-    """The mean of arrays[ranks, evaluations, …], at each evaluation of those that reached it."""
+    """The mean over trials at each evaluation, of the trials that reached that evaluation."""
     length = max(array.shape[1] for array in arrays)
     padded = [
         np.pad(a, [(0, 0), (0, length - a.shape[1]), *[(0, 0)] * (a.ndim - 2)], constant_values=np.nan) for a in arrays
@@ -277,7 +283,7 @@ def mean_over_trials(arrays: Sequence[Floats]) -> Floats:
 
 
 def _mean_known(values: Floats) -> Floats:
-    """The mean over the first axis of what is not NaN; NaN where nothing is."""
+    """The mean over the first axis, ignoring NaN; NaN where all values are NaN."""
     known = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
         result: Floats = np.where(known, values, 0.0).sum(0) / known.sum(0)
@@ -308,7 +314,7 @@ class Differences:
         self._targets = [target for target in targets if target.section != COLLECTIVES]
 
     def between_sections(self) -> Iterator[Difference]:
-        """Each section of the model against each of the optimizer, by strategy and way to load.
+        """Differences between each section of the model and each section of the optimizer.
 
         First over all numbers of flips together, then by number; the limits of either hold together. Never over several
         strategies: they have the same faults, so their trials are not independent.
@@ -337,7 +343,7 @@ class Differences:
             yield self._difference(name, first, second, gap, detectable, is_paired=False)
 
     def _as_many(self, target: CheckpointTarget, rival: CheckpointTarget, flips: Sequence[int]) -> list[JudgedResume]:
-        """Trials of a target, of each number of flips as many as the other has at least, so that both mix them alike."""
+        """The trials of a target, limited at each number of flips to as many as its rival has."""
         return [
             trial
             for number in flips
@@ -345,7 +351,10 @@ class Differences:
         ]
 
     def between_strategies(self) -> Iterator[Difference]:
-        """Each strategy against each later one, on trials with the same faults that all ranks load; limits hold together."""
+        """Differences between each pair of strategies, on trials with the same faults.
+
+        Only trials in which all ranks load the corrupted file count. The intervals hold jointly.
+        """
         names = dict.fromkeys(target.strategy for target in self._targets)
         yield from self._paired(
             (f"{first} against {later}", self._pairs(first, "all", later, "all"))
@@ -353,7 +362,10 @@ class Differences:
         )
 
     def between_ways_to_load(self) -> Iterator[Difference]:
-        """Each way to load the file against each later one, by strategy, on trials with the same faults; as above."""
+        """Differences between each pair of ways to load the file, by strategy, on trials with the same faults.
+
+        The intervals hold jointly.
+        """
         ways = dict.fromkeys((target.strategy, target.loaded_by) for target in self._targets)
         yield from self._paired(
             (f"{strategy}, loaded by {way} against {later}", self._pairs(strategy, way, strategy, later))
@@ -362,7 +374,7 @@ class Differences:
         )
 
     def equal_pairs(self) -> EqualPairs:
-        """Pairs of trials of two strategies with the same faults."""
+        """Count the pairs of trials that have the same faults under two strategies."""
         names = dict.fromkeys(target.strategy for target in self._targets)
         pairs = [pair for a, b in itertools.combinations(names, 2) for pair in self._pairs(a, "all", b, "all")]
         return EqualPairs(
@@ -374,7 +386,7 @@ class Differences:
     def _pairs(
         self, strategy: str, loaded_by: str, other_strategy: str, other_loaded_by: str
     ) -> list[tuple[JudgedResume, JudgedResume]]:
-        """Trials with the same faults."""
+        """Pairs of trials with the same faults, one of each strategy and way to load."""
         first, second = (
             {(t.target.section, t.flips, t.k): t for target in self._targets for flips in self._flips
              if (target.strategy, target.loaded_by) == chosen for t in self._by_stratum[target.name, flips]}
@@ -383,7 +395,7 @@ class Differences:
         return [(first[key], second[key]) for key in first if key in second]
 
     def _paired(self, choices: Iterable[tuple[str, list[tuple[JudgedResume, JudgedResume]]]]) -> Iterator[Difference]:
-        """Differences on pairs, without those that have fewer than two."""
+        """Differences on paired trials; a comparison with fewer than two pairs is left out."""
         chosen = [(name, pairs) for name, pairs in choices if len(pairs) > 1]
         alone = 1 - (1 - self._confidence) / max(len(chosen), 1)
         for name, pairs in chosen:
@@ -410,12 +422,12 @@ class Differences:
 
 
 def harmful_count(trials: Sequence[JudgedResume]) -> tuple[int, int]:
-    """How many are harmful, and how many there are."""
+    """The number of harmful trials, and the number of trials."""
     return sum(t.harmful for t in trials), len(trials)
 
 
 def smallest_detectable(first: tuple[int, int], second: tuple[int, int], confidence: float) -> float:
-    """The smallest difference of two independent shares that a two-sided test finds with a power of 80 %, about.
+    """The approximate smallest difference of two independent shares that a test with a power of 80 % finds.
 
     Normal approximation with the pooled share (Fleiss, Levin and Paik 2003, section 4.2), of which at least one event is assumed.
     """
@@ -425,7 +437,7 @@ def smallest_detectable(first: tuple[int, int], second: tuple[int, int], confide
 
 
 def smallest_detectable_in_pairs(unequal: int, pairs: int, confidence: float) -> float:
-    """The smallest detectable difference of shares in one set of pairs, ``unequal`` of which differ (at least one is assumed)."""
+    """The smallest detectable difference of shares between paired trials, ``unequal`` of which differ."""
     return min(1.0, _quantiles(confidence) * math.sqrt(max(unequal, 1)) / pairs)
 
 

@@ -1,4 +1,4 @@
-"""Campaigns of ``unsilent checkpoint study`` as a registered kind: what is checked of a store of theirs, and where it is read."""
+"""Defines the kind of campaign that ``unsilent checkpoint study`` runs, and the checks of its stored records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOST_RANKS = 1024
 
 
 def check_baseline(baseline: CheckpointBaseline) -> None:
-    """Raise ``DamagedRecordError`` for impossible numbers, and curves of other lengths."""
+    """Raise ``DamagedRecordError`` if the baseline has impossible numbers or curves of different lengths."""
     steps = baseline.steps - baseline.step
     if not 1 <= baseline.step < baseline.steps <= MOST_STEPS or not baseline.resumes or not baseline.targets:
         raise DamagedRecordError("its description has impossible numbers of steps, or no target")
@@ -62,7 +62,7 @@ def check_baseline(baseline: CheckpointBaseline) -> None:
 
 
 def array_shapes(baseline: CheckpointBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
-    """Curves are as long as the run was followed; raises ``DamagedRecordError``."""
+    """Expected shapes of the arrays of a row; raises ``DamagedRecordError``."""
     end, steps, evaluations = values["end"], values["steps_run"], values["evaluations"]
     strategy = next((target.strategy for target in baseline.targets if target.name == values["trial"].target), "")
     ranks = next((run.ranks for run in baseline.resumes if run.strategy == strategy), 0)
@@ -80,7 +80,7 @@ def array_shapes(baseline: CheckpointBaseline, values: Mapping[str, Any]) -> Map
 
 
 def check_row(row: CheckpointRow, baseline: CheckpointBaseline) -> None:
-    """Raise ``DamagedRecordError`` for impossible counts."""
+    """Raise ``DamagedRecordError`` if a row has impossible counts."""
     if not row.evaluations:
         return
     elements = baseline.resume(baseline.target(row.trial.target).strategy).elements
@@ -121,6 +121,6 @@ CHECKPOINT_STUDY = Kind(
 
 
 class CheckpointStore(Store[CheckpointSpec, CheckpointBaseline, CheckpointRow]):
-    """An open store of such a campaign."""
+    """An open store of a checkpoint study."""
 
     kind = CHECKPOINT_STUDY

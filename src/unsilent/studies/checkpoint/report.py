@@ -34,7 +34,7 @@ METHOD = (
 
 
 def report(result: CheckpointResult) -> Report:
-    """The report on a campaign."""
+    """The report on a checkpoint study."""
     spec, baseline = result.spec, result.baseline
     harmful = sum(t.harmful for t in result.trials)
     headline = (
@@ -53,7 +53,7 @@ def report(result: CheckpointResult) -> Report:
 
 
 def estimates(result: CheckpointResult) -> list[Estimate]:
-    """The share of harmful and of different resumes of each group."""
+    """The shares of harmful and of different resumes in each group."""
     groups = (measured(_keys(g), {"harmful": g.harmful, "different": g.different}) for g in result.groups)
     return list(chain.from_iterable(groups))
 
@@ -67,7 +67,7 @@ def _keys(group: ResumeGroup) -> dict[str, Cell]:
 
 
 def _name_columns(result: CheckpointResult) -> list[Column]:
-    """The columns that say which target; who loads the file where that differs."""
+    """The columns that name the target of a row."""
     return [Column.text(name) for name in (NAMES if _ways_differ(result) else NAMES[:2])]
 
 
@@ -104,7 +104,7 @@ def _findings(result: CheckpointResult) -> Iterator[str]:
 
 
 def _equal(hashes: Sequence[tuple[str, str]]) -> str:
-    """Names with equal hashes, in words."""
+    """The names with equal hashes, as text."""
     groups: dict[str, list[str]] = {}
     for name, value in hashes:
         groups.setdefault(value, []).append(name)
@@ -160,7 +160,7 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
 
 
 def _propagation(result: CheckpointResult) -> Section:
-    """Which share of the parameters differs, by rank and by layer."""
+    """The section on the share of parameters that differ, by rank and by layer."""
     names = _name_columns(result)
     steps = [f"step {step}" for step in result.baseline.resumes[0].evaluated_at]
     shares = [Column.percent(step, priority=number) for number, step in enumerate(steps)]
@@ -189,7 +189,7 @@ def _propagation(result: CheckpointResult) -> Section:
 
 
 def _known(steps: Sequence[str], shares: Floats) -> dict[str, Cell]:
-    """Shares by the evaluation; without those that no trial reached, and those of which nothing is known."""
+    """Shares by evaluation step, without those that are NaN."""
     return {step: float(value) for step, value in zip(steps, shares, strict=False) if not math.isnan(value)}
 
 
@@ -212,12 +212,12 @@ def _accuracy(one: CleanResume) -> str:
 
 
 def compare_stores(one: CheckpointStore, other: CheckpointStore, **choices: Any) -> Report:
-    """The report that compares two stores; ``choices``: those of `CheckpointAnalysisOptions`."""
+    """The report that compares two stores; ``choices`` are fields of `CheckpointAnalysisOptions`."""
     return comparison_report(one.analyse(**choices), other.analyse(**choices))
 
 
 def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
-    """The report that compares two campaigns: harmful resumes of the groups that both have."""
+    """The report that compares the shares of harmful resumes of two campaigns."""
     groups = {(g.target.name, g.flips): g for g in other.groups}
     pairs = [(g, groups[g.target.name, g.flips]) for g in one.groups if (g.target.name, g.flips) in groups]
     gaps = joint_differences(

@@ -1,4 +1,4 @@
-"""Trials of ``unsilent checkpoint study``: a copy of the checkpoint is altered, and the ranks of a strategy resume from it."""
+"""Runs the trials of ``unsilent checkpoint study``: corrupts a copy of the checkpoint and resumes from it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BELONGS: Mapping[str, Callable[[StoredTensor], bool]] = {
 
 
 def regions_of(checkpoint: Checkpoint, section: str) -> list[Region]:
-    """Regions of a section to corrupt: its floating-point tensors, or numbers; none where the training has no such state."""
+    """Regions of a section of the checkpoint that can be corrupted; empty if the training has no such state."""
     return [
         Region(tensor.site, tensor.dtype, tensor.shape)
         for tensor in checkpoint.tensors.values()
@@ -84,7 +84,7 @@ _ENDS = {
 
 
 class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]):
-    """Gangs of ranks, one for each strategy, that stay alive from trial to trial.
+    """Runs trials with one gang of ranks per strategy, which stays alive from trial to trial.
 
     Args:
         spec: The campaign.
@@ -128,13 +128,13 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         self._design = campaign_hash(spec, {"checkpoint": self._resumes[spec.strategies[0]].checkpoint_hash})
 
     def close(self) -> None:
-        """End all ranks."""
+        """End the ranks of all strategies."""
         for gang in self._gangs.values():
             gang.close()
         self._folder.cleanup()
 
     def make_baseline(self) -> CheckpointBaseline:
-        """Facts that are known before the first trial."""
+        """The facts that are established before the first trial."""
         return CheckpointBaseline.of(
             self.spec,
             self._fingerprint(),
@@ -151,7 +151,10 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         )
 
     def run_trial(self, trial: TrialId, rng: object) -> CheckpointRow:
-        """One trial, whose faults are the same for every strategy: they have a generator of their own."""
+        """Run one trial.
+
+        ``rng`` is not used: the faults have their own generator, so that they are the same for every strategy.
+        """
         begun = time.perf_counter()
         target, faults = self.baseline.target(trial.target), self.draw(trial)
         strategy = target.strategy
@@ -170,7 +173,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         )
 
     def draw(self, trial: TrialId) -> tuple[Fault, ...]:
-        """The faults of a trial, which are the same for every strategy with the same checkpoint."""
+        """Draw the faults of a trial; strategies with the same checkpoint get the same faults."""
         target = self.baseline.target(trial.target)
         seed = trial_seed(self._design, self.spec.seed, trial._replace(target=target.section)) % 2**63
         model = fault_model(self.spec.fault).with_count(trial.flips or 1)
@@ -181,7 +184,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
             return draw_faults(checkpoint, regions_of(checkpoint, target.section), model, options)
 
     def _draw_in_payloads(self, strategy: str, model: FaultModel, rng: np.random.Generator) -> tuple[Fault, ...]:
-        """Faults in what one rank sends in one collective of one step.
+        """Draw faults in the data that one rank sends in one collective of one step.
 
         Not in the first step, where DDP's gradients are in other buckets. One collective alone: a fault in an earlier one may
         keep a later one from being called. Those with too few bits are left out; raises ``UsageError`` where all are.
@@ -197,11 +200,11 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         return tuple(replace(fault, rank=rank) for fault in model.draw([chosen], rng, self.spec.law))
 
     def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> CheckpointRow:
-        """The row of a trial that took its worker with it."""
+        """The row of a trial during which the worker process was lost."""
         return _ended_row(trial, self.draw(trial), "hang" if ended is Outcome.HANG else "crash", reason, seconds)
 
     def verify_restored_state(self) -> None:
-        """The clean resume of every strategy comes to the same bits again.
+        """Check that the clean resume of every strategy still ends with the same bits.
 
         Raises:
             UsageError: ranks keep something from one resume to the next.
@@ -220,7 +223,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         return Path(self._folder.name) / f"{strategy}.pt"
 
     def _prepare(self, strategy: str) -> CleanResume:
-        """Start the ranks of a strategy, save its checkpoint, resume from it, and note what can be corrupted."""
+        """Start the ranks of a strategy, save its checkpoint, and make the clean resume."""
         spec, begun = self.spec, time.perf_counter()
         gang = self._gangs[strategy] = Gang(
             spec.workload, dict(spec.options), data=spec.data, strategy=strategy,
@@ -248,7 +251,10 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         )
 
     def _targets_of(self, strategy: str, checkpoint: Checkpoint) -> Iterator[CheckpointTarget]:
-        """Targets of a strategy, for each way to load it that makes a difference; raises ``UsageError``."""
+        """The targets of a strategy: its sections, each with every way to load the file.
+
+        Raises ``UsageError`` if the checkpoint has no such section.
+        """
         spec = self.spec
         for section in spec.sections:
             if section == COLLECTIVES:
@@ -271,7 +277,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         comm_faults: Sequence[Fault] = (),
         remember_clean: bool = False,
     ) -> ResumeRecord:
-        """The resume from files; once more where a rank was lost, as something else may have ended it."""
+        """Resume from files, and once again if a rank was lost, since something else may have killed it."""
         restart, broadcast = LOADED_BY[loaded_by]
         for _ in range(2):
             record = self._gangs[strategy].resume(
@@ -320,7 +326,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
 
 
 def _ended_row(trial: TrialId, faults: Sequence[Fault], end: str, error: str, seconds: float) -> CheckpointRow:
-    """The row of a trial of which nothing but its end is known."""
+    """The row of a trial that has no result besides how it ended."""
     text = escape_unprintable(error)[:500]
     return CheckpointRow.without_result(trial, faults=faults_text(faults), end=end, error=text, seconds=seconds)
 
@@ -337,7 +343,7 @@ def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _curves(record: ResumeRecord) -> dict[str, Any]:
-    """Loss and metric of each step, and loss and accuracy on held-out samples at each evaluation; NaN where there is none."""
+    """Losses and metrics of a resume, by step and by evaluation; NaN where a metric is missing."""
     losses, evaluations = _mean(record.losses), len(record.evaluated_at)
     return {
         "losses": losses,
@@ -348,7 +354,7 @@ def _curves(record: ResumeRecord) -> dict[str, Any]:
 
 
 def _write(file: Path, patches: Sequence[Patch]) -> None:
-    """Write the patched bytes into a copy of ours."""
+    """Apply patches to a private copy of the checkpoint."""
     with open(file, "r+b") as opened:
         for patch in patches:
             opened.seek(patch.offset)

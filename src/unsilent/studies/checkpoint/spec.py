@@ -1,4 +1,4 @@
-"""Records of ``unsilent checkpoint study``: its spec, its baseline, and the row of a trial."""
+"""Records of ``unsilent checkpoint study``: settings, baseline and trial row."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FOLLOWED = ENDS[:2]
 
 
 def read_names(known: Collection[str], noun: str) -> Any:
-    """A parser of names joined by commas; raises ``UsageError`` for unknown ones."""
+    """A parser of comma-separated names, which raises ``UsageError`` for unknown ones."""
 
     def read(value: Any) -> tuple[str, ...]:
         names = tuple(part.strip() for part in (value.split(",") if isinstance(value, str) else value))
@@ -69,13 +69,13 @@ def read_names(known: Collection[str], noun: str) -> Any:
 
 
 def joined(names: Any) -> list[str]:
-    """The reverse."""
+    """The option text of names: joined by commas, in a list of one element."""
     return [",".join(names)]
 
 
 @dataclass(frozen=True)
 class CheckpointSpec(Spec):
-    """The settings of a campaign; the campaign's identity derives from them."""
+    """The settings of a campaign, from which the identity of the campaign derives."""
 
     FILES: ClassVar[tuple[str, ...]] = ("data",)
     workload: Annotated[str, Option(
@@ -110,7 +110,7 @@ class CheckpointSpec(Spec):
 
 
 def make_checkpoint_spec(request: Request) -> CheckpointSpec:
-    """A checked spec; raises ``UsageError``."""
+    """The checked settings of a request; raises ``UsageError``."""
     from unsilent.faults.models import fault_model
     from unsilent.faults.population import check_law
 
@@ -131,7 +131,7 @@ def make_checkpoint_spec(request: Request) -> CheckpointSpec:
 
 @dataclass(frozen=True)
 class CheckpointAnalysisOptions(AnalysisOptions):
-    """How runs are judged; no trial runs again."""
+    """Options of the analysis, which can change without running a trial again."""
 
     gap: Annotated[float, Option(
         "Loss of accuracy that is harmful, as a share or like 2%, if it is beyond the noise of seeds as well.",
@@ -140,7 +140,7 @@ class CheckpointAnalysisOptions(AnalysisOptions):
 
 @dataclass(frozen=True)
 class FloorOptions:
-    """The fault-free runs that a resume is compared with."""
+    """Options of the fault-free runs that a resume is compared with."""
 
     replicas: Annotated[int, Option("Fault-free runs of each noise floor.", PRECISION_PANEL)] = 20
     floor: Annotated[Path | None, Option(
@@ -150,7 +150,7 @@ class FloorOptions:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTarget:
-    """A strategy, a section, and which ranks load the corrupted file; ``elements`` may be corrupted."""
+    """A target: a strategy, a section, and the ranks that load the corrupted file."""
 
     name: str
     strategy: str
@@ -162,7 +162,7 @@ class CheckpointTarget:
 
 @dataclass(frozen=True, slots=True)
 class CleanResume:
-    """The fault-free resume of one strategy, which its faulty ones are compared with.
+    """The fault-free resume of one strategy, with which the faulty resumes are compared.
 
     Attributes:
         strategy: Its name.
@@ -212,13 +212,13 @@ class CheckpointBaseline(StoredBaseline):
         return next(resume for resume in self.resumes if resume.strategy == strategy)
 
     def target(self, name: str) -> CheckpointTarget:
-        """A target by its name."""
+        """The target with the given name."""
         return next(target for target in self.targets if target.name == name)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CheckpointRow(StoredRow):
-    """How one resume from a corrupted checkpoint went.
+    """The stored result of one resume from a corrupted checkpoint.
 
     Attributes:
         faults: JSON list of the faults in the checkpoint.

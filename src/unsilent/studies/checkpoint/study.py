@@ -1,4 +1,4 @@
-"""The study of corrupted checkpoints: noise floors, trials, and everything read from the store."""
+"""Runs the study of corrupted checkpoints: noise floors, trials, and the analysis of the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from unsilent.studies.checkpoint.spec import CheckpointSpec, FloorOptions
 
 
 def run_checkpoint_study(run: CampaignRun) -> CheckpointResult:
-    """Measure the noise floors of the training in one process, run (or resume) a campaign, and judge its trials by the floors."""
+    """Measure the noise floors, run or resume a campaign, and judge its trials.
+
+    The noise floors are those of the training in one process.
+    """
     options = run.request[FloorOptions]
     floors = measure_noise_floors(run, replica_spec(run.spec), "impl", options.replicas, options.floor)
     with run.open_executor() as (executor, observer):
@@ -24,12 +27,12 @@ def run_checkpoint_study(run: CampaignRun) -> CheckpointResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> list[str]:
-    """Sentences on what else would run."""
+    """Notes for a dry run about the work that is done besides the trials."""
     return [noise_floor_note(run.request[FloorOptions].replicas)]
 
 
 def replica_spec(spec: CheckpointSpec) -> ReplicaSpec:
-    """The fault-free runs that the noise floors are measured on."""
+    """The settings of the fault-free runs that the noise floors are measured on."""
     return ReplicaSpec(spec.workload, spec.options, spec.data, spec.init, spec.steps)
 
 

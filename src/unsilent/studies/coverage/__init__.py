@@ -1,1 +1,1 @@
-"""Which detectors find which faults of a training, or of an inference, with how many false alarms, how late, at what cost."""
+"""The coverage studies: which detectors find which faults, how late, at what rate of false alarms and cost."""

@@ -1,4 +1,4 @@
-"""Reads a campaign: detection by class of severity, latency, false alarms, comparisons between rules, and what rules cost."""
+"""Analyses a coverage campaign: detection, latency, false alarms, comparisons between rules, and costs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ALL_FINITE = "finite"
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Faults of one class that one detector found.
+    """How many faults of one class a detector found.
 
     Attributes:
         rule: Its name.
@@ -83,7 +83,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """The reference rule against another detector on the same faults: the difference of shares, and McNemar's exact test.
+    """The comparison of the reference rule with another detector on the same faults, by McNemar's test.
 
     Attributes:
         rule, level: The other one.
@@ -127,7 +127,7 @@ class FalseAlarms:
 
 @dataclass(frozen=True, slots=True)
 class RocPoint:
-    """Shares at one threshold of a rule: fault-free steps, and finite faults of 1 % or more, that reach it."""
+    """A point of a ROC curve: the shares of fault-free steps and of faults that reach a threshold."""
 
     false_alarms: float
     detected: float
@@ -135,7 +135,7 @@ class RocPoint:
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class CoverageResult(StoreResult[CoverageSpec, CoverageBaseline, CoverageAnalysisOptions]):
-    """Everything that was found.
+    """The result of a coverage campaign.
 
     Attributes:
         severities: Of each target, those of its faults.
@@ -162,14 +162,17 @@ class CoverageResult(StoreResult[CoverageSpec, CoverageBaseline, CoverageAnalysi
 def analyse(
     store: CoverageStore, options: CoverageAnalysisOptions, rules: Mapping[str, Rule] | None = None
 ) -> CoverageResult:
-    """Apply all rules (or these ones) to what a store holds; raises ``UsageError`` where the golden run is missing."""
+    """Apply all rules, or the given ones, to the recordings in a store.
+
+    Raises ``UsageError`` if the golden run is missing.
+    """
     return analyse_together([store], options, rules)
 
 
 def analyse_together(
     stores: Sequence[CoverageStore], options: CoverageAnalysisOptions, rules: Mapping[str, Rule] | None = None
 ) -> CoverageResult:
-    """The result of several trainings as if their faults and fault-free runs were of one, on the features they share."""
+    """The joint result of several trainings, on the features that they share."""
     rules = named_rules() if rules is None else rules
     clean, parts = CleanRuns(), [_score(store, options, rules) for store in stores]
     for part in parts:
@@ -198,7 +201,7 @@ def analyse_together(
 
 
 class ScoredCampaign(NamedTuple):
-    """Scores of all detectors on the faults of one store.
+    """The scores of all detectors on the faults of one store.
 
     Attributes:
         rows: All but the golden one.
@@ -240,7 +243,7 @@ def _score(store: CoverageStore, options: CoverageAnalysisOptions, rules: Mappin
 
 
 class CleanRuns:
-    """Fault-free runs that the present rules have judged.
+    """Fault-free runs that were judged with the current rules.
 
     Attributes:
         runs: By kind, plain ones and those with a planted change: the row of each and the places of detectors in it.
@@ -252,7 +255,10 @@ class CleanRuns:
         }
 
     def add(self, rows: Sequence[CoverageRow], how: tuple[int, int, int, str], detectors: Sequence[Detector]) -> None:
-        """Add the rows of a store that were judged with this sampling of gradients and of updates and this digest of rules."""
+        """Add the fault-free runs of a store that were judged with the given sampling, rules and detectors.
+
+        ``how`` is the sampling of gradients, of values and of updates, and the digest of the rules.
+        """
         names, places = [str(d) for d in detectors], {d: n for n, d in enumerate(detectors)}
         for row in rows:
             target = parse_clean_target(row.trial.target)
@@ -261,20 +267,20 @@ class CleanRuns:
 
     @property
     def steps(self) -> int:
-        """The number of steps of all plain runs."""
+        """The number of steps of all runs without a planted change."""
         return sum(int(row.scores[0].sum()) for row, _ in self.runs[CLEAN])
 
     def events(self, kind: str, detector: Detector) -> Ints:
-        """int64[runs, 4]; see `CoverageRow`."""
+        """Alarm counts of a detector in each run of one kind, int64[runs, 4]; see `CoverageRow`."""
         return np.array([row.events[places[detector]] for row, places in self.runs[kind]], np.int64).reshape(-1, 4)
 
     def scores(self, detector: Detector) -> Ints:
-        """Steps of plain runs by their score."""
+        """Histogram of the scores of a detector over all steps of runs without a planted change."""
         rows = [row.scores[places[detector]] for row, places in self.runs[CLEAN]]
         return np.asarray(np.sum(rows, axis=0), np.int64)
 
     def threshold(self, detector: Detector, rate: float) -> float:
-        """The threshold at which plain runs have this rate of false alarms; infinity without a run."""
+        """The threshold at which a detector has a given rate of false alarms; infinity without a run."""
         return threshold_at_rate(self.scores(detector), rate) if self.steps else np.inf
 
 
@@ -284,7 +290,7 @@ def _tried(rows: Sequence[CoverageRow], target: str) -> tuple[int, int]:
 
 
 def _any(targets: Mapping[str, Bools], names: Sequence[str]) -> Bools:
-    """The faults of any of these targets."""
+    """Mask of the faults that belong to any of the named targets."""
     count = len(next(iter(targets.values())))
     flags = [targets.get(name, np.zeros(count, np.bool_)) for name in names]
     return np.asarray(np.any(flags, axis=0), np.bool_)
@@ -294,7 +300,7 @@ Scored = Mapping[Detector, DetectorScores]
 
 
 def _levels(scores: DetectorScores) -> Iterator[tuple[str, int]]:
-    """Levels that a detector has: warnings only where it ever gave one."""
+    """The alarm levels of a detector; warnings are included only if the detector ever gave one."""
     yield ALARMS, ALARM
     if WARNING in scores.levels or WARNING in scores.golden_levels:
         yield WARNINGS, WARNING
@@ -320,7 +326,7 @@ def _detections(
 def _tests(
     scored: Scored, clean: CleanRuns, targets: Mapping[str, Bools], options: CoverageAnalysisOptions
 ) -> list[PairedTest]:
-    """The reference against all other rules on what they read by default."""
+    """Compare the reference rule with all other rules, each on its default features."""
     by_default = {detector: scores for detector, scores in scored.items() if not detector.on}
     reference = next((detector for detector in by_default if detector.rule == REFERENCE), None)
     if reference is None:
@@ -356,7 +362,7 @@ def _tests(
 def _false_alarms(
     scored: Scored, clean: CleanRuns, changes: Sequence[str], options: CoverageAnalysisOptions
 ) -> Iterator[FalseAlarms]:
-    """Upper limits are one-sided at the confidence that was asked for."""
+    """The false alarms of every detector, with one-sided upper limits."""
     confidence = max(2 * options.confidence - 1, 0.01)
     for detector, scores in scored.items() if clean.steps else ():
         threshold = clean.threshold(detector, options.rate)
@@ -377,13 +383,13 @@ def _false_alarms(
 
 
 def _rocs(scored: Scored, clean: CleanRuns, faults: Bools) -> dict[str, tuple[RocPoint, ...]]:
-    """Points of all rules on what they read by default, by name."""
+    """ROC points of all rules on their default features, by name."""
     plain = {detector: scores for detector, scores in scored.items() if not detector.on and clean.steps}
     return {detector.rule: _roc(scores, clean.scores(detector), faults) for detector, scores in plain.items()}
 
 
 def _roc(scores: DetectorScores, clean: Ints, faults: Bools) -> tuple[RocPoint, ...]:
-    """Points from the lowest threshold to the highest, where either share changes."""
+    """ROC points of one detector, from the lowest threshold to the highest."""
     points = [
         RocPoint(float(clean[2 + number :].sum() / clean.sum()), float(scores.detected_at(edge)[faults].mean()))
         for number, edge in enumerate(SCORE_EDGES)

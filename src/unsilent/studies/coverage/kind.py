@@ -1,4 +1,4 @@
-"""Campaigns of ``unsilent coverage`` as a registered kind: what is checked of a store of theirs, and where it is read."""
+"""Defines the kind of campaign that ``unsilent coverage`` runs, and the checks of its stored records."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ MOST_SERIES, MOST_RULES, MOST_CELL_BYTES = 100_000, 10_000, 2**30
 
 
 def check_spec(spec: CoverageSpec) -> None:
-    """Raise ``DamagedRecordError`` for impossible numbers."""
+    """Raise ``DamagedRecordError`` if the settings have impossible numbers."""
     if not 1 <= spec.follow <= MOST_FOLLOWED:
         raise DamagedRecordError("its spec has an impossible number of steps to follow")
 
 
 def check_baseline(baseline: CoverageBaseline) -> None:
-    """Raise ``DamagedRecordError`` for impossible numbers."""
+    """Raise ``DamagedRecordError`` if the baseline has impossible numbers."""
     counts = 1 <= baseline.steps <= MOST_STEPS and 1 <= len(baseline.series) <= MOST_SERIES
     if not counts or not baseline.targets or not baseline.golden_seconds > 0 or {*baseline.changes} - {*CHANGES}:
         raise DamagedRecordError("its description has impossible numbers, or names no target")
 
 
 def accepts_trial(trial: TrialId, spec: CoverageSpec, targets: frozenset[str]) -> bool:
-    """Whether a campaign may hold a trial; the golden run and fault-free ones as well."""
+    """Whether a trial can belong to a campaign, including the golden run and fault-free runs."""
     return trial.flips is None and (
         trial == GOLDEN or trial.target in targets or parse_clean_target(trial.target) is not None
     )
 
 
 def array_shapes(baseline: CoverageBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
-    """Shapes of the arrays of a row: as many rows as steps were recorded, or rules judged; raises ``DamagedRecordError``."""
+    """Expected shapes of the arrays of a row; raises ``DamagedRecordError``."""
     from unsilent.studies.coverage.scoring import BINS
 
     steps, series, count = values["steps"], len(baseline.series), _rule_count(values["rules"])
@@ -81,7 +81,7 @@ def _rule_count(text: str) -> int:
 
 
 def check_row(row: CoverageRow, baseline: CoverageBaseline) -> None:
-    """Raise ``DamagedRecordError`` for impossible counts."""
+    """Raise ``DamagedRecordError`` if a row has impossible counts."""
     if (row.events < 0).any() or (row.scores < 0).any() or (row.seen > 1).any():
         raise DamagedRecordError("has impossible counts")
 
@@ -116,6 +116,6 @@ COVERAGE = Kind(
 
 
 class CoverageStore(Store[CoverageSpec, CoverageBaseline, CoverageRow]):
-    """An open store of such a campaign."""
+    """An open store of a coverage campaign."""
 
     kind = COVERAGE

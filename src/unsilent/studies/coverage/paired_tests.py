@@ -1,4 +1,4 @@
-"""Two detectors on the same faults: the difference of the shares that they detect, and an exact test of its sign."""
+"""Compares two detectors on the same faults: the difference of their shares, and an exact sign test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unsilent.statistics.comparing import holm, paired
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """One detector minus another.
+    """The difference between two detectors on the same faults.
 
     Attributes:
         difference: Of the shares of detected faults.
@@ -31,7 +31,7 @@ class PairedDifference:
 
 
 def paired_differences(gaps: Sequence[NDArray[Any]], confidence: float) -> list[PairedDifference]:
-    """Differences by comparison, from what one detector detects of each fault minus what the other does, each from -1 to 1."""
+    """The tested difference of each comparison, from per-fault differences between -1 and 1."""
     counts = [(int((gap > 0).sum()), int((gap < 0).sum())) for gap in gaps]
     adjusted = holm([mcnemar_p_value(*pair) for pair in counts])
     return [
@@ -41,7 +41,7 @@ def paired_differences(gaps: Sequence[NDArray[Any]], confidence: float) -> list[
 
 
 def mcnemar_p_value(first: int, second: int) -> float:
-    """Two-sided, exact: how likely two counts that are equal on average differ that much.
+    """The exact two-sided p value of McNemar's test.
 
     >>> mcnemar_p_value(5, 0)
     0.0625

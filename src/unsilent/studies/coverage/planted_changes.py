@@ -1,4 +1,4 @@
-"""Fault-free runs, plain or with a change of regime half way, which rules should notice once at most."""
+"""Fault-free runs with an optional change halfway through: of batch size, learning rate or data."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ CHANGE_TEXTS = {
 
 
 def possible_changes(spec: CoverageSpec) -> tuple[str, ...]:
-    """Names of the changes that can be made: the batch size only of a built-in training that has such an option."""
+    """Names of the changes that can be planted in the training.
+
+    The batch size can change only in a built-in training that has such an option.
+    """
     return CHANGES if _has_option(spec, "batch") else (RATE, DATA)
 
 
 def workload_and_change(spec: CoverageSpec, workload: Any, kind: str, steps: int) -> tuple[TrainingWorkload, Change]:
-    """The training of a fault-free run of so many steps, and the change that happens half way.
+    """The training of a fault-free run, and the function that makes the change halfway through.
 
     A run that is longer than the training gets its schedule stretched where the training has an option for it.
     """

@@ -1,4 +1,4 @@
-"""Records the signals of single training steps, and copies of the gradients by which the severity of a fault is judged."""
+"""Records the signals of single training steps, and copies of their gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unsilent.workloads.trainings.base import StepRecord, TrainingState
 
 
 class StepRecorder(BackwardListener):
-    """Records steps of one training; a context manager that removes its hooks.
+    """A context manager that records steps of one training, and removes its hooks at the end.
 
     Attributes:
         parameters: Those that are trained.
@@ -43,7 +43,7 @@ class StepRecorder(BackwardListener):
         self._collector.close()
 
     def record(self, run: Callable[[TrainingState], StepRecord]) -> tuple[Floats, Bools]:
-        """The signals of the step that ``run`` makes, float64[n], and which of them it has, bool[n]."""
+        """Run one step and return its signals, float64[n], and which of them are present, bool[n]."""
         try:
             run(self._state)
         finally:
@@ -53,16 +53,16 @@ class StepRecorder(BackwardListener):
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        """Record that the backward pass has ended."""
+        """Copy the gradients at the end of a backward pass."""
         self.gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters]
 
     def hook_failed(self, error: Exception) -> None:
-        """The recording would be wrong."""
+        """Raise the error of a failed hook, since the recording would be wrong."""
         raise error
 
 
 def relative_difference(tensors: Sequence[Tensor], others: Sequence[Tensor], size: Sequence[Tensor]) -> float:
-    """L2 norm of ``tensors - others`` over that of ``size``, all elements together; infinity where one is not finite."""
+    """The L2 norm of ``tensors - others`` relative to that of ``size``; infinity if not finite."""
     if not all(bool(tensor.isfinite().all()) for tensor in tensors):
         return float("inf")
     change = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(tensors, others, strict=True))

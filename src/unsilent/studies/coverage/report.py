@@ -43,7 +43,7 @@ METHOD = (
 
 
 def report(result: CoverageResult) -> Report:
-    """The report on a campaign."""
+    """The report on a coverage campaign."""
     baseline = result.baseline
     return Report(
         "unsilent/coverage/2", "coverage", f"Detection of faults in {baseline.name}", _headline(result),
@@ -58,7 +58,7 @@ def report(result: CoverageResult) -> Report:
 
 
 def _headline(result: CoverageResult) -> str:
-    """How many large finite faults the reference rule detects, and its false alarms; the rule that detects most."""
+    """A sentence on how many large finite faults the reference rule detects, and on its false alarms."""
     name, large = result.baseline.name, [one for one in result.detections if one.target in LARGE_FINITE]
     counts = {rule: sums for (rule, on), sums in _sums(large).items() if not on}
     order = sorted(counts, key=lambda rule: (-counts[rule][0], rule != REFERENCE))
@@ -81,7 +81,7 @@ def _headline(result: CoverageResult) -> str:
 
 
 def estimates(result: CoverageResult) -> list[Estimate]:
-    """Detected shares of each class of faults, and rates of false alarms."""
+    """Shares of detected faults by class, and rates of false alarms."""
     found: list[Estimate] = []
     for one in result.detections:
         found += measured(_keys(one, one.target), {"detected": one.share})
@@ -124,7 +124,7 @@ def _findings(result: CoverageResult) -> Iterator[str]:
 
 
 def _comparison_findings(result: CoverageResult) -> Iterator[str]:
-    """Differences that are not chance."""
+    """Sentences on the significant differences between the reference rule and the others."""
     tests = [one for one in result.tests if one.target == ALL_FINITE and one.level != MATCHED]
     clear = [one for one in tests if one.p_value < 1 - result.options.confidence]
     for test in clear:
@@ -189,7 +189,7 @@ def _by_feature(rows: Sequence[Detection]) -> Table:
 
 
 def _sums(rows: Sequence[Detection]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Faults that raise an alarm, and all, by rule and feature."""
+    """Counts of detected faults and of all faults, by rule and feature."""
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for row in rows:
         if row.level == ALARMS:

@@ -1,4 +1,4 @@
-"""Parts that the reports on coverage of trainings and of inference have in common."""
+"""Parts that the reports on coverage of training and of inference share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_TICKS = 8
 
 
 def comparison_table(reference: str, names: Sequence[str], rows: Iterable[tuple[Cell, ...]]) -> Table:
-    """Paired comparisons with a reference: cells by ``names``, the difference, faults that only one detected, and p."""
+    """The table of paired comparisons with a reference."""
     columns = (
         *map(Column.text, names), Column.points(f"{reference} minus {names[0]}"), Column.count(f"only {reference}", priority=1),
         Column.count(f"only {names[0]}", priority=1), Column("p", "number", digits=p_value_text),
@@ -27,7 +27,7 @@ def comparison_table(reference: str, names: Sequence[str], rows: Iterable[tuple[
 def roc_figure(
     curves: Mapping[str, Sequence[tuple[float, float]]], least: float, most: float, false_alarms: str, detected: str
 ) -> Figure:
-    """Detected faults against false alarms: a curve of points for each detector.
+    """ROC curves: detected faults against false alarms, one curve per detector.
 
     Args:
         least: Where no false alarm is drawn, below the smallest share that can be measured.
@@ -48,7 +48,7 @@ def roc_figure(
 
 
 def _false_alarm_ticks(least: float, end: float) -> Figure:
-    """Ticks from no false alarm at ``least`` to ``end``: at 1, 2 and 5 times powers of ten, of a long axis at these alone."""
+    """Ticks of the axis of false alarms, from ``least``, labelled as none, to ``end``."""
     decades = range(math.floor(math.log10(least)), 1)
     ticks: list[float] = []
     for steps in ((1, 2, 5), (1,)):

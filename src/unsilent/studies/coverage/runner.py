@@ -1,4 +1,4 @@
-"""Runs the trials of a coverage campaign in this process: faulty steps, the recording of the golden run, fault-free runs.
+"""Runs the trials of a coverage campaign: faulty steps, the golden run, and fault-free runs.
 
 A trial of a class of severity draws random steps and faults until one is of the class, so that classes are filled alike; what
 is estimated of a class is conditional on it.
@@ -58,7 +58,7 @@ TRIES_IN_A_STEP = 30
 
 
 class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
-    """One training with its golden run.
+    """Runs the trials of one training, with its golden run.
 
     Args:
         spec: The campaign.
@@ -98,11 +98,11 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
         self._campaign = campaign_hash(spec, self._training.fingerprint)
 
     def close(self) -> None:
-        """Put back torch's settings of before."""
+        """Restore the torch settings from before the campaign."""
         self._training.close()
 
     def make_baseline(self) -> CoverageBaseline:
-        """The baseline: facts that are known before the first trial."""
+        """The facts that are established before the first trial."""
         known = self._training.establish_baseline()
         return CoverageBaseline(
             campaign=self._campaign,
@@ -121,14 +121,14 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
         )
 
     def try_trial(self, trial: TrialId, rng: np.random.Generator) -> CoverageRow:
-        """The row of a faulty, fault-free or golden run."""
+        """Run a trial with a fault, a fault-free trial or the golden run."""
         if trial == GOLDEN:
             return self._golden_row()
         clean = parse_clean_target(trial.target)
         return self._fault_row(trial, rng) if clean is None else self._clean_row(trial, clean)
 
     def verify_restored_state(self) -> None:
-        """The last step of golden comes to the same bits."""
+        """Check that the last step of the golden run still gives the same bits."""
         self._training.verify_restored_state()
 
     # -- faults ------------------------------------------------------------------------------------------------------
@@ -157,7 +157,10 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
     def _faults_in_step(
         self, recorder: StepRecorder, state: TrainingState, place: str, wanted: str, rng: np.random.Generator
     ) -> Iterator[FaultInStep]:
-        """Random faults, each in the same step, without end; the state is that after the faulty step."""
+        """An endless stream of random faults, each injected into the same step.
+
+        The training state is then that after the faulty step.
+        """
         snapshot = self.workload.snapshot(state)
         before = [p.detach().clone() for p in recorder.parameters]
         recorder.record(self.workload.step)
@@ -179,14 +182,14 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
             yield FaultInStep(drawn, tuple(applied_faults), severity, signals)
 
     def _faulty_step(self, drawn: SampledFault, applied_faults: list[AppliedFault], state: TrainingState) -> StepRecord:
-        """A step with faults; those that landed are added to ``applied_faults``."""
+        """Run a step with faults, and add the faults that were applied to ``applied_faults``."""
         with StepInjection(state.model, drawn.faults, state.optimizers) as injection:
             record = self.workload.step(state)
         applied_faults += injection.applied_faults
         return record
 
     def _draw(self, place: str, large: bool, rng: np.random.Generator) -> SampledFault:
-        """A fault from the generator of its trial; the step in it means nothing."""
+        """Draw a fault; the step of the drawn fault is not used."""
         sampler = self._samplers[place, large]
         target = RANDOM if place == OPERATION else sampler.targets[int(rng.integers(len(sampler.targets)))].name
         return sampler.draw(self._campaign, TrialId(target, None, int(rng.integers(2**62))))
@@ -240,7 +243,10 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
 
 
 class FaultInStep(NamedTuple):
-    """A fault that was tried: what landed, its severity (NaN: the step raised an error) and the signals of the step."""
+    """A fault that was injected into a step: what was applied, its severity and the recorded signals.
+
+    The severity is NaN if the step raised an error.
+    """
 
     drawn: SampledFault
     applied_faults: tuple[AppliedFault, ...]

@@ -1,4 +1,4 @@
-"""Scores each rule on what it reads by default and on each feature alone: alarms and scores of recordings. Pure."""
+"""Scores each rule on recordings, with its default features and with each feature alone."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ BINS = len(SCORE_EDGES) + 2
 
 
 class Sampling(NamedTuple):
-    """Steps until every tensor was read, of gradients, values inside the model and updates, in the order of a monitor."""
+    """How many steps a monitor takes to read all gradients, all values and all updates once."""
 
     gradients: int = 1
     values: int = 1
     updates: int = 1
 
     def is_read(self, series: Sequence[Series], steps: Ints) -> Bools:
-        """Which series are read in which steps, bool[steps, n]."""
+        """Which series are read in which steps, bool[steps, series]."""
         turns = dict[str, dict[str, int]]()
         for entry in series:
             tensors = turns.setdefault(entry.feature, {})
@@ -63,7 +63,7 @@ class Sampling(NamedTuple):
 
 
 class Detector(NamedTuple):
-    """A rule on some series.
+    """A rule applied to some of the series.
 
     Attributes:
         rule: Its name.
@@ -78,7 +78,7 @@ class Detector(NamedTuple):
 
 
 class Application:
-    """A rule that runs over series step by step, for one or several detectors: rules judge each series by itself.
+    """A rule that runs over series step by step, and is scored as one or several detectors.
 
     Attributes:
         detectors: What the rule is scored as.
@@ -103,7 +103,7 @@ class Application:
         self._parts = [np.flatnonzero([is_part(entry) for entry in read_series]) for is_part in parts.values()]
 
     def judge(self, values: Floats, seen: Bools, step: int) -> Floats:
-        """The next step, as if each took a second: of each detector the highest level and largest score, float64[n, 2].
+        """Judge the next step: the highest level and largest score of each detector, float64[n, 2].
 
         The score is NaN where nothing was judged.
         """
@@ -116,7 +116,7 @@ class Application:
 
 
 def applications(rules: Mapping[str, Rule], series: Sequence[Series]) -> list[Application]:
-    """All rules on what they read by default, and on each feature that these series have."""
+    """Applications of all rules, with their default features and with each recorded feature alone."""
     features = [feature for feature in ON_FEATURES if any(_is_feature(feature)(entry) for entry in series)]
     parts = {_feature_text(*feature): _is_feature(feature) for feature in features}
     result = [Application(rule, series, {Detector(name, ""): lambda entry: True}) for name, rule in rules.items()]
@@ -127,7 +127,7 @@ def applications(rules: Mapping[str, Rule], series: Sequence[Series]) -> list[Ap
 
 
 def _is_of_features(series: Series) -> bool:
-    """Whether it is a feature and statistic that rules are tried on alone."""
+    """Whether a series belongs to the features that rules are tried on alone."""
     return (series.feature, series.statistic) in ON_FEATURES
 
 
@@ -140,13 +140,13 @@ def _is_feature(wanted: tuple[str, str]) -> Callable[[Series], bool]:
 
 
 def rules_digest(rules: Mapping[str, Rule], code: str) -> str:
-    """8 hex digits that differ where a rule, one of its thresholds or its code does."""
+    """A digest of 8 hex digits over the rules, their thresholds and their code."""
     text = json.dumps([[name, repr(rule)] for name, rule in rules.items()] + [code])
     return xxhash.xxh3_64_hexdigest(text.encode())[:8]
 
 
 class FalseAlarmCounter:
-    """Alarms and scores of one application on a fault-free run.
+    """Counts the alarms and scores of one application in a fault-free run.
 
     Attributes:
         events: int64[n, 2], of each detector runs of consecutive steps with an alarm, and with an alarm or a warning.
@@ -159,7 +159,7 @@ class FalseAlarmCounter:
         self._flagged = np.zeros((count, 2), np.bool_)
 
     def count_step(self, values: Floats, seen: Bools, step: int) -> None:
-        """Judge the next step."""
+        """Judge the next step and count its alarms and scores."""
         judged = self.application.judge(values, seen, step)
         flagged = np.asarray(judged[:, :1] >= np.array([ALARM, WARNING]), np.bool_)
         self.events += flagged & ~self._flagged
@@ -168,20 +168,23 @@ class FalseAlarmCounter:
 
 
 def score_bins(scores: Floats) -> Ints:
-    """The bin of each score: 0 without one."""
+    """The histogram bin of each score; 0 for a missing score."""
     bins = 1 + np.searchsorted(SCORE_EDGES, scores, side="right")
     return np.where(np.isnan(scores), 0, bins).astype(np.int64)
 
 
 def threshold_at_rate(scores: Ints, rate: float) -> float:
-    """The lowest edge that at most this share of steps reaches, by counts int64[BINS]; infinity where none is."""
+    """The lowest threshold that at most the share ``rate`` of steps reaches; infinity if there is none.
+
+    ``scores`` are counts by bin, int64[BINS].
+    """
     reached = np.cumsum(scores[::-1])[::-1][2:]  # from each edge on
     fitting = np.flatnonzero(reached <= rate * scores.sum())
     return float(SCORE_EDGES[fitting[0]]) if len(fitting) else np.inf
 
 
 class FaultRecording(NamedTuple):
-    """Values recorded from the step of a fault on: values and seen are [steps, series]."""
+    """Values recorded from the step of a fault on, as arrays [steps, series]."""
 
     step: int
     values: Floats
@@ -190,7 +193,9 @@ class FaultRecording(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DetectorScores:
-    """Scores of one detector on each fault in the k steps from its own on, and on the golden run in the same steps.
+    """Scores of one detector for each fault, and for the golden run in the same steps.
+
+    The arrays begin with the step of the fault and have k steps.
 
     Attributes:
         levels, golden_levels: float64[n, k]; 0 behind the end.
@@ -203,18 +208,21 @@ class DetectorScores:
     golden_scores: Floats
 
     def detected_after(self, level: int) -> Ints:
-        """Steps from each fault to the first that has this level or a higher one while golden has not, int64[n]; -1: none."""
+        """Steps from each fault to its detection at a level, int64[n]; -1 if it is not detected.
+
+        A step counts only if the golden run does not reach the level in it.
+        """
         flags = (self.levels >= level) & (self.golden_levels < level)
         return np.where(flags.any(1), flags.argmax(1), -1).astype(np.int64)
 
     def detected_at(self, threshold: float) -> Bools:
-        """Which faults reach a score in a step in which golden does not."""
+        """Which faults reach a threshold in a step in which the golden run does not reach it, bool[n]."""
         flags = (self.scores >= threshold) & ~(self.golden_scores >= threshold)
         return np.asarray(flags.any(1), np.bool_)
 
 
 def join_scores(parts: Sequence[DetectorScores]) -> DetectorScores:
-    """Scores of the faults of several campaigns, one after the other; those that were followed longer are cut."""
+    """The scores of several campaigns, concatenated and cut to the smallest number of steps."""
     steps = min(part.levels.shape[1] for part in parts)
     names = [entry.name for entry in fields(DetectorScores)]
     return DetectorScores(*(np.concatenate([getattr(part, name)[:, :steps] for part in parts]) for name in names))
@@ -223,7 +231,7 @@ def join_scores(parts: Sequence[DetectorScores]) -> DetectorScores:
 def score_faults(
     application: Application, golden: Recording, faults: Sequence[FaultRecording], follow: int
 ) -> tuple[dict[Detector, DetectorScores], float]:
-    """Judge the golden run, and each fault from the state that the rule has before its step; and the seconds of a step."""
+    """Scores of all detectors of an application on each fault, and the seconds that a step takes."""
     wanted, states, count = {fault.step for fault in faults}, {}, len(application.detectors)
     usual, result = _nothing(len(golden.values) + follow, count), _nothing(len(faults), follow, count)
     begun = time.perf_counter()
@@ -244,7 +252,7 @@ def score_faults(
 
 
 def _nothing(*shape: int) -> Floats:
-    """Normal levels and no scores."""
+    """An array of results with normal levels and no scores."""
     return np.stack([np.zeros(shape), np.full(shape, np.nan)], axis=-1)
 
 
@@ -254,5 +262,5 @@ def named_rules() -> Mapping[str, Rule]:
 
 
 def current_digest(rules: Mapping[str, Rule]) -> str:
-    """The digest of these rules as they are now."""
+    """The digest of rules, with the current code of their modules."""
     return rules_digest(rules, code_hash(*sorted({type(rule).__module__ for rule in rules.values()})))

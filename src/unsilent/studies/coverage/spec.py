@@ -1,4 +1,4 @@
-"""Records of ``unsilent coverage``: its spec, its baseline, and the row of a trial."""
+"""Records of ``unsilent coverage``: settings, baseline and trial row."""
 
 from __future__ import annotations
 
@@ -61,14 +61,17 @@ _CLEAN_NAME = re.compile(
 
 
 def severity_class(severity: float) -> str:
-    """The class of a severity; infinity stands for gradients or parameters that are not finite, NaN for no class."""
+    """The class of a severity; empty for NaN.
+
+    Infinity is the severity of gradients or parameters that are not finite.
+    """
     if math.isnan(severity):
         return ""
     return NONFINITE if math.isinf(severity) else CLASSES[sum(severity >= edge for edge in EDGES)]
 
 
 class CleanTarget(NamedTuple):
-    """Fault-free runs that rules judge.
+    """A kind of fault-free run that rules judge.
 
     Attributes:
         kind: `CLEAN` or one of `CHANGES`.
@@ -91,7 +94,7 @@ class CleanTarget(NamedTuple):
 
 
 def parse_clean_target(name: str) -> CleanTarget | None:
-    """The clean target of a name; None for another target."""
+    """The kind of fault-free run that a target name encodes; None for any other target."""
     match = _CLEAN_NAME.fullmatch(name)
     if not match:
         return None
@@ -139,7 +142,7 @@ class CoverageSpec(SpecOfTraining):
         return tuple(target for target in TARGETS if any(fnmatchcase(target.name, glob) for glob in self.only))
 
     def training_spec(self, place: str, large: bool = False) -> TrainingSpec:
-        """The study of faulty trainings that draws the same faults: those of the large classes, or of the others."""
+        """Settings of a training study that draws faults in one place; ``large`` selects large faults."""
         in_operations = place == OPERATION
         usual = (self.faults or (("bitflip", 1.0),)) if in_operations else ((self.memory_fault, 1.0),)
         return TrainingSpec(
@@ -194,7 +197,7 @@ class CoverageBaseline(StoredBaseline):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CoverageRow(StoredRow):
-    """One faulty step and those after it, the recording of the golden run, or one fault-free run that rules judged.
+    """The stored result of a trial: a faulty step and the next ones, the golden run, or a fault-free run.
 
     Attributes:
         injection: Step and site of the fault.
@@ -236,7 +239,7 @@ class CoverageRow(StoredRow):
 
 @dataclass(frozen=True)
 class CoverageBudget(Budget):
-    """How many trials."""
+    """The number of trials and of fault-free runs."""
 
     trials: Annotated[int, Option(
         "Faults of each class of severity, in operations and in memory.", PRECISION_PANEL)] = 150  # fmt: skip
@@ -257,7 +260,7 @@ class CoverageBudget(Budget):
 
 @dataclass(frozen=True)
 class CoverageAnalysisOptions(AnalysisOptions):
-    """How a store is read."""
+    """Options of the analysis of a store."""
 
     rate: Annotated[float, Option(
         "False alarms per step at which rules are compared with scaled thresholds.", PRECISION_PANEL)] = 1e-3  # fmt: skip
@@ -279,13 +282,13 @@ class CoverageAnalysisOptions(AnalysisOptions):
 
     @property
     def intervals(self) -> tuple[int, int, int]:
-        """Steps until all gradients of parameters, gradients of norm layers' inputs, and updates were read."""
+        """How many steps it takes to read all gradients, all gradients of norm inputs, and all updates."""
         gradients, values, updates = self.sampling if len(self.sampling) == 3 else 3 * self.sampling
         return gradients, values, updates
 
 
 def make_coverage_spec(request: Request) -> CoverageSpec:
-    """The spec of a request, checked as far as that is possible without the training; raises ``UsageError``."""
+    """The settings of a request, checked as far as possible without the training; raises ``UsageError``."""
     spec = request[CoverageSpec]
     check_count("--follow", spec.follow, 1, MOST_FOLLOWED)
     check_count("--tries", spec.tries, 1, MOST_TRIES)

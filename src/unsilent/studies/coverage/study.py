@@ -1,4 +1,4 @@
-"""The study of detection rules: the recording of the golden run, faults, fault-free runs, and everything read from the store."""
+"""Runs the study of detection rules: the golden run, faults, fault-free runs, and the analysis of the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unsilent.studies.coverage.spec import (
 
 
 def run_coverage(run: CampaignRun) -> CoverageResult:
-    """Run (or resume) a campaign, and apply all rules to what it recorded; raises ``UsageError``."""
+    """Run or resume a campaign, and apply all rules to its recordings; raises ``UsageError``."""
     budget, options = run.request[CoverageBudget], run.request[CoverageAnalysisOptions]
     with run.open_executor() as (executor, observer):
         baseline = executor.establish_baseline()
@@ -37,7 +37,7 @@ def run_coverage(run: CampaignRun) -> CoverageResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
-    """Sentences on what else would run."""
+    """Notes for a dry run about the work that is done besides the trials."""
     budget = run.request[CoverageBudget]
     runs = budget.clean_runs + 3 * budget.changed_runs
     yield f"after the trials, up to {count_text(runs, 'fault-free run')} would run, unless stored already"
@@ -47,7 +47,7 @@ def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
 def fault_free_trials(
     budget: CoverageBudget, options: CoverageAnalysisOptions, baseline: CoverageBaseline
 ) -> Iterator[TrialId]:
-    """Plain runs and those with a planted change, judged by the present rules."""
+    """The fault-free trials, with and without a planted change, for the current rules."""
     digest, steps = current_digest(named_rules()), budget.clean_steps or baseline.steps
     for kind in (CLEAN, *baseline.changes):
         count = budget.clean_runs if kind == CLEAN else budget.changed_runs

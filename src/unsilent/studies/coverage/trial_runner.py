@@ -1,4 +1,4 @@
-"""Runs trials whose row says how they ended, also where user code raised an error or the worker was lost."""
+"""A base class of runners whose trials may raise errors or lose their worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unsilent.outcomes.base import Outcome
 
 
 class TrialRunner(Runner[S, B, R]):
-    """A base of runners of trials that may raise.
+    """A base class of runners whose trials may raise errors.
 
     Attributes:
         row_type: The class of rows, which have fields ``end`` and ``error``.
@@ -29,7 +29,7 @@ class TrialRunner(Runner[S, B, R]):
     empty_values: ClassVar[Mapping[str, str]] = {}
 
     def run_trial(self, trial: TrialId, rng: np.random.Generator) -> R:
-        """One trial; what user code raises in it is its outcome."""
+        """Run one trial; an error in user code becomes its outcome."""
         begun = time.perf_counter()
         try:
             with user_code(self.spec.workload):
@@ -40,19 +40,19 @@ class TrialRunner(Runner[S, B, R]):
         return timed
 
     def try_trial(self, trial: TrialId, rng: np.random.Generator) -> R:
-        """The row of one trial, without its time; what user code raises goes through."""
+        """Run one trial without measuring its time; an error in user code is not caught."""
         raise NotImplementedError(f"{type(self).__name__} has no try_trial")
 
     def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> R:
-        """The row of a trial that took its worker with it."""
+        """The row of a trial during which the worker process was lost."""
         return self._row(trial, ended.name.lower(), error=_error_text(reason), seconds=seconds)
 
     def _row(self, trial: TrialId, end: str, **known: Any) -> R:
-        """A row of which no more than this is known."""
+        """A row with the given fields; all other fields are empty."""
         row: R = self.row_type.without_result(trial, end=end, **{**self.empty_values, **known})
         return row
 
 
 def _error_text(text: str) -> str:
-    """The part of an error that a row keeps."""
+    """The text of an error, shortened for a row."""
     return escape_unprintable(text)[:500]

@@ -1,3 +1,3 @@
-"""How much do fault-free runs of one training differ, and why?"""
+"""The noise study: how much fault-free runs of one training differ, and why."""
 
 from __future__ import annotations

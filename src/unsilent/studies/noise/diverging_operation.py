@@ -1,4 +1,4 @@
-"""Which operation makes two runs part: the first whose other result ends up in the weights.
+"""Finds the operation that makes two runs diverge: the first whose different result reaches the weights.
 
 An operation whose result differs need not matter: nothing but the report reads the mean of a loss. So the step in which the
 weights part is gone through backwards, from the weights that differ, along values that differ. The first operation on that way
@@ -21,7 +21,7 @@ _PHASES = {"fwd": "forward", "bwd": "backward", "update": "update", "recomputed"
 
 
 def earliest_divergence(rows: Sequence[ReplicaRow], twin: ReplicaRow) -> StepTraceId | None:
-    """Where the replica that parts first from the twin does so, by hashes of every step; None where none does."""
+    """The step and replica of the earliest divergence from the twin; None if no replica diverges."""
     result = [(first_differing_index(twin.hashes.tolist(), row.hashes.tolist()), row.replica) for row in rows]
     looks = (StepTraceId(replica, step, "within" in replica.switches) for step, replica in result if step is not None)
     return min(looks, key=lambda look: look.step, default=None)
@@ -30,7 +30,10 @@ def earliest_divergence(rows: Sequence[ReplicaRow], twin: ReplicaRow) -> StepTra
 def stored_diverging_operation(
     rows: Sequence[ReplicaRow], twin: ReplicaRow, store: ReplicaStore
 ) -> DivergingOperation | None:
-    """The operation at which the first of these replicas parts; None where nobody looked, or it is not known."""
+    """The operation at which the earliest of these replicas diverges.
+
+    None if its steps were not traced or the operation cannot be found.
+    """
     look = earliest_divergence(rows, twin)
     if look is None:
         return None
@@ -41,7 +44,7 @@ def stored_diverging_operation(
 
 
 def find_diverging_operation(twin: StepTrace, trace: StepTrace, replica: str, step: int) -> DivergingOperation | None:
-    """Where the weights of ``trace`` part from those of ``twin`` in this step; None where it cannot be found."""
+    """The operation at which two traces of one step diverge; None if it cannot be found."""
     if not (twin.operations and trace.operations):
         return None
     if list(twin.before) != list(trace.before):
@@ -53,7 +56,7 @@ def find_diverging_operation(twin: StepTrace, trace: StepTrace, replica: str, st
 
 
 def _aligned(twin: Sequence[Operation], replica: Sequence[Operation]) -> list[tuple[Operation | None, Operation]]:
-    """Each operation of ``replica`` with the one of ``twin`` that it stands for; None for one that only ``replica`` has."""
+    """Each operation of ``replica``, paired with the matching operation of ``twin`` or with None."""
     keys = [[_named(op) for op in run] for run in (twin, replica)]
     matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
     mapping: dict[int, Operation] = {}
@@ -65,9 +68,9 @@ def _aligned(twin: Sequence[Operation], replica: Sequence[Operation]) -> list[tu
 def _source(
     pairs: Sequence[tuple[Operation | None, Operation]], needed: set[int] | None
 ) -> tuple[str, str, str, str] | None:
-    """Kind, kernel, module and phase of the first operation with another result, of those that ``needed`` values come from.
+    """The first operation with a different result that the ``needed`` values derive from.
 
-    ``needed``: None where every value counts.
+    Returned as its kind, kernel, module and phase. ``needed`` is None if every value counts.
     """
     known = {value for op, _ in pairs if op is not None for value in (*op.input_hashes, *op.output_hashes)}
     computed, drawn = {value for _, op in pairs for value in op.output_hashes}, _drawn([op for _, op in pairs])
@@ -92,7 +95,7 @@ def _other(twin: Sequence[int], mine: Sequence[int]) -> set[int]:
 
 
 def _drawn(operations: Sequence[Operation]) -> set[int]:
-    """Values that are random numbers, or were made of nothing else: the mask of a dropout."""
+    """Hashes of values that are random numbers or derive from random numbers only, like a dropout mask."""
     members: set[int] = set()
     for op in operations:
         if op.is_random or (op.input_hashes and members.issuperset(op.input_hashes)):
@@ -109,6 +112,6 @@ def _kind(twin: Operation | None, op: Operation, read: bool, dealt: bool) -> str
 
 
 def _named(operation: Operation) -> tuple[str, str, str]:
-    """Kernel, module and phase."""
+    """The kernel, module and phase of an operation."""
     module = operation.name.partition("#")[0] if "#" in operation.name else ""
     return operation.kernel, module, _PHASES.get(operation.phase, "")

@@ -1,4 +1,4 @@
-"""Replicas with what the study asks of them and makes of them."""
+"""Defines the kind of campaign that ``unsilent noise`` runs, and its options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOTES = (
 
 
 def read_variants(text_or_list: Any) -> tuple[str, ...]:
-    """Names of variants joined by commas, or a list of them; raises ``UsageError``."""
+    """Parse names of variants, given as a list or joined by commas; raises ``UsageError``."""
     names = tuple(
         name.strip().lower() for name in (text_or_list.split(",") if isinstance(text_or_list, str) else text_or_list)
     )
@@ -39,7 +39,7 @@ def read_variants(text_or_list: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class NoiseBudget:
-    """Which replicas, and how many."""
+    """Options on which replicas to run, and how many."""
 
     replicas: Annotated[int, Option("Runs of each variant.", PRECISION_PANEL)] = 20
     variants: Annotated[tuple[str, ...], Option(
@@ -58,25 +58,28 @@ class NoiseBudget:
 
     @property
     def chosen_variants(self) -> tuple[Switches, ...]:
-        """The variants that were asked for, each once; all named ones where nothing was said. Raises ``UsageError``."""
+        """The requested variants without repetitions, or all named variants if none was requested.
+
+        Raises ``UsageError`` for an invalid switch.
+        """
         names = self.variants or (() if self.switches else tuple(VARIANTS))
         return tuple(dict.fromkeys([*(VARIANTS[name] for name in names), *map(Switches.parse, self.switches)]))
 
     def resolve(self) -> Budget:
-        """The most runs of a variant."""
+        """The maximum number of runs per variant."""
         return Budget(self.replicas)
 
 
 @dataclass(frozen=True)
 class RunOptions(ExecutionOptions):
-    """Where runs are made."""
+    """Options on where and how long runs may execute."""
 
     deadline: Annotated[float | None, Option(
         "Seconds that one run may take.", EXECUTION_PANEL, default_text="no limit")] = None  # fmt: skip
 
 
 def make_noise_spec(request: Request) -> ReplicaSpec:
-    """A checked spec; raises ``UsageError``."""
+    """The checked settings of a request; raises ``UsageError``."""
     spec = request[ReplicaSpec]
     spec.check()
     return spec

@@ -1,4 +1,4 @@
-"""Rows of replicas -> how much they differ."""
+"""Measures how much replicas differ."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measure(
     store: ReplicaStore,
     confidence: float,
 ) -> VariantNoise:
-    """All measures of one variant; at least 3 rows."""
+    """All measures of one variant, from at least 3 replicas."""
     trained, every = store.baseline, store.spec.every
     predictions = np.stack([row.predictions for row in rows])
     wrong = predictions != np.array(trained.labels)
@@ -72,7 +72,10 @@ def measure(
 
 
 def _parting(twin: ReplicaRow, row: ReplicaRow, every: int, steps: int) -> int | None:
-    """The first step (from 0) after which hashes of the weights differ; of a coarser series the last it can be."""
+    """The first step (from 0) after which the weights differ; None if they never differ.
+
+    If hashes were not taken in every step, the last step that it can be.
+    """
     index = first_differing_index(twin.hashes.tolist(), row.hashes.tolist())
     return None if index is None else min((index + 1) * every, steps) - 1
 
@@ -80,7 +83,10 @@ def _parting(twin: ReplicaRow, row: ReplicaRow, every: int, steps: int) -> int |
 def _distances(
     rows: Sequence[ReplicaRow], store: ReplicaStore
 ) -> tuple[Distances | None, tuple[float, ...], list[str]]:
-    """Distances of all pairs, and of each run from the clean twin on the unit sphere; None with a note where there are none."""
+    """Distances between the weights of all pairs, distances from the clean twin, and notes.
+
+    The distances are None if weights were not stored or are not finite.
+    """
     twin = store.row_with_weights(Replica(Switches(), 0)).flat_weights
     if twin is None:
         return None, (), ["final weights are too large to store, so distances are not reported"]
@@ -99,20 +105,20 @@ def _distances(
 
 
 def _groups(wrong: NDArray[np.bool_], groups: Mapping[str, NDArray[np.bool_]], confidence: float) -> list[GroupSpread]:
-    """The spread in each group with two samples or more."""
+    """The spread of the error in each group that has at least two samples."""
     large = {name: members for name, members in groups.items() if members.sum() >= 2}
     return group_spread(wrong, large, confidence) if large else []
 
 
 def churn_matrix(result: Sequence[tuple[str, Sequence[ReplicaRow]]]) -> ChurnMatrix:
-    """The churn of all pairs of replicas of all variants."""
+    """The churn between all pairs of replicas, over all variants."""
     rows = [row for _, mine in result for row in mine]
     churn = pairwise_churn(np.stack([row.predictions for row in rows]))
     return ChurnMatrix(tuple((name, len(mine)) for name, mine in result), [list(map(float, line)) for line in churn])
 
 
 def loss_spread(name: str, rows: Sequence[ReplicaRow]) -> LossSpread:
-    """Spread of the training loss at each step; steps are thinned evenly on a logarithmic scale, which shows how runs part."""
+    """The spread of the training loss over replicas, at steps that are evenly spaced on a logarithmic scale."""
     losses = np.stack([row.losses for row in rows])
     last = losses.shape[1]
     steps = np.unique(np.round(np.geomspace(1, last, min(POINTS, last))).astype(int) - 1)

@@ -1,4 +1,4 @@
-"""Figures of run-to-run variation as plain plotly dicts: distributions, churn of all pairs, how runs part, parts of the data."""
+"""Figures of the variation between runs, as plain plotly dicts."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ GROUP_SIGNIFICANCE_LEVEL = 0.05
 
 
 def has_identical_replicas(result: VariantNoise) -> bool:
-    """Whether all replicas ended in the same bits: then nothing differs, and nothing is estimated."""
+    """Whether all replicas ended with the same bits."""
     return result.distinct_final_states == 1
 
 
 def is_significant_spread(group: GroupSpread) -> bool:
-    """Whether it varies more than random groups of its size do."""
+    """Whether a group varies more than random groups of the same size."""
     return group.corrected < GROUP_SIGNIFICANCE_LEVEL
 
 
 def distribution_figure(variants: Sequence[VariantNoise], what: str) -> Figure:
-    """One dot a replica, one row a variant, a bar at the mean; ``what`` is accuracy or loss."""
+    """The accuracy or loss of every replica, one row per variant."""
     traces = []
     for number, variant in enumerate(variants):
         values = [100 * v for v in variant.accuracies] if what == "accuracy" else list(variant.losses)
@@ -51,7 +51,7 @@ def distribution_figure(variants: Sequence[VariantNoise], what: str) -> Figure:
 
 
 def churn_figure(matrix: ChurnMatrix) -> Figure:
-    """Share of predictions that differ, of all pairs; replicas in the order of variants."""
+    """The churn between all pairs of replicas, in the order of the variants."""
     count = len(matrix.churn)
     owners = [(name, r) for name, n in matrix.variants for r in range(n)]
     starts = [sum(n for _, n in matrix.variants[:i]) for i in range(len(matrix.variants))]
@@ -74,7 +74,7 @@ def churn_figure(matrix: ChurnMatrix) -> Figure:
 
 
 def loss_spread_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Figure:
-    """Spread of the training loss against the step, both logarithmic: from where runs part, and how far it grows.
+    """The spread of the training loss against the step, on two logarithmic axes.
 
     Steps count from 0, which no logarithmic axis has: they lie one further and are labelled as they are.
     """
@@ -95,7 +95,7 @@ def loss_spread_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Fi
 
 
 def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
-    """The sd of each group's error against that of a random group of its size; filled where it varies more."""
+    """The standard deviation of each group's error, against that of a random group of the same size."""
     traces = []
     top = max((g.sd.high for v in variants for g in v.groups if not has_identical_replicas(v)), default=0.01)
     for number, variant in enumerate(variants):
@@ -120,7 +120,7 @@ def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
 
 
 def plots_by_place(result: NoiseResult) -> dict[str, Figure]:
-    """The figures that have something to show, by the id of their place in the page."""
+    """The figures that are not empty, by the id of their place in the page."""
     output = {"accuracy": distribution_figure(result.variants, "accuracy")} if result.variants else {}
     if result.variants and all(variant.loss is not None for variant in result.variants):
         output["loss"] = distribution_figure(result.variants, "loss")
@@ -134,5 +134,5 @@ def plots_by_place(result: NoiseResult) -> dict[str, Figure]:
 
 
 def _spread_out(row: int, count: int) -> list[float]:
-    """Places of dots in one row, so that equal values do not hide each other."""
+    """Vertical positions for dots in one row, so that equal values do not hide each other."""
     return [row + 0.3 * ((7 * i % count) / max(count - 1, 1) - 0.5) for i in range(count)]

@@ -1,4 +1,4 @@
-"""Results of the noise study: frozen records that reports read."""
+"""Result records of the noise study, which reports read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unsilent.statistics.replica_spread import Spread
 
 @dataclass(frozen=True, slots=True)
 class DivergingOperation:
-    """Which operation makes a replica part from the clean twin: see `first_differing_index`.
+    """The operation at which a replica diverges from the clean twin.
 
     Attributes:
         replica: Which one was looked at.
@@ -36,7 +36,7 @@ class DivergingOperation:
 
 @dataclass(frozen=True, slots=True)
 class SwitchEffect:
-    """Whether one switch alone changes bits here.
+    """The effect of one switch alone on the bits of a run.
 
     Attributes:
         changes_bits: None where it cannot be tried here.
@@ -95,7 +95,7 @@ class VariantNoise:
 
 @dataclass(frozen=True, slots=True)
 class LossSpread:
-    """Standard deviation over replicas of the training loss of each step, thinned; steps from 0."""
+    """The standard deviation of the training loss over replicas, at selected steps counted from 0."""
 
     variant: str
     steps: tuple[int, ...]
@@ -104,7 +104,10 @@ class LossSpread:
 
 @dataclass(frozen=True, slots=True)
 class ChurnMatrix:
-    """Share of predictions that differ, of all pairs of replicas of all variants; ``variants``: (name, replicas) in order."""
+    """The share of predictions that differ, for all pairs of replicas.
+
+    ``variants`` gives the name and the number of replicas of each variant, in the order of the rows.
+    """
 
     variants: tuple[tuple[str, int], ...]
     churn: Sequence[Sequence[float]]
@@ -112,7 +115,7 @@ class ChurnMatrix:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NoiseResult(CampaignResult):
-    """All that the study found.
+    """The result of a noise study.
 
     ``level``: that was asked of a rank test (None: none); ``smallest_p``: the least p value such a test can give.
     """

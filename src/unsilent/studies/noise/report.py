@@ -1,4 +1,4 @@
-"""The report of run-to-run variation: sentences, tables and figures."""
+"""The report of the noise study."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ GROUPS_TITLE = (
 
 
 def report(result: NoiseResult) -> Report:
-    """All that is shown of a result."""
+    """The report on a result."""
     facts = {"command": result.command, "base seed": result.seed, "device": result.device, "store": result.store}
     facts |= {"training": result.training, **result.machine, **result.versions}
     return Report(
@@ -92,7 +92,7 @@ def report(result: NoiseResult) -> Report:
 
 
 def estimates(result: NoiseResult) -> list[Estimate]:
-    """Everything that is estimated of each variant, and what is counted."""
+    """All estimates and counts of every variant."""
     rows: list[Estimate] = []
     for variant in result.variants:
         for measure, target, value in _values(variant):
@@ -102,7 +102,7 @@ def estimates(result: NoiseResult) -> list[Estimate]:
 
 
 def _values(one: VariantNoise) -> Iterator[tuple[str, str, Interval]]:
-    """Measure, what it is of, and its estimate."""
+    """Name of the measure, group of samples and estimate, for every measure of a variant."""
     yield "distinct_states", "all", count(one.distinct_final_states, one.n)
     yield "accuracy_mean", "all", count(one.accuracy.mean, one.n)
     yield "accuracy_sd", "all", one.accuracy.sd
@@ -130,7 +130,7 @@ def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:
 
 
 def _sections(result: NoiseResult) -> Iterator[Section]:
-    """The sections that have something to show."""
+    """The sections that are not empty."""
     drawn = plots_by_place(result)
     plots = {name: Plot(name, label, drawn[name]) for name, label in LABELS.items() if name in drawn}
     yield Section("Variants", LEADS["Variants"], (_variants_table(result),))
@@ -151,7 +151,7 @@ def _sections(result: NoiseResult) -> Iterator[Section]:
 
 
 def _variants_table(result: NoiseResult) -> Table:
-    """One column for each variant: what is measured in different units stands one under the other."""
+    """The table of all measures, with one column per variant."""
     measures = {one.name: _measures(one) for one in result.variants}
     names = dict.fromkeys(name for texts in measures.values() for name in texts)
     rows = [{"measure": name, **{one: texts[name] for one, texts in measures.items()}} for name in names]
@@ -184,7 +184,7 @@ def _ratio(group: GroupSpread) -> float:
 
 
 def _measures(result: VariantNoise) -> dict[str, str]:
-    """The cells of one variant in the table of variants, by the names of its rows."""
+    """The cells of one variant in the table of variants, by row name."""
     same, loss, most = has_identical_replicas(result), result.loss, max_possible_sd(result.n)
     return {
         "replicas": f"{result.n}",
@@ -202,7 +202,7 @@ def _measures(result: VariantNoise) -> dict[str, str]:
 
 
 def divergence_step_text(result: VariantNoise) -> str:
-    """The median step at which replicas part from the twin, and the range."""
+    """The median and the range of the steps at which replicas diverge from the twin."""
     known = [step for step in result.divergence_steps if step is not None]
     if not known:
         return "never"
@@ -218,7 +218,7 @@ def differing_variants(result: NoiseResult) -> list[VariantNoise]:
 
 
 def training_name(result: NoiseResult) -> str:
-    """The name of the training; file and function for one without a name."""
+    """The name of the training; file and function if it has no name."""
     if result.workload != UNNAMED:
         return result.workload
     path, colon, function = str(result.spec.get("workload", UNNAMED)).rpartition(":")
@@ -226,7 +226,10 @@ def training_name(result: NoiseResult) -> str:
 
 
 def headline(result: NoiseResult) -> str:
-    """The finding in one sentence: of the first variant that has both kinds of noise, else of the last that differs."""
+    """The main finding in one sentence.
+
+    It is about the variant ALGO+IMPL if that differs, otherwise about the last variant that differs.
+    """
     noisy = differing_variants(result)
     if not noisy:
         return _same_bits(result)
@@ -239,7 +242,7 @@ def headline(result: NoiseResult) -> str:
 
 
 def _same_bits(result: NoiseResult) -> str:
-    """Where no variant varies: whether each is the clean twin, too."""
+    """A sentence on whether variants differ from the clean twin, for the case that no variant varies."""
     others = [output.name for output in result.variants if any(step is not None for step in output.divergence_steps)]
     if not others:
         return "Runs with the same switches do not differ: their final states are bit-identical"
@@ -248,7 +251,7 @@ def _same_bits(result: NoiseResult) -> str:
 
 
 def findings(result: NoiseResult) -> Iterator[str]:
-    """Further findings, a sentence each."""
+    """Further findings, one sentence each."""
     for output in result.variants:
         if output.is_deterministic:
             text = f"end in {count_text(output.distinct_final_states, 'different final state')}"
@@ -273,7 +276,7 @@ def findings(result: NoiseResult) -> Iterator[str]:
 
 
 def _parts(result: VariantNoise) -> str:
-    """Which groups vary more than others, and what is left of a large raw sd once size is counted."""
+    """A sentence on the groups of samples that vary more than random groups."""
     more = [g.name for g in result.groups if is_significant_spread(g)]
     said = f"{listed(more)} {'varies' if len(more) == 1 else 'vary'} more than random groups of the same size"
     if not more:
@@ -290,7 +293,7 @@ def _parts(result: VariantNoise) -> str:
 
 
 def noise_method_lines(result: NoiseResult) -> list[str]:
-    """Lines under the tables."""
+    """Notes on the method, for display under the tables."""
     return [
         "sd: over replicas (n - 1 in the denominator); churn and L2: mean over pairs of replicas; in brackets: "
         f"{100 * result.confidence:g} % limits by the jackknife (for an sd at least as wide as for a normal sample); "
@@ -303,7 +306,7 @@ def noise_method_lines(result: NoiseResult) -> list[str]:
 
 
 def diverging_operation_text(result: DivergingOperation) -> str:
-    """Where runs part, as one clause."""
+    """A clause on the operation at which runs diverge."""
     module = f"of {result.module}" if result.module not in ("", OUTSIDE) else ""
     where = " ".join(part for part in (result.phase, module) if part)
     what = f"{result.kernel} ({where})" if where else result.kernel
@@ -319,14 +322,14 @@ def diverging_operation_text(result: DivergingOperation) -> str:
 
 
 def effect_explanation(result: SwitchEffect) -> str:
-    """A sentence on what a switch does, and where runs part by it."""
+    """A sentence on the effect of a switch, and on where it makes runs diverge."""
     first = result.diverging_operation
     where = "" if first is None else f", first at step {first.step}: {diverging_operation_text(first)}"
     return result.explanation + where
 
 
 def effect_text(changes: bool | None) -> str:
-    """The word for what a switch does."""
+    """The word for the effect of a switch."""
     return "not applicable" if changes is None else "yes" if changes else "no"
 
 

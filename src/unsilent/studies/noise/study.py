@@ -1,4 +1,4 @@
-"""The noise study: how much do fault-free runs of one training differ, and why?
+"""Runs the noise study: how much fault-free runs of one training differ, and why.
 
 Replicas of each variant (a set of switches) are run where the store does not hold them; then everything is read from the
 store. CONTROL is always run: its replicas must agree to the last bit, or nothing that differs could be put down to a switch.
@@ -47,7 +47,10 @@ REPEATS = MIN_REPLICAS
 
 @dataclass(frozen=True, slots=True)
 class NoiseQuestion:
-    """The runs of a noise study and how they are read. ``level``: of a rank test that these replicas serve; None: not said."""
+    """The runs of a noise study, and how they are analysed.
+
+    ``level`` is the significance level of a rank test for which the replicas must be enough; None for no test.
+    """
 
     spec: ReplicaSpec
     variants: tuple[Switches, ...]
@@ -69,11 +72,14 @@ class NoiseQuestion:
             )
 
     def replica_count(self, switches: Switches) -> int:
-        """Replicas of a variant."""
+        """The number of replicas of a variant."""
         return self.replicas if switches.varies_between_replicas or str(switches) == CONTROL else REPEATS
 
     def planned_runs(self, trained: ReplicaBaseline) -> Iterator[Replica]:
-        """All runs, those of the clean twin first; raises ``UsageError`` where no variant can be run."""
+        """All runs of the study, the clean twins first.
+
+        Raises ``UsageError`` if no variant can be run.
+        """
         check_any_runnable(self, trained)
         yield Replica(Switches(), 0)
         yield Replica(Switches(), 1)
@@ -83,16 +89,22 @@ class NoiseQuestion:
             yield from (Replica(switches, number) for number in range(self.replica_count(switches)))
 
     def single_switches(self) -> list[Switches]:
-        """Every switch that occurs, alone."""
+        """Every switch of the variants, as a set of its own."""
         return list(dict.fromkeys(part for switches in self.variants for part in switches.single_switches()))
 
     def runnable_variants(self, trained: ReplicaBaseline) -> list[Switches]:
-        """Variants that can be run here: one is left out where none of its switches can do anything, or one cannot be set."""
+        """The variants that can be run here.
+
+        A variant is left out if none of its switches has an effect, or if one of them cannot be set.
+        """
         return [switches for switches in self.variants if not _left_out(switches, trained)]
 
 
 def _left_out(switches: Switches, trained: ReplicaBaseline) -> str:
-    """Why a variant is not run; a stream that has no effect does not keep the others of its set from having one."""
+    """The reason why a variant is not run; empty if it is.
+
+    A random stream without an effect does not exclude a variant whose other switches have one.
+    """
     whys = {str(part): reason_not_runnable(part, trained) for part in switches.single_switches()}
     if not any(whys.values()):
         return ""
@@ -107,14 +119,14 @@ ALWAYS = ("init", "order", "augment", "dropout", "within")
 
 
 def check_any_runnable(question: NoiseQuestion, trained: ReplicaBaseline) -> None:
-    """Raise ``UsageError`` where no variant can be run."""
+    """Raise ``UsageError`` if no variant can be run."""
     if not question.runnable_variants(trained):
         whys = "; ".join(f"{variant_name(switches)}: {_left_out(switches, trained)}" for switches in question.variants)
         raise UsageError(f"no variant can be run here ({whys}); choose another --switch")
 
 
 def run_noise_campaign(run: CampaignRun) -> NoiseResult:
-    """Run what is missing and read what was found, see `run_noise`."""
+    """Run the missing replicas and analyse the store; see `run_noise`."""
     execution = run.request[run.kind.execution_options]
     with run.observe("replica") as observer:
         return run_noise(
@@ -124,7 +136,7 @@ def run_noise_campaign(run: CampaignRun) -> NoiseResult:
 
 
 def trial_numbers(run: CampaignRun, trained: ReplicaBaseline) -> TrialNumbers:
-    """Which replicas there would be, by their switches."""
+    """The numbers of the planned replicas, by their switches."""
     counts: dict[tuple[str, int | None], range] = {}
     for replica in make_noise_question(run.request).planned_runs(trained):
         key = (str(replica.switches), None)
@@ -133,7 +145,9 @@ def trial_numbers(run: CampaignRun, trained: ReplicaBaseline) -> TrialNumbers:
 
 
 def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) -> NoiseResult:
-    """Run what is missing and read what was found; raises ``UnsilentError`` where clean twins differ.
+    """Run the missing replicas and analyse the store.
+
+    Raises ``UnsilentError`` if clean twins differ.
 
     ``run_options``: jobs, executor and so on, see `run_replicas`.
     """
@@ -152,7 +166,7 @@ def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) 
 
 
 def read_noise(question: NoiseQuestion, store: ReplicaStore) -> NoiseResult:
-    """The result from what is stored alone."""
+    """The result from the store alone, without running anything."""
     # Long because the result has many fields, a line each.
     trained = store.baseline
     missing = set(question.planned_runs(trained)) - store.replicas()
@@ -205,7 +219,10 @@ def read_noise(question: NoiseQuestion, store: ReplicaStore) -> NoiseResult:
 
 
 def stored_question(store: ReplicaStore, confidence: float = 0.95) -> NoiseQuestion:
-    """The question that was asked of a store last; raises ``UsageError`` where none was."""
+    """The question that was last asked of a store.
+
+    Raises ``UsageError`` if the store does not record one.
+    """
     items: list[ReplicaRequest] = store.records(ASKED)
     if not items:
         raise UsageError(f"{store.path} does not record which replicas were requested; run unsilent noise again")
@@ -213,12 +230,15 @@ def stored_question(store: ReplicaStore, confidence: float = 0.95) -> NoiseQuest
 
 
 def planned_replica_count(store: ReplicaStore) -> int:
-    """Replicas that the question of a store asks for."""
+    """The number of replicas that the last question of a store needs."""
     return len(set(stored_question(store).planned_runs(store.baseline)))
 
 
 def steps_to_trace(question: NoiseQuestion, store: ReplicaStore) -> Iterator[StepTraceId]:
-    """The steps at which runs part: of each variant, and of each switch alone, the replica that parts first, and the twin."""
+    """The steps to trace: where variants and single switches first diverge from the twin.
+
+    One for each variant and for each switch alone.
+    """
     twin = store.clean_twin()
     for switches in dict.fromkeys([*question.runnable_variants(store.baseline), *question.single_switches()]):
         rows = list(store.runs_with_switches(switches, question.replica_count(switches)))
@@ -240,7 +260,7 @@ def _effect(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> Sw
 
 
 def reason_not_runnable(switches: Switches, trained: ReplicaBaseline) -> str:
-    """Why one of these switches cannot be tried in this training here; empty where all can."""
+    """The reason why one of the switches cannot be used in this training; empty if all can."""
     for name, _ in switches.settings:
         switch = SWITCHES[name]
         if switch.needs_cuda and trained.device != "cuda":
@@ -256,7 +276,7 @@ def reason_not_runnable(switches: Switches, trained: ReplicaBaseline) -> str:
 
 
 def switch_probe_runs(part: Switches, trained: ReplicaBaseline) -> Iterator[Replica]:
-    """The runs that show what one switch does."""
+    """The runs that show the effect of one switch."""
     if reason_not_runnable(part, trained):
         return
     racing = _racing(part)
@@ -267,7 +287,7 @@ def switch_probe_runs(part: Switches, trained: ReplicaBaseline) -> Iterator[Repl
 
 
 def _compared(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> SwitchEffect:
-    """The effect of a switch by its probe runs, which must be stored."""
+    """The effect of a switch, from its stored probe runs."""
     name = part.settings[0][0]
     parts = (str(part), SWITCHES[name].kind, SWITCHES[name].varied_aspect)
     if why := reason_not_runnable(part, trained):
@@ -297,12 +317,15 @@ def _threads(part: Switches) -> Switches:
 
 
 def variant_name(switches: Switches) -> str:
-    """A variant's name in capitals where it has one, else its switches."""
+    """The name of a variant in capitals; its switches if it has no name."""
     return next((name.upper() for name, named in VARIANTS.items() if named == switches), str(switches))
 
 
 def check_control(rows: Sequence[ReplicaRow], workload: str) -> None:
-    """Raise ``UnsilentError`` that names the first step and tensor unless clean twins have the same bits, and sound ones."""
+    """Raise ``UnsilentError`` unless clean twins are bit-identical and have finite losses.
+
+    The message names the first step and tensor that differ.
+    """
     lost = np.flatnonzero(~np.isfinite(rows[0].losses))
     if len(lost):
         raise UnsilentError(
@@ -320,7 +343,7 @@ def check_control(rows: Sequence[ReplicaRow], workload: str) -> None:
 
 
 def _where(first: ReplicaRow, second: ReplicaRow) -> str:
-    """How two runs differ, as far as it is known: first step of loss and weights, first tensor at the end."""
+    """A description of where two runs first differ."""
     result = []
     losses = first_differing_index(first.losses.tolist(), second.losses.tolist())
     weights = first_differing_index(first.hashes.tolist(), second.hashes.tolist())
@@ -360,7 +383,7 @@ def _notes(question: NoiseQuestion, trained: ReplicaBaseline, rows: Sequence[Rep
 
 
 def make_noise_question(wanted: Request) -> NoiseQuestion:
-    """The question of a request: which runs, and how they are read; raises ``UsageError``."""
+    """The question that a request asks; raises ``UsageError``."""
     budget = wanted[NoiseBudget]
     return NoiseQuestion(
         make_noise_spec(wanted),
@@ -372,12 +395,15 @@ def make_noise_question(wanted: Request) -> NoiseQuestion:
 
 
 def check_options(request: Request, spec: ReplicaSpec) -> None:
-    """Raise ``UsageError`` for a question that cannot be asked."""
+    """Raise ``UsageError`` if the options do not make a valid question."""
     make_noise_question(request)
 
 
 def analyse(store: ReplicaStore, confidence: float = 0.95) -> NoiseResult:
-    """The result of the replicas of a store; raises ``UsageError`` where some are missing."""
+    """The result of the replicas in a store.
+
+    Raises ``UsageError`` if replicas are missing.
+    """
     return read_noise(stored_question(store, confidence), store)
 
 

@@ -1,1 +1,1 @@
-"""``unsilent plan``: which parameters to protect with a given budget, and what failure rate remains."""
+"""The plan study: which parameters to protect within a budget, and what failure rate remains."""

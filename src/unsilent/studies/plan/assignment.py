@@ -1,4 +1,4 @@
-"""Assigns items of given sizes and failure rates to blocks of memory so that the fewest failures remain.
+"""Assigns items to blocks of memory so that the fewest failures remain.
 
 With one protected block and unlimited unprotected memory this is the 0/1 knapsack problem; with more blocks, the generalised
 assignment problem. Both are solved exactly by SciPy's mixed-integer solver (HiGHS). If that reaches its time limit, the better of
@@ -52,26 +52,26 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The blocks that items are assigned to; limits on the mean latency over all bits and on the energy of all bytes."""
+    """The blocks that items are assigned to, with optional limits on mean latency and total energy."""
 
     blocks: tuple[Block, ...]
     max_latency: float | None = None
     max_energy: float | None = None
 
     def latency(self, choice: Ints, sizes: Ints) -> float:
-        """Mean latency over all bits."""
+        """The mean latency over all bits of an assignment."""
         return float(np.array([b.latency for b in self.blocks])[choice] @ sizes / sizes.sum())
 
     def energy(self, choice: Ints, sizes: Ints) -> float:
-        """Energy of all bytes."""
+        """The energy of an assignment, over all bytes."""
         return float(np.array([b.energy for b in self.blocks])[choice] @ sizes / 8)
 
     def residuals(self, choice: Ints) -> Floats:
-        """Share of the faults in each item that remain, float64[items]."""
+        """The share of the faults in each item that remain, float64[items]."""
         return np.array([b.residual for b in self.blocks], dtype=np.float64)[choice]
 
     def fits(self, choice: Ints, sizes: Ints) -> bool:
-        """Whether no block is too full and no limit is exceeded."""
+        """Whether an assignment exceeds neither a capacity nor a limit."""
         used = np.bincount(choice, sizes, len(self.blocks))
         full = any(b.capacity is not None and n > b.capacity for b, n in zip(self.blocks, used, strict=True))
         slow = self.max_latency is not None and self.latency(choice, sizes) > self.max_latency * (1 + 1e-9)
@@ -80,20 +80,23 @@ class Memory:
 
 
 def protected_memory(bits: int) -> Memory:
-    """A protected block of so many bits, and unprotected memory for all the rest."""
+    """A memory with a protected block of a given size and an unlimited unprotected block."""
     return Memory((Block("protected", bits, 0.0), Block("unprotected")))
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The block of each item, int64[items]; ``optimal``: whether no other assignment leaves fewer failures."""
+    """The block number of each item, int64[items], and whether it is proven to be optimal."""
 
     choice: Ints
     optimal: bool
 
 
 def assign_in_order(order: Iterable[int], sizes: Ints, memory: Memory) -> Ints | None:
-    """Each item, in this order, into the block with the fewest remaining faults that has room; None if some item has none."""
+    """Greedily assign items, in the given order, to the most reliable block that has room.
+
+    None if no block has room for some item.
+    """
     best = sorted(range(len(memory.blocks)), key=lambda b: memory.blocks[b].residual)
     left = [math.inf if b.capacity is None else b.capacity for b in memory.blocks]
     choice = np.zeros(sizes.size, np.int64)
@@ -107,7 +110,7 @@ def assign_in_order(order: Iterable[int], sizes: Ints, memory: Memory) -> Ints |
 
 
 def optimal_assignment(rates: Floats, sizes: Ints, memory: Memory) -> Assignment:
-    """The assignment with the fewest remaining failures; of equal ones, one with the least energy.
+    """The assignment with the fewest remaining failures; among equal ones, one with the least energy.
 
     Args:
         rates: Failure rate of each item in unprotected memory, not negative, float64[items].
@@ -129,7 +132,7 @@ def optimal_assignment(rates: Floats, sizes: Ints, memory: Memory) -> Assignment
 
 
 def _solve(rates: Floats, sizes: Ints, memory: Memory) -> tuple[Ints | None, bool]:
-    """The solver's assignment, None without one, and whether it is proven to be optimal."""
+    """The assignment of the solver, or None, and whether it is proven to be optimal."""
     from scipy import sparse  # slow to load, both
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -162,7 +165,7 @@ def _solve(rates: Floats, sizes: Ints, memory: Memory) -> tuple[Ints | None, boo
 
 @contextmanager
 def _without_native_output() -> Iterator[None]:
-    """Discard what HiGHS prints on stdout whatever its options say, since stdout may be a JSON object."""
+    """Suppress the output that HiGHS writes to stdout, which may have to stay valid JSON."""
     sys.stdout.flush()
     with open(os.devnull, "wb") as nowhere:
         stdout = os.dup(1)
@@ -175,7 +178,7 @@ def _without_native_output() -> Iterator[None]:
 
 
 def _rows(sizes: Ints, memory: Memory) -> tuple[list[Floats], list[float]]:
-    """Capacities and limits as rows over (item, block); those of capacities are whole numbers."""
+    """The capacities and limits as rows of linear constraints over (item, block)."""
     rows, limits = [], []
 
     def add(per_bit: Sequence[float], limit: float) -> None:

@@ -1,4 +1,4 @@
-"""The items that a plan assigns to memory, and the trials of a PVF campaign by the item that each fault hit.
+"""The items that a plan assigns to memory, and the stored trials by the item that each fault hit.
 
 An item is one tensor, a block of its rows, or one class of its bits. The rate that remains under a plan is the mean over trials
 of outcome x share of the faults that remain where the fault hit, weighted by strata of the campaign. It is unbiased for every
@@ -63,13 +63,13 @@ class StratumTrials:
     expected_mean: float = 0.0
 
     def half(self, numbers: slice) -> StratumTrials:
-        """Some of the trials."""
+        """The trials that a slice selects."""
         return replace(self, hit_items=self.hit_items[numbers], outcomes=self.outcomes[numbers])
 
 
 @dataclass(frozen=True)
 class ItemTrials:
-    """Trials by strata.
+    """The trials of a campaign by stratum, with the item that each fault hit.
 
     Attributes:
         look: At which look they count; None where the campaign was planned at once.
@@ -82,11 +82,11 @@ class ItemTrials:
 
     @property
     def n(self) -> int:
-        """Number of trials."""
+        """The number of trials."""
         return sum(len(s.outcomes) for s in self.strata)
 
     def item_rates(self, items: int) -> Floats:
-        """Failure rate of each item: the probability that a fault hits it and makes an output incorrect, float64[items]."""
+        """The probability that a fault hits an item and makes an output incorrect, float64[items]."""
         sums = [
             s.share / len(s.outcomes) * np.bincount(s.hit_items, s.outcomes, items)
             for s in self.strata
@@ -95,7 +95,7 @@ class ItemTrials:
         return np.asarray(np.sum([np.zeros(items), *sums], axis=0), dtype=np.float64)
 
     def rate(self, weights: Floats, confidence: float) -> Interval:
-        """``sum weights x failure rate of each item``; weights may be negative, float64[items]."""
+        """The interval of the weighted sum of the failure rates of items; weights may be negative."""
         scale, offset, parts = self._parts(weights)
         if self.exact:
             value = offset + scale * math.fsum(p.weight * p.mean for p in parts)
@@ -111,7 +111,10 @@ class ItemTrials:
         return replace(mean, estimate=estimate, low=low, high=high, confidence=confidence)
 
     def trials_factor(self, weights: Floats, confidence: float, relative: float) -> float | None:
-        """The factor of trials that would estimate `rate` to within this part of it; None where that cannot be foreseen."""
+        """How many times more trials would estimate `rate` with a given relative half-width.
+
+        None if that cannot be predicted.
+        """
         _, _, parts = self._parts(weights)
         if self.exact or any(not p.n for p in parts):
             return None
@@ -124,7 +127,9 @@ class ItemTrials:
         return None
 
     def _parts(self, weights: Floats) -> tuple[float, float, list[Stratum]]:
-        """Strata with outcomes in [0, 1] and weights that sum to 1; `rate` is offset + scale x their mean.
+        """The scale, the offset and the strata from which `rate` is computed as offset + scale x mean.
+
+        The strata have outcomes in [0, 1] and weights that sum to 1.
 
         A term of a stratum lies between the lowest and the highest weight of its reachable items, and 0; a stratum with nothing
         but weights of 0 is left out.
@@ -151,11 +156,11 @@ class ParameterItems:
 
     @property
     def sizes(self) -> Ints:
-        """Bits of each item, int64[items]."""
+        """The bits of each item, int64[items]."""
         return np.array([item.size for item in self.items], np.int64)
 
     def selection_rates(self) -> Floats:
-        """Failure rate of each item by the selecting half, float64[items].
+        """The failure rate of each item, from the half of the trials that is used to select, float64[items].
 
         Means are shrunk towards that of all parameters, as if one more trial of each item had shown it: no event in a few trials
         is not taken for 0. Any rule may select, since other trials predict.
@@ -169,7 +174,7 @@ class ParameterItems:
         return np.asarray((hits * rates + mean * shares) / (hits + 1), dtype=np.float64)
 
     def pooled(self) -> ItemTrials:
-        """All trials: for what they did not select."""
+        """Both halves of the trials together."""
         if self.selection.exact:
             return self.selection
         halves = zip(self.selection.strata, self.prediction.strata, strict=True)
@@ -184,5 +189,5 @@ class ParameterItems:
         return replace(self.prediction, strata=tuple(pooled))
 
     def pooled_rates(self) -> Floats:
-        """Failure rate of each item by all trials, float64[items]; 0 without trials."""
+        """The failure rate of each item, from all trials, float64[items]; 0 without trials."""
         return self.pooled().item_rates(len(self.items))

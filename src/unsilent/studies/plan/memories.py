@@ -1,4 +1,4 @@
-"""Memories that a plan assigns parameters to: budgets, and the memories of an accelerator."""
+"""The memories that a plan assigns parameters to: budgets, or the memories of an accelerator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ LARGE = Region("param:any", "float32", (2**16,))
 
 
 def parse_capacity(text: str, total: int, name: str) -> int:
-    """Bits of a capacity: a share of ``total`` bits (``5%``) or a size (``64kB``); errors call it ``name``."""
+    """Parse a capacity in bits: a share of ``total`` like ``5%``, or a size like ``64kB``.
+
+    ``name`` is the name of the option in error messages. Raises ``UsageError``.
+    """
     match = _PERCENT.fullmatch(text)
     if match:
         share = float(match[1]) / 100
@@ -47,7 +50,7 @@ def parse_capacity(text: str, total: int, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CurrentPlace:
-    """Where parameters are before a plan moves any.
+    """The memory in which each item is before a plan moves any.
 
     Attributes:
         words: Where that is, as a report says it.
@@ -59,7 +62,7 @@ class CurrentPlace:
 
 
 def accelerator_memory(accelerator: str, items: Sequence[Item]) -> tuple[Memory, float, CurrentPlace]:
-    """The memories of an accelerator that may hold parameters, the most events of a bit of them, and where the items are now.
+    """The memories of an accelerator for parameters, their highest fault rate, and the current place of items.
 
     Those are memories that name parameters in ``holds``, or nothing. Events are those in 1e9 hours; the share of faults that
     remain in a block is relative to them. Raises ``UsageError`` where no such memory is described.
@@ -94,7 +97,10 @@ def accelerator_memory(accelerator: str, items: Sequence[Item]) -> tuple[Memory,
 
 
 def _parameter_addresses(name: str, memory: DescribedMemory) -> list[Address]:
-    """The addresses of parameters that a memory holds; raises ``UsageError`` for one of single elements."""
+    """The addresses of the parameters that a memory holds.
+
+    Raises ``UsageError`` if an address names single elements.
+    """
     addresses = [Address.parse(text) for text in memory.holds if kind_of(text) == "param"]
     if any(address.index is not None for address in addresses):
         raise UsageError(
@@ -104,7 +110,7 @@ def _parameter_addresses(name: str, memory: DescribedMemory) -> list[Address]:
 
 
 def _place_now(memories: Mapping[str, DescribedMemory], blocks: Sequence[Block], items: Sequence[Item]) -> CurrentPlace:
-    """Each item in the first memory that holds it; in the one that leaves most of the faults where none does."""
+    """Place each item in the first memory that holds it, or else in the least reliable one."""
     worst = max(range(len(blocks)), key=lambda n: (blocks[n].residual, blocks[n].capacity or 0))
     globs = [[address.glob for address in _parameter_addresses(*entry)] for entry in memories.items()]
     names = [parse_site(item.tensor[0]).name for item in items]
@@ -120,7 +126,7 @@ def _place_now(memories: Mapping[str, DescribedMemory], blocks: Sequence[Block],
 
 
 def _altered(memory: DescribedMemory) -> float:
-    """Events of a bit that its protection neither corrects nor reports, in 1e9 hours."""
+    """The rate of events in a bit that the protection neither corrects nor reports, in 1e9 hours."""
     shares = [
         pattern.share * outcome_shares(fault_model(pattern.model), [LARGE], memory.code).shares.get(outcome, 0.0)
         for pattern in memory.patterns.values()
@@ -130,7 +136,7 @@ def _altered(memory: DescribedMemory) -> float:
 
 
 def pareto_memories(memory: Memory, rates: Floats, sizes: Ints) -> dict[str, Memory]:
-    """The memory with no limit, and with limits of latency and energy, by name: those whose best plans no other one beats.
+    """The memory with each of the limits whose plans are Pareto-optimal, by the name of the limit.
 
     The plan with the fewest failures comes first. A plan is beaten by one that leaves no more failures and takes neither more
     latency nor more energy. Raises ``UsageError`` where the parameters do not fit.
@@ -154,7 +160,7 @@ def pareto_memories(memory: Memory, rates: Floats, sizes: Ints) -> dict[str, Mem
 
 
 def _limited(memory: Memory, free: Ints, sizes: Ints) -> Iterator[tuple[str, Memory]]:
-    """The memory with limits between the least possible and what a plan without limits takes."""
+    """Variants of a memory with limits between the least possible value and that of the unlimited plan."""
     least = min(block.latency for block in memory.blocks)
     for limit in np.linspace(least, memory.latency(free, sizes), LIMITS + 1)[:-1].tolist():
         yield f"latency <= {limit:.4g}", replace(memory, max_latency=limit)

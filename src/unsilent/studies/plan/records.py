@@ -1,4 +1,4 @@
-"""Results of ``unsilent plan``: what is protected with each budget, and the failure rates that remain."""
+"""Result records of ``unsilent plan``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HALF = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PlannedItem:
-    """A part of the parameters in a plan.
+    """An item in a plan: a part of the parameters that is protected as a whole.
 
     Attributes:
         name: Of the tensor, or with its rows or class of bits.
@@ -35,7 +35,7 @@ class PlannedItem:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBudget:
-    """One budget, or one limit of the latency or energy of an accelerator's memories.
+    """The plan for one budget, or for one limit of the latency or energy of an accelerator.
 
     Failure rates are shares of single faults that make an output incorrect.
 
@@ -77,7 +77,7 @@ class PlannedBudget:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanResult(Shown):
-    """Plans for some budgets.
+    """The plans for all budgets.
 
     Attributes:
         bytes: Of all parameters.
@@ -115,5 +115,5 @@ class PlanResult(Shown):
 
     @property
     def raw_fit(self) -> float | None:
-        """Faults in all parameters per 1e9 hours: what turns a failure rate per fault into FIT."""
+        """The number of faults in all parameters per 1e9 hours; None if it is not known."""
         return None if self.fit_per_bit is None else self.fit_per_bit * 8 * self.bytes

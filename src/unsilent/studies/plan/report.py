@@ -64,7 +64,7 @@ def report(result: PlanResult) -> Report:
 
 
 def _headline(result: PlanResult) -> str:
-    """A sentence on what the best plan, by the half of the trials that selects, leaves of faults, and what no plan leaves."""
+    """A sentence on the failure rate that the best plan leaves, and on the rate without a plan."""
     first = result.budgets[0]
     best = first if first.capacity is None else max(result.budgets, key=lambda budget: budget.capacity or 0.0)
     start, without = _budget_text(best, result), _rate_text(result.unprotected)
@@ -83,7 +83,7 @@ def _headline(result: PlanResult) -> str:
 
 
 def _rate_text(rate: Interval) -> str:
-    """A failure rate with its limits; the upper limit alone where no trial failed: ``< 6.8 %``."""
+    """A failure rate with its limits; only the upper limit if no trial failed, like ``< 6.8 %``."""
     if rate.estimate == 0 and rate.high > 0:
         return f"{estimate_text(rate).estimate} %"
     return share_with_limits_text(rate)
@@ -96,14 +96,14 @@ def _budget_text(budget: PlannedBudget, result: PlanResult) -> str:
 
 
 def _with_share(budget: PlannedBudget, result: PlanResult) -> str:
-    """The name of a budget, and the share of the parameters where it is a size."""
+    """The name of a budget; for a size, with its share of the parameters."""
     if budget.capacity is None or budget.name.endswith("%"):
         return budget.name
     return f"{budget.name} ({100 * budget.capacity / result.bytes:.3g} %)"
 
 
 def estimates(result: PlanResult) -> list[Estimate]:
-    """The failure rates that remain with each budget, their differences, and failures in time."""
+    """The remaining failure rates of each budget, their differences, and failures per 1e9 hours."""
     found = [_estimate("", "unprotected", result.unprotected)]
     for budget in result.budgets:
         found += [_estimate(budget.name, name, rate) for name, rate in _rates(budget).items()]
@@ -123,7 +123,7 @@ def _estimate(budget: str, assignment: str, rate: Interval) -> Estimate:
 
 
 def _rates(budget: PlannedBudget) -> dict[str, Interval]:
-    """Rates that are predicted to remain, by the assignment."""
+    """The predicted remaining rates of the plan and of its baselines, by name."""
     return {"plan": budget.predicted, **budget.baselines}
 
 
@@ -161,7 +161,7 @@ def _findings(result: PlanResult) -> Iterator[str]:
 
 
 def _share_of_baseline(budget: PlannedBudget, name: str) -> float | None:
-    """Remaining rate over that of a baseline, both by the trials that `PlannedBudget.gains` is of; None where unknown or 0."""
+    """The remaining rate relative to that of a baseline; None if unknown or 0."""
     rate, gain = (budget.second_campaign or budget.predicted).estimate, budget.gains[name].estimate
     if rate is None or gain is None or rate <= gain:
         return None
@@ -219,7 +219,7 @@ def _validation_table(result: PlanResult) -> Table:
 
 
 def _memories_table(result: PlanResult) -> Table:
-    """The Pareto set: what each plan takes and leaves."""
+    """The table of the Pareto-optimal plans of an accelerator."""
     columns = (
         Column("budget", of="name"), Column.share("remains", "predicted"),
         *([] if result.raw_fit is None else [Column("FIT", "estimate", scale=result.raw_fit, of="predicted")]),
@@ -249,7 +249,7 @@ def _items_table(result: PlanResult) -> Table:
 
 
 def _block_of(budget: str) -> Getter:
-    """Where a budget puts a part; None: it is not protected."""
+    """A function that returns the block of an item under a budget; None if it is unprotected."""
     return lambda item: None if item.blocks[budget] == "unprotected" else item.blocks[budget]
 
 
@@ -291,7 +291,7 @@ def _notes(result: PlanResult) -> Iterator[str]:
 
 
 def pareto_figure(result: PlanResult) -> Figure:
-    """Remaining failure rate against the share of bytes that is protected, both logarithmic."""
+    """The remaining failure rate against the share of protected bytes, on two logarithmic axes."""
     budgets = result.budgets
     rates = [rate for b in budgets for rate in (b.predicted, *b.baselines.values())]
     bottom = max(axis_bottom([r for r in rates if r.estimate]), _LEAST_AXIS)

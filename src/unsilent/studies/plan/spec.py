@@ -28,7 +28,7 @@ _CONFIRMED = "{} of the campaign, if it is not built in. Only with --validate."
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of the goal of a plan, and of how it is validated.
+    """Options of a plan and of its validation.
 
     Attributes:
         validation_seed: None: that of the stored campaign plus 1.
@@ -77,7 +77,7 @@ class PlanOptions:
     jobs: Annotated[int, Option("Number of worker processes.", EXECUTION_PANEL)] = 1
 
     def __post_init__(self) -> None:
-        """Raise ``UsageError`` for what does not exist or would be ignored."""
+        """Raise ``UsageError`` for invalid values, and for options that would be ignored."""
         if self.granularity not in GRANULARITIES:
             raise unknown_name_error("--granularity", self.granularity, GRANULARITIES)
         if self.unit not in UNITS:
@@ -102,7 +102,7 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class PlanOutputOptions:
-    """Where a plan goes."""
+    """Options on where the plan is written."""
 
     output: Annotated[Path | None, Option(
         "Write the list of protected parameters to this file, .json or .toml.", OUTPUT_PANEL, short_flag="o")] = None  # fmt: skip

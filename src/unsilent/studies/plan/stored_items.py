@@ -1,4 +1,4 @@
-"""Reads the store of a PVF campaign: the items of its parameters, and which of them each fault hit."""
+"""Reads the items of the parameters, and the trials that hit them, from the store of a PVF campaign."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ MOST_ROW_BLOCKS = 8
 
 
 def check_plannable(store: PvfStore, granularity: str) -> None:
-    """Raise ``UsageError`` for a campaign whose trials do not say which tensors to protect, with the command that does."""
+    """Raise ``UsageError`` if the trials of a campaign cannot be used for a plan.
+
+    The message gives the command of a campaign that can.
+    """
     spec = store.spec
     fitting = f"run unsilent pvf {spec.workload} --per tensor --strata bits --trials 500"
     if spec.accelerator is not None:
@@ -45,7 +48,7 @@ def check_plannable(store: PvfStore, granularity: str) -> None:
 
 
 def _found(spec: PvfSpec) -> str:
-    """A description of a campaign that has no trials of one drawn fault."""
+    """A description of the faults in a campaign that has no trials with one drawn fault."""
     if spec.faults is not None:
         return "faults of a list"
     if None in spec.flips:
@@ -54,7 +57,7 @@ def _found(spec: PvfSpec) -> str:
 
 
 def read_items(store: PvfStore, granularity: str, unit: str) -> ParameterItems:
-    """The items of a campaign; raises ``UsageError`` for one that cannot be planned with."""
+    """The items and trials of a campaign; raises ``UsageError`` if it cannot be used for a plan."""
     check_plannable(store, granularity)
     items = make_items(store.baseline, store.spec.law, granularity)
     trials = read_trials(store, items, unit)
@@ -67,7 +70,7 @@ def read_items(store: PvfStore, granularity: str, unit: str) -> ParameterItems:
 
 
 def make_items(description: PvfBaseline, law: str, granularity: str) -> tuple[Item, ...]:
-    """All items of the parameters of a campaign, tensors in their order."""
+    """All items of the parameters of a campaign, in the order of the tensors."""
     shares = defaultdict[tuple[str, str], float](float)
     for target in description.targets_at(1):
         tensors = _tensors_of(target, description)
@@ -83,7 +86,7 @@ def make_items(description: PvfBaseline, law: str, granularity: str) -> tuple[It
 
 
 def _mass(tensor: TensorInfo, target: TargetInfo, law: str) -> float:
-    """A weight in proportion to the probability that a fault of the target hits the tensor."""
+    """An unnormalised probability that a fault of the target hits the tensor."""
     if target.elements_by_site:
         mine = float(target.elements_by_site.get(tensor.site, 0))
         return mine if law == "per-element" else mine / tensor.elements
@@ -100,7 +103,7 @@ def _tensors_of(target: TargetInfo, description: PvfBaseline) -> list[TensorInfo
 
 
 def _divided(tensor: TensorInfo, share: float, granularity: str) -> list[Item]:
-    """The items of a tensor."""
+    """The items that a tensor is divided into."""
     label, key = parse_site(tensor.site).label, (tensor.site, tensor.dtype)
     size = tensor.elements * tensor.width
     if granularity == "tensor-bits":
@@ -120,7 +123,7 @@ def _divided(tensor: TensorInfo, share: float, granularity: str) -> list[Item]:
 
 
 def read_trials(store: PvfStore, items: Sequence[Item], unit: str) -> ItemTrials:
-    """The trials of a campaign that count, each with the item that its fault hit."""
+    """The counted trials of a campaign, each with the item that its fault hit."""
     stored = StoredTrials(store, unit)
     targets = stored.description.targets_at(1)
     sample = stored.sample(targets, 1)
@@ -174,7 +177,7 @@ def _stratum(
 
 
 def _item_at(place: tuple[str, str, int, int | None], items: Sequence[Item], among: Sequence[int]) -> int:
-    """The item that has this row and bit of a tensor."""
+    """The number of the item that contains a row and bit of a tensor."""
     site, dtype, row, bit = place
     return next(
         n

@@ -1,4 +1,4 @@
-"""Which parameters of a stored PVF campaign to protect, or to duplicate, with a given amount of memory.
+"""Plans which parameters of a stored PVF campaign to protect with a given amount of memory.
 
 Protected memory corrects faults; a plan chooses what to put there so that the remaining failure rate, ``sum share x PVF`` over
 all that is not protected, is smallest. One half of the trials of each stratum selects, the other half predicts, so the prediction
@@ -82,7 +82,7 @@ plan = option_function(
 def make_plan(
     options: PlanOptions, command: str = "", observer: Observer | None = None, live: InferenceWorkload | None = None
 ) -> PlanResult:
-    """`plan` with its options in one record; ``command`` is the command line that asks for the same again."""
+    """Make the plan for the given options; ``command`` is the command line that repeats it."""
     with PvfStore(options.store) as store:
         store.check_has_trials()
         items = read_items(store, options.granularity, options.unit)
@@ -114,7 +114,7 @@ def make_plan(
 
 
 def _fit_per_bit(options: PlanOptions, store: PvfStore, described: float | None) -> float | None:
-    """The fault rate of a bit: described, asked for, or that of the campaign's command; None where none applies."""
+    """The fault rate of a bit, from the accelerator, the options or the stored command; None if unknown."""
     fit, spec = options.fit_per_bit, store.spec
     if described is not None:
         rate: float | None = described
@@ -136,9 +136,9 @@ def _fit_per_bit(options: PlanOptions, store: PvfStore, described: float | None)
 def _memories(
     options: PlanOptions, items: ParameterItems, rates: Floats
 ) -> tuple[dict[str, Memory], float | None, CurrentPlace | None]:
-    """The memory of each budget, by its name; of an accelerator the highest rate of a bit, and where the items are now.
+    """The memory of each budget by name, the fault rate of a bit, and the current place of the items.
 
-    Raises ``UsageError`` where no item fits into one.
+    The last two are None unless the options name an accelerator. Raises ``UsageError`` if no item fits into a budget.
     """
     total = int(items.sizes.sum())
     if options.accelerator is not None:
@@ -163,7 +163,7 @@ def _memories(
 
 
 def _true_rates(options: PlanOptions, items: ParameterItems) -> Floats:
-    """Failure rate of each item by the store that is taken for the truth, float64[items]."""
+    """The failure rate of each item in the store that is taken as the truth, float64[items]."""
     assert options.truth is not None
     with PvfStore(options.truth) as store:
         truth = read_items(store, options.granularity, options.unit)
@@ -178,7 +178,7 @@ def _true_rates(options: PlanOptions, items: ParameterItems) -> Floats:
 
 @dataclass(frozen=True)
 class Planning:
-    """Trials, options and confidence by which the plans of all budgets are predicted and judged.
+    """Predicts and judges the plans of all budgets.
 
     Attributes:
         true_rates: Failure rate of each item by what is taken for the truth, float64[items].
@@ -195,7 +195,7 @@ class Planning:
     joint: float
 
     def planned_budget(self, name: str, memory: Memory, assignment: Assignment) -> PlannedBudget:
-        """The plan of one budget, as far as it is known without comparing it with the second campaign."""
+        """The plan of one budget, without its comparison with the second campaign."""
         sizes, remaining = self.items.sizes, memory.residuals(assignment.choice)
         orders = {name: weights for name, weights in _baselines(memory, sizes).items() if weights is not None}
         oracle = memory.residuals(optimal_assignment(self.true_rates, sizes, memory).choice)
@@ -224,7 +224,7 @@ class Planning:
     def with_differences(
         self, budgets: Sequence[PlannedBudget], remaining: Sequence[Floats], second: ItemTrials
     ) -> list[PlannedBudget]:
-        """The budgets with prediction minus second campaign, and whether a difference is shown."""
+        """Add the difference between prediction and second campaign to each budget."""
 
         def gap(weights: Floats, confidence: float) -> Interval:
             return difference(self.items.prediction.rate(weights, confidence), second.rate(weights, confidence))
@@ -242,7 +242,10 @@ class Planning:
 
 
 def _baselines(memory: Memory, sizes: Ints) -> dict[str, Floats | None]:
-    """Share of the faults in each item that remains under each of `BASELINES`; None where an order does not fit."""
+    """The share of the faults in each item that remains under each of `BASELINES`.
+
+    None for an order in which the items do not fit.
+    """
     rng = np.random.default_rng(0)
     drawn = [assign_in_order(rng.permutation(sizes.size).tolist(), sizes, memory) for _ in range(RANDOM_ORDERS)]
     fitting = [memory.residuals(choice) for choice in drawn if choice is not None]
@@ -262,7 +265,7 @@ def _planned_items(items: ParameterItems, used: Mapping[str, Sequence[str]]) -> 
 
 
 def _curve(items: ParameterItems, selection_rates: Floats) -> tuple[tuple[float, float], ...]:
-    """See `PlanResult.curve`."""
+    """Protected bytes and remaining failure rate, as items are protected one after the other."""
     order = np.argsort(-selection_rates / items.sizes, kind="stable")
     rates = items.prediction.item_rates(order.size)[order]
     protected = np.concatenate([[0.0], np.cumsum(items.sizes[order])]) / 8
@@ -271,7 +274,7 @@ def _curve(items: ParameterItems, selection_rates: Floats) -> tuple[tuple[float,
 
 
 def protected_list(result: PlanResult) -> dict[str, Any]:
-    """The plan as plain values, for a file: what each budget puts into which block."""
+    """The plan as plain values for a file: the items in each block, by budget."""
     return {
         "workload": result.workload,
         "granularity": result.granularity,

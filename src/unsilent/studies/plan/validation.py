@@ -1,4 +1,4 @@
-"""The second campaign that validates a plan: faults drawn over all parameters, those in protected memory corrected.
+"""Runs the second campaign that validates a plan.
 
 It has another seed than the campaign that was planned with, and is drawn by components without strata, so that shares of items
 come from the draws themselves. A fault in a protected part counts as if it had not been: its outcome is multiplied by the share
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ValidationCampaign:
-    """The second campaign: its store, its seed, and its trials."""
+    """The store, the seed and the trials of the second campaign."""
 
     store: str
     seed: int
@@ -42,7 +42,7 @@ def run_validation(
     workload: InferenceWorkload | None = None,
     observer: Observer | None = None,
 ) -> ValidationCampaign:
-    """Run the second campaign, or resume it.
+    """Run or resume the second campaign.
 
     Args:
         store: Of the campaign that was planned with.

@@ -1,4 +1,4 @@
-"""The figures of a trace: outputs in execution order against the share that differs, and the largest relative change."""
+"""The figures of a trace: changed elements and relative changes of outputs, in execution order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LARGEST = 307.0
 
 @dataclass(frozen=True, slots=True)
 class PhaseSegment:
-    """Rows ``first`` to ``last`` that one phase has without a break."""
+    """Consecutive rows of one phase, from ``first`` to ``last``."""
 
     phase: str
     first: int
@@ -48,7 +48,7 @@ class PhaseSegment:
 
 
 def changed_share_figure(trace: FaultTrace) -> Figure:
-    """Share of changed elements on a logarithmic scale; what is unchanged is a tick on the line at the bottom."""
+    """The share of changed elements of each output, on a logarithmic scale."""
     shares = [row.share for row in trace.rows if row.change.changed]
     bottom = 10.0 ** math.floor(math.log10(min(shares, default=0.1)) - 1e-9)
     rail = bottom / 10**0.45
@@ -64,7 +64,7 @@ def changed_share_figure(trace: FaultTrace) -> Figure:
 
 
 def relative_figure(trace: FaultTrace) -> Figure | None:
-    """Largest relative change on a logarithmic scale; above it, what has no ratio. None where no number changed."""
+    """The largest relative change of each output, on a logarithmic scale; None if no number changed."""
     changes = [row.change for row in trace.rows]
     values = [change.relative for change in changes if change.relative]
     bad = [i for i, change in enumerate(changes) if change.nonfinite]
@@ -93,13 +93,16 @@ def relative_figure(trace: FaultTrace) -> Figure | None:
 
 
 def phase_segments(rows: Iterable[TraceRow]) -> list[PhaseSegment]:
-    """Runs of rows of one phase, in order."""
+    """Divide the rows into segments of consecutive rows with the same phase."""
     runs = [[*group] for _, group in groupby(enumerate(rows), key=lambda pair: pair[1].phase)]
     return [PhaseSegment(run[0][1].phase, run[0][0], run[-1][0]) for run in runs]
 
 
 def faults_by_row(trace: FaultTrace) -> dict[int, list[TracedFault]]:
-    """The faults by the number of the row they corrupt; a place that is not known is the first row that differs."""
+    """The faults by the number of the row that they corrupt.
+
+    A fault without a known row is placed at the first row that differs.
+    """
     mapping: dict[int, list[TracedFault]] = {}
     first = next(trace.changed_rows, BEFORE_FIRST_ROW)
     for fault in trace.faults:
@@ -108,14 +111,14 @@ def faults_by_row(trace: FaultTrace) -> dict[int, list[TracedFault]]:
 
 
 def magnitude(value: float | None) -> str:
-    """Two digits and a power of ten, as a column of them needs it; ``–`` for none."""
+    """A number as text with two significant digits; ``–`` for None."""
     if value is None:
         return "–"
     return f"{value:.2g}" if value == 0 or 1e-3 <= value < 1e4 else f"{value:.1e}"
 
 
 def share_text(row: TraceRow) -> str:
-    """Changed elements in percent, two or three digits, never rounded to 0 or 100."""
+    """The share of changed elements in percent, never rounded to 0 or 100."""
     if row.change.changed in (0, row.elements):
         return f"{100 * row.share:.0f}"
     share = min(100 * row.share, 99.9)
@@ -123,7 +126,7 @@ def share_text(row: TraceRow) -> str:
 
 
 def _by_phase(trace: FaultTrace, value: Callable[[TraceRow], float | None]) -> list[Figure]:
-    """One series of points for each phase that the run has; one without points still explains its colour."""
+    """One series of points for each phase of the run."""
     result = []
     for phase, (name, colour, symbol) in PHASE_LOOKS.items():
         numbers = [i for i, row in enumerate(trace.rows) if row.phase == phase]
@@ -157,7 +160,7 @@ def _figure(trace: FaultTrace, series: list[Figure], scale: Figure) -> Figure:
 
 
 def _phases(trace: FaultTrace) -> list[Figure]:
-    """A line where one phase follows another, and a tint of its colour behind each."""
+    """Tinted backgrounds for the phases, and lines between them."""
     result = phase_segments(trace.rows)
     tint = {"type": "rect", "opacity": 0.06, "line": {"width": 0}, "layer": "below", "y0": 0, "y1": 1, "yref": "paper"}
     tints = [
@@ -168,7 +171,7 @@ def _phases(trace: FaultTrace) -> list[Figure]:
 
 
 def _fault_name(trace: FaultTrace) -> list[Figure]:
-    """The word next to the line of a fault, on the side where there is room; of several the first alone has it."""
+    """The label at the line of the first fault, on the side that has room."""
     count = len(trace.faults)
     text = {"text": " fault " if count == 1 else f" {count_text(count, 'fault')} ", "font": {"size": 12, "color": INK}}
     place = {"y": 1.0, "yref": "paper", "yanchor": "bottom", "showarrow": False}

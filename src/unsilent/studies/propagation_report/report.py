@@ -1,4 +1,4 @@
-"""The report of a trace: what the fault was, what it changed, one row for every output that differs."""
+"""The report of a trace: the fault, and every output that it changed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ METHOD = (
 
 
 def report(trace: FaultTrace, title: str, facts: tuple[tuple[str, str], ...] = ()) -> Report:
-    """All that is shown of a trace; ``title``: what it is of, ``facts``: pairs of term and text."""
+    """The report on a trace; ``facts`` are pairs of term and text."""
     return Report(
         schema=SCHEMA,
         report_type="How a fault spreads",
@@ -68,7 +68,7 @@ def report(trace: FaultTrace, title: str, facts: tuple[tuple[str, str], ...] = (
 
 
 def headline(trace: FaultTrace) -> str:
-    """The finding in one sentence, without a full stop."""
+    """The main finding in one sentence, without a full stop."""
     changed, every = list(trace.changed_rows), count_text(len(trace.rows), "output")
     what = "the fault" if len(trace.faults) == 1 else "the faults"
     if not trace.rows:
@@ -83,7 +83,7 @@ def headline(trace: FaultTrace) -> str:
 
 
 def worst_change_sentences(trace: FaultTrace) -> Iterator[str]:
-    """The largest relative change, where NaN or infinity come first, and where the runs part."""
+    """Sentences on the largest relative change, the first NaN or infinity, and the divergence of runs."""
     rated = [row for row in trace.rows if row.change.relative is not None]
     if rated:
         row = max(rated, key=lambda row: row.change.relative or 0.0)
@@ -97,7 +97,7 @@ def worst_change_sentences(trace: FaultTrace) -> Iterator[str]:
 
 
 def key_numbers(trace: FaultTrace) -> Iterator[tuple[str, str, str]]:
-    """The few numbers at the head of the page: term, text, and what is set smaller."""
+    """Key numbers for the head of the page: term, value and small text."""
     rows = trace.rows
     changed = [rows[i] for i in trace.changed_rows]
     yield "outputs changed", f"{len(changed):,}", f"of {len(rows):,}"
@@ -159,14 +159,14 @@ def _faults_table(trace: FaultTrace) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class OmittedRows:
-    """Rows that are left out between two that are shown, and how many of them differ."""
+    """Consecutive rows that are omitted, and how many of them differ."""
 
     rows: int
     changed: int
 
 
 def rows_to_show(trace: FaultTrace, most: int = MOST) -> list[int | OmittedRows]:
-    """Numbers of the rows to show, and gaps, at most ``most`` together.
+    """The numbers of the rows to show, and the gaps between them, at most ``most`` in total.
 
     Shown are rows that differ and those that a fault corrupts; where they are too many, the first and the last of them.
     """
@@ -191,7 +191,7 @@ def _lines(trace: FaultTrace, kept: set[int]) -> list[int | OmittedRows]:
 
 
 def _line(trace: FaultTrace, line: int | OmittedRows, corrupted: Container[int]) -> TableRow:
-    """A row that is shown in a terminal, or how many are left out."""
+    """A table row for an output, or for a gap of omitted outputs."""
     if isinstance(line, int):
         return _row(trace, line, line in corrupted, NAME)
     text = f", {line.changed:,} of them changed" if line.changed else " unchanged"
@@ -220,7 +220,7 @@ def _magnitude_cell(value: float | None) -> TextCell:
 
 
 def _every_row(trace: FaultTrace) -> Table:
-    """The table for pipes."""
+    """The full table of all rows, for output to a pipe."""
     names = ("row", "phase", "micro_step", "operation", "kernel", "output", "tensor", "elements")
     numbers = ("changed", "share", "relative", "absolute", "from_zero", "nonfinite", "fault")
     corrupted = faults_by_row(trace)

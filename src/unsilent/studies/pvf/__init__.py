@@ -1,3 +1,3 @@
-"""Parameter vulnerability, and P(incorrect) of transient faults: campaigns over one model's evaluation."""
+"""The PVF study: how often a corrupted parameter, or value of a run, makes an output incorrect."""
 
 from __future__ import annotations

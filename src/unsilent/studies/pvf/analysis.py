@@ -1,4 +1,4 @@
-"""Estimates from stored trials: everything a report shows, computed from a store alone.
+"""Computes the estimates of a PVF campaign from its store.
 
 Every estimate carries an interval that knows that one fault is scored on many samples; sums over targets are weighted by
 their share of the sampling law (`statistics.stratified`).
@@ -49,7 +49,10 @@ from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, TensorInfo
 
 
 def analyse(store: PvfStore, question: PvfEstimator) -> PvfResult:
-    """Everything a report shows, from a store alone; raises ``StoreError`` where it holds what no campaign writes."""
+    """The result of a store.
+
+    Raises ``StoreError`` if the store has contents that no campaign writes.
+    """
     try:
         return _analysed(store, question)
     except (KeyError, IndexError, OverflowError, ZeroDivisionError) as error:  # its parts do not fit together
@@ -115,7 +118,7 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
 
 
 def _groups(stored: StoredTrials, single: Sequence[SingleElementTrial]) -> Iterator[RowScope]:
-    """The scopes of rows: targets at each number of flips, and layers by where single flips fell."""
+    """The scopes of all rows: targets at each number of flips, and layers by where single flips fell."""
     for flips in stored.spec.flips:
         yield from target_groups(stored, flips)
     if stored.spec.per == "component" and 1 in stored.spec.flips:
@@ -123,20 +126,20 @@ def _groups(stored: StoredTrials, single: Sequence[SingleElementTrial]) -> Itera
 
 
 def samples_of_trials(stored: StoredTrials) -> dict[str, int]:
-    """Samples of one batch that a trial evaluates, by reported target; empty where all trials evaluate all."""
+    """The number of samples that a trial evaluates, by reported target; empty if it evaluates all."""
     samples = {t.group or t.name: stored.spec.samples or 0 for t in stored.description.targets}
     samples |= {plan.group: plan.samples or samples[plan.group] for plan in stored.plans.values()}
     return samples if any(samples.values()) else {}
 
 
 def _over_looks(stored: StoredTrials, confidence: float) -> float:
-    """Confidence of an interval of its own, where a campaign may have stopped at any look."""
+    """The confidence of a single interval, corrected if the campaign may have stopped at an interim look."""
     looks = [plan.look for plan in stored.plans.values() if plan.first_look_trials]
     return confidence_at(max(looks), confidence) if looks else confidence
 
 
 def dtype_of(spec: PvfSpec, description: PvfBaseline) -> str:
-    """The dtype for a reader: that of the model's numbers, or all that were corrupted among values of a run."""
+    """The dtype to show: that of the model, or all corrupted dtypes if values of a run are corrupted."""
     corrupted = dtypes(description)
     if spec.is_transient:
         return " and ".join(filter(None, (", ".join(corrupted[:-1]), *corrupted[-1:]))) or "nothing"
@@ -144,7 +147,7 @@ def dtype_of(spec: PvfSpec, description: PvfBaseline) -> str:
 
 
 def non_default_question_options(question: PvfEstimator, usual: PvfEstimator) -> list[str]:
-    """Options that ask this question of a store, where it is not the usual one."""
+    """The command-line options of a question that differ from their defaults."""
     known = asdict(usual)
     return [f"--{key} {value}" for key, value in asdict(question).items() if value != known[key]]
 
@@ -158,7 +161,7 @@ def _notes(rows: Sequence[PvfRow], transient: bool) -> list[str]:
 
 
 def dtypes(description: PvfBaseline) -> tuple[str, ...]:
-    """The dtypes of what may be corrupted, that of most elements first."""
+    """The dtypes of the corrupted tensors, the one with most elements first."""
     sizes: Counter[str] = Counter()
     for tensor in description.tensors:
         sizes[tensor.dtype] += tensor.elements
@@ -166,7 +169,7 @@ def dtypes(description: PvfBaseline) -> tuple[str, ...]:
 
 
 def heat_maps(hits: Sequence[SingleElementTrial], description: PvfBaseline, unit: str) -> tuple[HeatMap, ...]:
-    """A map for each dtype that a single flip fell on: bits of several layouts have no common axis."""
+    """A heat map for each dtype that was hit by single flips."""
     result = []
     for name in dtypes(description):
         flips = [h for h in hits if h.bit is not None and h.tensor.dtype == name]
@@ -176,7 +179,7 @@ def heat_maps(hits: Sequence[SingleElementTrial], description: PvfBaseline, unit
 
 
 def _heat_map(flips: Sequence[SingleElementTrial], layout: Codec, description: PvfBaseline, unit: str) -> HeatMap:
-    """Layer x bit position over the tensors of one dtype.
+    """The heat map of layers and bit positions, for the tensors of one dtype.
 
     A cell that several targets share is weighted by their share of the law, and by how many of all their faults fell in it where
     all are tried.
@@ -210,13 +213,13 @@ def _heat_map(flips: Sequence[SingleElementTrial], layout: Codec, description: P
 def _shares(
     hits: Sequence[SingleElementTrial], description: PvfBaseline, unit: str
 ) -> Iterator[tuple[SingleElementTrial, float]]:
-    """Each of these trials with the share of its units that are incorrect."""
+    """Each trial with the share of its units that are incorrect."""
     tally = Tally.of([hit.row.outcome_codes for hit in hits], description.samples, unit)
     return zip(hits, tally.incorrect_share_per_trial.tolist(), strict=True)
 
 
 def _field(layout: Codec, bit: int) -> str:
-    """The field of a bit as the codec names it; for digits of an integer its value."""
+    """The name of the field that a bit belongs to; ``value`` for the digits of an integer."""
     name = layout.field_of_bit(bit)
     return "value" if layout.kind == "int" and name == "mantissa" else name
 
@@ -225,7 +228,7 @@ Heats = NDArray[np.str_]
 
 
 def lookup_classes(counts: Sequence[int]) -> Heats:
-    """``hot``, ``warm`` or ``cold`` for each row of a table from its look-ups (see `LookupRow`)."""
+    """The class of each table row by its number of look-ups: ``hot``, ``warm`` or ``cold`` (see `LookupRow`)."""
     seen = np.asarray(counts, np.int64)
     order = np.argsort(-seen, kind="stable")
     before = np.cumsum(seen[order]) - seen[order]
@@ -238,7 +241,7 @@ def lookup_classes(counts: Sequence[int]) -> Heats:
 def lookup_rows(
     hits: Sequence[SingleElementTrial], description: PvfBaseline, unit: str, confidence: float
 ) -> tuple[LookupRow, ...]:
-    """PVF of hot, warm and cold embedding rows over all tables that were looked up."""
+    """The PVF of hot, warm and cold embedding rows, over all tables."""
     tables = {
         t.site: (t, lookup_classes(description.lookups[name]))
         for t in description.tensors
@@ -279,7 +282,7 @@ def lookup_rows(
 
 
 def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], description: PvfBaseline) -> float:
-    """Which part of a target's elements are embedding rows of this class."""
+    """The share of a target's elements that are embedding rows of a class."""
     info = next(t for t in description.targets if t.name == target)
     target_owner = {"component": info.component, "tensor": info.group}.get(info.level, info.layer)
 
@@ -302,7 +305,10 @@ ONE_WIDTH = 0.99
 
 @dataclass(frozen=True, slots=True)
 class FitRow:
-    """FIT of one target; ``unmasked_fit`` is the rate of faults before anything is masked, ``reason`` why there is no FIT."""
+    """The FIT of one target.
+
+    ``unmasked_fit`` is the rate of faults before the model masks any; ``reason`` says why there is no FIT.
+    """
 
     row: PvfRow
     unmasked_fit: float
@@ -313,17 +319,17 @@ class FitRow:
 
     @property
     def text(self) -> EstimateText:
-        """FIT and its limits as text."""
+        """The FIT and its limits as text."""
         return EstimateText("–", "–", "–") if self.interval is None else rate_text(self.interval)
 
     @property
     def interval(self) -> Interval | None:
-        """FIT with its limits; None where there is none."""
+        """The interval of the FIT; None if there is no FIT."""
         return None if self.reason else self.row.interval.scaled(self.unmasked_fit)
 
 
 def check_rate(fit_per_bit: float, transient: bool = False) -> float:
-    """Return the rate if it is one and there is memory it speaks of; raises ``UsageError`` otherwise.
+    """Return the fault rate; raises ``UsageError`` if it is invalid or does not apply to the faults.
 
     ``transient``: faults are injected into values of a run.
     """
@@ -340,7 +346,7 @@ def check_rate(fit_per_bit: float, transient: bool = False) -> float:
 
 
 def make_fit_row(row: PvfRow, fit_per_bit: float) -> FitRow:
-    """FIT of one row: each of its numbers times rate x bits."""
+    """The FIT of one row: the fault rate per bit, times bits, times PVF."""
     raw = fit_per_bit * row.bits
     if row.widest_share_of_bits < ONE_WIDTH:
         return FitRow(row, raw, None, None, None, MIXED_WIDTHS_REASON)
@@ -348,10 +354,10 @@ def make_fit_row(row: PvfRow, fit_per_bit: float) -> FitRow:
 
 
 def fit_rows(result: PvfResult, fit_per_bit: float) -> tuple[FitRow, ...]:
-    """Rows of the main level at one flip, then the model; empty where a raw rate cannot be multiplied with what was measured.
+    """The FIT of the rows with one flip, the largest first, then that of the model.
 
-    Largest FIT first. Where nothing went wrong the upper limit ranks: a large part that might dominate
-    stays visible.
+    Empty if the fault model is not a bit flip in parameters, drawn per element. Rows without a wrong output rank by their
+    upper limit, so that a large part that might dominate stays visible.
     """
     check_rate(fit_per_bit)
     if result.transient or result.fault != "bitflip" or result.law != "per-element":
@@ -364,7 +370,7 @@ def fit_rows(result: PvfResult, fit_per_bit: float) -> tuple[FitRow, ...]:
 
 
 def fit_versus_pvf_text(rows: Sequence[FitRow]) -> str:
-    """Says where size beats vulnerability: most FIT and highest PVF are two targets and their joint limits separate."""
+    """A sentence for the case that the target with the most FIT does not have the highest PVF."""
     parts = [f for f in rows if f.row.level != "model" and f.estimate is not None]
     if len(parts) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""The PVF card: one small JSON file that says what was measured, what came out, and how to measure it again; and its report.
+"""The PVF card: a small JSON file with the settings, the results and the command of a campaign.
 
 A card is a function of its campaign and of how it is read (unit, confidence): it holds no time, host or path of a store, so
 that whoever runs its command again with the same files, versions and kind of device gets the same card, byte for byte. Its
@@ -68,7 +68,7 @@ _SQLITE = b"SQLite format 3\0"
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """One estimate; see `PvfRow`."""
+    """One estimate on a card; see `PvfRow`."""
 
     level: Level
     target: str
@@ -87,7 +87,7 @@ class CardRow:
 
 @dataclass(frozen=True, slots=True)
 class CardFit:
-    """FIT with its limits."""
+    """A FIT with its limits."""
 
     estimate: float | None
     low: float
@@ -96,7 +96,7 @@ class CardFit:
 
 @dataclass(frozen=True, slots=True)
 class CardFitRow:
-    """FIT of the model or a memory; see `MemoryFitRow`."""
+    """The FIT of the model or of a memory; see `MemoryFitRow`."""
 
     level: FitLevel
     name: str
@@ -112,7 +112,7 @@ class CardFitRow:
 
 @dataclass(frozen=True, slots=True)
 class PvfCard:
-    """The part of a campaign that is shared. ``spec`` is the request; the rest is its results."""
+    """The settings (``spec``) and results of a campaign, in a form to share."""
 
     schema: str
     version: int
@@ -144,7 +144,10 @@ class PvfCard:
 
 
 def make_card(store: PvfStore, question: PvfEstimator) -> PvfCard:
-    """The card of a stored campaign; raises ``UsageError`` where no single command makes just these trials again."""
+    """The card of a stored campaign.
+
+    Raises ``UsageError`` if no single command reproduces its trials.
+    """
     result, description = analyse(store, question), store.baseline
     if result.trials_done < result.trials_planned:
         raise UsageError(
@@ -171,7 +174,7 @@ def make_card(store: PvfStore, question: PvfEstimator) -> PvfCard:
 
 
 def _missing(store: PvfStore) -> str:
-    """How the other trials come into a store: those of other parts by merging, once its own part is there."""
+    """An instruction on how to complete the trials of a store."""
     trials, command = store.largest_budget()
     spec, strata = store.spec, strata_of(store.spec, store.baseline)
     where = f" --store {shlex.quote(str(store.path))}" if command.startswith("unsilent ") else ""
@@ -186,7 +189,7 @@ def _missing(store: PvfStore) -> str:
 
 
 def _check_plan(store: PvfStore, command: str, question: PvfEstimator) -> None:
-    """A campaign in rounds depends on the precision that was asked when it was planned, and on how its trials were read then."""
+    """Raise ``UsageError`` if the campaign was planned for another precision, unit or confidence."""
     rounds: list[list[CellPlan]] = store.records(ROUND)
     planned = list(dict.fromkeys(plan.target_precision for plans in rounds for plan in plans))
     if not planned or not command.startswith("unsilent "):
@@ -213,24 +216,24 @@ def _check_plan(store: PvfStore, command: str, question: PvfEstimator) -> None:
 
 
 def checksum(values: Mapping[str, Any]) -> str:
-    """SHA-256, in hex, of the canonical JSON of a card's fields without this one."""
+    """The SHA-256, in hex, of all fields of a card except the checksum itself."""
     return hashlib.sha256(sorted_json_text({k: v for k, v in values.items() if k != "sha256"}).encode()).hexdigest()
 
 
 def card_json(card: PvfCard) -> dict[str, Any]:
-    """Plain JSON values, as in the file."""
+    """The card as plain JSON values."""
     plain = as_json_values(asdict(card))
     assert isinstance(plain, dict)
     return plain
 
 
 def card_text(card: PvfCard) -> str:
-    """The text of the card's file."""
+    """The content of a card file, as JSON text."""
     return json.dumps(card_json(card), indent=2, allow_nan=False) + "\n"
 
 
 def is_card(path: Path) -> bool:
-    """Whether a file is meant as a card: it begins as JSON does, or its name says so and it is no store."""
+    """Whether a file looks like a card: by its first bytes, or by its name if it is not a store."""
     try:
         if not path.is_file():  # opening a pipe would wait
             return False
@@ -242,7 +245,10 @@ def is_card(path: Path) -> bool:
 
 
 def read_card(path: Path) -> PvfCard:
-    """A card from a file; raises ``UsageError`` for anything that is none, is damaged or of a version not known here."""
+    """Read a card from a file.
+
+    Raises ``UsageError`` for a file that is not a card, is damaged, or has an unknown version.
+    """
     values = _parsed(content := read_plain(path, MOST_BYTES, f"the card {path}"), path)
     if values.get("schema") != SCHEMA:
         raise UsageError(f"{path} is not a PVF card: its schema is {_short(values.get('schema'))}, expected {SCHEMA!r}")
@@ -267,7 +273,7 @@ def read_card(path: Path) -> PvfCard:
 
 
 def _parsed(content: bytes, path: Path) -> dict[str, Any]:
-    """A JSON object with finite numbers, each key once."""
+    """Parse a JSON object with finite numbers and unique keys; raises ``UsageError``."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
@@ -291,7 +297,7 @@ def _parsed(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def _typed(text: str, name: str) -> PvfCard:
-    """The card that a JSON text holds, every field of its type."""
+    """Parse a JSON text as a card and check the types of its fields; raises ``UsageError``."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -305,7 +311,7 @@ def _typed(text: str, name: str) -> PvfCard:
 
 
 def _impossible(card: PvfCard) -> Iterator[str]:
-    """Statements of the card that no campaign gives, besides those that its types refuse."""
+    """Descriptions of values that no campaign produces, beyond what the types exclude."""
     for number, row in enumerate(card.rows):
         if not _are_limits(row, 1.0):
             yield f"row {number} has impossible values"
@@ -317,12 +323,12 @@ def _impossible(card: PvfCard) -> Iterator[str]:
 
 
 def _are_limits(value: EstimateWithLimits, most: float) -> bool:
-    """Whether the limits of an estimate lie around it, from 0 to ``most``."""
+    """Whether an estimate lies between its limits, and all of them between 0 and ``most``."""
     return 0 <= value.low <= (value.low if value.estimate is None else value.estimate) <= value.high <= most
 
 
 def _short(value: object) -> str:
-    """One line of what a file says, whatever it says."""
+    """A short, printable text of a value from a file."""
     text = value if isinstance(value, str) else repr(value) if not isinstance(value, Exception) else str(value)
     return text.encode("unicode_escape").decode()[:80]
 
@@ -343,7 +349,7 @@ METHOD = (
 
 
 def report(card: PvfCard) -> Report:
-    """All that is shown of a card."""
+    """The report on a card."""
     spec, rows = card.spec, ordered(card)
     trials = f"{count_text(card.trials, 'trial')} on {count_text(card.samples, 'sample')} in {count_text(card.batches, 'batch')}"
     most = max((row.high for row in rows), default=0.0) or 1.0
@@ -386,7 +392,7 @@ def report(card: PvfCard) -> Report:
 
 
 def ordered(card: PvfCard) -> list[CardRow]:
-    """Components, the model, layers; each target with its numbers of flips ascending."""
+    """The rows in display order: components, the model, layers; flips ascending."""
     levels = ("component", "model", "layer")
     place = {key: i for i, key in enumerate(dict.fromkeys((row.level, row.parent, row.target) for row in card.rows))}
     return sorted(card.rows, key=lambda r: (levels.index(r.level), place[r.level, r.parent, r.target], r.flips or 0))
@@ -434,7 +440,7 @@ def _fit_table(card: PvfCard) -> Table:
 
 
 def key_numbers(card: PvfCard) -> Iterator[tuple[str, str, str]]:
-    """The few numbers at the head of the page: term, text, and what is set smaller."""
+    """Key numbers for the head of the page: term, value and small text."""
     for row in card.rows:
         if row.level == "model":
             text = estimate_text(row)
@@ -447,7 +453,7 @@ def key_numbers(card: PvfCard) -> Iterator[tuple[str, str, str]]:
 
 
 def facts(card: PvfCard) -> Iterator[tuple[str, str]]:
-    """All that makes this measurement this one, as pairs of term and text."""
+    """Facts that identify the measurement, as pairs of term and text."""
     spec = card.spec
     yield "read as", f"unit {card.unit}, judge {card.judge}, law {spec.law}, seed {spec.seed}"
     yield "campaign", card.campaign

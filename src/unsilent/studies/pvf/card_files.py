@@ -1,4 +1,4 @@
-"""The campaign of a card again: the files that it was made from, found by their content, and the options of its command.
+"""Prepares the campaign of a card to run again: finds its files by content, and reads its options.
 
 A card may come from anyone. It chooses no file but by its content, imports no module, and says nothing of where results go.
 """
@@ -26,7 +26,10 @@ CLASSES = (PvfSpec, PvfBudget, PvfAnalysisOptions)
 
 
 def find_contents(folder: Path, wanted: str, known: Path, is_folder: bool = False) -> Path | None:
-    """The file or folder inside a folder with this hash; those of the known name first, then those with its ending."""
+    """Find the file or folder with a given content hash inside a folder; None if there is none.
+
+    Candidates with the known name come first; all must have the same ending.
+    """
     inside = [path for path in folder.rglob("*") if path.is_dir()] if is_folder else list(files_in(folder))
     alike = sorted(path for path in inside if path.suffix == known.suffix)
     by_name = sorted(alike, key=lambda path: path.name != known.name)
@@ -34,7 +37,9 @@ def find_contents(folder: Path, wanted: str, known: Path, is_folder: bool = Fals
 
 
 def card_options(card: PvfCard, name: str, folder: Path | None, known_fields: Collection[str]) -> dict[str, Any]:
-    """Texts of the options of a card's command by field, with its files found in the folder; raises ``UsageError``.
+    """The options of a card's command as texts, by field, with the files found in a folder.
+
+    Raises ``UsageError`` if a file is not found or the command cannot be run.
 
     Args:
         card: What is run again.
@@ -62,7 +67,7 @@ def card_options(card: PvfCard, name: str, folder: Path | None, known_fields: Co
 
 
 def _option_text(spec: PvfSpec, option: str, present_path: Path) -> str:
-    """The value of an option of a card, with the file or folder that was found in the place of that in its name."""
+    """The text of an option, with its file or folder replaced by the one that was found."""
     if option == "fault":
         return with_function_file(spec.fault, str(present_path))
     if option != "workload":
@@ -75,7 +80,7 @@ def _option_text(spec: PvfSpec, option: str, present_path: Path) -> str:
 
 
 def comparison_text(card: PvfCard, name: str, spec: PvfSpec, baseline: PvfBaseline) -> str:
-    """Whether a campaign is that of a card, and what differs."""
+    """A sentence on whether a campaign is that of a card, and on what differs."""
     if baseline.campaign == card.campaign:
         return f"the campaign is that of {name}: the same faults are injected"
     keys = sorted(key for key, _ in differences((card.spec, cast(Baseline, card)), (spec, baseline)))

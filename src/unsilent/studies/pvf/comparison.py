@@ -1,4 +1,4 @@
-"""Two stored campaigns compared, row by row: the difference B - A and the ratio B / A with intervals, and which rows differ.
+"""Compares two stored campaigns row by row: differences and ratios with intervals.
 
 Limits come from those of the two rows (`statistics.comparing`); where every trial of a row had the same fault in both campaigns
 they come from the differences trial by trial, which vary less. Whether rows differ is said after correction for the number of
@@ -45,7 +45,7 @@ LEAST_CONFIDENCE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """One target at one number of flips in both campaigns."""
+    """The comparison of one target at one number of flips."""
 
     a: PvfRow
     b: PvfRow
@@ -66,7 +66,7 @@ class ComparedRow:
 
     @property
     def level(self) -> str:
-        """The level of the target, in A and B."""
+        """The level of the target."""
         return self.a.level
 
     @property
@@ -81,13 +81,13 @@ class ComparedRow:
 
     @property
     def flips(self) -> int | None:
-        """Faults drawn per trial."""
+        """The number of faults drawn per trial."""
         return self.a.flips
 
 
 @dataclass(frozen=True, slots=True)
 class CampaignDifference:
-    """Something about the campaigns that is not the same."""
+    """A setting or fact that differs between two campaigns."""
 
     what: str
     a: str
@@ -96,7 +96,7 @@ class CampaignDifference:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """Two campaigns and what tells them apart."""
+    """The comparison of two campaigns."""
 
     a: PvfResult
     b: PvfResult
@@ -114,12 +114,18 @@ class Comparison:
 
     @property
     def confidence(self) -> float:
-        """The confidence of every interval; rows of a level are called different with an error of at most one minus this."""
+        """The confidence of every interval.
+
+        Rows of a level are called different with an error of at most one minus the confidence.
+        """
         return self.a.confidence
 
 
 def compare_campaigns(store_a: PvfStore, store_b: PvfStore, question: PvfEstimator) -> Comparison:
-    """Compare two stores; raises ``UsageError`` where their numbers mean different things."""
+    """Compare two stores.
+
+    Raises ``UsageError`` if their numbers have different meanings.
+    """
     a, b = analyse(store_a, question), analyse(store_b, question)
     _check(a, b)
     question = replace(question, unit=a.unit)
@@ -149,7 +155,7 @@ def compare_campaigns(store_a: PvfStore, store_b: PvfStore, question: PvfEstimat
 def compared_rows(
     rows: Sequence[tuple[PvfRow, PvfRow, RowTrials, RowTrials]], question: PvfEstimator
 ) -> list[ComparedRow]:
-    """The comparison of each pair of rows, from the trials that they were made from."""
+    """Compare each pair of rows, and correct the p values for the number of rows of a level."""
     result = [_compared(*row, question) for row in rows]
     levels: dict[str, dict[int, float]] = defaultdict(dict)
     for i, row in enumerate(result):
@@ -162,7 +168,7 @@ def compared_rows(
 
 
 def row_key(row: PvfRow) -> RowKey:
-    """The identity of a row: rows with equal keys are compared."""
+    """The key of a row: rows with equal keys are compared."""
     return row.level, row.parent, row.target, row.flips
 
 
@@ -190,7 +196,7 @@ def _compared(a: PvfRow, b: PvfRow, trials_a: RowTrials, trials_b: RowTrials, qu
 def difference_by_confidence(
     trials_a: RowTrials, trials_b: RowTrials, question: PvfEstimator
 ) -> Callable[[float], Interval]:
-    """The interval of the difference by its confidence; paired where a sample of faults was shared."""
+    """A function from confidence to the interval of the difference; paired if both have the same faults."""
     samples = trials_a.sample, trials_b.sample
     drawn = not any(sample.exhaustive_of or sample.not_run_counts for sample in samples)
     if drawn and same_faults(trials_a, trials_b):
@@ -207,7 +213,10 @@ def difference_by_confidence(
 def _combined(
     combine: Callable[[Interval, Interval], Interval], trials_a: RowTrials, trials_b: RowTrials, question: PvfEstimator
 ) -> Interval:
-    """Difference or ratio, B against A; limits of a list that was run in part are no matter of chance, both may be at an end."""
+    """The difference or ratio of two estimates, B against A.
+
+    If a list of faults was run in part, its limits are not statistical, so both ends are combined.
+    """
     b, a = question.estimate(trials_b.sample), question.estimate(trials_a.sample)
     result = combine(b, a)
     if not (trials_a.sample.not_run_counts or trials_b.sample.not_run_counts):
@@ -232,7 +241,7 @@ def _paired(sample_a: StratifiedTrials, sample_b: StratifiedTrials) -> Callable[
 
 
 def same_faults(trials_a: RowTrials, trials_b: RowTrials) -> bool:
-    """Whether both rest on the very same faults in the same trials, with the same weights: drawn, listed or all there are."""
+    """Whether both rows have the same faults in the same trials, with the same weights."""
     if (
         len(trials_a.sample.strata) != len(trials_b.sample.strata)
         or trials_a.sample.not_run_counts != trials_b.sample.not_run_counts
@@ -245,7 +254,7 @@ def same_faults(trials_a: RowTrials, trials_b: RowTrials) -> bool:
 
 
 def _same_outcomes(trials_a: RowTrials, trials_b: RowTrials) -> bool:
-    """Whether all trials are the same ones and ended the same."""
+    """Whether both rows have the same trials with the same outcomes."""
     pairs = zip(trials_a.sample.strata, trials_b.sample.strata, strict=False)
     return trials_a.trials == trials_b.trials and all(
         np.array_equal(u.tally.outcome_counts, v.tally.outcome_counts) for u, v in pairs
@@ -257,14 +266,14 @@ def _same_outcomes(trials_a: RowTrials, trials_b: RowTrials) -> bool:
 
 @dataclass(frozen=True)
 class RowTrials:
-    """The trials behind a row of one campaign: its strata, and of each trial that counts a digest of identity and faults."""
+    """The trials behind a row: its strata, and a digest of each counted trial and its faults."""
 
     sample: StratifiedTrials
     trials: tuple[tuple[bytes, ...], ...]
 
 
 def _sides(store: PvfStore, question: PvfEstimator) -> dict[RowKey, RowTrials]:
-    """The trials from which `analyse` makes each row, with every trial known."""
+    """The trials behind each row of a store."""
     stored = StoredTrials(store, question.unit or "sample")
     groups = [g for flips in stored.spec.flips for g in target_groups(stored, flips)]
     sides = {
@@ -298,7 +307,7 @@ def _key(group: RowScope) -> RowKey:
 
 
 def _check(a: PvfResult, b: PvfResult) -> None:
-    """Refuse where a number of A and one of B are answers to different questions."""
+    """Raise ``UsageError`` if the numbers of two results have different meanings."""
 
     def said(result: PvfResult) -> dict[str, str]:
         flips = ",".join("as drawn" if f is None else str(f) for f in result.spec["flips"])
@@ -322,7 +331,7 @@ REFUSED = ("judge", "law", "per", "fault", "flips")
 
 
 def _changes(store_a: PvfStore, store_b: PvfStore) -> list[CampaignDifference]:
-    """Other differences of two campaigns: of the requests, then of what was established (hashes, versions)."""
+    """Differences between two campaigns: in their settings, hashes and versions."""
     there, here = store_a.baseline, store_b.baseline
     by_name: dict[str, CampaignDifference] = {}
     for key, values in changed((store_a.spec, there), (store_b.spec, here)):
@@ -343,7 +352,7 @@ def _changes(store_a: PvfStore, store_b: PvfStore) -> list[CampaignDifference]:
 
 
 def _dtypes(store_a: PvfStore, store_b: PvfStore) -> tuple[str, str]:
-    """The dtypes that were requested, else those established; as requested where that alone differs."""
+    """The dtypes of two campaigns: those in use if they differ, otherwise the requested ones."""
     requested = (
         spec_value_text(PvfSpec, "dtype", store_a.spec.dtype),
         spec_value_text(PvfSpec, "dtype", store_b.spec.dtype),

@@ -1,4 +1,4 @@
-"""The report of two campaigns compared: the finding, forest plots of differences, all rows, what is not the same."""
+"""The report on two compared campaigns."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ MACHINE_NAMES = ("level", "target", "parent", "flips", "a", "a_n", "b", "b_n", "
 
 
 def compare_stores(one: PvfStore, other: PvfStore, fit_per_bit: float | None = None, **choices: Any) -> Report:
-    """All that is shown of two stores; raises ``UsageError`` where a rate of memory is given for values of a run.
+    """The report that compares two stores.
+
+    Raises ``UsageError`` if a fault rate is given although values of a run were corrupted.
 
     Args:
         fit_per_bit: Failures of one bit of memory per 1e9 hours.
@@ -117,7 +119,10 @@ def compare_stores(one: PvfStore, other: PvfStore, fit_per_bit: float | None = N
 
 
 def comparison_report(comparison: Comparison, fit_per_bit: float | None = None) -> Report:
-    """All that is shown of a comparison; ``fit_per_bit``: failures of one bit of memory per 1e9 hours."""
+    """The report on a comparison, with FIT if ``fit_per_bit`` is given.
+
+    ``fit_per_bit`` is the failure rate of one bit of memory, in failures per 1e9 hours.
+    """
     a, b = comparison.a, comparison.b
     rates = failure_rates(comparison)
     kind = meaning(a)[:1].upper() + meaning(a)[1:]
@@ -141,7 +146,7 @@ def comparison_report(comparison: Comparison, fit_per_bit: float | None = None) 
 
 
 def _headline(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -> str:
-    """FIT first where a rate is given; beside PVF, which of both fails more often where they differ in bits."""
+    """The main finding: on FIT if a fault rate is given, on PVF, and on failure rates if bits differ."""
     if comparison.identical:
         return headline(comparison)
     if comparison.fits:
@@ -195,7 +200,7 @@ def _data(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -> di
 
 
 def _rate(one: FailureRates, fit_per_bit: float | None) -> dict[str, Any]:
-    """How often a target fails in B against A, and with a raw rate FIT of both."""
+    """The ratio of failure rates of a target as JSON values, with FIT if a fault rate is given."""
     row = one.row
     values = _fields(row, NAMES) | {"bits_a": row.a.bits, "bits_b": row.b.bits, "ratio": _limits_json(one.ratio, row)}
     if fit_per_bit is None:
@@ -205,7 +210,7 @@ def _rate(one: FailureRates, fit_per_bit: float | None) -> dict[str, Any]:
 
 
 def _limits_json(value: object, row: ComparedRow) -> dict[str, Any]:
-    """An estimate made of both sides of a row."""
+    """An estimate with its limits as JSON values, for a comparison of two rows."""
     both = {"confidence": row.a.confidence, "n": min(row.a.n, row.b.n), "unit": row.a.unit}
     return _fields(value, ("estimate", "low", "high")) | both
 
@@ -215,7 +220,7 @@ def _fields(record: object, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _result(row: ComparedRow) -> dict[str, Any]:
-    """A row as JSON: its own limits are those of the difference."""
+    """A compared row as JSON values."""
     values = {**_fields(row, (*NAMES, "method", "is_paired", "p", "differs")), "p_adjusted": row.adjusted_p}
     values |= _limits_json(row.difference, row) | {"ratio": _limits_json(row.ratio, row)}
     return values | {"a": _fields(row.a, ROW), "b": _fields(row.b, ROW)}
@@ -225,7 +230,7 @@ def _result(row: ComparedRow) -> dict[str, Any]:
 
 
 def headline(comparison: Comparison) -> str:
-    """The finding for everything faults were injected into."""
+    """A sentence on the difference for the whole model."""
     if comparison.identical:
         return "A and B have the same trials with the same outcomes, so every difference is 0."
     untried = [name for name, side in (("A", comparison.a), ("B", comparison.b)) if side.nothing_reaches]
@@ -250,7 +255,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def differing_rows_text(comparison: Comparison) -> str:
-    """Which rows of the main level differ; nothing where that is said already."""
+    """A sentence on the rows of the main level that differ; empty if the campaigns are identical."""
     level = main_level(comparison.a)
     rows = [row for row in at_level(comparison.rows, level) if row.p is not None and level != "model"]
     if comparison.identical or not rows:
@@ -267,7 +272,7 @@ def differing_rows_text(comparison: Comparison) -> str:
 
 
 def difference_counts_text(comparison: Comparison) -> str:
-    """How many rows of each level differ after correction."""
+    """The number of rows of each level that differ after correction, as text."""
     parts = []
     for level in dict.fromkeys(row.level for row in comparison.rows):
         rows = [row for row in comparison.rows if row.level == level and row.p is not None]
@@ -276,7 +281,7 @@ def difference_counts_text(comparison: Comparison) -> str:
 
 
 def paired_rows_text(comparison: Comparison) -> str:
-    """Which rows rest on the same faults in both campaigns."""
+    """A sentence on how many rows have the same faults in both campaigns."""
     paired = sum(row.is_paired for row in comparison.rows)
     if not paired:
         return "no row is paired: A and B have different faults"
@@ -285,12 +290,12 @@ def paired_rows_text(comparison: Comparison) -> str:
 
 
 def significance_sort_key(row: ComparedRow) -> tuple[float, float]:
-    """Sort key: the smallest p value first; of equal ones, the greater difference."""
+    """The sort key of a row: the smallest p value first, then the largest difference."""
     return 1.0 if row.p is None else row.p, -abs(row.difference.estimate or 0.0)
 
 
 def difference_direction(row: ComparedRow) -> str:
-    """The direction of B against A: ``higher``, ``lower``, or empty where no difference is shown."""
+    """The direction of the difference: ``higher`` or ``lower`` in B, or empty if none is shown."""
     return "" if not row.differs else "higher" if (row.difference.estimate or 0.0) > 0 else "lower"
 
 
@@ -324,7 +329,7 @@ def _missing(comparison: Comparison) -> Iterator[str]:
 
 
 def _value(text: str) -> str:
-    """A value as text; of hashes the first digits, which tell them apart."""
+    """A value as text; a hash is shortened to its first digits."""
     hashed = len(text) >= 16 and set(text) <= set("0123456789abcdef")
     return text[:8] if hashed else short(escape_unprintable(text), LONGEST_VALUE_TEXT)
 
@@ -334,7 +339,7 @@ def _flips(flips: int | None) -> str:
 
 
 def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
-    """The few numbers at the head of the page: term, text, and what is set smaller."""
+    """Key numbers for the head of the page: term, value and small text."""
     yield from fit_difference_numbers(comparison.fits)
     for row in () if comparison.fits else at_level(comparison.rows, "model")[:1]:
         where = "" if row.flips is None else f", {flips_text(row.flips)}"
@@ -399,12 +404,12 @@ def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -
 
 
 def _layers(comparison: Comparison) -> list[ComparedRow]:
-    """Layers and tensors, smallest p value first."""
+    """The rows of layers and tensors, the smallest p value first."""
     return layer_rows(comparison.rows, significance_sort_key, lambda row: (row.difference, row.ratio, row.a.n, row.b.n))
 
 
 def _terminal(comparison: Comparison) -> Iterator[Table]:
-    """Without columns that would say the same in every row."""
+    """The tables for a terminal, without columns that are the same in every row."""
     hidden = {"level", "part of"}
     hidden |= {"flips"} if len({row.flips for row in comparison.rows}) < 2 else set()
     hidden |= {"paired"} if not any(row.is_paired for row in comparison.rows) else set()
@@ -434,7 +439,7 @@ def _drawn(row: ComparedRow) -> bool:
 
 
 def forest(rows: Sequence[ComparedRow], several: bool = False) -> Figure:
-    """One line a row, first at the top: the difference in points with its limits; ``several`` numbers of flips are named."""
+    """The forest plot of differences, one row each; ``several`` adds the number of flips to the names."""
     rows = [row for row in rows if _drawn(row)]
     points = [row.difference.scaled(100) for row in rows]
     ends = [0.0, *(end for one in points for end in (one.low, one.high))]

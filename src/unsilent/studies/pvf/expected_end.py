@@ -1,4 +1,4 @@
-"""When a campaign with ``--ci`` or ``--rel`` is expected to end: how many trials it will run, and how long they take.
+"""Forecasts the end of a campaign with ``--ci`` or ``--rel``: the number of trials and their duration.
 
 How many looks a campaign needs depends on outcomes that its pilot hardly shows. So its looks are simulated with rates of
 incorrect outputs that are drawn from what its trials leave open. What a trial costs is measured on the trials that are stored.
@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 
 
 class _Trials:
-    """The trials of a stratum that count at a look, in every simulated campaign.
+    """The counted trials of a stratum in every simulated campaign.
 
     Attributes:
         forecast: Two outcomes, with the mean and variance that are expected.
@@ -57,12 +57,12 @@ class _Trials:
         self._count, self._sum = np.full(DRAWS, len(known)), np.full(DRAWS, float(known.sum()))
 
     def sizes(self, looks: Ints) -> Floats:
-        """Trials that count at these looks."""
+        """The number of trials that count at each of the given interim looks."""
         result: Floats = np.ceil(self._first * GROWTH**looks)
         return result
 
     def run_until(self, looks: Ints) -> None:
-        """Simulate the trials up to these looks."""
+        """Simulate the trials up to the given interim looks."""
         more = np.maximum(self.sizes(looks).astype(np.int64) - self._count, 0)
         self._sum += self.top * self._rng.binomial(more, self._chance)
         self._count += more
@@ -71,7 +71,10 @@ class _Trials:
 
 @dataclass
 class _Row:
-    """A row that has to be precise: its strata with their weights, and what the approximate half-width is multiplied with."""
+    """A row that must become precise, with the weights of its strata.
+
+    ``correction`` is the factor on the approximate half-width.
+    """
 
     cells: list[Cell]
     strata: list[_Trials]
@@ -79,7 +82,7 @@ class _Row:
     correction: float = 1.0
 
     def half_widths(self, looks: Ints, confidence: float) -> Floats:
-        """Half-widths of intervals at these looks, by draw, where trials to come end as those so far did."""
+        """The half-widths of the row's interval at the given interim looks, in each simulated campaign."""
         means = np.array([s.means for s in self.strata])
         variances = means * np.maximum(np.array([s.top for s in self.strata]) - means, 0)
         rates = self.weights[:, None] / np.array([s.sizes(looks) for s in self.strata])
@@ -95,7 +98,10 @@ def simulated_last_looks(
     confidence: float,
     most_trials: int,
 ) -> dict[Cell, Ints]:
-    """The look that each cell ends with, int64[draws]; arguments as of `expected_end`."""
+    """The last interim look of each cell (target and number of flips), int64[draws].
+
+    The arguments are those of `expected_end`.
+    """
     rng = np.random.default_rng(0)
     plans = stored.plans
     looks = {cell: np.full(DRAWS, plan.look) for cell, plan in plans.items()}
@@ -122,7 +128,7 @@ def simulated_last_looks(
 
 
 def _highest_look(plan: CellPlan, most_trials: int) -> int:
-    """The last look that the trials there may be are enough for."""
+    """The last interim look that the maximum number of trials allows."""
     further = range(plan.look + 1, LAST + 1)
     return max((look for look in further if replace(plan, look=look).total_trials <= most_trials), default=plan.look)
 
@@ -144,7 +150,10 @@ def _row(scope: RowScope, plans: dict[Cell, CellPlan], trials: dict[Cell, _Trial
 
 
 def _half_widths(parts: Floats, rates: Floats, confidence: Floats | float) -> Floats:
-    """Half-widths over strata, from parts of the variance and the most that a trial moves the estimate, float64[strata, n]."""
+    """Half-widths of intervals over strata, from arrays float64[strata, n].
+
+    ``parts`` is the contribution of each stratum to the variance, and ``rates`` the most that one trial moves the estimate.
+    """
     variance, coarsest = parts.sum(0), rates.max(0)
     step = np.divide((parts * rates).sum(0), variance, out=coarsest.copy(), where=variance > 0)
     result: Floats = expected_half_width(variance, coarsest, confidence, step)
@@ -154,7 +163,7 @@ def _half_widths(parts: Floats, rates: Floats, confidence: Floats | float) -> Fl
 def _more_looks(
     row: _Row, looks: dict[Cell, Ints], target_half_width: Callable[[Floats], Floats], confidence: float
 ) -> Ints:
-    """How many more looks the row is planned to need; 0 where it is precise enough."""
+    """How many more interim looks a row needs; 0 if it is precise enough."""
     now = np.min([looks[cell] for cell in row.cells], axis=0)
     aims = target_half_width(row.weights @ np.array([s.means for s in row.strata]))
     more = np.zeros(DRAWS, np.int64)
@@ -184,7 +193,7 @@ def expected_end(
     wall_seconds: Callable[[float], float],
     driver: tuple[float, int] = (0.0, 0),
 ) -> ExpectedEnd:
-    """The end that is expected from the trials so far, after look 0 of all cells is planned.
+    """The expected end of a campaign whose pilots are complete, forecast from the trials so far.
 
     Args:
         view: All trials so far, read as a pilot.
@@ -212,7 +221,7 @@ def expected_end(
 
 
 def trial_seconds(stored: StoredTrials) -> dict[Cell, float]:
-    """Expected seconds of one more trial of each cell, from measured times.
+    """The expected seconds of one more trial of each cell (target and number of flips).
 
     A trial that evaluates more samples is taken to cost more by the counted costs. Trials that ran together have one time, that
     of the first: so times of a cell that differ from those of all cells by no more than they scatter count for all cells.
@@ -235,7 +244,7 @@ def trial_seconds(stored: StoredTrials) -> dict[Cell, float]:
 
 
 def _counted_seconds(stored: StoredTrials, samples: int) -> float:
-    """Counted costs of a trial that evaluates so many samples; 1 where all trials evaluate as many."""
+    """The counted cost of a trial with ``samples`` samples; 1 if all trials evaluate equally many."""
     known = stored.description
     seconds = TrialCost(known.trial_seconds, known.sample_seconds).seconds(samples, known.samples)
     return seconds if stored.spec.samples is None and seconds else 1.0

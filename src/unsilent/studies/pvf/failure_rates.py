@@ -1,4 +1,4 @@
-"""How often two models fail at the same rate of faults per bit of memory: PVF x bits, which differ with the width of elements.
+"""Compares how often two models fail at the same fault rate per bit: PVF times bits.
 
 A model of half the bits is hit half as often, so the one with the higher PVF may fail less. The ratio of two rows of PVF, times
 that of their bits, is that of their failure rates (FIT) at any raw rate; its limits are those of the ratio of PVF.
@@ -20,14 +20,14 @@ NOT_ESTABLISHED = "which of them fails more often is not established"
 
 @dataclass(frozen=True)
 class FailureRates:
-    """One target in both campaigns: its PVF row, and the ratio of failure rates, B / A."""
+    """The ratio of the failure rates of one target, B / A, with its compared PVF row."""
 
     row: ComparedRow
     ratio: Interval
 
     @property
     def direction(self) -> str:
-        """Whether B fails ``more`` or ``less`` often than A; empty where the interval has 1 in it."""
+        """Whether B fails ``more`` or ``less`` often than A; empty if no difference is shown."""
         return "more" if self.ratio.low > 1 else "less" if self.ratio.high < 1 else ""
 
     @property
@@ -37,18 +37,21 @@ class FailureRates:
 
 
 def has_failure_rates(result: PvfResult) -> bool:
-    """Whether a raw rate per bit can be multiplied with what was measured: single flips of any bit of memory, per element."""
+    """Whether a fault rate per bit can be multiplied with the measured PVF.
+
+    It can for bit flips in parameters that are drawn per element.
+    """
     return not result.transient and result.fault == "bitflip" and result.law == "per-element"
 
 
 def failure_rates(comparison: Comparison) -> tuple[FailureRates, ...]:
-    """Rows of the main level at one flip whose elements have one width, then the model."""
+    """The failure rates of the rows at one flip whose elements all have the same width."""
     rows = [row for row in _single_flips(comparison) if _has_one_width(row) and row.difference.estimate is not None]
     return tuple(FailureRates(row, row.ratio.scaled(row.b.bits / row.a.bits)) for row in rows)
 
 
 def mixed_widths_text(comparison: Comparison, fit_per_bit: float | None) -> str:
-    """Which rows have no failure rate, and why; empty where none is missing, or PVF says all as bits are alike."""
+    """A sentence on the rows that have no failure rate because their elements differ in width."""
     rows = _single_flips(comparison)
     without = [escape_unprintable(row.target) for row in rows if not _has_one_width(row)]
     if not without or (fit_per_bit is None and all(row.a.bits == row.b.bits for row in rows)):
@@ -57,7 +60,7 @@ def mixed_widths_text(comparison: Comparison, fit_per_bit: float | None) -> str:
 
 
 def _single_flips(comparison: Comparison) -> list[ComparedRow]:
-    """Rows of the main level, then the model; none where a raw rate cannot be multiplied with what was measured."""
+    """The rows of the main level and of the model at one flip; empty if no failure rate applies."""
     if not (has_failure_rates(comparison.a) and has_failure_rates(comparison.b)):
         return []
     level = main_level(comparison.a)
@@ -70,7 +73,7 @@ def _has_one_width(row: ComparedRow) -> bool:
 
 
 def are_bits_alike(rates: tuple[FailureRates, ...]) -> bool:
-    """Whether every target has as many bits in both campaigns, so that PVF says all."""
+    """Whether every target has equally many bits in both campaigns."""
     return all(r.row.a.bits == r.row.b.bits for r in rates)
 
 
@@ -79,7 +82,7 @@ def _model(rates: tuple[FailureRates, ...]) -> FailureRates | None:
 
 
 def failure_rates_text(rates: tuple[FailureRates, ...]) -> str:
-    """How often the whole model fails in B against A at equal rates per bit; empty where there is no such row."""
+    """A sentence on how often the whole model fails in B against A; empty if there is no such row."""
     if (model := _model(rates)) is None:
         return ""
     bits = model.row.b.bits / model.row.a.bits
@@ -95,7 +98,7 @@ def failure_rates_text(rates: tuple[FailureRates, ...]) -> str:
 
 
 def fit_headline(rates: tuple[FailureRates, ...], fit_per_bit: float) -> str:
-    """FIT of the whole model in A and B, and which is higher; empty where there is no such row."""
+    """A sentence on the FIT of the whole model in A and B; empty if there is no such row."""
     if (model := _model(rates)) is None:
         return ""
     a, b = (make_fit_row(row, fit_per_bit).text.in_sentence for row in (model.row.a, model.row.b))
@@ -106,7 +109,7 @@ def fit_headline(rates: tuple[FailureRates, ...], fit_per_bit: float) -> str:
 
 
 def failure_rates_section(rates: tuple[FailureRates, ...], fit_per_bit: float | None) -> Section:
-    """Ratios of failure rates, and with a raw rate FIT of both."""
+    """The section on ratios of failure rates, with FIT if a fault rate is given."""
     columns = [
         Column.text("target", lambda target: escape_unprintable(row_label(target.row, frozenset()))),
         Column.count("bits A", "row.a.bits"),

@@ -1,4 +1,4 @@
-"""Hashes of the files that a campaign of ``unsilent pvf`` is made from, by which a card finds them again."""
+"""Hashes the files that a PVF campaign uses, so that a card can find them again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PART_BYTES = 2**20
 
 
 def named_files(spec: PvfSpec) -> dict[str, Path]:
-    """The files and folders that a campaign is made from, by option."""
+    """The files and folders that a campaign uses, by option."""
     place, colon, _ = spec.workload.rpartition(":")
     workload = None
     if spec.workload.startswith("hf:"):
@@ -32,12 +32,15 @@ def named_files(spec: PvfSpec) -> dict[str, Path]:
 
 
 def file_hashes(spec: PvfSpec) -> dict[str, str]:
-    """`content_hash` of each of these files that is there: a workload that is a Python object has none."""
+    """The `content_hash` of each existing file or folder that a campaign uses, by option."""
     return {name: content_hash(path) for name, path in named_files(spec).items() if path.exists()}
 
 
 def content_hash(path: Path) -> str:
-    """SHA-256, in hex, of a file, or of the names and hashes of all files in a folder; raises ``UsageError``."""
+    """The SHA-256, in hex, of a file, or of the names and hashes of all files in a folder.
+
+    Raises ``UsageError`` if a file cannot be read.
+    """
     digest = hashlib.sha256()
     try:
         if path.is_dir():
@@ -53,5 +56,5 @@ def content_hash(path: Path) -> str:
 
 
 def files_in(folder: Path) -> Iterator[Path]:
-    """All files of a folder and of those in it; pipes and links to nothing are none."""
+    """All regular files in a folder and its subfolders."""
     return (path for path in folder.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""Facts about fault-free answers besides that they are golden: which are right, or their scores."""
+"""Determines which fault-free answers are right, or their scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unsilent.workloads.base import InferenceWorkload, labels_of
 
 
 def golden_scores(engine: PlainEngine) -> GoldenScores | None:
-    """The scores of golden outputs; None without a score."""
+    """The scores of the golden outputs; None if the workload has no score."""
     score = engine.score
     if score is None:
         return None
@@ -27,7 +27,10 @@ def golden_scores(engine: PlainEngine) -> GoldenScores | None:
 
 
 def right_answers_text(engine: PlainEngine, workload: InferenceWorkload, notes: list[str]) -> str:
-    """See `PvfBaseline.right_answers`; labels that do not fit are noted."""
+    """Which golden answers match their labels, as a text of 0 and 1; see `PvfBaseline.right_answers`.
+
+    A note is added to ``notes`` if the labels do not fit.
+    """
     labels = None if engine.score else labels_of(workload)
     if labels is None or (isinstance(engine.judge, Threshold) and engine.judge.tolerance > 0):
         return ""  # within a tolerance an answer may become wrong and count as unchanged

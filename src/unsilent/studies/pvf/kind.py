@@ -1,4 +1,4 @@
-"""Campaigns of ``unsilent pvf`` as a registered kind: what is checked of a store of theirs, which may come from anyone."""
+"""Defines the kind of campaign that ``unsilent pvf`` runs, and the checks of its stored records."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CODES = bytes(Outcome)
 
 
 def check_spec(spec: PvfSpec) -> None:
-    """Raise ``DamagedRecordError`` for impossible numbers and unknown strata."""
+    """Raise ``DamagedRecordError`` if the settings have impossible numbers or unknown strata."""
     if spec.strata not in STRATA:
         raise RemovedOptionError(f"--strata {spec.strata}")
     if not 1 <= len(spec.flips) <= MOST_FLIPS or not 1 <= spec.threads <= MOST_THREADS:
@@ -54,7 +54,7 @@ def check_spec(spec: PvfSpec) -> None:
 
 
 def check_pvf_baseline(baseline: PvfBaseline) -> None:
-    """Raise ``DamagedRecordError`` for impossible sizes, and for sites that there cannot be."""
+    """Raise ``DamagedRecordError`` if the baseline has impossible sizes or invalid sites."""
     nothing = (not baseline.targets or not baseline.tensors) and not baseline.memory_parts
     if nothing or not baseline.samples:
         raise DamagedRecordError("its description names no target, tensor or sample")
@@ -86,12 +86,12 @@ def check_pvf_baseline(baseline: PvfBaseline) -> None:
 
 
 def pvf_array_shapes(baseline: PvfBaseline, values: Mapping[str, Any]) -> Mapping[str, int]:
-    """One outcome a sample."""
+    """Expected lengths of the arrays of a row."""
     return {"outcome_codes": sum(baseline.samples)}
 
 
 def check_row(row: PvfTrialRow, baseline: PvfBaseline) -> None:
-    """Raise ``DamagedRecordError`` for outcomes that there are not."""
+    """Raise ``DamagedRecordError`` if a row has impossible numbers or outcomes."""
     if row.incorrect_batches > len(baseline.samples) or math.isnan(row.severity):
         raise DamagedRecordError("has impossible numbers")
     check_codes(row.outcome_codes, baseline.samples)
@@ -99,7 +99,7 @@ def check_row(row: PvfTrialRow, baseline: PvfBaseline) -> None:
 
 
 def check_score_lost(row: PvfTrialRow, baseline: PvfBaseline) -> None:
-    """Raise ``DamagedRecordError`` unless what a trial lost is there where there are scores, and possible."""
+    """Raise ``DamagedRecordError`` if the lost score of a row is missing, unexpected or impossible."""
     if baseline.scores is None or math.isnan(row.score_lost):
         has_score = baseline.scores is not None and set(row.outcome_codes) != {Outcome.SPARED}
         if has_score or not math.isnan(row.score_lost):
@@ -111,7 +111,10 @@ def check_score_lost(row: PvfTrialRow, baseline: PvfBaseline) -> None:
 
 
 def check_codes(codes: bytes, samples: Sequence[int]) -> None:
-    """Raise ``DamagedRecordError`` unless there is an outcome for each sample, of whole batches or of samples of one."""
+    """Raise ``DamagedRecordError`` unless every sample has a known outcome.
+
+    Samples that were not evaluated must be whole batches, or a part of the only batch that was.
+    """
     if len(codes) != sum(samples) or codes.translate(None, _CODES):
         raise DamagedRecordError(f"does not have one known outcome for each of {sum(samples)} samples")
     if Outcome.SPARED in codes:
@@ -123,7 +126,7 @@ def check_codes(codes: bytes, samples: Sequence[int]) -> None:
 
 
 def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[CellPlan]:
-    """The decision of a look; raises ``DamagedRecordError``."""
+    """Parse the stored plans of an interim look; raises ``DamagedRecordError``."""
     from unsilent.campaigns.rounds import MOST_LOOKS, CellPlan
 
     record = parse_record(list[CellPlan], text, "rounds")
@@ -158,7 +161,7 @@ def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[Cell
 
 
 def planned_trials(store: PvfStore) -> int:
-    """Trials of all strata, as far as is known: what looks decided, else what was asked."""
+    """The number of planned trials: as decided by interim looks, otherwise as requested."""
     from unsilent.campaigns.rounds import latest_plans
 
     plans = latest_plans(store.records(ROUND))
@@ -205,6 +208,6 @@ PVF = Kind(
 
 
 class PvfStore(Store[PvfSpec, PvfBaseline, PvfTrialRow]):
-    """An open store of such a campaign."""
+    """An open store of a PVF campaign."""
 
     kind = PVF

@@ -1,4 +1,4 @@
-"""How a report shows what a fault costs of the task metric: accuracy, or the workload's own score."""
+"""Shows in a report how much accuracy, or how much of the workload's own score, a fault costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PERPLEXITY_RATIO = "perplexity ratio"
 
 
 def lost_columns(result: PvfResult) -> tuple[str, ...]:
-    """Names of the columns that `lost_cells` fills; none where nothing is known of a task metric."""
+    """The names of the columns that `lost_cells` fills; empty if there is no task metric."""
     if not result.score_name:
         return ()
     ratio = (PERPLEXITY_RATIO,) if result.score_name == LOG_LIKELIHOOD else ()
@@ -22,7 +22,7 @@ def lost_columns(result: PvfResult) -> tuple[str, ...]:
 
 
 def lost_cells(result: PvfResult, row: PvfRow) -> tuple[TextCell, ...]:
-    """The cells of a row for the task metric."""
+    """The cells of a row for the lost task metric."""
     if row.score_lost is None:
         return ()
     return tuple(_cell(text, lost) for text, lost in _shown(result, row.score_lost))
@@ -43,7 +43,7 @@ def _shown(result: PvfResult, lost: LostScore) -> Iterator[tuple[EstimateText, L
 
 
 def lost_numbers(result: PvfResult, row: PvfRow) -> Iterator[tuple[str, str, str]]:
-    """Numbers for the head of the page: term, text, and what is set smaller."""
+    """Key numbers on the lost task metric, for the head of the page: term, value and small text."""
     if row.score_lost is None or row.score_lost.estimate is None:
         return
     for name, (text, lost) in zip(lost_columns(result), _shown(result, row.score_lost), strict=True):
@@ -54,7 +54,7 @@ def lost_numbers(result: PvfResult, row: PvfRow) -> Iterator[tuple[str, str, str
 
 
 def lost_meaning(result: PvfResult) -> str:
-    """A sentence or two on the columns; empty where there are none."""
+    """An explanation of the columns of the lost task metric; empty if there are none."""
     if not result.score_name:
         return ""
     if result.golden_score is None:

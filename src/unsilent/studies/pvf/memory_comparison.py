@@ -1,4 +1,4 @@
-"""Failure rates of memories in two campaigns: the difference B - A of their FIT, its section, sentences and numbers.
+"""Compares the failure rates of memories in two campaigns.
 
 P(incorrect) of such campaigns is of the events that come through the protection alone, so it does not say what protection does.
 """
@@ -28,7 +28,7 @@ LEAD = (
 
 @dataclass(frozen=True, slots=True)
 class ComparedFit:
-    """FIT of one kind (silent, detectable or incorrect) of the model, a memory or a component, in both campaigns."""
+    """The FIT of one kind (silent, detectable or incorrect) of one row in both campaigns."""
 
     level: str
     name: str
@@ -40,12 +40,12 @@ class ComparedFit:
 
     @property
     def direction(self) -> str:
-        """Whether it ``rises`` or ``falls`` from A to B; empty where the interval of the difference has 0 in it."""
+        """Whether the FIT ``rises`` or ``falls`` from A to B; empty if no difference is shown."""
         return "rises" if self.difference.low > 0 else "falls" if self.difference.high < 0 else ""
 
 
 def compared_fits(a: Sequence[MemoryFitRow], b: Sequence[MemoryFitRow]) -> tuple[ComparedFit, ...]:
-    """The rows that both campaigns have; empty where one of them has no memories."""
+    """The FIT of all rows that both campaigns have, compared."""
     known = {(row.level, row.name): row for row in b}
     pairs = [(row, known[row.level, row.name]) for row in a if row.level in LEVELS and (row.level, row.name) in known]
     result = []
@@ -57,7 +57,7 @@ def compared_fits(a: Sequence[MemoryFitRow], b: Sequence[MemoryFitRow]) -> tuple
 
 
 def fit_difference_headline(fits: Sequence[ComparedFit]) -> str:
-    """Silent and detectable FIT of the model in A and B, and the direction where one is shown."""
+    """Sentences on the silent and the detectable FIT of the model in A and B."""
     return " ".join(_sentence(fit) for fit in fits if fit.level == "model" and fit.kind != "incorrect")
 
 
@@ -71,7 +71,7 @@ def _sentence(fit: ComparedFit) -> str:
 
 
 def missing_fit_text(a: Sequence[MemoryFitRow], b: Sequence[MemoryFitRow]) -> Iterator[str]:
-    """Which memories only one of two campaigns has."""
+    """Sentences on the memories that only one of the campaigns has."""
     mine, theirs = ({row.name for row in rows if row.level == "memory"} for rows in (a, b))
     for side, names in (("A", mine - theirs), ("B", theirs - mine)):
         if names and mine and theirs:
@@ -79,7 +79,7 @@ def missing_fit_text(a: Sequence[MemoryFitRow], b: Sequence[MemoryFitRow]) -> It
 
 
 def fit_difference_numbers(fits: Sequence[ComparedFit]) -> Iterator[tuple[str, str, str]]:
-    """FIT of the model for the head of the page: term, text, and what is set smaller."""
+    """Key numbers on the FIT of the model, for the head of the page: term, value and small text."""
     for fit in fits:
         if fit.level == "model" and fit.kind != "incorrect":
             for name, text in (
@@ -91,7 +91,7 @@ def fit_difference_numbers(fits: Sequence[ComparedFit]) -> Iterator[tuple[str, s
 
 
 def fit_difference_section(fits: Sequence[ComparedFit]) -> Section:
-    """One table for each kind of FIT."""
+    """The section with a table for each kind of FIT."""
     heads = columns(
         "level", "of", "FIT A", "interval", "FIT B", "interval ", "B - A", "interval  ", left=("level", "of")
     )
@@ -115,7 +115,7 @@ def _cells(text: EstimateText, interval: Interval) -> tuple[TextCell, TextCell]:
 
 
 def fit_difference_estimates(fits: Sequence[ComparedFit]) -> Iterator[Estimate]:
-    """The differences, for machines, with both FIT."""
+    """The differences of FIT as machine-readable estimates."""
     for fit in fits:
         keys = {"level": fit.level, "target": fit.name, "measure": f"{fit.kind} FIT"}
         further = {

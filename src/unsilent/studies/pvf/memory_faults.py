@@ -1,4 +1,4 @@
-"""Draws faults by the memories of an accelerator: strata are what is reported x memory x error pattern.
+"""Draws faults in the memories of an accelerator, stratified by reported target, memory and error pattern.
 
 Every event falls on a bit and a time uniformly. In what is reloaded (parameters with ``reload``) a fault stays, so that each
 evaluation meets it; anything else is corrupted in one evaluation, if it is still needed then. What the memory's code makes of an
@@ -39,7 +39,10 @@ ALL_SITES = ("param:*", "op:*", "input:*", "kv:*")
 
 
 class HeldRegion(NamedTuple):
-    """A region in a memory: its site, and bits x share of the time in which a fault there has an effect."""
+    """A region that a memory holds, with its live bits.
+
+    Live bits are bits times the share of the time in which a fault in them has an effect.
+    """
 
     region: Region
     site: SiteName
@@ -89,7 +92,7 @@ class MemoryFaults:
         self._by_region = {target.name: RegionsByBatch(target, "per-element") for target in self.targets}
 
     def notes(self) -> Iterator[str]:
-        """Notes on the rates: what they count, and what was assumed."""
+        """Notes on the failure rates: what they count, and what was assumed."""
         yield (
             "FIT are events in 1e9 device hours that make an inference call incorrect, which evaluates one batch (with --unit "
             "sample: that make a sample of it incorrect, on average), so they depend on the size of the batches. They are those "
@@ -134,7 +137,7 @@ class MemoryFaults:
     # -- what a memory holds --------------------------------------------------------------------------------------
 
     def _regions_at(self, addresses: Sequence[str]) -> tuple[tuple[Region, ...], list[str]]:
-        """The regions that these addresses select, each once, and the addresses at which this workload has nothing."""
+        """The regions that the addresses select, and the addresses that match nothing."""
         regions: dict[tuple[str, int | None, int | None], Region] = {}
         unmatched = []
         for address in addresses:
@@ -146,7 +149,10 @@ class MemoryFaults:
         return tuple(regions.values()), unmatched
 
     def _observe(self, held: Mapping[str, Sequence[Region]]) -> None:
-        """Watch each batch once: what is live when, if an operation takes the time to move its data."""
+        """Run each batch once and record when each value is live.
+
+        An operation is assumed to take as long as moving its data takes.
+        """
         engine = self._engine
         per_byte: dict[str, float] = {}
         for name, regions in held.items():
@@ -163,7 +169,7 @@ class MemoryFaults:
         self.call_seconds = math.fsum(float(ends[-1]) for ends in self._ends) / len(self._ends)
 
     def _live(self, name: str, regions: Sequence[Region]) -> Iterator[HeldRegion]:
-        """The parts of regions that a fault can reach, by the times in which it reaches the same readers."""
+        """The parts of the regions that a fault can affect, split by the operations that read them later."""
         memory, total = self._memories[name], self.call_seconds * len(self._ends)
         caches = any(kind_of(address) == "kv" for each in self._memories.values() for address in each.holds)
         for region in regions:
@@ -189,7 +195,7 @@ class MemoryFaults:
                     yield HeldRegion(there, site, there.eligible_bit_count * window.part * share)
 
     def _reading_time(self, value: StoredValue | None, step: int) -> float:
-        """Seconds of one evaluation in which operations read a value."""
+        """The seconds of one evaluation in which operations read a value."""
         ends = self._ends[step]
         numbers = {read.operation for read in value.reads} if value is not None else ()
         return math.fsum(float(ends[n + 1] - ends[n]) for n in numbers)
@@ -205,7 +211,7 @@ class MemoryFaults:
         )  # fmt: skip
 
     def _most_bytes(self, regions: Sequence[Region]) -> int:
-        """The most bytes that are needed at a time."""
+        """The largest number of bytes that are needed at the same time."""
         there = sum(region.eligible_bit_count // 8 for region in regions if not is_transient(region.site))
         most = 0
         for step, observer in enumerate(self._observers):
@@ -223,7 +229,7 @@ class MemoryFaults:
     def _strata(
         self, name: str, memory: Memory, live: Iterator[HeldRegion], components: Mapping[str, Sequence[str]], per: str
     ) -> Iterator[tuple[MemoryPart, Target]]:
-        """One for each reported target, dtype and pattern; shares are filled in later."""
+        """A stratum for each reported target, dtype and error pattern of a memory, without its share."""
         by_group: dict[tuple[str, str, str, str], list[HeldRegion]] = {}
         for held_region in live:
             component = component_of(held_region.site, components)
@@ -251,7 +257,10 @@ class MemoryFaults:
                 self._pattern_of[stratum] = memory, described.model
 
     def draw(self, target: str, rng: np.random.Generator) -> tuple[int | None, tuple[Fault, ...]]:
-        """The batch (None: all of them) and the faults of a trial: of events, the first that comes through the protection."""
+        """Draw the batch and the faults of a trial; the batch is None if all batches are affected.
+
+        Events are drawn until one is neither corrected nor reported by the protection.
+        """
         memory, text = self._pattern_of[target]
         for _ in range(MOST_REDRAWS):
             step, population = self._by_region[target].draw_batch(rng)
@@ -265,12 +274,12 @@ class MemoryFaults:
 
 
 def _outcome_shares(model: str, held: Sequence[HeldRegion], code: Code | None) -> EventShares:
-    """Shares of the events in these regions by outcome."""
+    """The shares of the events in some regions by outcome of the protection."""
     return outcome_shares(fault_model(model), [h.region for h in held], code, [h.live_bits for h in held])
 
 
 def _check_fits(memory: str, pattern: str, text: str, region: Region) -> None:
-    """Raise ``UsageError`` where events of a pattern cannot fall on a dtype."""
+    """Raise ``UsageError`` if events of a pattern cannot corrupt a dtype."""
     if not fitted(fault_model(text), region).capacity((region,)):
         raise UsageError(
             f"pattern {pattern} of memory {memory} ({text}) cannot corrupt {region.site}, which has the dtype {region.dtype}; "

@@ -1,4 +1,4 @@
-"""Failure rates of the memories of an accelerator, from trials of faults that come through their protection."""
+"""Computes the failure rates of the memories of an accelerator from the trials of a campaign."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVELS: tuple[tuple[str, Callable[[MemoryPart], str]], ...] = (
 def memory_fit_rows(
     parts: Sequence[MemoryPart], facts: Sequence[MemoryFacts], stored: StoredTrials, question: PvfEstimator
 ) -> tuple[MemoryFitRow, ...]:
-    """FIT at each level; empty where no accelerator is described."""
+    """The FIT at each level; empty if no accelerator is described."""
     calls = {memory.name: memory.calls_per_fault for memory in facts}
     result = []
     for level, name_of in LEVELS:
@@ -49,7 +49,7 @@ def memory_fit_rows(
 def _rates(
     parts: Sequence[MemoryPart], stored: StoredTrials, question: PvfEstimator
 ) -> tuple[Interval, Interval, Interval]:
-    """FIT: silently incorrect calls, detectable errors, and incorrect calls with or without an error of their own.
+    """The FIT of silently incorrect calls, of detectable errors, and of all incorrect calls.
 
     Where shares of outcomes were counted from drawn events, limits of the trials and of each share hold together (Bonferroni),
     and the limits of FIT are the least and the most that they allow.
@@ -81,7 +81,7 @@ def _rates(
 
 
 class _Through(NamedTuple):
-    """Rate of events that come through and are tried, what its limits are, and the most of those that are not tried.
+    """The rate of events that pass the protection, with the margins of its limits.
 
     ``less`` and ``more``: how far the rate may be from its limits; ``least`` and ``most``: as factors of each part's rate.
     """
@@ -94,7 +94,7 @@ class _Through(NamedTuple):
     untried: float
 
     def limits(self, low: float, high: float) -> tuple[float, float]:
-        """Limits of the rate of incorrect calls, from those of their share: a share is at most 1 in each part."""
+        """Limits of the rate of incorrect calls, from limits of their share."""
         lower = max(self.rate * low * self.least, self.rate * low - self.less, 0.0)
         upper = min(self.rate * high * self.most, self.rate * high + self.more)
         return lower, upper + self.untried
@@ -114,7 +114,7 @@ def _through(parts: Sequence[MemoryPart], tried: Container[str], confidence: flo
 
 
 def _limits(part: MemoryPart, rate: float, confidence: float) -> tuple[float, float]:
-    """Limits of the rate of an outcome: itself where its share is exact, else those of the share of drawn events."""
+    """Limits of the rate of an outcome; both equal the rate if its share is exact."""
     if not part.draws or not part.raw:
         return rate, rate
     share = clopper_pearson(round(rate / part.raw * part.draws), part.draws, confidence)
@@ -122,7 +122,7 @@ def _limits(part: MemoryPart, rate: float, confidence: float) -> tuple[float, fl
 
 
 def _by_kind(trials: StratifiedTrials) -> Iterator[StratifiedTrials]:
-    """The trials with silent outcomes alone as incorrect, and with errors alone."""
+    """The trials twice: with only silent outcomes as incorrect, then with only detectable errors."""
     due = [outcome for outcome in Outcome if outcome.due]
     for spared in (due, [Outcome.SDC]):
         strata = []

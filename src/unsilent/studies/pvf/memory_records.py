@@ -1,4 +1,4 @@
-"""Records of faults in the memories of an accelerator: what a worker finds out of them, and failure rates.
+"""Records of faults in the memories of an accelerator, and of their failure rates.
 
 FIT are failures in 1e9 device hours. A failure is an event in a memory that makes an inference call incorrect, judged on one
 call; a call is one batch of the workload, and calls follow each other without a pause.
@@ -21,7 +21,7 @@ Rate = Annotated[float, Ge(0), Lt(math.inf)]
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """Events of one pattern in one reported part of a memory's content, in FIT before the model masks any.
+    """The rates of events of one pattern in one reported part of a memory, before the model masks any.
 
     Attributes:
         target: Of the trials; there are none where nothing comes through the protection.
@@ -47,7 +47,7 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
-    """A memory: its size and the most that it holds of the workload at a time in bytes, and calls that a fault in it meets.
+    """Facts about a memory: its size, the bytes it holds, and the calls that a fault in it affects.
 
     ``evidence``: grade of each number of its description. ``unmatched``: addresses at which the workload has nothing.
     """
@@ -62,7 +62,7 @@ class MemoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFitRow:
-    """FIT of a memory, a pattern of it, a component, a layer or the model.
+    """The FIT of a memory, an error pattern, a component, a layer or the model.
 
     Attributes:
         raw, corrected, detected: Of the events: all, those that a code corrects, those that it reports.

@@ -1,4 +1,4 @@
-"""The section of a report on failure rates of the memories of an accelerator."""
+"""The section of a report on the failure rates of memories."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FIT_ESTIMATE_NAMES = ("level", "target", "measure", "")
 
 
 def memory_section(result: PvfResult) -> Section:
-    """Failure rates of memories and of what they hold, then the memories' sizes."""
+    """The section on the failure rates and the sizes of memories."""
     sizes = Table(
         columns("memory", "size", "most held", "calls per fault", "nothing at", left=("nothing at",)),
         tuple(_size_row(facts) for facts in result.memories),
@@ -54,7 +54,7 @@ def memory_section(result: PvfResult) -> Section:
 
 
 def fit_figure(rows: Sequence[MemoryFitRow]) -> Figure:
-    """Silent and detectable FIT with their limits by memory and component, and of the model."""
+    """The figure of silent and detectable FIT, by memory and component and for the model."""
     shown = [row for level in ("memory", "component", "model") for row in rows if row.level == level]
     names = [f"{row.name} ({row.level})" if row.level != "model" else row.name for row in shown]
     series = []
@@ -102,12 +102,12 @@ def _cells(interval: Interval) -> tuple[TextCell, TextCell]:
 
 
 def memory_estimates(result: PvfResult) -> Iterator[Estimate]:
-    """Silent and detectable FIT of each row, for machines."""
+    """The silent and detectable FIT of each row as machine-readable estimates."""
     for row in result.memory_fit:
         for measure, interval in (("silent FIT", row.silent), ("detectable FIT", row.detectable)):
             yield Estimate({"level": row.level, "target": row.name, "measure": measure}, interval)
 
 
 def memory_data(result: PvfResult) -> Mapping[str, Any]:
-    """Failure rates by memory for the JSON object."""
+    """The failure rates of memories as values of the JSON object."""
     return {"memories": result.memories, "memory_fit": result.memory_fit}

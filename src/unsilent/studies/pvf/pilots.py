@@ -1,4 +1,4 @@
-"""Forecasts from a pilot: how outcomes of a stratum vary, and how many samples a trial should evaluate.
+"""Forecasts outcomes from pilot trials, and chooses the number of samples of a trial.
 
 A pilot is short, so nothing of it is taken at its face value: means are pulled towards that of all strata of the same class of
 bits, and variances are those of slightly more events than were seen.
@@ -47,12 +47,12 @@ _MANY = 1000.0
 
 
 def class_of(stratum: str) -> str:
-    """The class of bits of a stratum: what its name ends in."""
+    """The class of bits of a stratum, which is the last part of its name."""
     return stratum.rpartition("/")[2]
 
 
 def first_pilot(targets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, int]]:
-    """Trials of each stratum of each target (target -> strata)."""
+    """The number of pilot trials of each stratum, by target."""
     members = _by_class(name for names in targets.values() for name in names)
     result: dict[str, dict[str, int]] = {}
     for group, names in targets.items():
@@ -63,7 +63,7 @@ def first_pilot(targets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, int
 
 
 def first_wide_pilot(strata: Iterable[str]) -> dict[str, int]:
-    """Trials of many samples, by stratum: a few of each class, spread over the targets."""
+    """The number of pilot trials with many samples, by stratum."""
     result = {}
     for number, names in enumerate(_by_class(strata).values()):
         for i, place in enumerate(range(number, number + len(names))):
@@ -80,7 +80,7 @@ def _by_class(strata: Iterable[str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """How outcomes of a stratum are expected to be.
+    """The expected mean and variance of the outcomes of a stratum.
 
     Attributes:
         mean: Share of incorrect outputs.
@@ -93,14 +93,16 @@ class Forecast:
     within: float
 
     def stratum(self, weight: float, left: float) -> Stratum:
-        """Two outcomes with the expected mean and variance; ``left``: see `variance_left`."""
+        """A stratum of two outcomes with the expected mean and variance; see `variance_left` for ``left``."""
         top = self.likely + (1 - self.likely) * (1 - self.within * (1 - left))
         share = self.likely / top
         return Stratum(weight, np.array([0.0, top]), _MANY * np.array([1 - share, share]), self.mean)
 
 
 def variance_left(sample_count: int, samples: Sequence[int]) -> float:
-    """Part of the variance within a fault that is left in the mean of so many samples of one batch; 0 asks for all.
+    """The part of the variance between samples of one fault that remains in a mean of samples.
+
+    ``sample_count`` is the number of samples in the mean; 0 stands for all.
 
     ``samples``: of each batch. How batches differ is unknown, so of several batches a whole one leaves what as many samples of
     anywhere leave.
@@ -113,7 +115,7 @@ def variance_left(sample_count: int, samples: Sequence[int]) -> float:
 
 
 def forecasts(pilots: Mapping[Cell, Tally], left: Callable[[int], float] | None) -> dict[Cell, Forecast]:
-    """The forecast of each stratum, from its pilot trials and those of its class.
+    """The forecast of each stratum, from its own pilot trials and those of its class of bits.
 
     ``left``: of so many samples, the variance within a fault that is left (`variance_left`); None where all trials are alike, and
     ``within`` is then what they lack of the variance of single samples, so that ``left`` is 0 for all of them.
@@ -141,7 +143,7 @@ def forecasts(pilots: Mapping[Cell, Tally], left: Callable[[int], float] | None)
 
 
 def _within(mean: float, pilots: Sequence[Tally], left: Callable[[int], float] | None) -> tuple[float, float]:
-    """Variance within faults and in all, summed over the trials that show it."""
+    """The variance between samples of one fault and the total variance, summed over trials."""
     within_faults = total = 0.0
     for tally in pilots:
         shares, units = tally.incorrect_share_per_trial, tally.units_per_trial
@@ -162,20 +164,22 @@ def _ratio(part: float, whole: float, prior: float) -> float:
 
 @dataclass(frozen=True)
 class TrialCost:
-    """Expected seconds of a trial: ``per_trial`` in each batch that it evaluates, and ``per_sample``; see `engine.trial_work`."""
+    """The expected seconds of a trial: a fixed part per batch and a part per sample."""
 
     per_trial: float
     per_sample: float
 
     def seconds(self, sample_count: int, samples: Sequence[int]) -> float:
-        """Seconds of a trial of so many samples of one batch, or (0) of all of all batches."""
+        """The seconds of a trial with ``sample_count`` samples of one batch; 0 stands for all batches."""
         if sample_count:
             return self.per_trial + self.per_sample * min(sample_count, max(samples))
         return len(samples) * self.per_trial + sum(samples) * self.per_sample
 
 
 class PilotView:
-    """The forecast from the pilots of some plans; ``with_all``: all their stored trials.
+    """The forecasts from the pilot trials of some plans.
+
+    ``with_all`` uses all stored trials instead.
 
     Attributes:
         stored: The trials.
@@ -198,13 +202,16 @@ class PilotView:
             self.cost = TrialCost(stored.description.trial_seconds, stored.description.sample_seconds)
 
     def variance_left(self, sample_count: int) -> float:
-        """Part of the variance within a fault that so many samples leave; 0 where all trials evaluate as many."""
+        """The part of the variance between samples of one fault that remains in a mean of samples.
+
+        It is 0 if all trials evaluate equally many samples.
+        """
         return variance_left(sample_count, self._samples) if self._is_open else 0.0
 
     def strata(
         self, targets: Sequence[TargetInfo], flips: int | None, sample_counts: Mapping[str, int]
     ) -> list[Stratum]:
-        """The strata as expected where trials evaluate so many samples (by stratum), with weights that sum to 1."""
+        """The forecast strata for given numbers of samples per trial, with weights that sum to 1."""
         total = sum(t.share for t in targets)
         return [
             self.forecasts[t.name, flips].stratum(t.share / total, self.variance_left(sample_counts[t.name]))
@@ -212,17 +219,17 @@ class PilotView:
         ]
 
     def seen(self, targets: Sequence[TargetInfo], flips: int | None) -> list[Stratum]:
-        """Outcomes as they were."""
+        """The strata with the outcomes that were observed."""
         total = sum(t.share for t in targets)
         return [Stratum.of(self._pilots[t.name, flips].incorrect_share_per_trial, t.share / total) for t in targets]
 
     def estimate(self, targets: Sequence[TargetInfo], flips: int | None) -> float:
-        """The share of incorrect outputs that is expected over some strata."""
+        """The expected share of incorrect outputs over some strata."""
         return sum(t.share * self.forecasts[t.name, flips].mean for t in targets) / sum(t.share for t in targets)
 
 
 def choose_samples(trials: Callable[[int], int], cost: TrialCost, samples: Sequence[int]) -> int:
-    """The samples of a trial for which ``trials(samples) * seconds`` is least; 0 for all.
+    """The number of samples per trial with the least total cost; 0 stands for all samples.
 
     Of more samples each saves fewer trials: the first number that costs more than the one before ends the search.
     """

@@ -1,4 +1,4 @@
-"""Campaigns that stop when every reported row is precise enough: which trials a look asks for next.
+"""Plans campaigns that stop when every reported row is precise enough.
 
 A pilot of every stratum shows where outcomes vary, and goes on until it is long enough for its plan; what it shows fixes how many
 samples a trial evaluates, where that is left open, and the trials of look 0 (Neyman's allocation, and enough everywhere for what
@@ -58,7 +58,7 @@ _FARTHEST = 40
 
 @dataclass
 class PrecisionPlanner:
-    """Decides the rounds of a campaign.
+    """Decides which trials a campaign runs next, round by round.
 
     Attributes:
         most_trials: Trials that a target may have at a number of flips, its pilot included.
@@ -85,7 +85,7 @@ class PrecisionPlanner:
         return trial_ids_of_plans(latest_plans(store.records(ROUND)).values())
 
     def decide_next_round(self, store: PvfStore) -> list[Json]:
-        """The next round; empty where all rows are precise enough, or would need more than ``most_trials``.
+        """The plans of the next round; empty if no more trials are needed or allowed.
 
         Raises:
             UsageError: the plan of look 0 needs more than ``most_trials``; says what is needed and what can be had.
@@ -103,12 +103,12 @@ class PrecisionPlanner:
         return self._stored
 
     def describe_round(self, store: PvfStore) -> str:
-        """A sentence on the round that was decided last: its purpose, the trials it leads to, and the expected end."""
+        """A sentence on the last decided round: its purpose, its trials and the expected end."""
         self.end = self.expected_end(store)
         return self._purpose(store) + (f"; {self.end}" if self.end else "")
 
     def expected_end(self, store: PvfStore) -> ExpectedEnd | None:
-        """The expected end of the campaign in a store; None before all its pilots are complete."""
+        """The expected end of a campaign; None before all its pilots are complete."""
         begun = time.perf_counter()
         stored = self._read(store)
         if not stored.plans or not all(plan.first_look_trials for plan in stored.plans.values()):
@@ -140,7 +140,7 @@ class PrecisionPlanner:
         return f"plan made from {pilot:,} pilot trials: {total}{some}"
 
     def round_after(self, stored: StoredTrials) -> list[CellPlan]:
-        """The next round after these trials."""
+        """The plans of the next round, given the stored trials."""
         question = self.question.with_default_unit(stored.spec.is_transient)
         precision_text = f"{self.precision} at {question.confidence:g} per {question.unit}"
         groups = self._chosen([g for flips in stored.spec.flips for g in target_groups(stored, flips)])
@@ -166,7 +166,7 @@ class PrecisionPlanner:
         return self._grown(stored, wide, growing)
 
     def _chosen(self, groups: Sequence[RowScope]) -> list[RowScope]:
-        """The rows that have to be precise; raises ``UsageError`` where there is none of a name."""
+        """The rows that must be precise; raises ``UsageError`` if a name matches no row."""
         names, globs = list(dict.fromkeys(group.name for group in groups)), self.precision.rows
         for glob in globs:
             if not fnmatch.filter(names, glob):
@@ -198,7 +198,7 @@ class PrecisionPlanner:
         return plans
 
     def _planned(self, stored: StoredTrials, groups: Sequence[RowScope], precision_text: str) -> list[CellPlan]:
-        """Look 0 of every cell, from all trials so far; or pilots that go on."""
+        """Plans for the first interim look, or longer pilots if those so far are too short."""
         plans = [_with_all_as_pilot(plan, precision_text) for plan in stored.plans.values()]
         view = PilotView(stored, plans)
         plans = [replace(plan, samples=self._samples(plan, view)) for plan in plans]
@@ -212,7 +212,7 @@ class PrecisionPlanner:
     def _sizes(
         self, view: PilotView, plans: Sequence[CellPlan], groups: Sequence[RowScope], is_rough: bool
     ) -> dict[Cell, int]:
-        """Trials of look 0 by stratum and number of flips, enough for each row; ``is_rough``: see `allocate`.
+        """The number of trials of each stratum at the first interim look, enough for every row.
 
         Strata of none of these rows get as many as their pilot had.
         """
@@ -231,7 +231,7 @@ class PrecisionPlanner:
         return sizes
 
     def _samples(self, plan: CellPlan, view: PilotView) -> int:
-        """How many samples a trial evaluates: chosen once, where that is left open."""
+        """The number of samples per trial of a plan; chosen only once."""
         if view.stored.plans[plan.cell].first_look_trials:
             return plan.samples
         if view.cost is None:
@@ -247,11 +247,11 @@ class PrecisionPlanner:
         return choose_samples(trials, view.cost, view.stored.description.samples)
 
     def _aim(self, view: PilotView, targets: Sequence[TargetInfo], flips: int | None) -> float:
-        """The half-width that look 0 is planned for."""
+        """The half-width that the first interim look is planned to reach."""
         return PLANNING_MARGIN * self.precision.target_half_width(view.estimate(targets, flips))
 
     def _longer_pilot(self, plan: CellPlan) -> CellPlan | None:
-        """A pilot that goes on; None where it is long enough for its plan, or would leave too little."""
+        """A longer pilot; None if the pilot is long enough, or a longer one would take too many trials."""
         now, needed = plan.pilot_size, sum(plan.first_look_trials.values())
         part = min(PILOT_PART, PILOT_GROWTH * now / needed)
         too_long = part * needed > PILOT_PART * self.most_trials or needed > HOPELESS * self.most_trials
@@ -264,14 +264,17 @@ class PrecisionPlanner:
         return replace(begun, pilot_trials=pilot, wide_pilot_trials=wide)
 
     def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float, is_rough: bool) -> list[int]:
-        """The given sizes where they reach the aim already, else at least those of the best allocation."""
+        """Sizes of strata that reach the aim, at least as large as the given ones."""
         level = confidence_at(0, self.question.confidence)
         if not is_rough and all(sizes) and expected_interval(strata, sizes, level).half_width <= aim:
             return list(sizes)
         return [max(a, b) for a, b in zip(sizes, allocate(strata, aim, level, is_rough), strict=True)]
 
     def _affordable(self, plan: CellPlan, view: PilotView, groups: Sequence[RowScope]) -> CellPlan:
-        """The plan, or as much of it as there may be where that might do; raises ``UsageError`` where it cannot."""
+        """The plan, reduced to the allowed trials if these may be enough.
+
+        Raises ``UsageError`` if they cannot be enough.
+        """
         needed, stored = plan.total_trials, view.stored
         if needed <= self.most_trials:
             return plan
@@ -294,7 +297,10 @@ class PrecisionPlanner:
         )
 
     def _may_do(self, strata: Sequence[Stratum], sizes: Sequence[int], level: float) -> bool:
-        """Whether so few trials are enough should the estimate be as large as the pilot allows, as a relative width is then."""
+        """Whether given sizes reach the precision if the estimate is as large as the pilot allows.
+
+        A relative half-width is easier to reach for a larger estimate.
+        """
         seen = stratified(strata, level)
         mean = sum(s.weight * s.mean for s in strata)
         variance = sum(
@@ -305,7 +311,7 @@ class PrecisionPlanner:
         return float(expected_half_width(variance, coarsest, level)) <= self.precision.target_half_width(seen.high)
 
     def _looks(self, group: RowScope) -> int:
-        """After how many more looks a row is expected to be precise enough."""
+        """The number of further interim looks after which a row is expected to be precise enough."""
         now = group.sample.look_number or 0
         total = sum(s.share for s in group.sample.strata)
         strata = [
@@ -320,7 +326,7 @@ class PrecisionPlanner:
         return _FARTHEST
 
     def _grown(self, stored: StoredTrials, wide: Sequence[RowScope], growing: dict[Cell, int]) -> list[CellPlan]:
-        """The cells of wide rows some looks on, as far as they may."""
+        """The plans of cells with imprecise rows, with as many further looks as trials are allowed."""
         result = []
         for cell, plan in stored.plans.items():
             look = plan.look + growing[cell]
@@ -334,7 +340,7 @@ class PrecisionPlanner:
 
 
 def _round(trials: float) -> int:
-    """The number rounded to two digits: it is a forecast."""
+    """The number rounded to two significant digits."""
     return int(float(f"{trials:.2g}"))
 
 
@@ -345,7 +351,7 @@ def _with_look(plan: CellPlan, view: PilotView, sizes: Mapping[Cell, int]) -> Ce
 
 
 def _with_all_as_pilot(plan: CellPlan, precision_text: str) -> CellPlan:
-    """The plan before its look 0: all trials so far are its pilot."""
+    """The plan reset to before its first interim look, with all trials so far as its pilot."""
     if plan.first_look_trials:
         numbers = {name: plan.counting_trials(name)[1].stop for name in plan.pilot_trials}
         same = plan.samples == plan.pilot_samples

@@ -1,4 +1,4 @@
-"""Results of a PVF study as plain immutable records: everything a report shows comes from here.
+"""Result records of the PVF study, from which all reports are made.
 
 Also which rows of a result are shown where, and gates for continuous integration: ``top_mlp<=0.01`` holds when the
 *upper* limit of every matching row does.
@@ -26,12 +26,12 @@ ACCURACY = "accuracy"
 
 
 def flips_suffix(flips: int | None) -> str:
-    """`` at 8 flips``, to stand behind a name; nothing where the fault model says how many there are."""
+    """A suffix for names, like ``at 8 flips`` with a leading space; empty if the fault model sets the number."""
     return "" if flips is None else f" at {flips} flip{'s' if flips != 1 else ''}"
 
 
 def samples_text(samples: Mapping[str, int]) -> str:
-    """How many samples a trial evaluates, of each target where they differ: ``1``, ``1 (embedding) or 4 (top_mlp)``."""
+    """The number of samples per trial as text, like ``1`` or ``1 (embedding) or 4 (top_mlp)``."""
     by_count: dict[int, list[str]] = {}
     for name, count in samples.items():
         by_count.setdefault(count, []).append(name)
@@ -43,7 +43,7 @@ def samples_text(samples: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LostScore:
-    """Mean of fault-free minus faulty score.
+    """The mean of the fault-free score minus the faulty score, with limits.
 
     Of accuracy: share of answers that are right without a fault and not with it; wrong ones that become right are not subtracted.
     """
@@ -54,7 +54,7 @@ class LostScore:
 
     @classmethod
     def of(cls, interval: Interval, least: float, most: float) -> LostScore:
-        """From an estimate and limits that are shares of the way from the least to the most that can be lost."""
+        """Convert an interval between 0 and 1 to a loss between ``least`` and ``most``."""
         size = most - least
 
         def lost(share: float) -> float:
@@ -66,14 +66,14 @@ class LostScore:
 
     @property
     def perplexity_ratio(self) -> LostScore:
-        """The loss of a mean log-likelihood per token in nats, as faulty over fault-free perplexity."""
+        """The loss of a log-likelihood per token, expressed as faulty over fault-free perplexity."""
         estimate = None if self.estimate is None else math.exp(self.estimate)
         return LostScore(estimate, math.exp(self.low), math.exp(self.high))
 
 
 @dataclass(frozen=True, slots=True)
 class PvfRow:
-    """One estimate: PVF of one target at one number of flips."""
+    """The estimate for one target at one number of flips."""
 
     target: str
     level: str
@@ -126,7 +126,7 @@ class PvfRow:
 
 @dataclass(frozen=True, slots=True)
 class LookupRow:
-    """PVF of one class of embedding rows: a fault acts only when its row is looked up."""
+    """The PVF of one class of embedding rows, by how often they are looked up."""
 
     lookup_class: str
     """``hot`` (the busiest rows that take half of all look-ups), ``warm`` (the other rows looked up), ``cold`` (never)."""
@@ -141,7 +141,7 @@ class LookupRow:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PvfResult(CampaignResult):
-    """A whole study, ready to be shown, exported or asserted on."""
+    """The result of a PVF campaign."""
 
     KIND: ClassVar[str] = "unsilent.studies.pvf.kind:PVF"
     workload: str
@@ -200,17 +200,17 @@ class PvfResult(CampaignResult):
 
     @property
     def measure(self) -> str:
-        """The name of an estimate: PVF for parameters alone."""
+        """The name of the estimate: ``PVF`` for faults in parameters, otherwise ``P(incorrect)``."""
         return "P(incorrect)" if self.transient else "PVF"
 
     @property
     def nothing_reaches(self) -> bool:
-        """Whether memories are described, and no fault to be tried comes through their protection."""
+        """Whether memories are described, but no fault passes their protection often enough to be tried."""
         return bool(self.memory_fit) and not self.rows
 
     @property
     def measure_text(self) -> str:
-        """The name of an estimate, and the events it counts, where memories correct or report some."""
+        """The name of the estimate, with the counted events if memories have protection."""
         return f"{self.measure} of {EVENTS_COMING_THROUGH}" if self.memories else self.measure
 
 
@@ -224,7 +224,7 @@ MOST_LAYERS_SHOWN = 20
 
 
 class ResultRow(Protocol):
-    """A row of a result, or of two that are compared."""
+    """A row of a result, or of a comparison of two results."""
 
     @property
     def target(self) -> str: ...
@@ -240,31 +240,31 @@ R = TypeVar("R", bound=ResultRow)
 
 
 def main_level(result: PvfResult) -> str:
-    """The level that figures compare: components, else layers, else tensors; ``model`` where there is nothing else."""
+    """The level that figures compare: component, else layer, else tensor, else ``model``."""
     present = {row.level for row in result.rows}
     return next((level for level in LEVELS if level in present), "model")
 
 
 def at_level(rows: Sequence[R], *levels: str) -> list[R]:
-    """The rows of these levels: targets in the order of the result, each with its numbers of flips ascending."""
+    """The rows of some levels, in the order of the targets, with flips ascending."""
     level_rows = [row for level in levels for row in rows if row.level == level]
     place = {key: i for i, key in enumerate(dict.fromkeys((row.level, row.target) for row in level_rows))}
     return sorted(level_rows, key=lambda row: (place[row.level, row.target], row.flips is None, row.flips or 0))
 
 
 def headline_flips(rows: Sequence[ResultRow]) -> int | None:
-    """The number of flips a single sentence is about: 1 where tried, else the smallest, None for a rate."""
+    """The number of flips for a headline: 1 if present, else the smallest; None without a number."""
     known = {row.flips for row in rows if row.flips is not None}
     return (1 if 1 in known else min(known)) if known else None
 
 
 def vulnerability_key(row: PvfRow) -> tuple[bool, float, float]:
-    """Sort key: vulnerability; few trials or no estimate count as lowest, ties go by the upper limit."""
+    """The sort key of a row by vulnerability; rows with few trials or no estimate are lowest."""
     return (not has_few_trials(row, row.n), -1.0 if row.estimate is None else row.estimate, row.high)
 
 
 def layer_rows(rows: Sequence[R], order: Callable[[R], Any], numbers: Callable[[R], object]) -> list[R]:
-    """Layers and tensors, sorted; a component that is one layer of the same name and ``numbers`` is shown already."""
+    """The sorted rows of layers and tensors, without layers that equal their component."""
     shown = {(row.target, row.flips, numbers(row)) for row in rows if row.level == "component"}
     mine = at_level(rows, "layer", "tensor")
     more = [row for row in mine if row.target != row.parent or (row.target, row.flips, numbers(row)) not in shown]
@@ -272,20 +272,20 @@ def layer_rows(rows: Sequence[R], order: Callable[[R], Any], numbers: Callable[[
 
 
 def is_pooled(result: PvfResult) -> bool:
-    """Whether a row sums up several targets or strata: its counts are plain sums, its shares weighted by the law."""
+    """Whether some row combines several targets or strata."""
     strata = result.spec.get("strata", "none") != "none"
     return strata or len({row.target for row in at_level(result.rows, main_level(result))}) > 1
 
 
 def components_with_own_layer(rows: Sequence[ResultRow]) -> frozenset[str]:
-    """Components with layers besides one of their own name, which is what happens in the component itself."""
+    """Components that have both a layer of their own name and other layers."""
     result = [(row.target, row.parent) for row in rows if row.level == "layer"]
     others = {parent for target, parent in result if target != parent}
     return frozenset(target for target, parent in result if target == parent and parent in others)
 
 
 def row_label(row: ResultRow, components_with_own_layer: frozenset[str]) -> str:
-    """The target's name, told apart from its component's.
+    """The name of a row's target, marked if a component has the same name.
 
     ``components_with_own_layer`` is what `components_with_own_layer` found.
     """
@@ -298,7 +298,7 @@ _GATE = re.compile(r"\s*(?P<target>[^@<>=]+?)(?:@(?P<flips>\d{1,9}))?\s*<=\s*(?P
 
 @dataclass(frozen=True)
 class Gate:
-    """``TARGET[@FLIPS]<=LIMIT``: without ``@FLIPS`` it must hold at every number of flips."""
+    """A condition ``TARGET[@FLIPS]<=LIMIT``; without ``@FLIPS`` it must hold at every number of flips."""
 
     target: str
     flips: int | None
@@ -306,7 +306,7 @@ class Gate:
 
     @classmethod
     def parse(cls, text: str) -> Gate:
-        """Read a gate; raises ``UsageError`` for anything else or a limit outside [0, 1]."""
+        """Parse a condition; raises ``UsageError`` for an invalid one."""
         match = _GATE.match(text)
         try:
             limit = float(match["limit"]) / (100 if match["percent"] else 1) if match else -1.0
@@ -320,7 +320,7 @@ class Gate:
         return cls(match["target"], int(match["flips"]) if match["flips"] else None, limit)
 
     def check(self, spec: PvfSpec, description: PvfBaseline) -> None:
-        """Raise ``UsageError`` when the campaign will have no row this speaks of; before its first trial."""
+        """Raise ``UsageError`` if the campaign will have no row that the gate is about."""
         if not description.targets:
             raise UsageError(
                 f"--assert is about P(incorrect) of {EVENTS_COMING_THROUGH}, but there is no trial, because nothing or too "
@@ -334,7 +334,7 @@ class Gate:
             raise unknown_name_error("number of flips of --assert", str(self.flips), map(str, spec.flips))
 
     def rows(self, result: PvfResult) -> list[PvfRow]:
-        """The rows it speaks of; raises ``UsageError`` when there are none."""
+        """The rows that the gate is about; raises ``UsageError`` if there are none."""
         output = [r for r in result.rows if r.target == self.target and self.flips in (None, r.flips)]
         if output:  # a component and its only layer may share a name: the coarser level is meant
             return [r for r in output if r.level == output[0].level]
@@ -345,11 +345,11 @@ class Gate:
 
     @property
     def text(self) -> str:
-        """The condition as it is written, with a limit in percent."""
+        """The condition as text, with the limit in percent."""
         return f"{self.target}{'' if self.flips is None else f'@{self.flips}'}<={100 * self.limit:g}%"
 
     def failures(self, result: PvfResult) -> list[str]:
-        """One line for each row whose upper limit is above the limit."""
+        """A line of text for each row whose upper limit exceeds the limit of the gate."""
         return [
             f"{r.target}{flips_suffix(r.flips)}: the upper limit {upper_bound_text(r.high, 100)} % is above "
             f"{100 * self.limit:g} % (estimate {'none' if r.estimate is None else f'{100 * r.estimate:.3g} %'}, n {r.n})"
@@ -360,7 +360,10 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class PvfCurves:
-    """Data of the curves: targets with their rows, the model last; how many are left out, and which no trial corrupted."""
+    """The rows to draw as curves, by target, with the model last.
+
+    ``left_out`` counts the targets that are not drawn; ``missing`` names those that no trial corrupted.
+    """
 
     series: Mapping[str, Sequence[PvfRow]]
     left_out: int
@@ -368,10 +371,10 @@ class PvfCurves:
 
     @property
     def flips(self) -> list[int]:
-        """Numbers of flips, ascending."""
+        """The numbers of flips, ascending."""
         return sorted({row.flips for rows in self.series.values() for row in rows if row.flips is not None})
 
     @property
     def target_count(self) -> int:
-        """Targets besides the model."""
+        """The number of targets besides the model."""
         return sum(rows[0].level != "model" for rows in self.series.values())

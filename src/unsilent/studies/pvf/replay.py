@@ -1,4 +1,4 @@
-"""One stored trial of parameter vulnerability, run again alone: how its samples ended, and how its fault spread."""
+"""Runs one stored trial of a PVF campaign again, and traces how its fault spreads."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def replay_pvf_trial(
 
 
 def _spread(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) -> Report:
-    """The report on a trace."""
+    """The report on the trace of a trial."""
     from unsilent.studies.propagation_report import report
 
     spec, baseline = store.spec, store.baseline
@@ -92,7 +92,7 @@ def _spread(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) ->
 
 
 def _batch(row: PvfTrialRow, samples: Sequence[int], chosen_batch: int | None) -> int:
-    """The batch to trace; raises ``UsageError`` for one that is not there or that no fault acted in."""
+    """The number of the batch to trace; raises ``UsageError`` if it does not exist or has no fault."""
     _check_alive(row, row.trial)
     ends = np.cumsum(samples)
     codes = np.split(np.frombuffer(row.outcome_codes, np.uint8), ends[:-1])
@@ -109,7 +109,7 @@ def _batch(row: PvfTrialRow, samples: Sequence[int], chosen_batch: int | None) -
 
 
 def _check_alive(row: PvfTrialRow, trial: TrialId) -> None:
-    """Raise ``UsageError`` where a trial took its process with it, and with that what it had computed."""
+    """Raise ``UsageError`` if the trial ended in a crash or hang, since nothing can be traced then."""
     codes = np.frombuffer(row.outcome_codes, np.uint8)
     for ended in (Outcome.CRASH, Outcome.HANG):
         if (codes == ended).any():
@@ -120,7 +120,7 @@ def _check_alive(row: PvfTrialRow, trial: TrialId) -> None:
 
 @contextmanager
 def _drawable(spec: PvfSpec, stored: PvfTrialRow) -> Iterator[tuple[PvfSpec, TrialId, tuple[str, ...]]]:
-    """A campaign that has the trial, its name there, and in what it may differ from the stored one.
+    """A campaign in which the trial can be drawn, the trial's id in it, and the fields that may differ.
 
     Of a list of faults, which is not needed any more, that is a campaign of a list of this fault alone.
     """
@@ -135,12 +135,12 @@ def _drawable(spec: PvfSpec, stored: PvfTrialRow) -> Iterator[tuple[PvfSpec, Tri
 
 
 def _counted(row: PvfTrialRow) -> str:
-    """How the samples ended, in words."""
+    """The number of samples by outcome, as text."""
     return ", ".join(f"{n} {name}" for name, n in row.derived().items() if n)
 
 
 def describe_faults(row: PvfTrialRow, most: int = 4) -> str:
-    """The first faults of a trial in words."""
+    """A description of the first faults of a trial."""
     faults = json.loads(row.faults)
     if not isinstance(faults, list):
         return f"{faults['elements']} elements (digest {faults['digest']})"

@@ -1,4 +1,4 @@
-"""The report of parameter vulnerability: tables, sections, and figures as plain plotly dicts.
+"""The report on a PVF campaign.
 
 Nothing with trials is dropped silently (what is left out is counted or named); an estimate of zero stays a point, marked as an
 upper limit; no data is None, never zero.
@@ -90,14 +90,20 @@ TOP_LEVEL = ("command", "seed", "seconds", "cpu_seconds", "golden_seconds", "sto
 
 
 def report_of_memory(result: PvfResult, fit_per_bit: float | None = None) -> Report:
-    """All that is shown of a result; raises ``UsageError`` where a rate of memory is given for values of a run."""
+    """The report on a result.
+
+    Raises ``UsageError`` if a fault rate is given although values of a run were corrupted.
+    """
     if fit_per_bit is not None:
         check_rate(fit_per_bit, result.transient)
     return report(result, fit_per_bit)
 
 
 def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
-    """All that is shown of a result; ``fit_per_bit`` adds failures in time, raises ``UsageError`` where it is no rate."""
+    """The report on a result; ``fit_per_bit`` adds failures per 1e9 hours (FIT).
+
+    Raises ``UsageError`` if it is not a valid rate.
+    """
     fits = () if fit_per_bit is None else fit_rows(result, check_rate(fit_per_bit))
     rows, names = memory_estimates(result), FIT_ESTIMATE_NAMES
     if not result.memory_fit:
@@ -120,7 +126,7 @@ def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
 
 
 def estimates(result: PvfResult, fit_per_bit: float | None) -> Iterator[Estimate]:
-    """Every row with its counts; with a rate, FIT of single flips."""
+    """The estimate and counts of every row, and the FIT of single flips if a fault rate is given."""
     for row in at_level(result.rows, "component", "model", "layer", "tensor", "bit"):
         keys = {"level": row.level, "target": row.target, "parent": row.parent, "flips": row.flips}
         further = {"sdc": row.sdc, "due": row.due, "silent": row.silent_share, "deciding": row.incorrect_trials}
@@ -132,7 +138,7 @@ def estimates(result: PvfResult, fit_per_bit: float | None) -> Iterator[Estimate
 
 
 def _data(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> dict[str, Any]:
-    """The JSON object: all that was asked (where nothing was said, what it came to), every row with its limits."""
+    """The JSON object of a result: its settings, and every row with its limits."""
     by_name: dict[str, Any] = {name: getattr(result, name) for name in TOP_LEVEL}
     came_to = {name: getattr(result, name) for name in SPEC}
     by_name["spec"] = came_to | {k: v for k, v in result.spec.items() if v is not None or k not in came_to}
@@ -168,7 +174,7 @@ def _columns(result: PvfResult) -> tuple[Column, ...]:
 
 
 def _row(result: PvfResult, row: PvfRow, own: frozenset[str]) -> TableRow:
-    """All cells of a row; what is rarely needed is shown when it is pointed at."""
+    """The cells of a table row, with a hint that is shown on hover."""
     unit = "batch" if row.unit == "batch" else "sample"
     due = "–"  # weighted like the estimate
     if row.estimate is not None and row.silent_share is not None:
@@ -195,7 +201,7 @@ def terminal_tables(
     title: str,
     main_title: str = "",
 ) -> Iterator[Table]:
-    """Some columns of the table of all rows, for terminals: the main rows, then layers with what they are part of."""
+    """The tables for a terminal, with selected columns: main rows, then layers."""
     for rows, names, head, most in (
         (main, kept, main_title, len(main)),
         (more, [*kept, "part of"], title, MOST_LAYERS_SHOWN),
@@ -313,7 +319,7 @@ def _fit_section(fit_per_bit: float | None, fits: Sequence[FitRow]) -> Section:
 
 
 def _fit_plot(fits: Sequence[FitRow]) -> Iterator[Plot]:
-    """The rows that have a FIT, the largest first (at most `BARS`), then the model; none where all are 0."""
+    """The plot of the targets with the largest FIT and of the model; none if no FIT is above 0."""
     known = [f for f in fits if f.estimate is not None and f.high]
     shown = [f for f in known if f.row.level != "model"][:BARS] + [f for f in known if f.row.level == "model"]
     if not shown:
@@ -337,7 +343,7 @@ BARS = 40
 
 
 def curves(result: PvfResult) -> PvfCurves:
-    """Rows of the main level (the `SERIES` - 1 most vulnerable targets) and of the model."""
+    """The rows of the most vulnerable targets and of the model, to be drawn as curves."""
     level = main_level(result)
     named = _series(at_level(result.rows, level)) if level != "model" else {}
     missing = sorted({row.target for row in at_level(result.rows, level) if row.estimate is None})
@@ -355,7 +361,7 @@ def _series(rows: Sequence[PvfRow]) -> dict[str, list[PvfRow]]:
 
 
 def curves_figure(lines: PvfCurves, measure: str) -> Figure:
-    """Estimates against flips on two logarithmic axes, or one dot per target where there is only one number of flips."""
+    """Estimates against flips on two logarithmic axes; for one number of flips, a dot per target."""
     every = list(enumerate(lines.series.items()))
     looks = [_look(i, rows[0]) for i, (_, rows) in every]
     hover = [[hover_text(row, name, flips_text(row.flips), measure) for row in rows] for _, (name, rows) in every]
@@ -389,7 +395,7 @@ def _look(index: int, row: PvfRow) -> tuple[str, str]:
 
 
 def lookup_figure(lookups: Sequence[LookupRow], measure: str) -> Figure:
-    """Embedding rows by how often they are looked up, with limits."""
+    """The PVF of embedding rows by look-up class, with limits."""
     rows = [row for row in lookups if row.estimate is not None]
     places = [(float(i), row, hover_text(row, row.lookup_class, measure)) for i, row in enumerate(rows)]
     dots = Dots("", SERIES_COLOURS[0], "circle", places)
@@ -403,7 +409,7 @@ Split = tuple[PvfRow, dict[str, float]]
 
 
 def split_rows(result: PvfResult) -> tuple[list[PvfRow], int]:
-    """The rows of the main level whose outcomes are drawn (at most `BARS`, the most vulnerable), and how many are not.
+    """The most vulnerable rows, whose outcomes are drawn, and the number of other rows.
 
     The model is left out where its parts are shown: its counts pool strata that were not sampled in proportion.
     """
@@ -414,7 +420,7 @@ def split_rows(result: PvfResult) -> tuple[list[PvfRow], int]:
 
 
 def outcome_shares_by_row(result: PvfResult) -> list[Split]:
-    """Masked, benign, silent and detectable units of each row drawn."""
+    """Masked, benign, silent and detectable units of each drawn row."""
     output = []
     for row in split_rows(result)[0]:
         counts: Mapping[str, float] = row.outcome_mix or {"masked": row.masked, "benign": row.benign, "sdc": row.sdc}
@@ -424,7 +430,7 @@ def outcome_shares_by_row(result: PvfResult) -> list[Split]:
 
 
 def due_shares_by_row(result: PvfResult) -> list[Split]:
-    """Incorrect units only: silent against each kind of detectable error; rows without one are left out."""
+    """Silent and detectable incorrect units of each drawn row, by kind of error."""
     rows = [row for row in split_rows(result)[0] if row.sdc + row.due > 0]
     kinds = ("sdc", *dict.fromkeys(kind for row in rows for kind in row.due_kinds))
     whole = [row.outcome_mix or {"sdc": row.sdc, **row.due_kinds} for row in rows]

@@ -1,4 +1,4 @@
-"""Sorts the trials of a store into the groups that become rows of estimates.
+"""Groups the trials of a store for the rows of estimates.
 
 Groups are strata, targets, what these sum up to, and layers by where single faults fell.
 """
@@ -30,7 +30,9 @@ NOTHING = Tally(np.zeros((0, len(Outcome)), np.int64))
 
 
 class StoredTrials:
-    """All trials of a store, read once; ``earlier``: the same when it held less, so that only the rest is read.
+    """All trials of a store.
+
+    ``earlier`` holds the trials read before, so that only new ones are read.
 
     Attributes:
         spec, description: Of the campaign.
@@ -68,27 +70,30 @@ class StoredTrials:
 
     @property
     def trial_count(self) -> int:
-        """Trials of all strata, pilots included."""
+        """The number of trials of all strata, including pilots."""
         return sum(map(len, self.rows.values()))
 
     @property
     def seconds(self) -> float:
-        """Time of all trials together, as their workers measured it."""
+        """The total time of all trials, as measured by the workers."""
         return sum(row.seconds for rows in self.rows.values() for row in rows)
 
     def count(self, stratum: str, flips: int | None) -> int:
-        """Trials of a stratum, pilot included."""
+        """The number of trials of a stratum, including the pilot."""
         return len(self.rows.get((stratum, flips), ()))
 
     def last_common_look(self, groups: Iterable[str], flips: int | None) -> int | None:
-        """The last look that all these reported targets have come to; None where they have no plan, or a pilot alone."""
+        """The last interim look that all of the targets have reached.
+
+        None if no target has a plan, and -1 if some target has only a pilot.
+        """
         plans = [self.plans.get((group, flips)) for group in groups]
         if not any(plans):
             return None
         return min(-1 if p is None or not p.first_look_trials else p.look for p in plans)
 
     def sample(self, targets: Sequence[TargetInfo], flips: int | None) -> StratifiedTrials:
-        """The trials that count for a row over these strata: of each as many as the least advanced one has looks."""
+        """The trials that count for a row over some strata, up to their last common interim look."""
         look = self.last_common_look((t.group for t in targets), flips)
         if look == -1:  # a pilot is all there is of some
             look = None
@@ -108,17 +113,17 @@ class StoredTrials:
         return StratifiedTrials(tuple(result), look, not_run_counts=left if listed else ())
 
     def pilot(self, stratum: str, flips: int | None, which: Sequence[tuple[int, range]]) -> Tally:
-        """The pilot trials of a stratum (`CellPlan.pilot_of`)."""
+        """The outcomes of the pilot trials of a stratum."""
         return self._tally(stratum, flips, tuple(which))
 
     def counted_rows(self, target: TargetInfo, flips: int | None, look: int | None) -> list[PvfTrialRow]:
-        """The trials of a target that `sample` counts where its look is this."""
+        """The trials of a target that count at an interim look."""
         plan = self.plans.get((target.group, flips))
         rows = self.rows.get((target.name, flips), [])
         return rows if plan is None else [row for row in rows if plan.is_counted(row.trial, look)]
 
     def is_counted(self, row: PvfTrialRow) -> bool:
-        """Whether a trial counts for estimates at all."""
+        """Whether a trial counts for estimates."""
         plan = self.plans.get((self.groups[row.trial.target], row.trial.flips))
         return plan is None or plan.is_counted(row.trial)
 
@@ -133,12 +138,12 @@ class StoredTrials:
         return self._tallies[key]
 
     def stratum(self, share: float, rows: Sequence[PvfTrialRow]) -> StratumTally:
-        """Trials as a stratum with a share of the law, without a pilot."""
+        """Trials as a stratum with a given share of the sampling law."""
         centre = 0.0 if self._score_limits is None else self._share_of_range(0.0)
         return StratumTally(share, self.tally(rows), centre)
 
     def tally(self, rows: Sequence[PvfTrialRow]) -> Tally:
-        """Outcomes of trials, counted in the unit that is asked."""
+        """The outcomes of trials, counted in the requested unit."""
         codes = [row.outcome_codes for row in rows]
         tally = Tally.of(codes, self.description.samples, self.unit, self._counted)
         if self._score_limits is None:
@@ -147,13 +152,13 @@ class StoredTrials:
         return ScoreTally(tally.outcome_counts, np.array(lost, np.float64))
 
     def _share_of_range(self, lost: float) -> float:
-        """Where a loss lies between the least and the most that there can be, from 0 to 1."""
+        """A loss as a share of the possible range, from 0 to 1."""
         assert self._score_limits is not None
         least, most = self._score_limits
         return min(max((lost - least) / (most - least), 0.0), 1.0)
 
     def lost_task_metric(self) -> StoredTrials | None:
-        """These trials counted by what they lost of the workload's score, else of accuracy; None without both.
+        """These trials, counted by their loss of score or accuracy; None if neither is known.
 
         Of accuracy, only right answers that a fault changed count as incorrect.
         """
@@ -168,7 +173,7 @@ class StoredTrials:
 
 @dataclass(frozen=True)
 class RowScope:
-    """The scope of one row: one or several strata with their trials, and the memory they stand for."""
+    """The strata, trials and memory size behind one row."""
 
     name: str
     level: str
@@ -182,11 +187,11 @@ class RowScope:
 
     @property
     def tally(self) -> Tally:
-        """All its trials together."""
+        """The outcomes of all trials together."""
         return Tally.joined(s.tally for s in self.sample.strata)
 
     def outcome_mix(self) -> dict[str, float]:
-        """Share of the units by outcome, strata weighted; empty without trials."""
+        """The share of the units by outcome, weighted by stratum; empty without trials."""
         seen = [s for s in self.sample.strata if s.tally.outcome_counts.size]
         total = sum(s.share for s in seen)
         by_name: dict[str, float] = {}
@@ -198,7 +203,7 @@ class RowScope:
         return by_name
 
     def silent_share(self) -> float | None:
-        """Share of the incorrect units that are silent, weighted like the estimate."""
+        """The share of the incorrect units that are silent, weighted like the estimate."""
         strata = self.sample.strata
         if len(strata) == 1:
             return strata[0].tally.silent_share
@@ -212,7 +217,7 @@ class RowScope:
 
 
 def target_groups(stored: StoredTrials, flips: int | None) -> list[RowScope]:
-    """The targets of one number of flips, what they belong to, and the model; coarse levels first."""
+    """The groups of trials at one number of flips: the model, components, layers and targets."""
     targets = stored.description.targets_at(flips)
     if not targets:  # no fault comes through the protection of any memory
         return []
@@ -249,7 +254,7 @@ def _rolled_up(
 
 
 def layer_groups(hits: Sequence[SingleElementTrial], stored: StoredTrials) -> list[RowScope]:
-    """Layers of a campaign per component: the trials whose one fault fell in that layer.
+    """The groups of trials whose single fault fell in the same layer.
 
     Given the layer that was hit, such a trial is a uniform draw from it, so the estimate is fair; its n is whatever chance gave.
     """
@@ -280,7 +285,7 @@ def layer_groups(hits: Sequence[SingleElementTrial], stored: StoredTrials) -> li
 
 
 def rows_by_layer(hits: Iterable[SingleElementTrial]) -> dict[tuple[str, str], dict[str, list[PvfTrialRow]]]:
-    """The trials whose one fault fell in a layer: (component, layer) -> target -> trials."""
+    """The trials whose single fault fell in a layer, by (component, layer) and then by target."""
     by_name: dict[tuple[str, str], dict[str, list[PvfTrialRow]]] = defaultdict(lambda: defaultdict(list))
     for hit in hits:
         by_name[hit.tensor.component, hit.tensor.layer][hit.row.trial.target].append(hit.row)
@@ -288,7 +293,7 @@ def rows_by_layer(hits: Iterable[SingleElementTrial]) -> dict[tuple[str, str], d
 
 
 def _share(target: TargetInfo, tensors: Sequence[TensorInfo], law: str) -> float:
-    """Which part of the law's mass in these tensors is in the bits of a target."""
+    """The share of the sampling law's probability in some tensors that belongs to the bits of a target."""
     mass = {t.site + t.dtype: float(t.elements) if law == "per-element" else 1.0 for t in tensors}
     if not target.dtype:
         return 1.0
@@ -304,7 +309,7 @@ def _share(target: TargetInfo, tensors: Sequence[TensorInfo], law: str) -> float
 
 @dataclass(frozen=True)
 class SingleElementTrial:
-    """One trial whose faults were exactly one element of one tensor; ``bit`` when exactly one bit of it was flipped."""
+    """A trial that corrupted exactly one element; ``bit`` is set if exactly one bit was flipped."""
 
     row: PvfTrialRow
     tensor: TensorInfo
@@ -313,7 +318,7 @@ class SingleElementTrial:
 
 
 def single_element_trials(rows: Iterable[PvfTrialRow], description: PvfBaseline) -> list[SingleElementTrial]:
-    """The trials of ``rows`` that corrupted one element."""
+    """The trials that corrupted exactly one element."""
     tensors = {(t.site, t.dtype): t for t in description.tensors}
     result = []
     for row in rows:
@@ -338,7 +343,7 @@ def single_element_trials(rows: Iterable[PvfTrialRow], description: PvfBaseline)
 def make_rows(
     groups: Sequence[RowScope], lost: Sequence[RowScope], limits: tuple[float, float], question: PvfEstimator
 ) -> list[PvfRow]:
-    """One row a group; joint limits hold over all rows of a level and number of flips.
+    """One row per group; joint limits hold for all rows of a level and number of flips.
 
     Args:
         lost: The same groups, of `StoredTrials.lost_task_metric`; empty without labels and score.

@@ -1,4 +1,4 @@
-"""Runs single trials of a campaign: what every executor's worker holds, in this process or another."""
+"""Runs the trials of a PVF campaign in a worker."""
 
 from __future__ import annotations
 
@@ -70,19 +70,22 @@ FIRST_PROOFS = (1, 10)
 
 
 class DrawnTrial(NamedTuple):
-    """A drawn trial: the batch that is corrupted (None: all of them), the faults, and the samples that count (None: all)."""
+    """The faults of a trial, the batch that they corrupt, and the samples that count.
+
+    ``batch`` and ``samples`` are None for all.
+    """
 
     batch: int | None
     faults: tuple[Fault, ...]
     samples: Samples = None
 
     def acts_in(self, batch: int) -> bool:
-        """Whether the trial evaluates a batch: its own, and those in which its faults last."""
+        """Whether the trial evaluates a batch."""
         return self.batch in (None, batch) or any(fault.step == batch for fault in self.faults)
 
 
 class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
-    """One loaded workload, golden run and drawing tables.
+    """Runs the trials of one loaded workload, with its golden run.
 
     Args:
         spec: The campaign.
@@ -153,7 +156,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
 
     # Long because of the notes, which come in the order in which they are read, and the fields of the record.
     def make_baseline(self) -> PvfBaseline:
-        """The baseline, from which the driver plans and a report explains."""
+        """The facts that are established before the first trial."""
         engine = self.engine
         notes = [*engine.notes, *take_notes(self.workload.name)]
         notes += [self.listed.note] if self.listed and self.listed.note else []
@@ -227,16 +230,16 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         )
 
     def answer(self, what: str, trial: TrialId, batch: int = 0) -> FaultTrace | Receipt:
-        """A ``trace`` of the faults of a trial: how they spread through the evaluation of one batch.
+        """A trace of how a trial's faults spread through one batch, or a receipt of what they wrote.
 
-        Or a ``receipt``: what they find and write, each where it corrupts first.
+        ``what`` is ``trace`` or ``receipt``; a receipt says what the faults find and write where they corrupt first.
         """
         if what == "trace":
             return trace_batch(self.engine, batch, self.draw(trial), progress=self._progress)
         return self.engine.receipt(self.draw(trial))
 
     def draw(self, trial: TrialId) -> tuple[Fault, ...]:
-        """The resolved faults of a trial, from its identity alone."""
+        """Draw the faults of a trial, from its identity alone."""
         return self._draw(trial).faults
 
     def _draw(self, trial: TrialId) -> DrawnTrial:
@@ -269,7 +272,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         return DrawnTrial(step, tuple(replace(fault, step=step) for fault in faults), samples)
 
     def _lasting(self, faults: tuple[Fault, ...], lasts: int | None) -> tuple[Fault, ...]:
-        """The faults, and the same in the batches after it for as long as they last, where these have the same values."""
+        """The faults, with copies for the later batches in which they last."""
         if lasts == 1 or not faults:
             return faults
         first = faults[0].step or 0
@@ -278,7 +281,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         return (*faults, *(fault for fault in later if self.engine.survey.has_site_of(fault.step or 0, fault)))
 
     def _nth(self, target: Target, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
-        """One of all faults: in a shuffled order, so that any part of a campaign is a random sample of them."""
+        """The fault of a trial in an exhaustive campaign, from a shuffled list of all faults."""
         evaluations, model = self._evaluations[target.name], self._model(target.bits, trial.flips)
         number = shuffled_index(trial.k, self._slots(target))
         for step, population in zip(evaluations.steps, evaluations.populations, strict=True):
@@ -288,14 +291,14 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         raise AssertionError("the number of the fault exceeds the slots of all populations")
 
     def _slots(self, target: Target) -> int:
-        """All faults there are in a target: those of the list, else single ones over all its batches."""
+        """The number of all possible or listed faults in a target."""
         if self.listed is not None:
             return self.listed.count(target.name)
         model = self._model(target.bits, 1)
         return sum(model.capacity(population) for population in self._evaluations[target.name].populations)
 
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[PvfTrialRow | DeferredTrial]:
-        """Several trials in order; the engine may take some of them together, which changes no row.
+        """Run trials in order; the engine may evaluate several together.
 
         Args:
             alone: Nothing else of the campaign runs meanwhile, so running out of memory is an outcome;
@@ -327,17 +330,17 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
             start = now
 
     def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> PvfTrialRow:
-        """The row of a trial that took its worker with it: every sample that was corrupted ended as ``ended``."""
+        """The row of a trial during which the worker process was lost."""
         drawn = self._draw(trial)
         return make_row(self.engine, trial, drawn.faults, replace(self._all(ended, drawn), error=reason), seconds)
 
     def _all(self, ended: Outcome, drawn: DrawnTrial) -> TrialOutcome:
-        """All samples that the trial evaluates ended the same way."""
+        """The outcome of a trial in which all evaluated samples end the same way."""
         ends = [ended if drawn.acts_in(i) else Outcome.SPARED for i in range(len(self.engine.samples))]
         return TrialOutcome(tuple(map(same_outcome_for_all, ends, self.engine.samples))).of_samples(drawn.samples)
 
     def _check_samples(self) -> None:
-        """Raise ``UsageError`` for more samples than a batch has."""
+        """Raise ``UsageError`` if more samples are requested than a batch has."""
         sample_count, most, total = self.spec.samples or 0, max(self.engine.samples), sum(self.engine.samples)
         if sample_count > most:
             raise UsageError(
@@ -346,7 +349,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
             )
 
     def verify_restored_state(self, after: TrialOutcome | None = None) -> None:
-        """Proof that all is as at the start: the rows since the last proof stand (see `PlainEngine.check_intact`).
+        """Check that the model and the fault-free run are unchanged since the start.
 
         Args:
             after: The outcome of the trial that has just run, if one has.
@@ -368,7 +371,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         self._proven_at = time.monotonic()
 
     def _proof_due(self) -> bool:
-        """Often at first, so that a workload that keeps state is refused early; later proofs cost a third of a percent."""
+        """Whether the state is to be verified now, which happens often at first and rarely later."""
         if self._proofs < len(FIRST_PROOFS):
             return self.unverified_row_count >= FIRST_PROOFS[self._proofs]
         goldens = (time.monotonic() - self._proven_at) / max(self.engine.golden_seconds, 1e-9)
@@ -377,7 +380,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         return goldens > PROOF_GOLDENS and time.monotonic() - self._proven_at > 1.0
 
     def _selected_regions(self) -> list[Region]:
-        """The regions that ``--at`` selects, of the batches in which the faults may begin."""
+        """The regions that ``--at`` selects, in the batches in which faults may begin."""
         spec, parts = self.spec, asked_fault_model(self.spec.fault).parts
         regions, moments = list(self.engine.select_regions(spec.at)), {part.begins for part in parts}
         if moments == {None}:
@@ -427,14 +430,14 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         return (*(replace(t, flips=(1,)) for t in targets), *(replace(t, flips=several) for t in make()))
 
     def _count_lookups(self) -> dict[str, list[int]]:
-        """How often each row of each embedding table is looked up in one evaluation, by parameter name; counts work as well."""
+        """Count the look-ups of each embedding row in one evaluation, by parameter name."""
         with self._work, EmbeddingLookupCounter(self.engine.parameters) as lookups:
             for batch in self.engine.batches:
                 self.engine._run(batch)
         return {name: counts.tolist() for name, counts in lookups.counts.items()}
 
     def _negative_elements(self) -> dict[str, NDArray[np.bool_]]:
-        """Which elements of each parameter are negative; without embedding tables, whose rows a result sorts in its own way."""
+        """Masks of the negative elements of each parameter, without embedding tables."""
         tensors = {name: site.memory.tensor for name, site in self.engine.parameters.sites.items()}
         split = {name: t for name, t in tensors.items() if t.is_floating_point() and name not in self._lookups}
         if sum(t.numel() for t in split.values()) > MOST_SORTED_ELEMENTS:
@@ -443,7 +446,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
 
     @cached_property
     def _mixture(self) -> Mixture | None:
-        """The fault models of the campaign, where they are several."""
+        """The mixture of fault models of the campaign; None if it has a single one."""
         are_given = self.listed is not None or self.memories is not None
         model = None if are_given else asked_fault_model(self.spec.fault)
         return model if isinstance(model, Mixture) else None
@@ -480,7 +483,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
                         model.draw(population, np.random.default_rng(0), self.spec.law)
 
     def _capacity(self, target: Target, flips: int) -> int:
-        """How many flips fit into the target: into every batch of it, for they act in one."""
+        """The number of flips that fit into every batch of the target."""
         model = self._model(target.bits, flips)
         return min(model.capacity(population) for population in self._evaluations[target.name].populations)
 
@@ -507,7 +510,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
 
 
 def elements_by_site(target: Target) -> dict[str, int]:
-    """Elements of each site: a stratum may have some of them, or some of the tensors."""
+    """The number of corruptible elements of a target at each site."""
     counts: Counter[str] = Counter()
     for region in target.regions:
         counts[region.site] += region.eligible_count
@@ -515,7 +518,7 @@ def elements_by_site(target: Target) -> dict[str, int]:
 
 
 def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[str]]) -> tuple[TensorInfo, ...]:
-    """Facts about the corrupted tensors, each once, however many batches it is there in."""
+    """Facts about the corrupted tensors, each listed once for all batches."""
     by_name: dict[tuple[str, str], TensorInfo] = {}
     for r in regions:
         known = by_name.get((r.site, r.dtype))
@@ -529,7 +532,7 @@ def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[st
 def make_row(
     engine: PlainEngine, trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, seconds: float
 ) -> PvfTrialRow:
-    """A trial's record, of an engine that knows fault-free scores where there is a score."""
+    """The row of a trial, from its faults and outcome."""
     wrong = sum(bool(incorrect(b.codes).any()) for b in outcome.batches)
     text, lost = faults_text(faults), math.nan
     if (score := engine.score) is not None:

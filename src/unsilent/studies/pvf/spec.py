@@ -1,4 +1,4 @@
-"""Records of campaigns of ``unsilent pvf``.
+"""Records of campaigns of ``unsilent pvf``: settings, budget, baseline and trial row.
 
 `PvfSpec` is what was asked, `PvfBudget` how many trials, `PvfBaseline` what was found out before the first trial and
 `PvfTrialRow` what happened in one.
@@ -59,7 +59,7 @@ ALL = 0
 
 
 def _number_or_all(option: str, noun: str, most: int) -> Callable[[int | str], int]:
-    """Reads the value of an option: a number, or `ALL`; raises ``UsageError``."""
+    """A parser of an option that takes a number or ``all``; it raises ``UsageError``."""
 
     def read(value: int | str) -> int:
         if value == "all":
@@ -73,7 +73,7 @@ def _number_or_all(option: str, noun: str, most: int) -> Callable[[int | str], i
 
 
 def _text_or_all(number: int) -> list[str]:
-    """The reverse."""
+    """The option text of a number; ``all`` for `ALL`."""
     return ["all" if number == ALL else str(number)]
 
 
@@ -84,7 +84,7 @@ def read_width(width: float | str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PvfSpec(Spec):
-    """The settings of a campaign. Budget, jobs and executor are not part of it: they change cost, never a row.
+    """The settings of a campaign, without those that change only its cost.
 
     ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `FROM_LIST` where
     faults are given, `FROM_ACCELERATOR` where memories are described. ``strata`` dtype: in each of its dtypes. ``samples``: how
@@ -144,7 +144,7 @@ class PvfSpec(Spec):
 
     @property
     def is_transient(self) -> bool:
-        """Whether faults corrupt values of one evaluation (operations, inputs, caches), not parameters alone.
+        """Whether faults corrupt values of one evaluation rather than only parameters.
 
         Of those of an accelerator's memories an inference call is the unit, so they count as such.
         """
@@ -152,13 +152,13 @@ class PvfSpec(Spec):
 
     @property
     def is_enumerated(self) -> bool:
-        """Whether all its trials are known beforehand: every fault there is, or those of a list."""
+        """Whether the trials try all possible faults, or all faults of a list."""
         return self.exhaustive or self.faults is not None
 
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """One target as the driver knows it: names, size and its share of the sampling law."""
+    """Facts about one target: names, size and share of the sampling law."""
 
     name: str
     level: str
@@ -184,7 +184,7 @@ class TargetInfo:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One corrupted tensor, for sorting trials by layer and bit afterwards."""
+    """Facts about one corrupted tensor."""
 
     site: str
     component: str
@@ -198,13 +198,13 @@ class TensorInfo:
 
     @property
     def layer(self) -> str:
-        """The owner of the tensor: a module, an input, a layer of the cache."""
+        """The owner of the tensor: a module, an input, or a layer of the cache."""
         return parse_site(self.site).layer
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenScores:
-    """The scores that there can be, and the fault-free ones: ``mean``, ``least`` and ``most`` over all samples."""
+    """The possible range of the score, and the range and mean of the fault-free scores."""
 
     name: str
     lowest: float
@@ -215,13 +215,16 @@ class GoldenScores:
 
     @property
     def loss_limits(self) -> tuple[float, float]:
-        """The least (0 or below, as a faulty score may be better) and the most that samples can lose."""
+        """The least and the most score that samples can lose.
+
+        The least is 0 or below, since a faulty score may be better.
+        """
         return self.least - self.highest, self.most - self.lowest
 
 
 @dataclass(frozen=True, slots=True)
 class PvfBaseline(StoredBaseline):
-    """Everything a worker finds out before the first trial."""
+    """The facts that a worker establishes before the first trial."""
 
     targets: tuple[TargetInfo, ...]
     tensors: tuple[TensorInfo, ...]
@@ -268,7 +271,7 @@ class PvfTrialRow(StoredRow):
     """Mean over the evaluated samples of fault-free minus faulty score; NaN without a score, or where none was evaluated."""
 
     def derived(self) -> dict[str, int]:
-        """Samples by outcome."""
+        """The number of samples by outcome."""
         return {o.name.lower(): self.outcome_codes.count(o) for o in Outcome}
 
 
@@ -277,7 +280,7 @@ class PvfTrialRow(StoredRow):
 
 @dataclass(frozen=True)
 class PvfBudget:
-    """How many trials: a number, or until every row is precise."""
+    """The number of trials, or the precision that every row must reach."""
 
     trials: Annotated[int | None, Option(
         "Trials per target and number of flips; with --ci or --rel the maximum, pilot included. all: every possible single bit "
@@ -295,17 +298,17 @@ class PvfBudget:
 
     @property
     def precision(self) -> Precision | None:
-        """The precision that is wanted of every row; raises ``UsageError``."""
+        """The precision that rows must reach; None if none is requested. Raises ``UsageError``."""
         return Precision.parse(self.ci, self.rel)
 
     def resolve(self) -> Budget:
-        """The most trials there are to be; raises ``UsageError``."""
+        """The maximum number of trials; raises ``UsageError``."""
         most = DEFAULT_TRIALS if self.precision is None else DEFAULT_MOST_TRIALS
         return Budget(self.trials or most, self.shard)
 
 
 def make_pvf_spec(options: Request) -> PvfSpec:
-    """A checked spec: fault model and flips are read together, texts are made canonical.
+    """The checked settings of a request, with texts in canonical form.
 
     Raises ``UsageError`` for what would be ignored, and where flips are given both here and in the fault model, are repeated or
     below 1.
@@ -357,7 +360,7 @@ def make_pvf_spec(options: Request) -> PvfSpec:
 def _flips_of_model(
     spec: PvfSpec, model: FaultModel | Mixture, flips: tuple[int, ...] | None
 ) -> tuple[int | None, ...]:
-    """Faults per trial, see `_flips`; a mixture says it in its parts."""
+    """The numbers of faults per trial, for a fault model or a mixture; see `_flips`."""
     from unsilent.faults.mixtures import Mixture
 
     if not isinstance(model, Mixture):
@@ -368,7 +371,10 @@ def _flips_of_model(
 
 
 def _held_sites(accelerator: str) -> tuple[str, ...]:
-    """The addresses of all that the memories of an accelerator hold; raises ``UsageError`` where none is described."""
+    """The addresses of everything that the memories of an accelerator hold.
+
+    Raises ``UsageError`` if the accelerator describes no memories.
+    """
     from unsilent.faults.hardware.description_file import load_accelerator
 
     memories = load_accelerator(accelerator).description.memories
@@ -380,7 +386,10 @@ def _held_sites(accelerator: str) -> tuple[str, ...]:
 
 
 def _samples(spec: PvfSpec, unit: str, adaptive: bool) -> int | None:
-    """Samples of every trial, None where a pilot chooses them; raises ``UsageError`` where a trial has no choice."""
+    """The number of samples per trial; None if a pilot chooses it.
+
+    Raises ``UsageError`` if the number cannot be chosen for these faults.
+    """
     if spec.samples and unit == "batch":
         raise UsageError(
             f"--samples is {spec.samples}, but --unit batch judges whole batches; use --unit sample, or --samples all"
@@ -398,7 +407,7 @@ def _samples(spec: PvfSpec, unit: str, adaptive: bool) -> int | None:
 
 
 def _flips(flips: tuple[int, ...] | None, counted: bool, pattern: str) -> tuple[int | None, ...]:
-    """Faults per trial, where the fault model says how many (``counted``, by its pattern) or does not."""
+    """The numbers of faults per trial; None if the fault model sets its own count (``counted``)."""
     if flips is None:
         return (None,) if counted else (1,)
     if counted:

@@ -1,4 +1,4 @@
-"""PVF, the *parameter* vulnerability factor: P(incorrect output | corruption of that parameter), estimated as D / N.
+"""Runs the PVF study: estimates P(incorrect output | corrupted parameter).
 
 Source: Jiao et al., arXiv 2405.01741 (the acronym also means program vulnerability factor, which is something else).
 "Incorrect" is judged against the golden output. This module asks the campaign and hands back records; what they are
@@ -53,7 +53,7 @@ WORKLOAD = Argument(
 
 
 def run_pvf(run: CampaignRun) -> PvfResult:
-    """Run (or resume) a campaign, where a precision is asked for until all rows have it, and read its store."""
+    """Run or resume a campaign, until all rows are precise if a precision is requested."""
     question, precision = run.request[PvfEstimator], run.request[PvfBudget].precision
     budget = run.kind.resolve_budget(run.request)
     planner = None
@@ -72,7 +72,10 @@ def run_pvf(run: CampaignRun) -> PvfResult:
 
 
 def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: PvfStore, watcher: Observer) -> None:
-    """Say how long all faults will take, from a few trials of each target; refuse what is more than can be stored."""
+    """Report how long all faults will take, from a few trials of each target.
+
+    Raises ``UsageError`` for more trials than can be stored.
+    """
     baseline = cast(PvfBaseline, executor.establish_baseline())
     total = sum(t.slots for t in baseline.targets)
     if total > MOST_PLANNED:
@@ -100,7 +103,7 @@ def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: 
 
 
 def trial_numbers(run: CampaignRun, baseline: PvfBaseline) -> TrialNumbers:
-    """Which trials there would be; where a precision is asked, the most that there may be."""
+    """The numbers of the planned trials; the maximum if the campaign stops by precision."""
     if not has_open_number(run.request):
         return planned_trial_numbers(run, baseline)
     most = run.kind.resolve_budget(run.request).trial_numbers(None)
@@ -108,12 +111,12 @@ def trial_numbers(run: CampaignRun, baseline: PvfBaseline) -> TrialNumbers:
 
 
 def has_open_number(options: Request) -> bool:
-    """Whether the campaign decides how many trials it runs."""
+    """Whether the campaign stops by precision, so that its number of trials is not fixed."""
     return options[PvfBudget].precision is not None
 
 
 def expected_end_of_store(run: CampaignRun, path: Path, executor: Executor) -> ExpectedEnd | None:
-    """The end that is expected from the trials of a store; None where there is none, or its pilot is not complete."""
+    """The expected end of a stored campaign; None if there is no store or its pilot is incomplete."""
     precision = run.request[PvfBudget].precision
     if precision is None or not path.exists() or not path.stat().st_size:
         return None
@@ -124,7 +127,7 @@ def expected_end_of_store(run: CampaignRun, path: Path, executor: Executor) -> E
 
 
 def dry_run_notes(run: CampaignRun, baseline: PvfBaseline, path: Path) -> Iterator[str]:
-    """Sentences on what a pilot would decide, or decided already."""
+    """Notes for a dry run about what a pilot decides, or has decided already."""
     if has_open_number(run.request):
         yield "a pilot decides how many trials each target gets, usually far fewer than the maximum numbers in the table"
     if run.spec.samples is not None:
@@ -142,7 +145,7 @@ def dry_run_notes(run: CampaignRun, baseline: PvfBaseline, path: Path) -> Iterat
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raise ``UsageError`` for a workload or judge that is neither a name nor an object of the right kind."""
+    """Raise ``UsageError`` if the workload or judge is neither a name nor a suitable object."""
     workload, judge = arguments["workload"], arguments.get("judge")
     if not isinstance(workload, str) and not hasattr(workload, "batches"):
         raise UsageError(
@@ -160,7 +163,7 @@ def live_executor(
     observer: Observer | None = None,
     worker_settings: WorkerSettings | None = None,
 ) -> Executor:
-    """Runs trials of a live workload, in this process."""
+    """An executor that runs the trials of a live workload in this process."""
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.studies.pvf.runner import TrialRunner
 

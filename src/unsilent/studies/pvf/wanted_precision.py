@@ -1,4 +1,4 @@
-"""The precision that ``--ci`` and ``--rel`` ask for, and when an interval has it."""
+"""The precision that ``--ci`` and ``--rel`` request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_HALF_WIDTH = 0.0002
 
 @dataclass(frozen=True)
 class Precision:
-    """The half-width asked of reported rows: ``max(relative * estimate, absolute)``.
+    """The half-width that rows must reach: ``max(relative * estimate, absolute)``.
 
     ``rows``: globs of the names of rows that it is asked of; none: all rows.
     """
@@ -25,7 +25,7 @@ class Precision:
 
     @classmethod
     def parse(cls, ci: str | None, rel: str | None) -> Precision | None:
-        """The precision of the texts of ``--ci`` and ``--rel`` (``0.1%``, ``0.001``, ``model=0.1%``); None for neither."""
+        """Parse the texts of ``--ci`` and ``--rel``, like ``0.1%`` or ``model=0.1%``; None if both are None."""
         if ci is None and rel is None:
             return None
         parts = {"--ci": (ci or "").rpartition("="), "--rel": (rel or "").rpartition("=")}
@@ -39,7 +39,7 @@ class Precision:
         return cls(absolute, parse_share("--rel", width, "20%, 0.2 or model=20%"), _globs(names))
 
     def target_half_width(self, estimate: float) -> float:
-        """The half-width that is enough for this estimate."""
+        """The half-width that is required for an estimate."""
         return max(self.absolute, self.relative * estimate)
 
     def is_reached_by(self, interval: Interval) -> bool:

@@ -1,4 +1,4 @@
-"""Sentences of the report of parameter vulnerability: the finding, leads of sections, findings, notes, facts, method.
+"""Sentences of the report on a PVF campaign.
 
 Names stand in backquotes. The finding claims no more than the intervals carry: two targets are called different only
 where their joint limits (which hold for all of them at once) do not overlap; the factor between them is then "at least"
@@ -52,7 +52,7 @@ PLACES = {
 
 
 def headline(result: PvfResult) -> str:
-    """The finding in one sentence."""
+    """The main finding in one sentence."""
     if result.nothing_reaches:
         return _unmeasured_rate(result.memory_fit[-1])
     if result.memory_fit and result.trials_done:
@@ -83,7 +83,7 @@ def headline(result: PvfResult) -> str:
 
 
 def fit_headline(fits: Sequence[FitRow]) -> str:
-    """The target with most FIT and its part of that of the model; empty where there is no FIT of a target."""
+    """A sentence on the target with the most FIT; empty if no target has a FIT."""
     parts = [one for one in fits if one.row.level != "model" and one.estimate]
     model = [one for one in fits if one.row.level == "model" and one.estimate is not None]
     if not parts:
@@ -105,7 +105,7 @@ def _failure_rate(model: MemoryFitRow) -> str:
 
 
 def _unmeasured_rate(model: MemoryFitRow) -> str:
-    """FIT where there is nothing to try: what the description and the codes say."""
+    """A sentence on FIT for the case that no trial was run."""
     silent, errors = (rate_text(rate).in_sentence for rate in (model.silent, model.detectable))
     why = "the memories have no events at all"
     if model.raw:
@@ -157,7 +157,7 @@ def _factor(top: PvfRow, bottom: PvfRow) -> str:
 
 
 def meaning(result: PvfResult) -> str:
-    """A sentence that spells out the estimates."""
+    """A sentence that explains the meaning of the estimates."""
     if result.memories:
         return "failure rates (FIT) of memories"
     if result.transient:
@@ -166,7 +166,7 @@ def meaning(result: PvfResult) -> str:
 
 
 def measured_on(result: PvfResult) -> str:
-    """A sentence on what was run and how outputs were judged."""
+    """A sentence on the trials that were run and on how outputs were judged."""
     accuracy = accuracy_text(result.info)
     some = f" that evaluate {samples_text(result.samples_of_trials)} of" if result.samples_of_trials else " on"
     return (
@@ -177,12 +177,12 @@ def measured_on(result: PvfResult) -> str:
 
 
 def dtype_text(result: PvfResult) -> str:
-    """The dtype of the model's numbers, or what was corrupted among the values of a run."""
+    """The dtype of the model, or the corrupted dtypes if values of a run were corrupted."""
     return result.dtype + (" corrupted" if result.transient else "")
 
 
 def accuracy_text(info: Mapping[str, Any]) -> str:
-    """``accuracy 0.95``, where the workload states it as a number or as ``{"name": …, "value": …}``."""
+    """The accuracy in a workload's info, like ``accuracy 0.95``; empty if there is none."""
     result = info.get("accuracy")
     name, value = "accuracy", result
     if isinstance(result, Mapping):
@@ -280,14 +280,14 @@ def all_rows_lead(result: PvfResult) -> str:
 
 
 def findings(result: PvfResult, fits: Sequence[FitRow]) -> Iterator[str]:
-    """Sentences that a reader must know first: what is not complete, not precise enough or has no FIT."""
+    """Sentences for the head of the report: incomplete trials, FIT against PVF, and notes of the campaign."""
     if result.trials_done < result.trials_planned:
         yield f"not complete: {result.trials_done:,} trials of {result.trials_planned:,} planned"
     yield from filter(None, (fit_versus_pvf_text(fits), *result.notes))
 
 
 def notes(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> Iterator[str]:
-    """How to read the tables."""
+    """Notes on how to read the tables."""
     if result.nothing_reaches:
         yield f"nothing was measured; what the memories hold was computed from {count_text(result.batches, 'batch')}"
         return
@@ -308,7 +308,7 @@ def notes(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) 
 
 
 def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
-    """The few numbers at the head of the page: term, text, and what is set smaller."""
+    """Key numbers for the head of the page: term, value and small text."""
     if result.nothing_reaches:
         for kind in ("silent", "detectable"):
             text = rate_text(getattr(result.memory_fit[-1], kind))
@@ -336,7 +336,7 @@ HAS_END = {"--ci", "--rel", "--faults"}
 
 
 def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
-    """Next steps with the result, and their commands: none where its trials were not kept."""
+    """Suggested next steps and their commands; none if the trials were not stored."""
     store, spec = shlex.quote(result.store), result.spec
     if not result.store or not result.command.startswith("unsilent "):
         return
@@ -364,7 +364,7 @@ def common_facts(result: PvfResult) -> Iterator[tuple[str, str]]:
 
 
 def facts(result: PvfResult) -> Iterator[tuple[str, str]]:
-    """How this was made."""
+    """Facts on how the result was made, as pairs of term and text."""
     yield from common_facts(result)
     yield "fault model", result.fault
     yield "targets", f"per {result.per}"
@@ -384,7 +384,7 @@ def facts(result: PvfResult) -> Iterator[tuple[str, str]]:
 
 
 def info_text(value: Any) -> str:
-    """The workload's statements of itself, as text."""
+    """A value of a workload's info as text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{k}: {v}" for k, v in value.items())
     if isinstance(value, (list, tuple)):
@@ -395,7 +395,7 @@ def info_text(value: Any) -> str:
 
 
 def method(result: PvfResult) -> Iterator[str]:
-    """How to make it again and what the numbers mean, a paragraph each."""
+    """Paragraphs on how to reproduce the result and on what the numbers mean."""
     measure, every, rows = result.measure, units(result), result.rows
     which = "command" if result.command.startswith("unsilent ") else "Python call"
     yield f"With the same data, weights, versions and kind of device, this {which} reproduces these numbers."
@@ -442,5 +442,5 @@ def _judged_once(result: PvfResult) -> bool:
 
 
 def units(result: PvfResult) -> str:
-    """The unit that is counted as correct or incorrect: batches or samples."""
+    """The unit that is counted as correct or incorrect: ``batches`` or ``samples``."""
     return "batches" if result.unit == "batch" else "samples"

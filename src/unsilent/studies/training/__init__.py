@@ -1,3 +1,3 @@
-"""The training study: outcome classes of faulty runs, values that precede harm, training PVF, and faults undone by the guard."""
+"""The training study: what faults in single steps do to a training."""
 
 from __future__ import annotations

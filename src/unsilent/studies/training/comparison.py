@@ -1,4 +1,4 @@
-"""Two campaigns of faulty trainings compared: with and without batch norm, one optimizer and another."""
+"""Compares two campaigns of faulty trainings."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ALL_EQUAL = "A and B are stores of the same campaign and have the same outcomes,
 
 
 def compare_stores(a: TrainingStore, b: TrainingStore, **choices: Any) -> Report:
-    """The report that compares two stores; ``choices``: those of `TrainingAnalysisOptions`."""
+    """The report that compares two stores; ``choices`` are fields of `TrainingAnalysisOptions`."""
     results = [store.analyse(**choices) for store in (a, b)]
     return comparison_report(compare_training_results(*results), *results)
 
 
 def compare_training_results(a: TrainingResult, b: TrainingResult) -> tuple[Contrast, ...]:
-    """The second against the first: what is different, harm, latent harm, and each class that occurs.
+    """Contrasts between two results: in the shares of different, harmful and latent runs, and of each class.
 
     Limits of the differences hold for all rows together. Raises ``UsageError`` where their faults are of other laws.
     """
@@ -53,12 +53,12 @@ def compare_training_results(a: TrainingResult, b: TrainingResult) -> tuple[Cont
 
 
 def _counts(share: Interval) -> Counts:
-    """Events and trials of a share."""
+    """The number of events and of trials behind a share."""
     return round((share.estimate or 0.0) * share.n), share.n
 
 
 def campaign_label(result: TrainingResult) -> str:
-    """A campaign in a few words."""
+    """A short description of a campaign."""
     optimizers = " and ".join(dict.fromkeys(result.optimizers)) or "no optimizer"
     return f"{result.workload} ({optimizers}, {count_text(result.n, 'trial')})"
 

@@ -1,4 +1,4 @@
-"""A stored fault of each class of outcomes, run again with its fault-free run: what ``unsilent training-example`` shows.
+"""Runs a stored example of a fault: one for each class of outcomes.
 
 `FILE` holds the training, its noise floors and the faults; ``tools/training_examples.py`` makes it.
 """
@@ -37,7 +37,7 @@ EXAMPLE_TRIAL = TrialId("example", None, 0)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StoredExample:
-    """A fault that ended in a class when it was stored, the training that it goes into, and the floors that judge it."""
+    """A stored fault, its class, its training, and the noise floors that judge it."""
 
     outcome_class: str
     spec: TrainingSpec
@@ -48,7 +48,7 @@ class StoredExample:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingExample(Shown):
-    """Both runs of an example, and the class that the run with the fault ended in here."""
+    """The result of an example: the fault-free run, the faulty run and its class."""
 
     REPORT = "unsilent.studies.training.example_report:report"
     stored: StoredExample
@@ -59,22 +59,22 @@ class TrainingExample(Shown):
 
     @property
     def has_stored_class(self) -> bool:
-        """Whether the run ended in the class that was stored."""
+        """Whether the faulty run ended in the stored class."""
         return class_name(self.outcome) == self.stored.outcome_class
 
     @property
     def has_stored_twin(self) -> bool:
-        """Whether the fault-free run has the losses, bit for bit, that it had when the fault was stored."""
+        """Whether the losses of the fault-free run are bit-identical to the stored ones."""
         return hash_of_losses(np.array(self.baseline.losses)) == self.stored.floors.implementation.twin_losses_hash
 
 
 def class_name(outcome: TrainingOutcome) -> str:
-    """The name of an outcome among `CLASSES`; its own where it is none of them."""
+    """The name of an outcome as used in `CLASSES`."""
     return "masked" if outcome.masked else str(outcome)
 
 
 def read_example(name: str) -> StoredExample:
-    """The stored example of a class; raises ``UsageError`` where there is none."""
+    """The stored example of a class; raises ``UsageError`` if there is none."""
     if name not in CLASSES:
         raise unknown_name_error("class of outcomes", name, CLASSES)
     record = json.loads(FILE.read_text("utf-8"))
@@ -91,7 +91,7 @@ def read_example(name: str) -> StoredExample:
 
 
 def run_example(name: str, progress: Progress | None = None) -> TrainingExample:
-    """Run the training of an example without and with its fault, in this process, and judge how it ended.
+    """Run the training of an example with and without its fault, and judge the outcome.
 
     Raises ``UsageError`` for a class without an example, ``InjectionError`` where the fault does not fit the training.
     """

@@ -1,4 +1,4 @@
-"""The report of one stored fault in a training: both runs, and the class that was stored."""
+"""The report on a stored example of a fault."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _accuracy(share: float | None) -> str:
 
 
 def _last_mean(losses: Sequence[float | None], steps: int) -> float | None:
-    """The mean of the last losses; None of a run that ended before all ``steps``."""
+    """The mean of the last losses; None for a run that ended early."""
     known = [x for x in losses[-LAST:] if x is not None]
     return sum(known) / len(known) if len(losses) == steps else None
 

@@ -1,4 +1,4 @@
-"""Draws the fault of a trial from its number alone: a step, a fault model by its weight, a layer and phase that it fits.
+"""Draws the faults of training trials, each from the number of its trial alone.
 
 Layers and phases are drawn as in the artifact of He et al. (ISCA 2023): each pair of an operation and a phase is as likely as any
 other, whatever its size; only products (convolutions, matrix products) are corrupted, forward and backward, which is the
@@ -37,7 +37,7 @@ KIND = "kind"
 
 
 class SampledFault(NamedTuple):
-    """The faults of a trial, and in words."""
+    """The faults drawn for a trial, with their injection point."""
 
     injection: InjectionPoint
     faults: tuple[Fault | UnresolvedFault, ...]
@@ -47,7 +47,7 @@ class SampledFault(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightedFaultModel:
-    """One weighted fault model."""
+    """A fault model with its weight."""
 
     name: str
     weight: float
@@ -65,11 +65,11 @@ class WeightedFaultModel:
 
     @property
     def lasts(self) -> int | None:
-        """Steps in which its faults act, None for all until the end."""
+        """The number of steps in which a fault acts; None if it acts until the end."""
         return self.source.lasts if isinstance(self.source, FaultModel) else 1
 
     def fault_at_operation(self, place: OperationPhase, seed: int) -> UnresolvedFault:
-        """A fault of this model in an operation."""
+        """A fault of this model in a given operation and phase."""
         if isinstance(self.source, FaultModel):
             return UnresolvedFault(f"op:{place.operation}/{place.phase}/out", self.source, seed)
         return self.source.fault_at_operation(f"op:{place.operation}", place.phase, seed, self.value)
@@ -125,7 +125,7 @@ class FaultSampler:
         return tuple(result)
 
     def draw(self, campaign: str, trial: TrialId) -> SampledFault:
-        """The faults of a trial; raises ``UsageError`` for a target that is not there."""
+        """Draw the faults of a trial; raises ``UsageError`` for an unknown target."""
         rng = np.random.Generator(np.random.PCG64(trial_seed(campaign, self.spec.seed, trial)))
         if trial.target == RANDOM and self.spec.per is None:
             return self._operation(rng)
@@ -177,7 +177,7 @@ class FaultSampler:
         return result
 
     def _check_layers(self, what: str, layers: Set[str]) -> None:
-        """Raise ``UsageError`` for a glob that no layer with ``what`` has."""
+        """Raise ``UsageError`` if a layer glob matches none of the layers."""
         for glob in self.spec.layers:
             if not any(fnmatchcase(layer, glob) for layer in layers):
                 raise unknown_name_error(f"layer with {what}", glob, layers)
@@ -192,7 +192,7 @@ class FaultSampler:
         ]
 
     def _fits(self, kind: WeightedFaultModel) -> list[OperationPhase]:
-        """Where a fault model has what it corrupts, and room for it."""
+        """The operations and phases to which a fault model can be applied."""
         return [place for place in self.places if self._has_room(kind, place)]
 
     def _has_room(self, kind: WeightedFaultModel, place: OperationPhase) -> bool:
@@ -220,7 +220,7 @@ class FaultSampler:
                 )
 
     def _check_steps(self) -> None:
-        """Raise ``UsageError`` for a fault that begins after the last step, or in optimizer state before there is any."""
+        """Raise ``UsageError`` if a fault would begin after the last step, or before optimizer state exists."""
         moments = [kind.begins for kind in self.kinds] if self.spec.per is None else [self._model.begins]
         for begins in filter(None, moments):
             if begins[1] >= self.steps:
@@ -233,7 +233,7 @@ class FaultSampler:
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def _parts(self, parameters: set[str], components: Mapping[str, Sequence[str]]) -> dict[str, list[Region]]:
-        """Parameters and optimizer state by the part of the model that they belong to; or all memory by its kind."""
+        """The regions of parameters and optimizer state by part of the model, or of all memory by kind."""
         levels = (*LEVELS[:-1], KIND)
         if self.spec.per not in levels:
             raise unknown_name_error("--per", str(self.spec.per), levels)
@@ -268,12 +268,12 @@ class FaultSampler:
 
     @cached_property
     def _model(self) -> FaultModel:
-        """The fault model of faults in memory."""
+        """The fault model for faults in memory."""
         return lasting_fault_model(self.spec.faults[0][0] if self.spec.faults else "bitflip")
 
 
 def memory_kind(kind: str, name: str, entry: str, parameter: bool) -> str | None:
-    """The kind of memory that a site is; None for what a training does not live on (a counter, a mask)."""
+    """The kind of memory of a site; None for state like counters and masks."""
     if kind == STATE:
         return MOMENTS_OF_OPTIMIZERS.get(entry)
     if kind == "param" and not parameter:
@@ -282,7 +282,7 @@ def memory_kind(kind: str, name: str, entry: str, parameter: bool) -> str | None
 
 
 def weighted_fault_models(spec: TrainingSpec) -> list[WeightedFaultModel]:
-    """The weighted fault models of a spec; weights add up to 1."""
+    """The fault models of the settings, with weights that sum to 1."""
     if spec.accelerator is not None and spec.faults:
         raise UsageError("--accelerator and --fault both choose the fault models; give only one of them")
     if spec.accelerator is not None:

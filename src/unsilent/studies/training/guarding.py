@@ -1,4 +1,4 @@
-"""One trial again under the guard: forked where the guard keeps a state before the fault, with the bounds learnt by then."""
+"""Runs one trial under the guard, from a state before the fault and with bounds from the golden run."""
 
 from __future__ import annotations
 
@@ -30,26 +30,32 @@ ALARM_WAIT_STEPS = 10
 
 
 class GoldenHistory:
-    """State of optimizers and normalisation layers in the golden run after each step."""
+    """The largest magnitudes of optimizer state and moving statistics after each step of the golden run."""
 
     def __init__(self) -> None:
         self.steps: list[Mapping[str, float]] = []
         """After each step: name -> largest magnitude."""
 
     def record_step(self, state: TrainingState) -> Floats:
-        """Note a step of golden."""
+        """Record the magnitudes after a step of the golden run.
+
+        Returns the largest magnitude of each kind, float64[3].
+        """
         parts, values = _now(state)
         self.steps.append(dict(zip([part.name for part in parts], values.tolist(), strict=True)))
         return _summary([part.kind for part in parts], values)
 
     def magnitudes_before(self, step: int) -> tuple[list[str], Floats]:
-        """Names, and the largest magnitudes after each step before this one, float64[step, n]; NaN where there was none yet."""
+        """Names of the tensors, and their magnitudes after each step before ``step``, float64[step, n].
+
+        NaN where a tensor did not exist yet.
+        """
         names = list(dict.fromkeys(name for result in self.steps[:step] for name in result))
         rows = [[result.get(name, np.nan) for name in names] for result in self.steps[:step]]
         return names, np.array(rows, dtype=np.float64).reshape(step, len(names))
 
     def largest_by_kind(self, state: TrainingState) -> Floats:
-        """The largest of each kind now, float64[3]."""
+        """The largest current magnitude of each kind of history, float64[3]."""
         parts, values = _now(state)
         return _summary([part.kind for part in parts], values)
 
@@ -61,7 +67,7 @@ def _now(state: TrainingState) -> tuple[list[WatchedTensor], Floats]:
 
 @dataclass(frozen=True, slots=True)
 class GuardedRunResult:
-    """How it went.
+    """The result of a run under the guard.
 
     Attributes:
         end_reason: ``recovered`` (an alarm, and a final state identical to the fault-free run's), ``missed``
@@ -84,7 +90,7 @@ class GuardedRunResult:
 def run_guarded_trial(
     golden: GoldenTraining, sampled_fault: SampledFault, history: GoldenHistory, moment: str = "start"
 ) -> GuardedRunResult:
-    """Corrupt a step of a training that is guarded; ``moment``: one of `MOMENTS`, when faults corrupt memory."""
+    """Run a trial under the guard; ``moment`` is one of `MOMENTS`, for faults in memory."""
     step = sampled_fault.injection.step
     begin = (
         max(0, step // SNAPSHOT_INTERVAL - 1) * SNAPSHOT_INTERVAL
@@ -137,7 +143,7 @@ def run_guarded_trial(
 
 @contextmanager
 def _unreported() -> Iterator[None]:
-    """A block in which the guard neither logs nor warns: the rows of the campaign hold what it does."""
+    """A context in which the guard neither logs nor warns."""
     log = logging.getLogger(LOGGER)
     before, log.disabled = log.disabled, True
     try:
@@ -149,7 +155,10 @@ def _unreported() -> Iterator[None]:
 
 
 def _summary(kinds: list[str], values: Floats) -> Floats:
-    """The largest magnitude of each kind of history, float64[3]: inf for what is no number, NaN where there is none."""
+    """The largest magnitude of each kind of history, float64[3].
+
+    Infinity if a value is NaN, and NaN if a kind has no tensor.
+    """
     array = np.full(len(HISTORY), np.nan)
     for number, kind in enumerate(HISTORY):
         if of_kind := [v for v, k in zip(values.tolist(), kinds, strict=True) if k == kind]:

@@ -1,4 +1,4 @@
-"""Faulty runs judged by fault-free ones (`unsilent.replicas.noise_floors`): the class of each trial, groups, examples."""
+"""Judges faulty runs by comparison with fault-free ones."""
 
 from __future__ import annotations
 
@@ -31,19 +31,22 @@ SLACK = 2.0
 
 
 def replica_spec(spec: TrainingSpec) -> ReplicaSpec:
-    """The training without faults."""
+    """The settings of the fault-free runs of a training."""
     return ReplicaSpec(spec.workload, spec.options, spec.data, spec.init, spec.steps)
 
 
 def horizon_from_floor(floor: ReplicaDifferences, steps: int) -> EarlyEndRule:
-    """The band of these replicas (those of the implementation floor), and how long a run has to stay in it."""
+    """The rule for ending masked runs early, from the replicas of the implementation floor."""
     band = np.pad(np.array(floor.loss_band), 1, mode="edge")
     wide = SLACK * np.max([band[:-2], band[1:-1], band[2:]], axis=0)
     return EarlyEndRule(steps, floor.window, tuple(wide.tolist()), float(np.abs(floor.accuracy).max()))
 
 
 def convergence_limits(golden: float, floors: NoiseFloors, margin: float) -> tuple[float, float]:
-    """Held-out accuracy below which a run has not converged: by both floors, and by implementation noise alone."""
+    """Two limits of held-out accuracy below which a run has not converged.
+
+    The first is by both noise floors, the second by implementation noise alone.
+    """
     implementation, seeds = min(floors.implementation.accuracy), min(floors.seeds.accuracy)
     return golden + min(implementation, seeds) - margin, golden + implementation - margin
 
@@ -62,7 +65,7 @@ SHARES: Mapping[str, Callable[[JudgedTrial], bool]] = {
 
 
 class TrainingJudge:
-    """Gives each trial its class.
+    """Assigns a class to each trial.
 
     Args:
         baseline: The golden run.
@@ -80,11 +83,14 @@ class TrainingJudge:
         """Whether steps tell an accuracy; a loss has no scale that thresholds could be of."""
 
     def golden_curves(self, step: int) -> TrainingCurves:
-        """Curves of the golden run from a step on."""
+        """The curves of the golden run from a step on."""
         return TrainingCurves(self._metric[step:], self._losses[step:], self._found.test_accuracy, same_bits=True)
 
     def completed_curves(self, row: TrainingRow) -> TrainingCurves:
-        """The whole run from the fault on: where it was not followed to its end, golden's values follow."""
+        """The curves of a faulty run from the fault to the end of the training.
+
+        A run that was ended early as masked continues with the values of the golden run.
+        """
         after = row.injection.step + row.steps_run
         rest = slice(after, None) if row.end_reason in ("same-bits", "horizon") else slice(0, 0)
         return TrainingCurves(
@@ -95,7 +101,7 @@ class TrainingJudge:
         )
 
     def judge(self, row: TrainingRow) -> JudgedTrial:
-        """The class of one trial."""
+        """The trial of a row with its class."""
         if row.end_reason in CRASHED:
             return JudgedTrial(row_without_curves(row), TrainingOutcome.CRASHED, TrainingOutcome.CRASHED)
         golden, ending = self.golden_curves(row.injection.step), self.completed_curves(row)
@@ -112,7 +118,7 @@ class TrainingJudge:
         )
 
     def example_curve(self, row: TrainingRow, judged: JudgedTrial) -> ExampleCurve:
-        """A trial as it is drawn: metrics averaged over the window of the thresholds."""
+        """The curves of a trial for a figure, with averaged metrics."""
         golden, ending = self.golden_curves(row.injection.step), self.completed_curves(row)
         window = self._thresholds.window
         s = row.injection
@@ -131,7 +137,7 @@ class TrainingJudge:
 def group_trials_by(
     trials: Iterable[JudgedTrial], key: Callable[[JudgedTrial], str], confidence: float
 ) -> tuple[TrialGroup, ...]:
-    """Trials by what ``key`` says, the largest group first."""
+    """Group trials by the result of ``key``, the largest group first."""
     by_name: dict[str, list[JudgedTrial]] = defaultdict(list)
     for trial in trials:
         by_name[key(trial)].append(trial)
@@ -140,7 +146,7 @@ def group_trials_by(
 
 
 def make_trial_group(name: str, trials: Sequence[JudgedTrial], confidence: float) -> TrialGroup:
-    """Counts and shares of some trials."""
+    """The counts and shares of a group of trials."""
     counts = Counter(str(trial.outcome) for trial in trials)
     shares = (clopper_pearson(sum(map(is_so, trials)), len(trials), confidence) for is_so in SHARES.values())
     return TrialGroup(name, len(trials), dict(counts), *shares)
@@ -149,7 +155,7 @@ def make_trial_group(name: str, trials: Sequence[JudgedTrial], confidence: float
 def groups_by_attribute(
     trials: Sequence[JudgedTrial], baseline: TrainingBaseline, confidence: float
 ) -> dict[str, tuple[TrialGroup, ...]]:
-    """Groups of trials by each attribute: phase, layer, fault model, epoch, part of the run."""
+    """Groups of trials by phase, layer, fault model, part of the run and optimizer."""
     optimizers = " and ".join(dict.fromkeys(baseline.optimizers)) or "none"
     keys: dict[str, Callable[[JudgedTrial], str]] = {
         "phase": lambda trial: trial.row.injection.phase,
@@ -164,7 +170,7 @@ def groups_by_attribute(
 def flip_flop_rates(
     trials: Sequence[JudgedTrial], baseline: TrainingBaseline, confidence: float
 ) -> tuple[FlipFlopFit, ...]:
-    """Failure rates of the accelerator's groups of flip-flops with trials: their raw rate times measured shares."""
+    """The failure rate of each group of flip-flops: its raw rate times the measured shares."""
     return tuple(
         FlipFlopFit(group.name, group.n, raw, *(_times(raw, share) for share in (group.different, group.harmful)))
         for group in group_trials_by(trials, lambda trial: trial.row.injection.model.partition("/")[0], confidence)
@@ -184,10 +190,10 @@ def _part(step: int, steps: int) -> str:
 
 
 def backward_against_forward(trials: Sequence[JudgedTrial], confidence: float) -> Iterator[Contrast]:
-    """Backward phases against the forward one, by each of `SHARES`, among fault models that were drawn in both.
+    """Contrasts between faults in the backward and in the forward pass.
 
-    Fault models are drawn before the phase, so in both phases they have the same law. Limits of the differences hold
-    for all three rows together.
+    Only fault models that were drawn in both count. Fault models are drawn before the phase, so in both phases they have the
+    same law. Limits of the differences hold for all three rows together.
     """
     models = [{t.row.injection.model for t in trials if t.row.injection.phase in side} for side in (BACKWARD, FORWARD)]
     both = models[0] & models[1]

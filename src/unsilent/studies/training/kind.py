@@ -1,4 +1,4 @@
-"""Campaigns of ``unsilent training`` as a registered kind: what is checked of a store of theirs, which may come from anyone."""
+"""Defines the kind of campaign that ``unsilent training`` runs, and the checks of its stored records."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MOST_AGAIN = 100
 
 
 def check_spec(spec: TrainingSpec) -> None:
-    """Raise ``DamagedRecordError`` for impossible numbers."""
+    """Raise ``DamagedRecordError`` if the settings have impossible numbers."""
     if spec.horizon is not None:
         h = spec.horizon
         if h.steps < 1 or h.window < 1 or not h.loss or not are_numbers((*h.loss, h.test), least=0):
@@ -55,7 +55,7 @@ def check_spec(spec: TrainingSpec) -> None:
 
 
 def check_training_baseline(baseline: TrainingBaseline) -> None:
-    """Raise ``DamagedRecordError`` for impossible numbers, and curves of other lengths."""
+    """Raise ``DamagedRecordError`` if the baseline has impossible numbers or curves of different lengths."""
     lengths = {
         len(values) for values in (baseline.epochs, baseline.losses, baseline.metric, baseline.history_magnitudes)
     }
@@ -74,12 +74,12 @@ def check_training_baseline(baseline: TrainingBaseline) -> None:
 
 
 def is_possible_trial(trial: TrialId, spec: TrainingSpec, targets: frozenset[str]) -> bool:
-    """Whether a campaign may hold a trial; ``guarded:`` ones as well."""
+    """Whether a trial can belong to a campaign, including ``guarded:`` trials."""
     return trial.flips is None and trial.target.removeprefix(GUARDED_PREFIX) in targets
 
 
 def training_array_shapes(baseline: TrainingBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
-    """Curves are as long as the run was followed; raises ``DamagedRecordError``."""
+    """Expected shapes of the arrays of a row; raises ``DamagedRecordError``."""
     step, ran, reason = values["injection"].step, values["steps_run"], values["end_reason"]
     if reason not in END_REASONS or not 0 <= step < baseline.steps:
         raise DamagedRecordError("has an impossible injection step or end reason")
@@ -93,7 +93,7 @@ def training_array_shapes(baseline: TrainingBaseline, values: Mapping[str, Any])
 
 
 def check_row(row: TrainingRow, baseline: TrainingBaseline) -> None:
-    """Raise ``DamagedRecordError`` where a run ended in a way that a trial of its target cannot."""
+    """Raise ``DamagedRecordError`` if the end reason of a row is impossible for its target."""
     if row.end_reason in (OBSERVED_END_REASONS if row.trial.target.startswith(GUARDED_PREFIX) else GUARDED_END_REASONS):
         raise DamagedRecordError("has an end reason that is impossible for its target")
 
@@ -132,6 +132,6 @@ TRAINING = Kind(
 
 
 class TrainingStore(Store[TrainingSpec, TrainingBaseline, TrainingRow]):
-    """An open store of such a campaign."""
+    """An open store of a training campaign."""
 
     kind = TRAINING

@@ -1,4 +1,4 @@
-"""Reads from trials, besides their class, the values that foretell latent harm, and the effect of the guard.
+"""Analyses the values that precede latent harm, and the effect of the guard.
 
 He et al. (ISCA 2023) say that every latent outcome is preceded by a very large gradient history or moving variance within two
 iterations of the fault. What is very large there is said in the body of the paper, which was not read: the factors here are
@@ -36,7 +36,7 @@ FACTORS = (10.0, 100.0, 1e4)
 
 
 def condition_points(trials: Sequence[JudgedTrial], baseline: TrainingBaseline) -> tuple[ConditionPoint, ...]:
-    """Largest values within two steps, as multiples of golden's largest of any step; inf for what is no number."""
+    """Each trial's largest values within two steps of the fault, relative to the golden run's largest."""
     golden = np.array([[np.nan if x is None else x for x in row] for row in baseline.history_magnitudes])
     usual = [np.nan if np.isnan(column).all() else float(np.nanmax(column)) for column in golden.T]
     return tuple(ConditionPoint(str(trial.row.trial), str(trial.outcome), _ratios(trial, usual)) for trial in trials)
@@ -55,7 +55,7 @@ def _ratios(trial: JudgedTrial, usual: Sequence[float]) -> tuple[float | None, .
 def necessary_condition_tables(
     trials: Sequence[JudgedTrial], result: Sequence[ConditionPoint], confidence: float
 ) -> tuple[NecessaryCondition, ...]:
-    """A contingency table for each kind and factor; trials that died are left out."""
+    """A contingency table for each kind of value and factor; trials without values are left out."""
     pairs = [
         (trial, point) for trial, point in zip(trials, result, strict=True) if any(r is not None for r in point.ratios)
     ]
@@ -91,9 +91,11 @@ LEAST = 1e-3
 
 
 def conditions_figure(points: Sequence[ConditionPoint]) -> Figure | None:
-    """Gradient history against moving statistics, a mark for each trial; where one kind is not there, a row for each class.
+    """The figure of gradient history against moving statistics, with one mark per trial.
 
-    None where neither is. What is no number lies beyond the upper edge, what is zero or missing at the lower one.
+    If only one kind of value exists, the figure has one row per class.
+
+    None if neither kind exists. Values that are not finite lie beyond the upper edge, zero and missing values at the lower one.
     """
     drawn = points_to_plot(points)
     sides = [side for side in (HISTORY, MOVING) if any(ratio(point, side) is not None for point in drawn)]
@@ -130,7 +132,7 @@ def conditions_figure(points: Sequence[ConditionPoint]) -> Figure | None:
 
 
 def points_to_plot(points: Sequence[ConditionPoint]) -> list[ConditionPoint]:
-    """All points that are not masked, and `MOST` of the others, evenly taken."""
+    """All points that are not masked, and about `MOST` evenly selected masked ones."""
     calm = [i for i, point in enumerate(points) if point.outcome.startswith("masked")]
     every = -(-len(calm) // MOST) or 1
     left = set(calm) - set(calm[::every])
@@ -138,13 +140,13 @@ def points_to_plot(points: Sequence[ConditionPoint]) -> list[ConditionPoint]:
 
 
 def ratio(point: ConditionPoint, side: Sequence[int]) -> float | None:
-    """The largest of the ratios of one side; None where there is none."""
+    """The largest ratio of a point among the given kinds of values; None if there is none."""
     known = [point.ratios[i] for i in side if i < len(point.ratios)]
     return max((x for x in known if x is not None), default=None)
 
 
 class _Scale:
-    """One logarithmic axis in decades, with room below for what is zero or missing and above for what is no number."""
+    """A logarithmic axis with extra room for zero or missing values and for values that are not finite."""
 
     def __init__(self, values: Sequence[float | None]) -> None:
         finite = [x for x in values if x is not None and math.isfinite(x)]
@@ -157,14 +159,17 @@ class _Scale:
         self.above = len(finite) < sum(x is not None for x in values)
 
     def place(self, value: float | None, apart: float) -> float:
-        """The place of a value in decades; marks of one edge are set ``apart``, from 0 to 1, so that they can be seen."""
+        """The position of a value on the axis.
+
+        ``apart``, from 0 to 1, separates marks that would overlap at an edge.
+        """
         jitter = (0.25 + 0.5 * apart) * self._band
         if value is None or value < LEAST:
             return round(self.low - jitter, 3)
         return round(self.high + jitter if not math.isfinite(value) else math.log10(value), 3)
 
     def axis(self) -> Figure:
-        """Range and ticks."""
+        """The range and the ticks of the axis."""
         every = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200) if (self.high - self.low) / n <= 9)
         first = math.ceil(self.low / every) * every
         ticks: Mapping[float, str] = {float(k): power_of_ten_text(k) for k in range(first, self.high + 1, every)}
@@ -176,7 +181,7 @@ class _Scale:
         return {"tickvals": list(named), "ticktext": list(named.values()), "range": ends}
 
     def lines(self, along: str) -> list[Figure]:
-        """Lines of the figure at the factor that counts as large, and at the edges."""
+        """The lines at the factor that counts as large and at the edges of the axis."""
         across = "y" if along == "x" else "x"
         places = [(math.log10(FACTOR), {"color": INK, "width": 1.3, "dash": "dash"})]
         soft = {"color": SOFT, "width": 0.6, "dash": "dot"}
@@ -186,7 +191,7 @@ class _Scale:
 
 
 def _spread(number: int, along: int) -> float:
-    """Evenly spread numbers from 0 to 1, the same each time; those of two axes fill a square evenly (Roberts' R2)."""
+    """A number from 0 to 1, the ``number``-th of an evenly spread sequence for one of two axes."""
     return ((0.7548776662466927, 0.5698402909980532)[along] * number) % 1.0
 
 
@@ -206,7 +211,7 @@ SIZES = (1.0, 1e2, 1e4, 1e8)
 def guard_result(
     trials: Sequence[JudgedTrial], guarded: Mapping[TrialId, TrainingRow], confidence: float
 ) -> GuardResult | None:
-    """The result of the different trials that were run again under the guard; None where none was."""
+    """The result of the trials that were repeated under the guard; None if there are none."""
     # Long because faults are counted in four ways, whose pairs of trials it has at hand.
     different = [(t, guarded[t.row.trial]) for t in trials if t.is_different and t.row.trial in guarded]
     if not different:
@@ -244,7 +249,7 @@ def guard_result(
 
 
 def relative_injected_size(row: TrainingRow) -> float:
-    """Largest magnitude that was written, as a multiple of the largest that was in the corrupted tensor; 0 where nobody knows."""
+    """The largest injected magnitude relative to the largest in the tensor before; 0 if unknown."""
     if math.isinf(row.injected_max):
         return math.inf
     if math.isnan(row.injected_max):

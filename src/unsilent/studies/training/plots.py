@@ -1,4 +1,4 @@
-"""Figures of faulty training runs as plain plotly dicts: shares with limits, and examples with metric and losses."""
+"""Figures of faulty training runs, as plain plotly dicts."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ IN_ORDER = ("phase", "what was corrupted", "part of the run")
 
 
 def outcome_style(outcome: str) -> tuple[str, str]:
-    """Colour and shape of a class."""
+    """The colour and the marker symbol of a class."""
     return LOOKS[TrainingOutcome(outcome)]
 
 
 def classes_figure(result: TrainingResult) -> Figure:
-    """The share of each class, with limits."""
+    """The share of each class with its limits."""
     classes = result.classes
     looks = [outcome_style(share.name) for share in classes]
     rows = [(float(i), share.share, hover_text(share.share, share.name)) for i, share in enumerate(classes)]
@@ -58,7 +58,7 @@ def classes_figure(result: TrainingResult) -> Figure:
 
 
 def group_figures(result: TrainingResult) -> dict[str, Figure]:
-    """Different, harmful and latent share of each group of the kinds that have more than one, all on one axis."""
+    """The shares of each group, by kind of grouping, all on the same axis range."""
     kinds = {kind: groups for kind, groups in ordered_groups(result).items() if len(groups) > 1}
     drawn = {kind: groups if kind in IN_ORDER else worst_first(groups)[:ROWS] for kind, groups in kinds.items()}
     bottom = axis_bottom([share for groups in drawn.values() for g in groups for _, share, *_ in _shares(g)])
@@ -77,7 +77,7 @@ def _group_figure(groups: Sequence[TrialGroup], bottom: float) -> Figure:
 
 
 def _shares(group: TrialGroup) -> Sequence[tuple[str, Interval, str, str]]:
-    """The shares of a group: word, share, colour and symbol."""
+    """The shares of a group, each with its name, colour and symbol."""
     return (
         ("different", group.different, DIFFERENT, "square"),
         ("harmful", group.harmful, HARM, "circle"),
@@ -86,7 +86,7 @@ def _shares(group: TrialGroup) -> Sequence[tuple[str, Interval, str, str]]:
 
 
 def training_pvf_figure(parts: Sequence[TrainingPvfRow]) -> Figure:
-    """Training PVF of the most vulnerable parts, a series for parameters and one for each other kind of target."""
+    """The training PVF of the most vulnerable targets, with one series per kind of target."""
     names = list(dict.fromkeys(part.part or part.target for part in parts))
     if len(names) > ROWS:
         names = list(dict.fromkeys(part.part or part.target for part in most_vulnerable_first(parts)))[:ROWS]
@@ -101,7 +101,7 @@ def training_pvf_figure(parts: Sequence[TrainingPvfRow]) -> Figure:
 
 
 def guard_figure(sizes: Sequence[GuardDetection]) -> Figure:
-    """Share of harmful faults that were caught, by their size."""
+    """The share of harmful faults that the guard caught, by the size of the fault."""
     with_trials = [size for size in sizes if size.n]
     rows = [(float(i), size.share, hover_text(size.share, size.name)) for i, size in enumerate(with_trials)]
     traces = dot_traces(Dots("", HARM, "circle", rows))
@@ -122,7 +122,7 @@ LARGEST_EXPONENT = 308
 
 
 def metric_figure(curves: Sequence[ExampleCurve], golden: ExampleCurve, steps: int) -> Figure:
-    """The averaged training metric of the examples of one class, golden broad beneath them, a line at each fault's step."""
+    """The averaged training metric of the examples of one class, and of the golden run."""
     start = steps - len(golden.golden)
     traces = [_line("golden", *thinned(list(range(start, steps)), golden.golden), {"color": GOLDEN, "width": 5})]
     for number, curve in enumerate(curves):
@@ -136,7 +136,7 @@ def metric_figure(curves: Sequence[ExampleCurve], golden: ExampleCurve, steps: i
 
 
 def loss_figure(curves: Sequence[ExampleCurve], steps: int, golden: Sequence[float] = ()) -> Figure | None:
-    """The training loss of the examples on a logarithmic axis, golden's beneath; a cross at the top where it is not finite.
+    """The training loss of examples and of the golden run, on a logarithmic axis.
 
     None where none of these losses is finite.
     """
@@ -161,7 +161,7 @@ def loss_figure(curves: Sequence[ExampleCurve], steps: int, golden: Sequence[flo
 
 
 def log_axis_ticks(low: float, high: float) -> Figure:
-    """Ticks of a logarithmic axis between two exponents: powers of ten, at most eight; 2 and 5 times them where it is short."""
+    """Ticks of a logarithmic axis between two exponents, at most eight powers of ten."""
     every = max(1, math.ceil((high - low) / 8))
     digits = (1, 2, 5) if high - low < 1.6 else (1,)
     powers = range(math.floor(low / every) * every, math.ceil(high) + 1, every)
@@ -174,12 +174,12 @@ def log_axis_ticks(low: float, high: float) -> Figure:
 
 
 def power_of_ten_text(exponent: int) -> str:
-    """``0.1``, ``1``, ``100``, ``10⁶`` as plotly text."""
+    """A power of ten as plotly text, like ``0.1``, ``100`` or ``10⁶``."""
     return f"{10.0**exponent:g}" if -3 <= exponent <= 3 else f"10<sup>{exponent}</sup>"
 
 
 def curve_figures(result: TrainingResult) -> dict[str, Figure]:
-    """Metric and loss of each class that has examples, by the id of their places."""
+    """The figures of metric and loss for each class with examples, by the id of their place."""
     if not result.curves:
         return {}
     golden = max(result.curves, key=lambda curve: len(curve.golden))
@@ -194,7 +194,7 @@ def curve_figures(result: TrainingResult) -> dict[str, Figure]:
 
 
 def thinned(xs: Sequence[int], ys: Sequence[float]) -> tuple[list[int], list[float]]:
-    """Every so many-th point, so that at most `THIN` are left; always the last.
+    """Evenly selected points, at most `THIN`, which always include the last.
 
     >>> thinned(range(3), [5.0, 6.0, 7.0])
     ([0, 1, 2], [5.0, 6.0, 7.0])
@@ -205,7 +205,7 @@ def thinned(xs: Sequence[int], ys: Sequence[float]) -> tuple[list[int], list[flo
 
 
 def peaks(start: int, losses: Sequence[float | None]) -> tuple[list[int], list[float | None]]:
-    """The largest of so many steps each, so that at most `THIN` are left; None, a gap, where one is not finite or not above 0.
+    """The largest loss in each of at most `THIN` intervals of steps; None if one is not plottable.
 
     >>> peaks(7, [1.0, None, 2.0])
     ([7, 8, 9], [1.0, None, 2.0])
@@ -232,24 +232,24 @@ def _line(name: str, xs: Sequence[int], ys: Sequence[float | None], line: Figure
 
 
 def example_line_style(number: int, width: float = 2) -> Figure:
-    """The line of the number-th example."""
+    """The line style of an example, by its number."""
     return {"color": _EXAMPLES[number % len(_EXAMPLES)], "width": width, "dash": _DASHES[number % len(_DASHES)]}
 
 
 def _steps(curves: Sequence[ExampleCurve], steps: int) -> Figure:
-    """The figure of the steps from a little before the first fault to the end of the run."""
+    """The axis of steps, from shortly before the first fault to the end of the run."""
     first = min(curve.step for curve in curves)
     room = max(0.05 * (steps - first), 1.0)
     return {"title": {"text": "step"}, "range": [max(first - room, -0.5), steps + 0.3 * room], "nticks": 7}
 
 
 def _bare(curves: Sequence[ExampleCurve]) -> Figure:
-    """Without a legend, which would take half of so small a figure: the page tells which line is which."""
+    """The layout of a small figure without a legend."""
     return {"shapes": _corrupts(curves), "margin": _MARGIN, "showlegend": False}
 
 
 def _corrupts(curves: Sequence[ExampleCurve]) -> list[Figure]:
-    """A dotted line at each fault's step, in the colour of its example."""
+    """Dotted lines at the steps of the faults, in the colours of the examples."""
     return [vertical_line(curve.step, _EXAMPLES[i % len(_EXAMPLES)], 1, dash="dot") for i, curve in enumerate(curves)]
 
 

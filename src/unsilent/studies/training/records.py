@@ -1,4 +1,4 @@
-"""Results of a study of faulty training runs: plain records, for reports and for callers."""
+"""Result records of a study of faulty training runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unsilent.studies.training.spec import TrainingRow
 
 @dataclass(frozen=True, eq=False, slots=True)
 class JudgedTrial:
-    """A trial, without its curves, and its class.
+    """A trial with its class, but without its curves.
 
     Attributes:
         outcome: Its class; what does not exceed both noise floors is masked.
@@ -28,18 +28,18 @@ class JudgedTrial:
 
     @property
     def is_different(self) -> bool:
-        """Whether it differs from golden by a threshold, and by more than implementation noise; or was lost."""
+        """Whether the trial was lost, or differs from the golden run beyond implementation noise."""
         return not self.by_implementation.masked
 
     @property
     def is_harmful(self) -> bool:
-        """Whether it is worse than golden by a threshold, and by more than both noise floors; or was lost."""
+        """Whether the trial was lost, or is worse than the golden run beyond both noise floors."""
         return self.outcome.harmful
 
 
 @dataclass(frozen=True, slots=True)
 class TrialGroup:
-    """Trials that have something in common: of each class how many, and the shares that are different, harmful, latent harm."""
+    """A group of trials: its counts by class, and its shares of different, harmful and latent trials."""
 
     name: str
     n: int
@@ -51,7 +51,7 @@ class TrialGroup:
 
 @dataclass(frozen=True, slots=True)
 class FlipFlopFit:
-    """Failure rates of one group of an accelerator's flip-flops: FIT of all faults, of those that end different, and harmful."""
+    """The failure rates of one group of an accelerator's flip-flops."""
 
     name: str
     n: int
@@ -62,7 +62,7 @@ class FlipFlopFit:
 
 @dataclass(frozen=True, slots=True)
 class ClassShare:
-    """One class: how many trials, how many of these are different, and their share of all trials."""
+    """The count and the share of one class of outcomes."""
 
     name: str
     n: int
@@ -72,7 +72,7 @@ class ClassShare:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """One group against another: a share (``name``) of both, and the difference, whose limits hold for all rows together."""
+    """The difference between two groups in one share, with an interval that holds jointly for all rows."""
 
     name: str
     first: str
@@ -84,7 +84,7 @@ class Contrast:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ExampleCurve:
-    """An example of a class: steps from that of the fault on; the training metric, averaged, of it and of golden; its losses."""
+    """The curves of an example trial, from the step of its fault on."""
 
     outcome: str
     trial: str
@@ -98,7 +98,7 @@ class ExampleCurve:
 
 @dataclass(frozen=True, slots=True)
 class NecessaryCondition:
-    """A large history value within two steps of the fault, together with the outcome (latent harm).
+    """The contingency table of large history values after a fault and latent harm.
 
     Attributes:
         kind: What is watched (first, second, moving, any).
@@ -124,7 +124,7 @@ class NecessaryCondition:
 
 @dataclass(frozen=True, slots=True)
 class ConditionPoint:
-    """One trial in the view of necessary conditions: largest values within two steps, by kind, as multiples of golden's."""
+    """The largest history values of one trial, by kind, relative to those of the golden run."""
 
     trial: str
     outcome: str
@@ -133,7 +133,7 @@ class ConditionPoint:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPvfRow:
-    """Training PVF of one target: trials, convergence failures, and their share.
+    """The training PVF of one target: the share of trials with a convergence failure.
 
     ``different``: the share that would be failures if implementation noise were all the noise there is.
     """
@@ -169,7 +169,7 @@ class TrialCost:
 
 @dataclass(frozen=True, slots=True)
 class GuardDetection:
-    """Faults of one kind under the guard.
+    """How many faults of one group the guard detected.
 
     ``detected_in_time``: caught within two steps; ``recovered_identical``: of these, with final weights identical to golden's.
     """
@@ -210,7 +210,7 @@ class GuardResult:
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class TrainingResult(CampaignResult):
-    """Everything that was found."""
+    """The result of a training campaign."""
 
     KIND: ClassVar[str] = "unsilent.studies.training.kind:TRAINING"
     workload: str

@@ -105,7 +105,7 @@ UNDER_GUARD = (
 
 
 def report(result: TrainingResult) -> Report:
-    """All that is shown of a result."""
+    """The report on a result."""
     given = ", ".join(f"{name} {value}" for name, value, _, _ in thresholds(result))
     return Report(
         schema=SCHEMA,
@@ -127,7 +127,7 @@ def report(result: TrainingResult) -> Report:
 
 
 def estimates(result: TrainingResult) -> Iterator[Estimate]:
-    """Everything that is estimated, and what is counted."""
+    """All estimates and counts of a result."""
 
     def of(group: str, target: str, measure: str, value: Interval, **further: str | int) -> Estimate:
         return Estimate({"group": group, "target": target, "measure": measure}, value, "trial", further=further)
@@ -177,7 +177,7 @@ def _caught(result: TrainingResult) -> Sequence[tuple[str, GuardDetection]]:
 
 
 def _data(result: TrainingResult) -> dict[str, Any]:
-    """Values that JSON has besides estimates."""
+    """The values in the JSON output besides the estimates."""
     further = fields_by_name(
         result, "classes", "all_trials", "contrasts", "parts", "golden_losses", "flip_flops", "points"
     )
@@ -188,7 +188,7 @@ def _data(result: TrainingResult) -> dict[str, Any]:
 
 
 def _point(point: ConditionPoint) -> dict[str, Any]:
-    """Ratios by kind; null where there is none, and where it is no number, which ``not_finite`` tells."""
+    """The ratios of a point by kind, as JSON values; ``not_finite`` lists the kinds that are not finite."""
     ratios = dict(zip(HISTORY_KINDS, point.ratios, strict=False))
     lost = [kind for kind, ratio in ratios.items() if ratio is not None and not math.isfinite(ratio)]
     return {"trial": point.trial, "class": point.outcome, "ratios": ratios, "not_finite": lost}
@@ -198,7 +198,7 @@ def _point(point: ConditionPoint) -> dict[str, Any]:
 
 
 def key_numbers(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
-    """The few numbers at the head of the page: term, text, and what is set smaller."""
+    """Key numbers for the head of the page: term, value and small text."""
     yield "faulty training runs", f"{result.n:,}", f"of {count_text(result.steps, 'step')} each"
     whole = result.all_trials
     shares = [("different", whole.different), ("harmful", whole.harmful), ("latent", whole.latent)]
@@ -256,7 +256,7 @@ def _classes_table(result: TrainingResult) -> Table:
 
 
 def _harm(result: TrainingResult) -> Section:
-    """A figure and a table for each kind of groups; terminals show the tables."""
+    """The section with a figure and a table for each grouping of the trials."""
     parts: list[Part] = []
     for number, (kind, figure) in enumerate(group_figures(result).items()):
         parts += [Heading(f"by {kind}"), Plot(f"group-{number}", f"Harmful share by {kind}", figure)]
@@ -272,7 +272,7 @@ def _harm(result: TrainingResult) -> Section:
 
 
 def _failure_rates(result: TrainingResult) -> Section:
-    """FIT of the groups of an accelerator's flip-flops."""
+    """The section on the failure rates of an accelerator's flip-flops."""
     lead = (
         "Failures in 1e9 hours of use. The raw FIT of a group is that of the description, for the flip-flops in use; it is "
         "taken as exact. The other columns are raw FIT x the share of this campaign's trials that ended different, or "
@@ -286,7 +286,7 @@ def _failure_rates(result: TrainingResult) -> Section:
 
 
 def _groups_table(kind: str, groups: list[TrialGroup]) -> Table:
-    """Shares of the groups and, where there is room, their trials of each class that occurs."""
+    """The table of the shares of the groups, and of their trials by class."""
     classes = classes_with_trials(sum((Counter(group.counts) for group in groups), Counter()))
     columns = (
         Column(kind, of="name"), TRIALS, *map(Column.share, ("different", "harmful", "latent")),
@@ -374,7 +374,7 @@ def _curve(number: int, curve: ExampleCurve) -> tuple[Mark, str]:
 
 
 def facts(result: TrainingResult) -> list[tuple[str, str]]:
-    """How this was made, as pairs of term and text."""
+    """Facts on how the result was made, as pairs of term and text."""
     spec, info = result.spec, result.info
     known: dict[str, Any] = {"command": result.command, "campaign": result.campaign, "store": result.store}
     known |= {"seed of the faults": spec.get("seed"), "seed of the training": spec.get("init")}

@@ -1,4 +1,4 @@
-"""Runs faulty training runs in this process: what a worker of a training campaign holds.
+"""Runs the trials of a training campaign in this process.
 
 Each trial begins where golden was, which is checked bit for bit, so a row needs no later proof. A step that is not repeatable is
 refused before the first trial.
@@ -55,7 +55,7 @@ GOLDEN_EVALUATIONS = 2
 
 
 class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
-    """One training with its golden run.
+    """Runs the trials of one training, with its golden run.
 
     Args:
         spec: The campaign.
@@ -104,11 +104,11 @@ class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
         self._design = campaign_hash(replace(spec, horizon=None), self.fingerprint)  # however far runs are followed
 
     def close(self) -> None:
-        """Put back torch's settings of before."""
+        """Restore the torch settings from before the campaign."""
         self._settings.close()
 
     def make_baseline(self) -> TrainingBaseline:
-        """The baseline, from which the driver plans and a report explains."""
+        """The facts that are established before the first trial."""
         golden, sampler = self.golden, self.sampler
         state = golden.state_before_step(0)
         return TrainingBaseline(
@@ -136,12 +136,16 @@ class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
         )
 
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[TrainingRow | DeferredTrial]:
-        """Trials in order; ``alone``: nothing else of the campaign runs meanwhile, so running out of memory is an outcome."""
+        """Run trials in order.
+
+        ``alone`` says that no other trial of the campaign runs meanwhile, so that running out of memory counts as an
+        outcome.
+        """
         for trial in trials:
             yield self._run_once(trial, alone)
 
     def _run_once(self, trial: TrialId, alone: bool) -> TrainingRow | DeferredTrial:
-        """One trial; what user code raises in it is its outcome.
+        """Run one trial; an error in user code becomes its outcome.
 
         Raises:
             ProcessUnusable: golden cannot be restored after the trial raised, or before it.
@@ -171,25 +175,25 @@ class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
         return replace(row, seconds=time.perf_counter() - begun)
 
     def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrainingRow:
-        """The row of a trial that took its worker with it."""
+        """The row of a trial during which the worker process was lost."""
         return replace(end_only_row(trial, self.draw(trial), ended.name.lower(), reason), seconds=seconds)
 
     def verify_restored_state(self) -> None:
-        """The last step of golden comes to the same bits."""
+        """Check that the last step of the golden run still gives the same bits."""
         self.golden.state_before_step(self.golden.steps - 1)
 
     def draw(self, trial: TrialId) -> SampledFault:
-        """The faults of a trial, from its identity alone."""
+        """Draw the faults of a trial, from its identity alone."""
         plain = trial._replace(target=trial.target.removeprefix(GUARDED_PREFIX))
         return self.sampler.draw(self._design, plain)
 
     def fork(self, injected: SampledFault) -> Forked:
-        """The run with these faults, from their step on."""
+        """Run the training with the given faults, from the step of the faults on."""
         step, moment = injected.injection.step, MOMENTS[self.spec.moment]
         return self._forks.run(step, injected.faults, moment, injected.lasts)
 
     def run_faults(self, trial: TrialId, injected: SampledFault) -> TrainingRow:
-        """The row of a run with these faults."""
+        """Run the training with the given faults, and return the row of the trial."""
         return self._row(trial, injected, self.fork(injected))
 
     def _check_repeatable(self) -> None:
@@ -260,7 +264,7 @@ class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
 
 
 def guarded_row(trial: TrialId, drawn: SampledFault, result: GuardedRunResult) -> TrainingRow:
-    """The row of a trial under the guard; it has no curves."""
+    """The row of a trial under the guard, which has no curves."""
     return replace(
         end_only_row(trial, drawn, result.end_reason, result.alarm),
         faults=faults_text([hit.fault for hit in result.applied_faults]),
@@ -272,18 +276,18 @@ def guarded_row(trial: TrialId, drawn: SampledFault, result: GuardedRunResult) -
 
 
 def end_only_row(trial: TrialId, drawn: SampledFault, reason: str, error: str) -> TrainingRow:
-    """The row of a trial of which nothing but its end is known."""
+    """The row of a trial that has no result besides how it ended."""
     return TrainingRow.without_result(
         trial, injection=drawn.injection, end_reason=reason, error=escape_unprintable(error)
     )
 
 
 def accuracy(evaluation: Evaluation) -> float:
-    """Share of held-out samples that are answered as labelled."""
+    """The share of held-out samples that are predicted correctly."""
     return float(np.mean(evaluation.predictions == evaluation.labels))
 
 
 def injected_max(hits: Sequence[AppliedFault]) -> float:
-    """The largest magnitude that was written; inf for what is no number."""
+    """The largest magnitude that was injected; infinity if a value is NaN."""
     values = [np.abs(np.asarray(hit.fault.codec.decode(hit.after), dtype=np.float64)) for hit in hits if len(hit.after)]
     return max((float(np.where(np.isnan(v), np.inf, v).max()) for v in values), default=0.0)

@@ -1,4 +1,4 @@
-"""Sentences on faulty training runs: words for shares, classes and groups."""
+"""Sentences of the report on faulty training runs."""
 
 from __future__ import annotations
 
@@ -52,33 +52,33 @@ SOURCES = {
 
 
 def outcome_text(outcome: str, result: TrainingResult) -> str:
-    """A class in a few words."""
+    """A short description of a class."""
     return OUTCOME_TEXTS[TrainingOutcome(outcome)].format(short_term=result.thresholds.short_term)
 
 
 def events(interval: Interval) -> int:
-    """The number of trials with the event, of an interval of ``n`` trials; 0 where there is none."""
+    """The number of trials with the event that an interval estimates; 0 without an estimate."""
     return round((interval.estimate or 0.0) * interval.n)
 
 
 def count_and_share_text(share: Interval, noun: str = "trial") -> str:
-    """``10 of 679 trials, 1.5 % [0.70, 2.7]``."""
+    """A count and a share with limits, like ``10 of 679 trials, 1.5 % [0.70, 2.7]``."""
     return f"{events(share):,} of {count_text(share.n, noun)}, {share_with_limits_text(share)}"
 
 
 def thresholds(result: TrainingResult) -> list[tuple[str, str, str, str]]:
-    """Name, value, what it is, and where its default comes from."""
+    """Name, value, meaning and source of each threshold."""
     return [(name, f"{getattr(result.thresholds, name):g}", *SOURCES[name]) for name in SOURCES]
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """``8×immediate-nan, 9×low-test``: of all classes but the masked ones; no blank parts a count from its class."""
+    """Counts of all classes except the masked ones, like ``8×immediate-nan, 9×low-test``."""
     names = [name for name in classes_with_trials(counts) if not name.startswith("masked")]
     return ", ".join(f"{counts[name]:,}×{name}" for name in names)
 
 
 def ordered_groups(result: TrainingResult) -> dict[str, list[TrialGroup]]:
-    """Groups by what trials are told apart, in the order of reading: phases as a step has them, parts of the run by number."""
+    """The groups by kind of grouping, in the order in which they are shown."""
     output = {}
     for kind, groups in result.groups.items():
         name = "what was corrupted" if kind == "phase" and result.parts else kind
@@ -89,7 +89,7 @@ def ordered_groups(result: TrainingResult) -> dict[str, list[TrialGroup]]:
 
 
 def worst_first(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
-    """Groups with the largest harmful share first, those with few trials last; ties go by different trials, then by trials."""
+    """Groups sorted by harmful share, the largest first; groups with few trials come last."""
 
     def order(group: TrialGroup) -> tuple[bool, float, float, int, str]:
         shares = -(group.harmful.estimate or 0.0), -(group.different.estimate or 0.0)
@@ -99,7 +99,7 @@ def worst_first(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
 
 
 def most_vulnerable_first(parts: Sequence[TrainingPvfRow]) -> list[TrainingPvfRow]:
-    """Targets with the largest training PVF first, those with few trials last."""
+    """Targets sorted by training PVF, the largest first; targets with few trials come last."""
     return sorted(parts, key=lambda p: (has_few_trials(p.pvf, p.n), -(p.pvf.estimate or 0.0), -p.pvf.low))
 
 
@@ -121,7 +121,7 @@ FACTOR = 100.0
 
 
 def headline(result: TrainingResult) -> str:
-    """The finding in one sentence."""
+    """The main finding in one sentence."""
     if result.parts:
         return _pvf_headline(result)
     whole, runs = result.all_trials, f"{count_text(result.n, 'faulty training run')} of {result.workload}"
@@ -146,7 +146,7 @@ def _pvf_headline(result: TrainingResult) -> str:
 
 
 def findings(result: TrainingResult) -> Iterator[str]:
-    """Further findings, a sentence each."""
+    """Further findings, one sentence each."""
     if result.parts:
         yield pvf_text(result)
         targets = count_text(len(result.parts), "target")
@@ -175,7 +175,7 @@ def _classes(result: TrainingResult) -> Iterator[str]:
 
 
 def contrast_text(result: Contrast) -> str:
-    """One group against another, and whether they are shown to differ."""
+    """A sentence on the difference between two groups, and on whether it is significant."""
     gap = result.difference
     word = "higher" if gap.low > 0 else "lower" if gap.high < 0 else ""
     first, second = (f"{share_with_limits_text(share)} of {share.n:,}" for share in (result.one, result.other))
@@ -186,7 +186,7 @@ def contrast_text(result: Contrast) -> str:
 
 
 def _conditions(result: TrainingResult) -> Iterator[str]:
-    """The contingency of all kinds together at `FACTOR`."""
+    """Sentences on the values that preceded latent harm, for all kinds together at `FACTOR`."""
     value = next((c for c in result.conditions if c.kind == ANY and c.factor == FACTOR), None)
     if value is None:
         return
@@ -209,7 +209,7 @@ def _conditions(result: TrainingResult) -> Iterator[str]:
 
 
 def convergence_limits_of(result: TrainingResult) -> tuple[float, float]:
-    """See `convergence_limits`."""
+    """The `convergence_limits` of a result."""
     return convergence_limits(result.golden_test, result.floors, result.margin)
 
 
@@ -225,7 +225,7 @@ def pvf_text(result: TrainingResult) -> str:
 
 
 def guard_texts(result: TrainingResult) -> Iterator[str]:
-    """Sentences on what the guard saved."""
+    """Sentences on the faults that the guard caught."""
     output = result.guard
     if output is None:
         if GUARD in result.command.split() and not result.all_trials.different.estimate:
@@ -248,7 +248,7 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
 
 
 def training_method_lines(result: TrainingResult) -> list[str]:
-    """How trials were judged and what they cost: lines under the tables."""
+    """Notes on how trials were judged and what they cost, for display under the tables."""
     return [
         f"{count_text(result.steps, 'step')} of {result.workload}, {count_text(result.parameters, 'parameter')}, optimizer "
         f"{' and '.join(dict.fromkeys(result.optimizers)) or 'none'}; fault-free held-out accuracy "
@@ -264,14 +264,14 @@ def training_method_lines(result: TrainingResult) -> list[str]:
 
 
 def joint_text(result: TrainingResult) -> str:
-    """Which limits hold together, and how those of differences are made."""
+    """A sentence on the limits of differences, and on which limits hold jointly."""
     many = len(result.contrasts)
     joint = f"limits of differences: Zou & Donner, joint over {many} (Bonferroni); " if many else ""
     return f"{joint}limits in a table hold for each row separately, so comparing rows is exploratory"
 
 
 def floor_texts(result: TrainingResult) -> Iterator[str]:
-    """The two noise floors, and the test against them."""
+    """Sentences on the two noise floors, and on the test against them."""
     floors = result.floors
     exceeded = ", so every difference exceeds this noise"
     yield f"implementation noise: {_floor(floors.implementation, result, exceeded)}"
@@ -287,7 +287,10 @@ def floor_texts(result: TrainingResult) -> Iterator[str]:
 
 
 def _floor(floor: ReplicaDifferences, result: TrainingResult, if_identical: str) -> str:
-    """Differences of replicas in words; ``if_identical`` follows where there are none."""
+    """A description of the differences between replicas.
+
+    ``if_identical`` is appended if there are none.
+    """
     head = f"{count_text(len(floor.accuracy), 'fault-free replica')} (switches: {floor.switches})"
     if all(floor.identical_to_twin):
         return f"{head} that all ended in the final state of the fault-free twin (golden){if_identical}"
@@ -309,7 +312,7 @@ def cost_text(result: TrainingResult) -> str:
 
 
 def masked_horizon_text(spec: Mapping[str, object]) -> str:
-    """A sentence on ``horizon``, where there is one."""
+    """A clause on the early end of runs; empty if runs do not end early."""
     horizon = spec.get("horizon")
     if not isinstance(horizon, Mapping):
         return ""

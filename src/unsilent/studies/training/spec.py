@@ -1,4 +1,4 @@
-"""Records of campaigns of ``unsilent training``.
+"""Records of campaigns of ``unsilent training``: settings, baseline and trial row.
 
 `TrainingSpec` is what is corrupted in which training, `TrainingBaseline` what a worker finds out first and `TrainingRow` what
 happened in a trial.
@@ -65,7 +65,7 @@ OPERATION_FAULT_OPTIONS = ("phases", "accelerator", "value")
 
 @dataclass(frozen=True, slots=True)
 class EarlyEndRule:
-    """When a run that looks like golden is taken for masked.
+    """The rule for ending a run early and counting it as masked, if it stays close to the golden run.
 
     Attributes:
         steps: How long it must have been inside the band.
@@ -81,12 +81,12 @@ class EarlyEndRule:
 
 
 def parse_weighted_models(text_or_list: Any) -> tuple[tuple[str, float], ...]:
-    """Fault models and their weights, like ``RD`` and ``2*RD``; raises ``UsageError``. Models are read where they are used."""
+    """Parse fault models with optional weights, like ``RD`` and ``2*RD``; raises ``UsageError``."""
     return tuple(_weighted(item) for item in ([text_or_list] if isinstance(text_or_list, str) else text_or_list))
 
 
 def weighted_models_text(faults: Any) -> list[str]:
-    """The reverse."""
+    """The option texts of weighted fault models."""
     return [name if weight == 1 else f"{weight:.15g}*{name}" for name, weight in faults]
 
 
@@ -106,7 +106,7 @@ def _weighted(text: str) -> tuple[str, float]:
 
 
 def read_phases(text_or_list: Any) -> tuple[str, ...]:
-    """Phases, each once; raises ``UsageError``."""
+    """Parse names of phases and remove repetitions; raises ``UsageError``."""
     names = tuple(dict.fromkeys([text_or_list] if isinstance(text_or_list, str) else text_or_list))
     for name in names:
         if name not in PHASES:
@@ -190,7 +190,7 @@ class TrainingSpec(SpecOfTraining):
 
 @dataclass(frozen=True, slots=True)
 class TrainingTarget:
-    """A target that trials are drawn for: ``random``, or the parameters or the optimizer state of a part of the model."""
+    """A target of trials: ``random``, or the memory of one kind in a part of the model."""
 
     name: str
     memory_kind: str = ""
@@ -203,7 +203,7 @@ class TrainingTarget:
 
 @dataclass(frozen=True, slots=True)
 class OperationPhase:
-    """An operation in one phase: ``conv1#convolution.0`` of module ``conv1`` in ``grad_in``."""
+    """An operation in one phase, like ``conv1#convolution.0`` in ``grad_in``."""
 
     operation: str
     phase: str
@@ -247,7 +247,7 @@ class TrainingBaseline(StoredBaseline):
 
 
 class InjectionPoint(NamedTuple):
-    """Where and how one trial corrupts: ``site`` as a fault names it, ``model`` as the table of fault models does."""
+    """The step, the site and the fault model of one trial."""
 
     step: int
     site: str
@@ -258,7 +258,7 @@ class InjectionPoint(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TrainingRow(StoredRow):
-    """How one faulty training run went.
+    """The stored result of one faulty training run.
 
     Attributes:
         injection: The step and the operation (or memory) of the fault.
@@ -299,12 +299,12 @@ class TrainingRow(StoredRow):
     bit_identical: bool = field(default=False)
 
     def unguarded_trial(self) -> TrialId:
-        """The trial whose fault a guarded one has."""
+        """The trial without the guard that has the same fault."""
         return self.trial._replace(target=self.trial.target.removeprefix(GUARDED_PREFIX))
 
 
 def row_without_curves(row: TrainingRow) -> TrainingRow:
-    """Without its curves, for tables."""
+    """A copy of a row without its curves."""
     return replace(row, losses=np.empty(0), metric=np.empty(0))
 
 
@@ -312,7 +312,10 @@ def row_without_curves(row: TrainingRow) -> TrainingRow:
 
 
 def parse_thresholds(pairs: Mapping[str, float] | Sequence[str]) -> Thresholds:
-    """``gap=0.05`` and the like, or a mapping, in place of defaults; raises ``UsageError``."""
+    """Parse thresholds, given as a mapping or as texts like ``gap=0.05``; raises ``UsageError``.
+
+    Other thresholds keep their defaults.
+    """
     usual = Thresholds()
     texts = [pairs] if isinstance(pairs, str) else pairs
     result = {}
@@ -330,7 +333,7 @@ def parse_thresholds(pairs: Mapping[str, float] | Sequence[str]) -> Thresholds:
 
 
 def threshold_texts(thresholds: Any) -> list[str]:
-    """The reverse, of those that are not the defaults."""
+    """The option texts of the thresholds that are not the defaults."""
     return [
         f"{name}={value:.15g}" for name, value in asdict(thresholds).items() if value != getattr(Thresholds(), name)
     ]
@@ -338,7 +341,10 @@ def threshold_texts(thresholds: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class TrainingBudget(Budget):
-    """How many trials; a campaign is not split over machines, since the guard's trials follow from all others."""
+    """The number of trials.
+
+    A campaign cannot be split over machines, since the guarded trials depend on all others.
+    """
 
     trials: Annotated[int, Option("Faulty runs; with --per, faulty runs of each target.", PRECISION_PANEL)] = 200
     shard: Annotated[tuple[int, int], NOT_AN_OPTION] = (1, 1)
@@ -346,7 +352,7 @@ class TrainingBudget(Budget):
 
 @dataclass(frozen=True)
 class TrainingAnalysisOptions:
-    """How a store is read: what may change without a trial being run again.
+    """Options of the analysis, which can change without running a trial again.
 
     ``margin``: how far held-out accuracy must be below the worst fault-free replica for a convergence failure.
     """
@@ -369,7 +375,7 @@ class TrainingAnalysisOptions:
 
 @dataclass(frozen=True)
 class ReferenceRunOptions:
-    """Options of the runs that faulty runs are compared with: fault-free runs, and the same faults under the guard."""
+    """Options of the runs that faulty runs are compared with."""
 
     horizon: Annotated[int | None, Option(
         "End a run and count it as masked after this many steps inside the fault-free band.", PRECISION_PANEL,
@@ -389,7 +395,7 @@ class ReferenceRunOptions:
 
 
 def make_training_spec(request: Request) -> TrainingSpec:
-    """The spec of a request, checked as far as that is possible without the training; raises ``UsageError``."""
+    """The settings of a request, checked as far as possible without the training; raises ``UsageError``."""
     from unsilent.faults.fault_texts import split_from, split_lasts
     from unsilent.faults.hardware.presets import PRESETS
 

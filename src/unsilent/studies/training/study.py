@@ -1,4 +1,4 @@
-"""The study of faulty training runs: trials, the guard where it is asked for, and everything read from the store."""
+"""Runs the study of faulty training runs: trials, guarded trials, and the analysis of the store."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from unsilent.workloads.base import UNNAMED
 
 
 def run_training(run: CampaignRun) -> TrainingResult:
-    """Measure the noise floors, run (or resume) a campaign, and read what was found."""
+    """Measure the noise floors, run or resume a campaign, and analyse its store."""
     compared, spec = run.request[ReferenceRunOptions], replica_spec(run.spec)
     floors = measure_noise_floors(run, spec, compared.noise, compared.replicas, compared.floor)
     if compared.horizon is not None:
@@ -66,9 +66,10 @@ def run_training(run: CampaignRun) -> TrainingResult:
 
 
 def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
-    """Run (or resume) a campaign, with ``--guard`` its different trials again under the guard, and read what was found.
+    """Run or resume a campaign with given noise floors, and analyse its store.
 
-    Raises ``UsageError`` where the floors are not of this training.
+    With ``--guard``, trials that ended different run again under the guard. Raises ``UsageError`` if the floors are not of this
+    training.
     """
     store, reading = run.store, run.request[TrainingAnalysisOptions]
     with run.open_executor() as (executor, observer):
@@ -86,7 +87,7 @@ def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
-    """Sentences on what else would run."""
+    """Notes for a dry run about the work that is done besides the trials."""
     options = run.request[ReferenceRunOptions]
     yield noise_floor_note(options.replicas)
     if options.guard:
@@ -95,13 +96,13 @@ def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
 
 
 def sampled_rows(store: TrainingStore) -> Iterator[TrainingRow]:
-    """The trials of the campaign itself: not those under the guard, and those alone that were corrupted."""
+    """The rows of trials in which a fault was injected, without those under the guard."""
     sampled = (row for row in store.rows() if not row.trial.target.startswith(GUARDED_PREFIX))
     return (row for row in sampled if row.end_reason != NOT_INJECTED)
 
 
 def required_noise_floors(store: TrainingStore) -> NoiseFloors:
-    """Both noise floors; raises ``UsageError`` where one is missing."""
+    """Both noise floors of a store; raises ``UsageError`` if one is missing."""
     floors = stored_floors(store)
     if floors is None:
         raise UsageError(
@@ -112,7 +113,10 @@ def required_noise_floors(store: TrainingStore) -> NoiseFloors:
 
 
 def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> TrainingResult:
-    """Everything from the store alone; raises ``UsageError`` where it has no trial or lacks a floor."""
+    """The result of a store.
+
+    Raises ``UsageError`` if the store has no trial or lacks a noise floor.
+    """
     # Long because the result has many fields, a line each.
     baseline, spec, floors = store.baseline, store.spec, required_noise_floors(store)
     judge = TrainingJudge(baseline, floors, reading.thresholds)
@@ -179,7 +183,7 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
 
 
 def _named(name: str, workload: str) -> str:
-    """The name of the training; file and function for one without a name."""
+    """The name of the training; file and function if it has no name."""
     path, colon, function = workload.rpartition(":")
     return name if name != UNNAMED else PurePath(path).name + colon + function
 
@@ -195,7 +199,7 @@ def _notes(spared: Sequence[TrainingRow], judge: TrainingJudge) -> Iterator[str]
 
 
 def _classes(trials: Sequence[JudgedTrial], confidence: float) -> tuple[ClassShare, ...]:
-    """One for each class that there is, those that did not occur with their upper limits."""
+    """The share of every class; a class that did not occur has an upper limit."""
     counts = Counter(trial.outcome for trial in trials)
     different = Counter(trial.outcome for trial in trials if trial.is_different)
     return tuple(
@@ -209,7 +213,7 @@ def _classes(trials: Sequence[JudgedTrial], confidence: float) -> tuple[ClassSha
 def _parts(
     trials: Sequence[JudgedTrial], baseline: TrainingBaseline, floors: NoiseFloors, reading: TrainingAnalysisOptions
 ) -> tuple[TrainingPvfRow, ...]:
-    """Training PVF: the share of trials of each target that end in a convergence failure."""
+    """The training PVF of each target: the share of trials that end in a convergence failure."""
     confidence = reading.confidence
     limits = convergence_limits(baseline.test_accuracy, floors, reading.margin)
     targets = {target.name: target for target in baseline.targets}
@@ -227,12 +231,12 @@ def _parts(
 
 
 def has_not_converged(trial: JudgedTrial, least: float) -> bool:
-    """A convergence failure: the run died, lost its loss, or ended below ``least`` on held-out samples."""
+    """Whether a run died, lost its finite loss, or ended below ``least`` in held-out accuracy."""
     return not trial.row.test_accuracy >= least
 
 
 def cost(trials: Sequence[JudgedTrial], baseline: TrainingBaseline) -> TrialCost:
-    """The cost of trials, as shares of a full run."""
+    """The mean cost of a trial, relative to a full run."""
     rows = [trial.row for trial in trials]
     seconds = float(np.mean([row.seconds for row in rows]))
     return TrialCost(
@@ -247,7 +251,10 @@ def cost(trials: Sequence[JudgedTrial], baseline: TrainingBaseline) -> TrialCost
 def replay_training_trial(
     store: TrainingStore, trial: TrialId, confirmed: Mapping[str, str | None], options: Collection[tuple[str, str]] = ()
 ) -> TrialReplay[TrainingRow]:
-    """Run a stored trial again; see `unsilent.campaigns.replay.replay_trial`. What ran under the guard has no class."""
+    """Run a stored trial again; see `unsilent.campaigns.replay.replay_trial`.
+
+    A trial under the guard has no class.
+    """
     result, floors = replay_trial(store, trial, confirmed, options), stored_floors(store)
     if floors is None or trial.target.startswith(GUARDED_PREFIX):
         return result
@@ -255,7 +262,7 @@ def replay_training_trial(
 
 
 def replay_with_outcome(result: TrialReplay[TrainingRow], judge: TrainingJudge) -> TrialReplay[TrainingRow]:
-    """The replay with its class, and what was injected."""
+    """A replay with the class of its trial and a description of what was injected."""
     row = result.stored_row
     curve = judge.example_curve(row, judge.judge(row))
     losses = ", ".join("not finite" if x is None else f"{x:.3g}" for x in curve.losses[:6])

@@ -1,1 +1,1 @@
-"""Which detector finds which faults of an inference, with how many false alarms, how early, and what brings answers back."""
+"""The coverage study of inference: which detectors find which faults, and which mitigations restore answers."""

@@ -1,4 +1,4 @@
-"""Reads campaigns: detection of changed answers at equal false alarms, how early, what repairs them, comparisons and costs.
+"""Analyses inference coverage: detection of changed answers, false alarms, restored answers and costs.
 
 A fault changes the answers of one or several samples of a batch. Two shares are estimated: of all changed answers, where a fault
 that changes many counts as often; and the mean over faults of the share of their answers, where each fault counts once. Intervals
@@ -55,7 +55,7 @@ ROC_POINTS = 60
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Changed answers that one detector found.
+    """The share of changed answers that one detector found.
 
     Attributes:
         errors: Error model, or `ALL`.
@@ -95,7 +95,7 @@ class FalseAlarms:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Changed answers that are those of golden again.
+    """Changed answers that a mitigation brought back to the golden answer.
 
     Attributes:
         rung: Of the ladder, or `LADDER`.
@@ -116,7 +116,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The reference detector against another one on the same faults."""
+    """The comparison of the reference detector with another one on the same faults."""
 
     detector: str
     errors: str
@@ -139,7 +139,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """Counts for one error model: faults drawn, their outcomes, and the answers that they changed.
+    """Counts of the faults drawn for one error model, of their outcomes, and of the changed answers.
 
     Attributes:
         different_answers: Samples among these answers, each counted once however many faults changed its answer.
@@ -160,7 +160,7 @@ class Tries:
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class InferenceCoverageResult(StoreResult[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageOptions]):
-    """Everything that was found.
+    """The result of a campaign of inference coverage.
 
     Attributes:
         reference: The detector that others are compared with.
@@ -188,14 +188,17 @@ class InferenceCoverageResult(StoreResult[InferenceCoverageSpec, InferenceCovera
 
 
 def analyse(store: InferenceCoverageStore, options: InferenceCoverageOptions) -> InferenceCoverageResult:
-    """The result of a store; raises ``UsageError`` where it lacks clean samples or has too few for the rate."""
+    """The result of a store.
+
+    Raises ``UsageError`` if clean samples are missing or too few for the rate of false alarms.
+    """
     return analyse_together([store], options)
 
 
 def analyse_together(
     stores: Sequence[InferenceCoverageStore], options: InferenceCoverageOptions
 ) -> InferenceCoverageResult:
-    """The result of several workloads, each with thresholds of its own, as if their faults were of one."""
+    """The joint result of several workloads, each judged with its own thresholds."""
     parts = [score_store(store) for store in stores]
     for part in parts:
         check_clean_samples(part.store.spec.clean_samples, options.rate, part.least_clean)
@@ -236,7 +239,7 @@ def most_answers(parts: Sequence[ScoredStore]) -> int:
 
 
 def _joined(parts: Sequence[Detected]) -> Detected:
-    """Detections of the faults of all stores, one after the other."""
+    """The detections of several stores, concatenated."""
     return Detected(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -258,14 +261,17 @@ def _tries(parts: Sequence[ScoredStore]) -> Iterator[Tries]:
 
 
 def _share(values: Floats, confidence: float) -> Interval:
-    """The mean over faults that have a value."""
+    """The mean of a share over the faults that have a value, with its interval."""
     return bounded_mean(np.clip(values[~np.isnan(values)], 0, 1), confidence)
 
 
 def _detections(
     hits: Mapping[tuple[str, float], Detected], groups: Mapping[str, NDArray[np.bool_]], most: int, confidence: float
 ) -> Iterator[Detection]:
-    """``most``: answers that a fault can change."""
+    """The detection of each detector, at each rate of false alarms and for each error model.
+
+    ``most`` is the largest number of answers that a fault can change.
+    """
     for (name, rate), faults in hits.items():
         for errors, mask in groups.items():
             answers = _share_of_answers(faults.share[mask], faults.changed[mask], most, confidence)
@@ -274,7 +280,7 @@ def _detections(
 
 
 def _has_equal_groups(originals: NDArray[np.int64]) -> bool:
-    """Whether all originals but one at most, whose copies were cut off, have equally many samples."""
+    """Whether all original samples, except at most one, have equally many copies."""
     counts = np.sort(np.unique(originals, return_counts=True)[1])
     return len(counts) < 2 or bool(counts[1] == counts[-1])
 
@@ -298,7 +304,7 @@ def _false_alarms(
 
 
 def _share_of_samples(groups: Sequence[NDArray[np.bool_]], confidence: float) -> Interval:
-    """The share of the samples of independent originals, bool[samples] each."""
+    """The share of flagged samples, with an interval that treats original samples as independent."""
     wholes = tuple(len(samples) for samples in groups)
     return _ratio(tuple(int(samples.sum()) for samples in groups), wholes, max(wholes), confidence)
 
@@ -326,14 +332,14 @@ def _restored(
 
 
 def _share_of_answers(shares: Floats, wholes: Floats, most: int, confidence: float) -> Interval:
-    """The share of all answers, from the shares of those of each fault that has any."""
+    """The share of all changed answers, from the shares and answer counts of the faults."""
     some = ~np.isnan(shares)
     return _ratio(tuple((shares * wholes)[some].tolist()), tuple(wholes[some].tolist()), most, confidence)
 
 
 @lru_cache(maxsize=10_000)
 def _ratio(parts: tuple[float, ...], wholes: tuple[float, ...], most: int, confidence: float) -> Interval:
-    """`ratio_of_means`, which takes long, once for detectors and rungs that do the same."""
+    """The cached result of `ratio_of_means`, which is slow and often called with the same values."""
     return ratio_of_means(parts, wholes, most, confidence)
 
 
@@ -343,7 +349,7 @@ def _comparisons(
     groups: Mapping[str, NDArray[np.bool_]],
     options: InferenceCoverageOptions,
 ) -> Iterator[Comparison]:
-    """The first detector against all others, at the rate that was asked."""
+    """Compare the first detector with all others, at the requested rate of false alarms."""
     first = hits[names[0], options.rate].share
     pairs = [(name, errors, mask) for name in names[1:] for errors, mask in groups.items() if mask.any()]
     gaps = [(first - hits[name, options.rate].share)[mask] for name, _, mask in pairs]
@@ -352,7 +358,7 @@ def _comparisons(
 
 
 def _costs(parts: Sequence[ScoredStore], names: Sequence[str]) -> Iterator[Cost]:
-    """Means over stores."""
+    """The mean cost of each detector over all stores."""
     for name in names:
         memory, ratios = [], []
         for part in parts:
@@ -365,7 +371,7 @@ def _costs(parts: Sequence[ScoredStore], names: Sequence[str]) -> Iterator[Cost]
 
 
 def _roc(parts: Sequence[ScoredStore], name: str) -> tuple[tuple[float, float], ...]:
-    """False alarms, and the share of all changed answers that are detected then."""
+    """ROC points: rates of false alarms, each with the share of changed answers that are detected."""
     reached = [shares for part in parts for shares in part.false_alarm_shares(name)]
     samples = min(len(part.clean[TEST][name]) for part in parts)
     values = np.concatenate(reached)

@@ -1,4 +1,4 @@
-"""The clean batches of a campaign: for detectors to learn from, for thresholds, for faults and false alarms, and shifted ones."""
+"""The clean batches of a campaign, divided by purpose: profile, calibration, test and shifted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_PROFILE_BATCHES = 2
 
 @dataclass(frozen=True)
 class CleanBatches:
-    """Clean batches of one part.
+    """Clean batches that serve one purpose.
 
     Attributes:
         batches: On the device.
@@ -35,12 +35,12 @@ class CleanBatches:
         return CleanBatches(self.batches[some], self.originals[some])
 
     def count_with(self, samples: int) -> int:
-        """How many batches from the first on have so many samples; all of them where they have fewer."""
+        """How many of the first batches are needed to reach a number of samples; all if there are fewer."""
         ends = np.cumsum([len(batch) for batch in self.originals])
         return min(int(np.searchsorted(ends, samples)) + 1, len(self.batches))
 
     def evenly_chosen(self, most: int) -> list[Any]:
-        """Batches that are equally far apart, at most so many."""
+        """Up to ``most`` batches at equal distances."""
         count = min(most, len(self.batches))
         return [self.batches[number * len(self.batches) // count] for number in range(count)]
 
@@ -48,7 +48,7 @@ class CleanBatches:
 def read_clean_batches(
     workload: CalibratedWorkload, spec: InferenceCoverageSpec, device: str
 ) -> tuple[list[Any], dict[str, CleanBatches]]:
-    """Batches that detectors learn from, and those of each of `CLEAN_TARGETS`.
+    """The batches that detectors learn from, and the batches of each part in `CLEAN_TARGETS`.
 
     Raises:
         UsageError: there are too few for calibration to be divided; originals that do not fit the batches.
@@ -72,7 +72,10 @@ def read_clean_batches(
 
 
 def _read_part(workload: CalibratedWorkload, part: str, samples: int, device: str) -> CleanBatches:
-    """All batches of a part and their originals, by the method ``clean_originals``; without it, each sample is its own."""
+    """Read all batches of a part, and the original that each sample is a copy of.
+
+    Without a method ``clean_originals``, each sample counts as its own original.
+    """
     batches = [place(batch, device, None) for batch in workload.clean_batches(part, samples)]
     name_originals = getattr(workload, "clean_originals", None)
     names = list(own_originals(batches) if name_originals is None else name_originals(part, samples))
@@ -89,7 +92,7 @@ def _read_part(workload: CalibratedWorkload, part: str, samples: int, device: st
 
 
 class EvaluatedOn:
-    """A workload with other batches to evaluate.
+    """A workload whose evaluation batches are replaced by others.
 
     Args:
         workload: The same in everything else.
@@ -106,9 +109,9 @@ class EvaluatedOn:
         return self._workload.model()
 
     def batches(self) -> Sequence[Any]:
-        """The other batches."""
+        """The replaced batches."""
         return self._batches
 
     def run(self, model: nn.Module, batch: Any) -> Any:
-        """One evaluation of one batch."""
+        """Evaluate the model on one batch."""
         return self._workload.run(model, batch)

@@ -1,4 +1,4 @@
-"""Which layer each row of a detector's margins is of, and the order in which rows are known while a model runs.
+"""Maps the rows of a detector's margins to layers, and to the order in which layers run.
 
 Rows of a combination are stacked part by part, so that a row further down may be known earlier. Rows that no layer gives, such as
 those of checksums of weights, are known after the call.
@@ -24,7 +24,7 @@ AFTER_CALL = "after the call"
 
 
 def name_rows(detector: InferenceDetector, recorded: RecordedPass) -> list[str]:
-    """For each row of margins the name of the layer's run that it belongs to, or `AFTER_CALL`."""
+    """The name of the layer run behind each row of margins, or `AFTER_CALL`."""
     from unsilent.protection.activation_detector import ActivationDetector
     from unsilent.protection.combination import Combination
     from unsilent.protection.duplication import Duplication
@@ -40,12 +40,12 @@ def name_rows(detector: InferenceDetector, recorded: RecordedPass) -> list[str]:
 
 
 def name_of_run(run: LayerRun) -> str:
-    """The name of a layer's run; forward passes after the second, which have the same names, add the number of the pass."""
+    """The name of a layer run; from the third forward pass on, the number of the pass is appended."""
     return f"{run.name}{run.number if run.number > 2 else ''}"
 
 
 def layers_run(info: DetectorInfo) -> NDArray[np.float64]:
-    """Share of the layers that a detector judges that have run when each row of margins is known, float64[rows]."""
+    """The share of the judged layers that have run when each row of margins is known, float64[rows]."""
     by_flops = np.argsort(info.flops, kind="stable")
     layers = list(dict.fromkeys(info.layers[row] for row in by_flops if info.layers[row] != AFTER_CALL))
     places = {name: (place + 1) / len(layers) for place, name in enumerate(layers)}

@@ -1,4 +1,4 @@
-"""Draws faults of one error model until one changes the answer of a sample."""
+"""Draws faults of one error model until one of them changes an answer."""
 
 from __future__ import annotations
 
@@ -66,13 +66,16 @@ class FaultSearch:
 
     @cached_property
     def _outputs(self) -> dict[int | None, Population]:
-        """Populations of outputs by batch, without indices: a corrupted index may read out of bounds, which differs by run."""
+        """The outputs of operations that can be corrupted, by batch.
+
+        Integer outputs are left out: a corrupted index may read out of bounds, with a result that differs from run to run.
+        """
         regions = [region for region in self._engine.select_regions(("op:*",)) if region.codec.kind != "int"]
         by_batch = RegionsByBatch(Target("", "", "", "", tuple(regions), 1.0), LAW)
         return dict(zip(by_batch.steps, by_batch.populations, strict=True))
 
     def find(self, error_model: str, seed: int) -> Found:
-        """The first fault that changes an answer of a batch; ``seed`` decides the batch and all faults."""
+        """Draw faults until one changes an answer; ``seed`` determines the batch and all faults."""
         in_weights, tries, batch = error_model in IN_WEIGHTS, Counter[str](), self.draw_batch(seed)
         size = 1 if in_weights else self._engine.preferred_group_size(True)
         for first in range(0, self._spec.tries, size):
@@ -86,7 +89,10 @@ class FaultSearch:
         return Found((), batch, tries)
 
     def _outcomes(self, many: list[tuple[Fault, ...]]) -> list[TrialOutcome]:
-        """The outcome of each set of faults; a set that raised must have left nothing behind."""
+        """The outcome of each set of faults.
+
+        After a run that raised an error, the engine's state is verified.
+        """
         result: list[TrialOutcome] = []
         outcomes = self._engine.trials(many)
         for _ in many:
@@ -98,11 +104,11 @@ class FaultSearch:
         return result
 
     def draw_batch(self, seed: int) -> int:
-        """The batch that the faults of a trial act in: that of a sample drawn uniformly."""
+        """Draw the batch for the faults of a trial, with a probability proportional to its samples."""
         return int(np.searchsorted(self._ends, np.random.default_rng(seed).integers(self._ends[-1]), side="right"))
 
     def draw(self, error_model: str, batch: int, rng: np.random.Generator) -> tuple[Fault, ...]:
-        """Faults that act in one batch alone; a rate may draw none."""
+        """Draw faults that act in one batch only; an error model with a rate may draw none."""
         model = self._model(error_model, rng)
         if error_model in IN_WEIGHTS:
             return tuple(replace(fault, step=batch) for fault in model.draw(self._parameters, rng, LAW))
@@ -114,7 +120,7 @@ class FaultSearch:
 
 
 def end_of(outcome: TrialOutcome) -> str:
-    """The worst silent end among all samples: a changed answer, else what shows by itself, else none."""
+    """The worst outcome over all samples, where a changed answer is worse than a detectable error."""
     codes = outcome.codes
     if (codes == Outcome.SDC).any():
         return SDC
@@ -124,7 +130,7 @@ def end_of(outcome: TrialOutcome) -> str:
 
 
 def fault_of_operation(faults: tuple[Fault, ...]) -> str:
-    """The module whose own operation all faults are in; empty for faults in weights."""
+    """The module whose operation all faults are in; empty for faults in weights."""
     from unsilent.faults.naming import parse_site
 
     if not faults or not all(is_transient(fault.site) for fault in faults):

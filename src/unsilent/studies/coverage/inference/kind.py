@@ -1,4 +1,4 @@
-"""Campaigns of ``unsilent inference-coverage`` as a registered kind: what is checked of a store, and where it is read."""
+"""Defines the kind of campaign that ``unsilent inference-coverage`` runs, and the checks of its stored records."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ MOST_SAMPLES, MOST_LAYERS, MOST_DETECTORS, MOST_CELL_BYTES = 10**7, 10**5, 1000,
 
 
 def check_spec(spec: InferenceCoverageSpec) -> None:
-    """Raise ``DamagedRecordError`` for impossible numbers."""
+    """Raise ``DamagedRecordError`` if the settings have impossible numbers."""
     if not 1 <= spec.tries <= MOST_TRIES or not 0 < spec.flip_rate <= 1:
         raise DamagedRecordError("its spec has an impossible number of tries or rate of flips")
 
 
 def check_baseline(baseline: InferenceCoverageBaseline) -> None:
-    """Raise ``DamagedRecordError`` for impossible numbers."""
+    """Raise ``DamagedRecordError`` if the baseline has impossible numbers."""
     detectors = baseline.detectors
     layers = [len(detector.layers) for detector in detectors]
     if not 1 <= len(detectors) <= MOST_DETECTORS or min(layers) < 1 or sum(layers) > MOST_LAYERS:
@@ -61,12 +61,12 @@ def check_baseline(baseline: InferenceCoverageBaseline) -> None:
 
 
 def accepts_trial(trial: TrialId, spec: InferenceCoverageSpec, targets: frozenset[str]) -> bool:
-    """Whether a campaign may hold a trial; those of clean samples and of times as well."""
+    """Whether a trial can belong to a campaign, including trials of clean samples and of timing."""
     return trial.flips is None and (trial == TIMING or trial.target in targets or trial.target in CLEAN_TARGETS)
 
 
 def array_shapes(baseline: InferenceCoverageBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
-    """Layers of all detectors for changed answers, or the largest margins of clean samples; raises ``DamagedRecordError``."""
+    """Expected shapes of the arrays of a row; raises ``DamagedRecordError``."""
     end, samples, changed = values["end"], values["samples"], values["changed"]
     if end not in ENDS or changed > samples or samples > MOST_SAMPLES or values["batch"] >= len(baseline.samples):
         raise DamagedRecordError("has an impossible end, batch or number of samples")
@@ -85,7 +85,7 @@ def array_shapes(baseline: InferenceCoverageBaseline, values: Mapping[str, Any])
 
 
 def check_row(row: InferenceCoverageRow, baseline: InferenceCoverageBaseline) -> None:
-    """Raise ``DamagedRecordError`` for impossible flags."""
+    """Raise ``DamagedRecordError`` if a row has impossible flags, margins or times."""
     if (row.flags > 1).any() or (row.restored > 1).any() or int(row.flags.sum()) != row.changed * (row.end == FOUND):
         raise DamagedRecordError("has impossible flags")
     if np.isnan(row.margins).any() or (row.rung_seconds < 0).any():
@@ -93,7 +93,7 @@ def check_row(row: InferenceCoverageRow, baseline: InferenceCoverageBaseline) ->
 
 
 def check_options(request: Request, spec: InferenceCoverageSpec) -> None:
-    """Raise ``UsageError`` for too few clean samples for the rate of false alarms."""
+    """Raise ``UsageError`` if there are too few clean samples for the rate of false alarms."""
     from unsilent.studies.coverage.inference.scoring import check_clean_samples
 
     check_clean_samples(spec.clean_samples, request[InferenceCoverageOptions].rate)
@@ -131,6 +131,6 @@ INFERENCE_COVERAGE = Kind(
 
 
 class InferenceCoverageStore(Store[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageRow]):
-    """An open store of such a campaign."""
+    """An open store of an inference coverage campaign."""
 
     kind = INFERENCE_COVERAGE

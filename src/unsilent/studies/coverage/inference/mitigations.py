@@ -1,4 +1,4 @@
-"""Mitigations that bring a changed answer back to the golden one: each rung of the ladder of `unsilent.protection.protect` alone.
+"""Applies each mitigation of the ladder of `unsilent.protection.protect` alone to a changed answer.
 
     rerun         the call again: a fault in an operation is gone, one in weights is still there
     repair        weights by checksums and parity, then the call again
@@ -46,7 +46,7 @@ IN_RUN = {CLAMP_IN_RUN: CLAMP, ZERO_IN_RUN: ZERO}
 
 
 class Tried(NamedTuple):
-    """The result of one rung.
+    """The result of one mitigation.
 
     Attributes:
         codes: Of outcomes, uint8[samples].
@@ -58,7 +58,7 @@ class Tried(NamedTuple):
 
 
 class Mitigations:
-    """Tries all rungs on the faults of one workload.
+    """Applies all mitigations to the faults of one workload.
 
     Args:
         engine: Of the workload; its weights are right now.
@@ -85,7 +85,10 @@ class Mitigations:
     def try_all(
         self, batch: int, faults: Sequence[Fault], changed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-        """Whether each changed answer is golden again, uint8[rungs, changed], and CPU seconds, float64[rungs]."""
+        """Apply every mitigation to the faults of one batch.
+
+        Returns whether each changed answer is golden again, uint8[rungs, changed], and CPU seconds, float64[rungs].
+        """
         stays = tuple(fault for fault in faults if not is_transient(fault.site))
         tried: dict[str, Tried] = {}
         for rung in RUNGS:
@@ -100,13 +103,13 @@ class Mitigations:
         return result, np.array([attempt.seconds for attempt in tried.values()])
 
     def _limited_golden(self, rung: str, batch: int) -> Tried:
-        """A fault-free run with limits, once for each batch."""
+        """The fault-free run of a batch with limited activations, cached by batch."""
         if (rung, batch) not in self._limited:
             self._limited[rung, batch] = self._try(rung, batch, (), np.zeros(0, np.bool_))
         return self._limited[rung, batch]
 
     def _try(self, rung: str, batch: int, faults: Sequence[Fault], changed: NDArray[np.bool_]) -> Tried:
-        """One rung; faults of weights are in place.
+        """Apply one mitigation; faults in weights are already injected.
 
         A run whose bits are known is not run: without faults it is golden (what `PlainEngine.check_intact` proves), and a second
         one with nothing but the faults of weights is the first one.
@@ -127,7 +130,7 @@ class Mitigations:
         return Tried(codes, time.process_time() - begun)
 
     def _codes(self, rung: str, batch: int, faults: Sequence[Fault]) -> NDArray[np.uint8]:
-        """Outcome codes of one run of all samples, uint8[samples], with limits where the rung has any."""
+        """Outcome codes of one run, uint8[samples], with limited activations if the mitigation limits them."""
         engine, limits = self._engine, IN_RUN.get(rung, rung)
         try:
             if limits in (CLAMP, ZERO):

@@ -22,7 +22,7 @@ DUPLICATION = "duplication"
 
 
 def cost_section(result: InferenceCoverageResult) -> Section:
-    """CPU time and memory of each detector."""
+    """The section on the CPU time and memory of each detector."""
     times = [f"CPU time at batch {size}" for size in TIMED_BATCHES]
     columns = (Column.text("detector"), *map(Column.percent, (*times, "memory")))
     rows = (
@@ -37,7 +37,7 @@ def cost_section(result: InferenceCoverageResult) -> Section:
 
 
 def duplication_is_cheaper(result: InferenceCoverageResult) -> Iterator[str]:
-    """A sentence if running the model twice took less CPU time at the smallest batch than other detectors, else nothing."""
+    """A sentence if running the model twice took less CPU time than other detectors, else nothing."""
     ratios = {one.detector: one.ratios[0] for one in result.costs if math.isfinite(one.ratios[0])}
     twice = ratios.pop(DUPLICATION, math.nan)
     dearer = [name for name, ratio in ratios.items() if ratio > twice]
@@ -76,7 +76,7 @@ METHOD = (
 
 
 def report(result: InferenceCoverageResult) -> Report:
-    """The report on a campaign."""
+    """The report on an inference coverage campaign."""
     baseline = result.baseline
     return Report(
         "unsilent/inference-coverage/2", "coverage", f"Detection of changed answers of {baseline.name}", _headline(result),
@@ -91,7 +91,7 @@ def report(result: InferenceCoverageResult) -> Report:
 
 
 def _headline(result: InferenceCoverageResult) -> str:
-    """A sentence on the share that the reference detector finds of all faults together, and on the detector that finds most."""
+    """A sentence on the share of faults that the reference detector finds, and on the best detector."""
     faults, answers = (sum(getattr(one, key) for one in result.tries) for key in ("found", "answers"))
     own = [one for one in _at_rate(result) if one.errors == ALL]
     if not faults or not own:
@@ -110,13 +110,13 @@ def _headline(result: InferenceCoverageResult) -> str:
 
 
 def _reference_and_best(rows: Sequence[Detection], result: InferenceCoverageResult) -> tuple[Detection, Detection]:
-    """The row of the reference detector, and that of the detector that finds most answers: the same one where none finds more."""
+    """The rows of the reference detector and of the detector that finds most answers."""
     mine = next(one for one in rows if one.detector == result.reference)
     return mine, max([mine, *rows], key=lambda one: one.answers.estimate or 0.0)
 
 
 def estimates(result: InferenceCoverageResult) -> list[Estimate]:
-    """Estimates of detection by error model, of false alarms and of restored answers, at each rate of false alarms."""
+    """Estimates of detection, false alarms and restored answers, at each rate of false alarms."""
     fault, answer = "fault", "changed answer"
     found: list[Estimate] = []
     for one in result.detections:
@@ -197,7 +197,7 @@ def _both_shares(answers: Interval, faults: Interval) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """A rate of false alarms."""
+    """A rate of false alarms as text."""
     return f"{100 * rate:g} %"
 
 
@@ -253,7 +253,7 @@ def _roc(result: InferenceCoverageResult) -> Figure:
 
 
 def _cost_plot(result: InferenceCoverageResult) -> Iterator[Part]:
-    """Detection against CPU time of batches of 32."""
+    """The plot of detection against CPU time, for batches of 32."""
     shares = {one.detector: one.answers for one in _at_rate(result) if one.errors == ALL}
     costs = [one for one in result.costs if math.isfinite(one.ratios[-1])]
     if not costs:

@@ -1,4 +1,4 @@
-"""Runs the trials of a campaign of coverage of inference: faults that change answers, clean samples, and what detectors cost.
+"""Runs the trials of inference coverage: faults that change answers, clean samples, and detector costs.
 
 A trial of an error model draws independent faults until one changes the answer of a sample (`FaultSearch`). That fault then acts
 in one plain run in which the layers are recorded; all detectors judge this one record. The run must give the bits that the
@@ -71,7 +71,7 @@ PROOF_EVERY, PROOF_GOLDENS = 100, 300
 
 
 class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageRow]):
-    """One workload with its golden run and calibrated detectors.
+    """Runs the trials of one workload, with its golden run and calibrated detectors.
 
     Args:
         spec: The campaign.
@@ -131,7 +131,7 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
         self._campaign = campaign_hash(spec, self.fingerprint)
 
     def _run(self, model: nn.Module, batch: Any) -> Any:
-        """One fault-free evaluation of any batch, as the engine runs its own."""
+        """Evaluate the model on a batch without faults, under the same conditions as the engine."""
         if self.engine.seeded:
             torch.manual_seed(RANDOM_SEED)
         with torch.no_grad(), contain_user_process():
@@ -140,7 +140,7 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
     # -- clean samples -----------------------------------------------------------------------------------------------
 
     def _chunks(self, part: str) -> list[range]:
-        """The numbers of the clean batches of a part by trial."""
+        """The clean batches of a part, divided into one range of batch numbers per trial."""
         batches = self._clean[part].batches
         count, each = len(batches), max(1, CHUNK // max(1, count_samples(batches[0])))
         return [range(first, min(first + each, count)) for first in range(0, count, each)]
@@ -148,7 +148,10 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
     # -- before trials -----------------------------------------------------------------------------------------------
 
     def _describe_detectors(self) -> tuple[DetectorInfo, ...]:
-        """Detectors and their readings of a golden pass; raises ``UsageError`` where recording a pass changes its bits."""
+        """Facts about each detector, from a recorded golden pass.
+
+        Raises ``UsageError`` if recording a pass changes its output bits.
+        """
         engine = self.engine
         recorded = record_pass(engine.model, self._run, engine.batches[0])
         if not same_outputs(engine.golden[0], recorded.output):
@@ -171,7 +174,7 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
         return tuple(infos)
 
     def make_baseline(self) -> InferenceCoverageBaseline:
-        """The baseline: facts that are known before the first trial."""
+        """The facts that are established before the first trial."""
         engine, integrity = self.engine, self._mitigations.integrity
         return InferenceCoverageBaseline(
             campaign=self._campaign,
@@ -195,7 +198,7 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
     # -- trials ------------------------------------------------------------------------------------------------------
 
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[InferenceCoverageRow | DeferredTrial]:
-        """Trials in order."""
+        """Run trials in order."""
         for row in super().run_all(trials, alone):
             self.unverified_row_count += 1
             since = time.monotonic() - self._proven_at
@@ -204,13 +207,13 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
             yield row
 
     def try_trial(self, trial: TrialId, rng: object) -> InferenceCoverageRow:
-        """The row of a fault, which has generators of its own, of clean samples, or of times."""
+        """Run a trial of a fault, of clean samples or of timing; ``rng`` is not used."""
         if trial == TIMING:
             return self._timing_row()
         return self._clean_row(trial) if trial.target in CLEAN_TARGETS else self._fault_row(trial)
 
     def verify_restored_state(self) -> None:
-        """Weights, inputs and golden outputs are as at the start, and the engine's shortcuts give the bits of a plain run."""
+        """Check that weights, inputs and golden outputs are unchanged since the start."""
         with unusable_if_raised():
             self.engine.check_intact()
         changed = [key for key, value in self.engine.fingerprint().items() if self.fingerprint[key] != value]
@@ -248,7 +251,7 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
         )  # fmt: skip
 
     def _faulty_pass(self, batch: int, faults: Sequence[Fault]) -> tuple[RecordedPass, list[Floats]]:
-        """One recorded run with faults, and what all detectors say of it, float64[layers, samples] each.
+        """Record one run with faults, and compute the margins of all detectors, float64[layers, samples] each.
 
         Raises ``UnsilentError`` where it gives other bits than the engine.
         """
@@ -281,7 +284,7 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
         )
 
     def _largest_margins(self, batch: Any) -> Floats:
-        """The largest margins over layers of each sample, float64[detectors, samples]."""
+        """The largest margin over layers of each sample, float64[detectors, samples]."""
         recorded = record_pass(self.engine.model, self._run, batch)
         return np.array([detector.margins(recorded).max(0) for detector in self.detectors])
 
@@ -292,13 +295,16 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
 
 
 def _further_modules(detectors: Iterable[InferenceDetector]) -> list[str]:
-    """Modules with detectors of other packages."""
+    """The modules that define detectors outside of this package."""
     parts = (part for each in detectors for part in (each.parts if isinstance(each, Combination) else (each,)))
     return sorted({name for part in parts if not (name := type(part).__module__).startswith("unsilent.")})
 
 
 def fixed_rows(margins: Floats, rows: int) -> Floats:
-    """Margins of so many layers: a pass that took another way has its largest margin in the last of them."""
+    """Margins with exactly ``rows`` rows.
+
+    If the pass took another path, rows are cut or repeated, and the last row holds the largest margin of all.
+    """
     if len(margins) == rows:
         return margins
     missing = np.repeat(margins[-1:], max(0, rows - len(margins)), axis=0)

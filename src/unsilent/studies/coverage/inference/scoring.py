@@ -1,4 +1,4 @@
-"""Detections of the faults of one store: thresholds from clean samples, and what each detector finds of each fault, and where."""
+"""Computes thresholds from clean samples, and from them the detections of the faults of one store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CLEAN_PER_ALARM = 10
 
 
 def clean_samples_needed(rate: float) -> int:
-    """Clean samples that a rate of false alarms is reported from.
+    """The number of clean samples that are needed to report a rate of false alarms.
 
     >>> clean_samples_needed(0.001)
     10000
@@ -48,7 +48,7 @@ def clean_samples_needed(rate: float) -> int:
 
 
 def check_clean_samples(wanted: int, rate: float, available: int | None = None) -> None:
-    """Raise ``UsageError`` for too few clean samples for a rate of false alarms.
+    """Raise ``UsageError`` if there are too few clean samples for a rate of false alarms.
 
     Args:
         wanted: ``--clean-samples``.
@@ -112,20 +112,20 @@ class ScoredStore:
 
     @property
     def detectors(self) -> list[str]:
-        """Names."""
+        """The names of the detectors."""
         return [info.name for info in self.store.baseline.detectors]
 
     @property
     def least_clean(self) -> int:
-        """Clean samples of the smaller one of calibration and test."""
+        """The number of clean samples for calibration or for test, whichever is smaller."""
         return min(len(next(iter(self.clean[part].values()))) for part in (CALIBRATION, TEST))
 
     def threshold(self, detector: str, rate: float) -> float:
-        """The threshold of margins."""
+        """The margin above which a detector raises an alarm, for a given rate of false alarms."""
         return conformal_threshold(self.clean[CALIBRATION][detector], rate)
 
     def by_original(self, part: str, values: NDArray[Value]) -> list[NDArray[Value]]:
-        """Values of the clean samples of a part, divided by originals."""
+        """The values of the clean samples of a part, grouped by original sample."""
         names = self.originals[part]
         order = np.argsort(names, kind="stable")
         return np.split(values[order], np.cumsum(np.bincount(names))[:-1])
@@ -139,7 +139,7 @@ class ScoredStore:
         return [row.margins[first : ends[number]].astype(np.float64) for row in self.faults]
 
     def detected(self, detector: str, rate: float) -> Detected:
-        """Detections at the threshold of a rate of false alarms."""
+        """The detections of each fault, at the threshold for a rate of false alarms."""
         info = self.store.baseline.detectors[self.detectors.index(detector)]
         names, layers, flops = np.array(info.layers), layers_run(info), np.array(info.flops)
         in_order = np.lexsort((names == AFTER_CALL, layers))
@@ -164,7 +164,7 @@ class ScoredStore:
         return Detected(changed, share, layers, flops_run, by_layer, by_ladder, table[:, 6:])
 
     def false_alarm_shares(self, detector: str) -> list[Floats]:
-        """For each changed answer of each fault, the share of clean test samples whose margin is as large."""
+        """For each changed answer, the share of clean samples with at least as large a margin."""
         clean = np.sort(self.clean[TEST][detector])
         largest = [margins.max(0) for margins in self.margins(detector)]
         return [1 - np.searchsorted(clean, answers, side="left") / len(clean) for answers in largest]
@@ -177,7 +177,7 @@ def _mean(values: NDArray[np.generic]) -> float:
 def score_store(
     store: Store[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageRow],
 ) -> ScoredStore:
-    """Read a store; raises ``UsageError`` where it lacks clean samples."""
+    """Read a store; raises ``UsageError`` if clean samples are missing."""
     rows = list(store.rows())
     names = [info.name for info in store.baseline.detectors]
     clean, originals = {}, {}

@@ -1,4 +1,4 @@
-"""Records of ``unsilent inference-coverage``: its spec, its baseline, and the row of a trial."""
+"""Records of ``unsilent inference-coverage``: settings, baseline and trial row."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class InferenceCoverageBaseline(StoredBaseline):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class InferenceCoverageRow(StoredRow):
-    """A fault that changed answers, what detectors and mitigations make of it; or clean samples; or what detectors cost.
+    """The stored result of a trial: of a fault that changed answers, of clean samples, or of timing.
 
     Attributes:
         end: One of `ENDS`.
@@ -189,7 +189,7 @@ class InferenceCoverageRow(StoredRow):
 
 @dataclass(frozen=True)
 class InferenceCoverageBudget(Budget):
-    """How many trials."""
+    """The number of trials."""
 
     trials: Annotated[int, Option("Faults of each error model that change an answer.", PRECISION_PANEL)] = 200
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)
@@ -197,7 +197,7 @@ class InferenceCoverageBudget(Budget):
 
 @dataclass(frozen=True)
 class InferenceCoverageOptions(AnalysisOptions):
-    """How a store is read."""
+    """Options of the analysis of a store."""
 
     rate: Annotated[float, Option(
         "False alarms at which detectors of inference are compared: per sample.", PRECISION_PANEL)] = 0.01  # fmt: skip
@@ -209,7 +209,7 @@ class InferenceCoverageOptions(AnalysisOptions):
 
 
 def make_inference_spec(request: Request) -> InferenceCoverageSpec:
-    """The spec of a request, checked as far as that is possible without the workload; raises ``UsageError``."""
+    """The settings of a request, checked as far as possible without the workload; raises ``UsageError``."""
     from unsilent.faults import fault_model
     from unsilent.protection.detector import make_detector
 

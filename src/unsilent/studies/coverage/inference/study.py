@@ -1,4 +1,4 @@
-"""The study of detectors of inference: clean samples, faults that change answers, and everything read from the store."""
+"""Runs the study of detectors of inference: clean samples, faults, and the analysis of the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unsilent.studies.coverage.inference.spec import (
 
 
 def run_inference_coverage(run: CampaignRun) -> InferenceCoverageResult:
-    """Run (or resume) a campaign, and compare detectors by what it recorded; raises ``UsageError``."""
+    """Run or resume a campaign, and compare the detectors; raises ``UsageError``."""
     with run.open_executor() as (executor, observer):
         baseline = executor.establish_baseline()
         assert isinstance(baseline, InferenceCoverageBaseline)
@@ -37,14 +37,14 @@ def run_inference_coverage(run: CampaignRun) -> InferenceCoverageResult:
 
 
 def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
-    """Sentences on what else would run."""
+    """Notes for a dry run about the work that is done besides the trials."""
     samples = count_text(3 * run.spec.clean_samples, "clean sample")
     yield f"before the trials, {samples} would be judged, unless stored already"
     yield f"the time estimate is of trials that draw {run.spec.tries:,} faults; most trials draw far fewer"
 
 
 def fault_free_trials(baseline: InferenceCoverageBaseline) -> Iterator[TrialId]:
-    """Clean samples, and the times of detectors."""
+    """The trials without faults: clean samples, and timing of the detectors."""
     for part in CLEAN_TARGETS:
         yield from (TrialId(part, None, k) for k in range(baseline.clean_trials[part]))
     yield TIMING

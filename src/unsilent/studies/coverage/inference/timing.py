@@ -1,4 +1,4 @@
-"""Measures what detectors cost: CPU time of a pass alone and protected by each, and FLOPs that have run after each layer."""
+"""Measures the CPU time of a protected pass, and the FLOPs that have run after each layer."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ROUNDS, LEAST_REPEATS, MOST_REPEATS, SECONDS = 3, 2, 12, 0.05
 
 
 def resized(batch: Any, samples: int) -> Any:
-    """A batch of so many samples, those of another batch, some of them several times where it has fewer."""
+    """A batch with a given number of samples, taken from another batch and repeated if needed."""
     return take_samples(batch, torch.arange(samples) % count_samples(batch))
 
 
 def seconds_of_detectors(
     model: nn.Module, run: Run, batch: Any, detectors: Sequence[InferenceDetector]
 ) -> NDArray[np.float64]:
-    """CPU seconds of a pass, float64[1 + detectors, `TIMED_BATCHES`]: alone, then protected by each detector.
+    """CPU seconds of a pass alone and with each detector, float64[1 + detectors, `TIMED_BATCHES`].
 
     NaN where a protected model cannot be run like the model, or takes no other batch.
     """
@@ -47,7 +47,10 @@ def seconds_of_detectors(
 
 
 def _medians(model: nn.Module, run: Run, batch: Any, samples: int, profiles: Sequence[Profile]) -> NDArray[np.float64]:
-    """Median CPU seconds, float64[1 + profiles]. All take turns, so that a slower time of the machine meets all of them."""
+    """Median CPU seconds of a pass alone and with each profile, float64[1 + profiles].
+
+    The profiles take turns, so that a slow phase of the machine affects all of them.
+    """
     taken: list[list[float]] = [[] for _ in range(1 + len(profiles))]
     try:
         some = resized(batch, samples)
@@ -62,7 +65,7 @@ def _medians(model: nn.Module, run: Run, batch: Any, samples: int, profiles: Seq
 
 
 def _seconds(call: Callable[[], Any]) -> list[float]:
-    """CPU seconds of some calls after a first one."""
+    """CPU seconds of repeated calls, after one warm-up call."""
     call()
     result: list[float] = []
     while len(result) < LEAST_REPEATS or (len(result) < MOST_REPEATS and sum(result) < SECONDS):
@@ -73,7 +76,10 @@ def _seconds(call: Callable[[], Any]) -> list[float]:
 
 
 def flops_by_layer(model: nn.Module, run: Run, batch: Any) -> dict[str, float]:
-    """Share of a pass's FLOPs that has run after each run of a layer, by `name_of_run`; of layers where none are counted."""
+    """The share of the FLOPs of a pass that have run after each layer run, by `name_of_run`.
+
+    If no FLOPs are counted, the share of layer runs instead.
+    """
     done: dict[str, int] = {}
     counter = FlopCounterMode(display=False)
 
