@@ -1,4 +1,4 @@
-"""The fault codes: what each says of a fault, and what follows from it. Codes are stable: one is never given another meaning."""
+"""The fault codes: the meaning and the consequences of each. A code never changes its meaning."""
 
 from __future__ import annotations
 
