@@ -71,7 +71,7 @@ class AbsoluteAndJump:
         check_order(self.name, ("jump_alarm", self.jump_alarm), ("jump_warning", self.jump_warning))
 
     def initial_state(self, series: Sequence[Series]) -> AbsoluteAndJumpState:
-        """The state of zeros, for the given series."""
+        """A state of zeros for the given series."""
         zeros = np.zeros(len(series))
         return AbsoluteAndJumpState(zeros, zeros, zeros, np.zeros(len(series), np.int64))
 

@@ -24,7 +24,7 @@ class NotRepeatable(UnsilentError):
 
 
 class GuardStop(UnsilentError):
-    """Raised if a guard cannot recover: the fault is permanent or too old, or a bound is too tight.
+    """Raised if a guard cannot recover: the fault is permanent, older than all kept states, or a bound is too tight.
 
     The oldest state kept was put back, so that a checkpoint saved now is sound unless the fault is older than that.
 

@@ -89,13 +89,13 @@ class Bounds:
         return bool(((self._rule.steps_seen >= WARM_UP) | ~np.isnan(self._fixed)).all())
 
     def learn_step(self, result: Floats, numbers: Sequence[int]) -> None:
-        """Learn from a clean step: float64[n] for the tensors with these numbers."""
+        """Learn from a clean step: float64[n] for the tensors with the given numbers."""
         every = np.full(len(self._names), np.nan)
         every[numbers] = result
         self._rule.learn(every)
 
     def first_exceeded(self, result: Floats, numbers: Sequence[int]) -> ExceededBound | None:
-        """The first bound that is exceeded, among the tensors with these numbers; None if none is.
+        """The first bound that is exceeded, among the tensors with the given numbers; None if none is.
 
         ``result``: float64[n], their largest magnitudes.
         """

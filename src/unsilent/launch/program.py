@@ -89,7 +89,7 @@ class Program:
 
 
 def exit_code(error: BaseException | None) -> Any:
-    """The argument of `sys.exit` after a program ended with an error, which is printed if it was uncaught.
+    """The argument of `sys.exit` after a program has ended; an uncaught error is printed.
 
     Raises:
         ProgramNotFound: there was no program.

@@ -45,7 +45,7 @@ class Findings(NamedTuple):
     original: Signals
 
     def usual(self) -> Signals:
-        """Signals of this rank's own batches, from the job itself, or from this execution before the first finding."""
+        """The signals that this rank computed from its own batches, without effects of a fault."""
         result = self.signals.copy()
         result[self.clean :] = np.nan
         rows = min(len(result), len(self.original))
