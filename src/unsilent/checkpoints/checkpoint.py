@@ -34,7 +34,7 @@ LEAST_BYTES = 2**28
 
 
 def without_excess(tensors: Iterable[StoredTensor], files: CheckpointFiles) -> Iterator[StoredTensor]:
-    """Yield the tensors, without access to those that together are far larger than the files that hold them.
+    """Yield the tensors, and mark those as unreadable that exceed a plausible total size.
 
     A damaged file may claim the same bytes for many tensors. Such tensors are only listed; packed elements do not
     count.
@@ -121,7 +121,7 @@ class Checkpoint(Closing):
         return [t for t in result if not globs or any(fits(t, glob) for glob in globs)]
 
     def read(self, tensor: StoredTensor, elements: Ints) -> Array:
-        """The words of some elements.
+        """The bits of some elements of a tensor, as unsigned integers.
 
         Args:
             tensor: One of this checkpoint.

@@ -1,4 +1,4 @@
-"""Injection files: one line of JSON with the faults, and with each fault's words before and after.
+"""Injection files: one line of JSON with the faults, and the bits of each element before and after.
 
 The line has ``faults`` as a line of ``unsilent export`` has them, so the same file is a list of faults for a campaign on a live
 model: a site ``file:model/fc.weight`` is there ``param:fc.weight``.
@@ -28,7 +28,7 @@ MOST_BYTES = 48 * 2**20
 
 @dataclass(frozen=True)
 class SavedInjection:
-    """One fault of an injection, with the words before and after if the file has them."""
+    """One fault of an injection, with the elements' bits before and after if the file has them."""
 
     fault: Fault
     before: Array | None = None
@@ -95,9 +95,9 @@ def with_axes(saved: SavedInjection, axes: Sequence[int]) -> SavedInjection:
 
 
 def with_same_bits(checkpoint: Checkpoint, saved: Sequence[SavedInjection]) -> list[Fault]:
-    """Faults that write the same words as a saved injection did.
+    """Faults that write the same bits as a saved injection did.
 
-    Raises ``UsageError`` where the words before differ from the injection's, or it has none.
+    Raises ``UsageError`` if the bits before differ from the injection's, or if the injection does not have them.
     """
     result = []
     for fault, before, after in ((entry.fault, entry.before, entry.after) for entry in saved):
@@ -129,7 +129,7 @@ def _of_line(value: Any, where: str) -> list[SavedInjection]:
 
 
 def _words(value: Any, faults: Sequence[Fault], side: str, where: str) -> list[Array]:
-    """Parse the words of every fault from hexadecimal text."""
+    """Parse the bits of every fault's elements from hexadecimal text."""
     result = []
     try:
         for fault, texts in zip(faults, value, strict=True):

@@ -1,6 +1,6 @@
 """Records recent saves of checkpoints in this process, and counts loads of checkpoints and states.
 
-So that a monitor knows whether a step came soon after a load, and a guard what it cannot go back to.
+They tell a monitor whether a step came soon after a load, and a guard which states it cannot go back to.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ class Alarm(Event):
 
     @property
     def _has_majority(self) -> bool:
-        """Whether some of the compared replicas do not count as differing."""
+        """Whether a majority of the replicas agrees, so that only the others count as differing."""
         return self.series_flagged < self.series_judged
 
 

@@ -1,4 +1,4 @@
-"""Detection of lost ranks of a job, which were killed or have been silent for long, without a last event."""
+"""Detection of ranks that were killed or have been silent for long, without a last event."""
 
 from __future__ import annotations
 

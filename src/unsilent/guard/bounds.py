@@ -54,7 +54,10 @@ class Bounds:
         self._place_fixed()
 
     def update_tensors(self, parts: Sequence[WatchedTensor]) -> bool:
-        """Set the watched tensors, and keep what was learnt under the same names; whether the names changed."""
+        """Set the watched tensors, and return whether their names changed.
+
+        Bounds learnt for tensors with the same names are kept.
+        """
         names = [part.name for part in parts]
         if names == self._names:
             return False

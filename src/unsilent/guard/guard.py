@@ -340,7 +340,7 @@ class Guard:
         return cannot_be_put_back(names) or "the loop of another rank changes what cannot be put back"
 
     def changes(self) -> list[str]:
-        """Names of everything that the loop of this rank changed since the oldest state and that cannot be restored."""
+        """Names of everything that this rank's loop changed since the oldest state and that the guard cannot undo."""
         return self._watch.changed_since(self._segments[0].variables, self._variables()) if self._segments else []
 
     def batches(self) -> Sequence[Any]:
@@ -397,9 +397,9 @@ class Guard:
         self.overhead.snapshot += time.perf_counter() - begun
 
     def _end(self, whole: bool = False) -> Alarm | None:
-        """End an iteration; the first bound that it exceeded, or with late checks the iteration before it.
+        """End an iteration, and return the alarm of this one or, with late checks, of the previous one.
 
-        ``whole``: of all tensors after this one, read at once.
+        ``whole``: check all tensors after this iteration, without delay.
         """
         if self._segments:
             begun = time.perf_counter()
@@ -575,7 +575,7 @@ class Guard:
 
 
 def cannot_be_put_back(names: Sequence[str]) -> str:
-    """A sentence on changes by a loop that cannot be restored; empty if there are none."""
+    """A sentence on changes by a loop that a guard cannot undo; empty if there are none."""
     return f"the loop changes what cannot be put back: {some_names(names)}" if names else ""
 
 

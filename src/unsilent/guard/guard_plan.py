@@ -42,7 +42,7 @@ class GuardPlan:
 
     @property
     def batches(self) -> int:
-        """The largest number of steps whose batches are kept, for execution again after an alarm."""
+        """The largest number of steps that can be repeated after an alarm, because their batches are kept."""
         return self.interval * self.states
 
     def sentence(self, live: Iterable[Tensor], where: str) -> str:

@@ -73,8 +73,8 @@ def names_taken_over(code: CodeType, offset: int) -> frozenset[str]:
 def is_plain_loop(code: CodeType, offset: int, begins_with: str = "GET_ITER") -> bool:
     """Whether a ``for`` statement directly iterates over the object made at ``offset``.
 
-    Not in a generator or a coroutine, whose caller may count. ``begins_with``: ``GET_ITER`` where the iterator itself is made
-    there, ``CALL`` where what it is made of is.
+    It is false in a generator or coroutine, whose caller may count. ``begins_with``: ``GET_ITER`` where the iterator itself is
+    made there, ``CALL`` where what it is made of is.
     """
     if code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
         return False

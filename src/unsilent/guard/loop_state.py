@@ -1,6 +1,6 @@
 """Loop state besides model and optimizer: random generators, schedulers and variables such as counters.
 
-Both are looked for where a step can reach them: local variables of the frame that runs the loop, arguments, closures and
+They are looked for where a step can reach them: local variables of the frame that runs the loop, arguments, closures and
 ``self`` of functions, and the globals that their code names. Objects are searched a few attributes deep, nearest first.
 """
 

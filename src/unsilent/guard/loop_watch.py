@@ -1,4 +1,4 @@
-"""Tracks the variables of a guarded loop: values kept with the states, and changes that cannot be restored."""
+"""Tracks the variables of a guarded loop: values kept with the states, and changes that cannot be undone."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class LoopWatch:
         return hooks_changed(then.hooks, hooks_of(self._model, self._optimizers))
 
     def not_restored(self, then: KeptVariables, variables: LoopVariables) -> tuple[list[str], list[Path]]:
-        """Changes since a state was kept that cannot be restored: tensors by name, other values by path.
+        """Changes since a state was kept that restoring it does not undo: tensors by name, other values by path.
 
         A container that has grown is one of the values, also where it has tensors.
         """
@@ -149,7 +149,7 @@ class LoopWatch:
 def differing_values(
     first: LoopRecord, second: LoopRecord, third: LoopRecord, also: Sequence[Path] = ()
 ) -> tuple[list[str], list[str]]:
-    """Tensors, then other values, that differ after two repetitions of the same steps, in words.
+    """Names of tensors, and texts on other values, that differ after two repetitions of the same steps.
 
     Args:
         first: Record before the repetitions.

@@ -37,7 +37,7 @@ class StepCheck:
     """Base class of checks that a guard makes after each step."""
 
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
-        """Check the previous step if it is pending, and this step unless ``late``; the alarm, if any.
+        """Check the previous step if it is pending, and this step unless ``late``; return the alarm, if any.
 
         ``stepped`` tells whether an optimizer has made a step since the last state that was kept. ``whole``: everything is to be
         checked, although a check may look at one part in each step.
@@ -45,7 +45,7 @@ class StepCheck:
         raise NotImplementedError
 
     def check_last(self) -> Alarm | None:
-        """Check all pending steps after the last one; the alarm, if any."""
+        """Check all pending steps after the last one; return the alarm, if any."""
         raise NotImplementedError
 
     def drop_pending(self) -> None:
@@ -113,7 +113,7 @@ class MagnitudeCheck(StepCheck):
         return set(parameters_of([optimizer])) <= set(parameters_of(remembering))
 
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
-        """Check the previous step if it is pending, and this step unless ``late``; the alarm, if any.
+        """Check the previous step if it is pending, and this step unless ``late``; return the alarm, if any.
 
         ``stepped`` tells whether an optimizer has made a step since the last state that was kept. It is called only where
         no optimizer has a state yet, because it reads every parameter. ``whole``: all parts are checked at once.
@@ -133,7 +133,7 @@ class MagnitudeCheck(StepCheck):
         return alarm
 
     def check_last(self) -> Alarm | None:
-        """Check the pending step, and all tensors if the last step checked only some; the alarm, if any."""
+        """Check the pending step, and all tensors if the last step checked only some; return the alarm, if any."""
         alarm = self.check_pending()
         if alarm is None and len(self._passes) > 1 and self._overhead.steps:
             alarm = self._check_parts(self._overhead.steps - 1, range(len(self._passes)), late=False)

@@ -78,7 +78,10 @@ def _as_json(verdict: FaultVerdict) -> str:
 
 
 def run_in_shell(command: str, text: str) -> tuple[int | None, str]:
-    """Run a user's command with a text on stdin; its exit code (None if it was killed) and its stderr."""
+    """Run a user's command with a text on stdin, and return its exit code and its stderr.
+
+    The exit code is None if the command was killed.
+    """
     process = subprocess.Popen(
         ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True, errors="replace", start_new_session=True,

@@ -144,7 +144,7 @@ def _read_pairs(generation: str, variables: Mapping[str, str], request: AsdReque
 
 
 def read_pair(text: str, default: tuple[int, int]) -> tuple[tuple[int, int], str]:
-    """Two thresholds, such as ``1000000,10000``, and a sentence on what is wrong with the text, or an empty one.
+    """Parse two thresholds, such as ``1000000,10000``, and describe any problem with the text.
 
     Each is raised to 3 where it is less. If the first is then not greater than the second, both are the defaults.
     """

@@ -134,7 +134,10 @@ class Isolation:
         write_record(self._path, self._record)
 
     def _answer_new(self) -> int | None:
-        """React to all new incidents: the job's exit code, 0 to restart it, or None if no incident stopped it."""
+        """React to all new incidents, and return the job's exit code.
+
+        It is 0 to restart the job, and None if no incident stopped it.
+        """
         answer = None
         for incident in self._new_incidents():
             verdict = stopping_verdict(incident)
@@ -146,7 +149,7 @@ class Isolation:
         return answer
 
     def _answer(self, incident: Incident, verdict: FaultVerdict) -> int:
-        """Record the reaction to an incident and tell the user; the job's exit code, or 0 to restart it."""
+        """Record the reaction to an incident, tell the user, and return the job's exit code (0 to restart it)."""
         record, kind = self._record, verdict.kind
         is_of_device = kind in SUSPECTED and 0 <= verdict.rank < len(record.slots)
         slot = record.slots[verdict.rank] if is_of_device else -1
@@ -203,7 +206,7 @@ class Isolation:
         return last_good_checkpoint(self._job.checkpoints, before_step=0).not_before
 
     def _avoid(self, step: int) -> None:
-        """Add the current checkpoints of this step or a later one to those to avoid."""
+        """Avoid all existing checkpoints of the given step or of later steps."""
         later = [checkpoint for checkpoint in self._checkpoints() if (checkpoint.step or 0) >= step]
         new = [AvoidedCheckpoint(path=str(c.path), step=c.step or 0, written=c.written) for c in later]
         self._record = replace(self._record, avoided=tuple(dict.fromkeys((*self._record.avoided, *new))))
@@ -223,7 +226,7 @@ class Isolation:
     # -- processes -------------------------------------------------------------------------------------------------------
 
     def _run_ranks(self, is_again: bool) -> int:
-        """Run the ranks on free devices from the last good checkpoint; the exit code of torchrun."""
+        """Run the ranks on free devices from the last good checkpoint, and return torchrun's exit code."""
         slots = self._free_slots()[: self._job.ranks]
         search = self._last_good() if self._job.checkpoints.is_dir() else None
         good = search.good if search else None

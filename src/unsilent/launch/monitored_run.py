@@ -96,7 +96,7 @@ class MonitoredRun:
         return self._exit_code(error)
 
     def _stop(self, error: BaseException | None) -> BaseException | None:
-        """End the monitor after the program ended with ``error``; the error with which the run ends."""
+        """End the monitor after the program, and return the error with which the run ends."""
         if self._automatic is None:
             return error
         from unsilent.monitor.actions import MonitorStop

@@ -41,7 +41,7 @@ def digests_of(tensors: Sequence[Tensor]) -> Tensor:
 
     If some of the tensors are on the host (step counters), the result is on the device of the others.
 
-    Equal for equal elements, whatever the layout and the alignment in memory.
+    They are equal for equal elements, whatever the layout and the alignment in memory.
     """
     devices = [tensor.device for tensor in tensors]
     device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))

@@ -17,7 +17,7 @@ ASD_CODE, ASD_LEVEL = "80818C00", "minor"
 
 @dataclass(frozen=True)
 class FaultCode:
-    """A row of the table of fault codes.
+    """One fault code, with its meaning and consequences.
 
     Attributes:
         code: Text such as ``UNSILENT-T01``.

@@ -44,7 +44,7 @@ class TensorRecord(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """Content of ``.metadata``.
+    """The content of a ``.metadata`` file.
 
     Attributes:
         values: Keys that lead to a value and its description, by its name; None: it is no tensor.

@@ -145,7 +145,7 @@ def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
 
 
 def _run(command: Sequence[str], descriptor: int, seconds: float) -> tuple[int, bytes]:
-    """Run a process that inherits one open file; its exit status and output.
+    """Run a process that inherits one open file, and return its exit status and output.
 
     Raises ``OSError`` and ``TimeoutExpired``.
     """

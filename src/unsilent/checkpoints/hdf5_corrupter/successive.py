@@ -54,7 +54,7 @@ class SuccessiveInjections:
         self._before.update(((tensor.name, e), word) for e, word in zip(elements.tolist(), words, strict=True))
 
     def word(self, tensor: StoredTensor, element: int) -> int:
-        """The word of an element after the earlier injections."""
+        """The bits of an element as an integer, after the earlier injections."""
         key = (tensor.name, element)
         if key not in self._before:
             self.read(tensor, np.array([element]))

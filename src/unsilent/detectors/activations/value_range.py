@@ -43,7 +43,7 @@ class ValueRange(LayersAlone):
         return limit_scores(np.where(np.isnan(reading).any(-1), np.nan, excess))
 
     def excess(self, values: Floats, low: Floats, high: Floats) -> Floats:
-        """The distance of smallest and largest values, float64[n, 2], from the range, float64[n]."""
+        """The distance of each sample's extreme values, float64[n, 2], from the clean range, as float64[n]."""
         return np.maximum(values[..., 1] - high, low - values[..., 0])
 
 
