@@ -93,7 +93,7 @@ def _rows_of_a_part(tensor: StoredTensor, row: int) -> int:
 
 
 def _fill_rows(target: Array, files: CheckpointFiles, block: Block, low: int) -> None:
-    """Copy rows of a block, from row ``low`` on, into a part of a tensor."""
+    """Copy rows of a block from row ``low`` on into a part of a tensor."""
     item, strides = target.itemsize, block.strides or (1,)
     first = low * strides[0]
     if block.packing is None:

@@ -30,7 +30,7 @@ FaultsAndNotes = tuple[Sequence[Fault], Sequence[str]]
 
 @dataclass(frozen=True)
 class CheckpointEdit:
-    """The result of one change to a checkpoint.
+    """The record of one change to a checkpoint.
 
     Attributes:
         path: The checkpoint.

@@ -151,7 +151,7 @@ def _count(fault: Fault, model: FaultModel) -> int:
 
 
 def _allowed(checkpoint: Checkpoint, fault: Fault, options: DrawOptions) -> NDArray[np.bool_]:
-    """Mask of the fault's elements whose new values are allowed."""
+    """Mask of a fault's elements whose new values are allowed."""
     tensor = checkpoint.tensor(fault.site)
     before = checkpoint.read(tensor, fault.elements)
     source = checkpoint.read(tensor, fault.operands) if fault.operation == "copy_from" else None

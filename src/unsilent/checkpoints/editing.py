@@ -299,7 +299,7 @@ def _check_now(files: Mapping[str, int], path: Path, patches: Sequence[Patch], a
 
 
 def _write(files: Mapping[str, int], path: Path, parts: Sequence[tuple[str, int, bytes]]) -> None:
-    """Write bytes, wait until they are on disk, and read them back."""
+    """Write bytes, wait until they are on the disk, and read them again."""
     for name, offset, content in parts:
         done = 0
         while done < len(content):

@@ -58,7 +58,7 @@ class RunningFileHash:
             self._safe.update(part)
 
     def result(self) -> FileHash:
-        """The hash of all bytes added so far."""
+        """The hash of all bytes so far."""
         return FileHash(self._size, self._fast.hexdigest(), self._safe.hexdigest() if self._safe else "")
 
 
@@ -109,7 +109,7 @@ def hash_stored_tensor(checkpoint: Checkpoint, tensor: StoredTensor, progress: P
 
 
 def hash_elements(parts: Iterable[Any], dtype: str, shape: tuple[int, ...]) -> TensorHash:
-    """The hash of a tensor's bytes, which arrive in parts."""
+    """The hash of a tensor's bytes, which come in parts."""
     fast = xxhash.xxh3_128()
     for part in parts:
         fast.update(part)

@@ -23,7 +23,7 @@ EXTREME = 1e6
 
 @dataclass(frozen=True)
 class Values:
-    """Counts of a tensor's elements that are not finite or very large, and its largest magnitude.
+    """Counts of elements of a tensor that are not finite or very large, and its largest magnitude.
 
     Attributes:
         nonfinite: Number of elements that are NaN or infinite.

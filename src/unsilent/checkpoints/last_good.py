@@ -37,7 +37,7 @@ _SOURCES = {"manifest": "from its manifest", "state": "from its state", "name": 
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """A checkpoint in a folder, and the verdict on it.
+    """One checkpoint in a folder, and the verdict on it.
 
     Attributes:
         path: File or folder of the checkpoint.

@@ -38,7 +38,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True)
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files, tensors and numbers of a checkpoint, with their hashes.
+    """The files, tensors and numbers that a checkpoint held, with their hashes.
 
     Attributes:
         checkpoint: Name of its file or folder.

@@ -104,7 +104,7 @@ class Block:
 
     @property
     def last_element(self) -> int:
-        """Distance in memory from the first element to the last one, in elements."""
+        """Distance from the first element to the last one in memory, in elements."""
         return sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)) if self.numel else -1
 
     @cached_property
@@ -120,7 +120,7 @@ class Block:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor or number in a checkpoint.
+    """One tensor, or number, of a checkpoint.
 
     Attributes:
         name: Section and name within it: ``model/fc.weight``, ``optimizer/fc.weight/exp_avg``.
@@ -267,7 +267,7 @@ def c_strides(shape: Shape) -> Shape:
 
 
 def dense_block(file: str, offset: int, shape: Shape, checksums: tuple[Checksum, ...] = ()) -> Block:
-    """A contiguous block in C order that begins with the tensor's first element."""
+    """A block in C order that begins at the tensor's first element."""
     return Block(file, offset, (0,) * len(shape), shape, c_strides(shape), checksums=checksums)
 
 

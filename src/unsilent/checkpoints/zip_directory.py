@@ -186,7 +186,7 @@ class ZipDirectory:
         return read_entries
 
     def _end(self) -> tuple[int, int, int]:
-        """Length and offset of the central directory, and the number of its entries."""
+        """Length and offset of the central directory, and its number of entries."""
         tail_length = min(self._size, _END.size + _FULL_16)
         tail = self._read(self._size - tail_length, tail_length)
         at = tail.rfind(b"PK\x05\x06")

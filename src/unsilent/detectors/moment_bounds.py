@@ -41,7 +41,7 @@ def indices_beyond_bounds(largest: Floats, bounds: Floats) -> NDArray[np.int64]:
 
 
 def first_moment_bounds(partial_sums: Floats, batch: int, decay: float = 0.0) -> Floats:
-    """Analytic bounds of first moments, float64[n].
+    """Bounds of first moments, float64[n].
 
     Args:
         partial_sums: Terms that are summed into one element of each weight's gradient.

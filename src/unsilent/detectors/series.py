@@ -59,7 +59,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Recorded series of one rank of a training.
+    """Series of one rank of a training.
 
     Attributes:
         series: Names of the columns.

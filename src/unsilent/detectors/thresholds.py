@@ -1,4 +1,4 @@
-"""Checks of rules' thresholds."""
+"""Checks of the thresholds of rules."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from unsilent.basics.errors import UsageError
 
 
 def check_at_least(rule: str, least: float, **thresholds: float) -> None:
-    """Raise ``UsageError`` unless every threshold is finite and at least ``least``."""
+    """Raise ``UsageError`` for a threshold below ``least`` or not finite."""
     for name, value in thresholds.items():
         if not (math.isfinite(value) and value >= least):
             raise UsageError(f"rule {rule!r}: {name} is {value:g}; expected a number of {least:g} or more")
 
 
 def check_above(rule: str, limit: float, **thresholds: float) -> None:
-    """Raise ``UsageError`` unless every threshold is finite and above ``limit``."""
+    """Raise ``UsageError`` for a threshold that is not above ``limit`` or not finite."""
     for name, value in thresholds.items():
         if not (math.isfinite(value) and value > limit):
             raise UsageError(f"rule {rule!r}: {name} is {value:g}; expected a number above {limit:g}")
 
 
 def check_share(rule: str, **shares: float) -> None:
-    """Raise ``UsageError`` unless every share is between 0 and 1, exclusively."""
+    """Raise ``UsageError`` for a share that is not between 0 and 1, neither included."""
     for name, value in shares.items():
         if not 0 < value < 1:
             raise UsageError(f"rule {rule!r}: {name} is {value:g}; expected a number above 0 and below 1")

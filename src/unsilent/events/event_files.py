@@ -74,7 +74,7 @@ def may_begin_an_event(line: bytes) -> bool:
 
 
 def find_event_files(path: Path, may_be_none: bool = False) -> list[Path]:
-    """The event files of a job, in the order of ranks.
+    """The files of a job, in the order of ranks.
 
     Args:
         path: A file; the name that a job of several ranks was given (the files are NAME.rank0.jsonl …); or a folder with files
@@ -137,7 +137,7 @@ def iterate_events(path: Path) -> Iterator[Event]:
 
 
 class EventFile:
-    """A file of events that may be growing.
+    """A file of events that may grow.
 
     Attributes:
         unknown: Lines of a kind that this version does not know, which are skipped.

@@ -1,4 +1,4 @@
-"""Kinds of events that a monitor reports: one frozen dataclass each, written as a line of JSON.
+"""Kinds of events that a monitor reports: one frozen dataclass for each, written as a line of JSON.
 
 All that is shown of a job comes from these.
 """
@@ -56,7 +56,7 @@ class Event:
         return False
 
     def to_json(self) -> dict[str, Any]:
-        """The event as a JSON object with its kind; numbers that are not finite become strings ("nan", "inf", "-inf").
+        """The event as a JSON object, with its kind; numbers that are not finite are strings ("nan", "inf", "-inf").
 
         Texts have at most `MOST_TEXT` characters.
         """

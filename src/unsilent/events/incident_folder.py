@@ -119,7 +119,7 @@ class Incident:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPart:
-    """Content of ``rank.json`` in the subfolder of one rank.
+    """Content of ``rank.json`` of one rank.
 
     Attributes:
         folder: Folder of the record.

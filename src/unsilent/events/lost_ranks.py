@@ -61,7 +61,7 @@ def find_lost(
 
 
 def _patience(rank: RankHistory) -> float:
-    """Seconds without an event after which a rank counts as silent."""
+    """Seconds without an event until a rank counts as silent."""
     return max(LEAST_SILENCE, MOST_GAPS * rank.longest_gap)
 
 

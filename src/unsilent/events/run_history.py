@@ -119,7 +119,7 @@ Agreed = TypeVar("Agreed", Verdict, AlarmExplained)
 
 @dataclass
 class RankHistory:
-    """History of one rank in a run.
+    """History of one rank of a run.
 
     Attributes:
         summaries: At most `MOST_SUMMARIES`; of two that became one the later one, with the larger score.
@@ -246,7 +246,7 @@ class RunHistory:
 
     @property
     def has_alarm(self) -> bool:
-        """Whether the last run or one that it continues had an alarm."""
+        """Whether the last run, or one that it continues, had an alarm."""
         earlier = self.earlier
         return bool(self.alarm_count or earlier.alarms or earlier.incidents)
 
@@ -260,7 +260,7 @@ class RunHistory:
 
     @property
     def missing_ranks(self) -> list[int]:
-        """Ranks of the last run without events, at most `MOST_LATEST`."""
+        """Ranks of the last run that have no events, the first `MOST_LATEST` of them."""
         starts = [rank.started for rank in self.ranks if rank.started is not None]
         size, known = max((start.world_size for start in starts), default=0), {rank.rank for rank in self.ranks}
         return list(itertools.islice((rank for rank in range(size) if rank not in known), MOST_LATEST))
@@ -304,7 +304,7 @@ class RunHistory:
 
     @property
     def suspects(self) -> list[int]:
-        """Ranks suspected by verdicts, the most often suspected one first."""
+        """Ranks that a verdict suspects, the one suspected most often first."""
         return [rank for rank, _ in Counter(verdict.suspect for verdict in self.verdicts).most_common() if rank >= 0]
 
     @property

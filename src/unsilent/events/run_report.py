@@ -1,4 +1,4 @@
-"""The report on a monitored run, made from its events."""
+"""The report of a monitored run, made from its events."""
 
 from __future__ import annotations
 

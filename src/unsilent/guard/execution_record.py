@@ -143,7 +143,7 @@ BETWEEN = "work between steps is not executed again: make it part of the step"
 
 
 def _begun_differently(start: IterationStart, start_again: IterationStart) -> Iterator[str]:
-    """Yield differences between two starts of an iteration, in words."""
+    """Differences of two starts of an iteration, in words."""
     if int(start.batch) != int(start_again.batch):
         yield "a batch was changed in place (change a copy of the batch instead)"
     for text in settings_differ(start.settings, start_again.settings):
@@ -159,7 +159,7 @@ def _begun_differently(start: IterationStart, start_again: IterationStart) -> It
 
 
 def settings_differ(groups: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield differences between the settings of parameter groups, in words."""
+    """Differences of the settings of parameter groups, in words."""
     if len(groups) != len(again):
         yield f"there were {len(again)} parameter groups instead of {len(groups)}"
         return

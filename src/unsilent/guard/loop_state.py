@@ -173,7 +173,7 @@ def is_library_object(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def is_of_library(file: str) -> bool:
-    """Whether a source file belongs to Python, an installed package or this package."""
+    """Whether a source file is part of Python, of an installed package, or of this one."""
     return not file or str(Path(file).resolve()).startswith(_LIBRARIES)
 
 

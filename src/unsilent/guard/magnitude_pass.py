@@ -17,7 +17,7 @@ log = logging.getLogger("unsilent.guard")
 
 
 class MagnitudePass:
-    """Computes the largest magnitudes of some tensors each time it is called.
+    """Finds the largest magnitudes of some tensors each time it is called.
 
     Args:
         parts: Tensors of this pass.

@@ -17,7 +17,7 @@ MONITORED: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
 
 
 def is_monitored(part: nn.Module | Optimizer) -> bool:
-    """Whether a model or an optimizer has a monitor that has not been closed."""
+    """Whether a model or an optimizer has a monitor that is not closed."""
     return (unwrapped(part) if isinstance(part, nn.Module) else part) in MONITORED
 
 

@@ -118,7 +118,7 @@ def magnitudes_of(parts: Sequence[WatchedTensor]) -> Tensor:
 
 
 def no_gradient_history_message(optimizer: Optimizer) -> str:
-    """The reason why a training with this optimizer cannot be guarded."""
+    """Why a training with this optimizer cannot be guarded."""
     return (
         f"{type(optimizer).__name__} keeps no momentum or moments, so there is nothing to watch; "
         "use momentum, or an optimizer with moments (Adam, AdamW, RMSprop)"

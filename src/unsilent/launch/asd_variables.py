@@ -166,7 +166,7 @@ def _whole_number(text: str) -> int | None:
 
 
 def _items(text: str) -> list[tuple[str, str]]:
-    """The keys and values in a configuration such as ``enable:true,strikes_num:3``."""
+    """Keys and values of a configuration such as ``enable:true,strikes_num:3``."""
     pairs = [item.partition(":")[::2] for item in text.split(",") if item.strip()]
     return [(key.strip(), value.strip()) for key, value in pairs]
 

@@ -167,7 +167,7 @@ class AutomaticMonitor(backward_hooks.BackwardListener):
             self._fail("cannot end the monitor", error)
 
     def _fail(self, problem: str, error: Exception) -> None:
-        """Log an internal error; the program continues without a monitor."""
+        """Log an internal error; the program goes on, without a monitor."""
         self._gave_up = self.failed = True
         if self._settings.strict:
             raise error

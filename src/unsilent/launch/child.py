@@ -28,7 +28,7 @@ def enter_rank() -> None:
 
 
 def main() -> None:
-    """Run the module with the remaining arguments."""
+    """Run the module with the further arguments."""
     parent, module = sys.argv[1:3]
     exit_with_parent(int(parent))
     os.environ[PARENT] = str(os.getpid())

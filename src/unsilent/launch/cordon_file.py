@@ -84,7 +84,7 @@ class AvoidedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class IsolationRecord:
-    """Content of the file: devices in cordon, incidents, and checkpoints to avoid.
+    """Content of the file: devices in cordon, incidents, and checkpoints that are avoided.
 
     Attributes:
         cordons: One for each device that was ever in cordon.
@@ -102,11 +102,11 @@ class IsolationRecord:
     first_step: int = 0
 
     def active(self, host: str) -> dict[int, Cordon]:
-        """The devices of a host that are in cordon, by slot."""
+        """Devices of a host that are in cordon, by slot."""
         return {cordon.slot: cordon for cordon in self.cordons if cordon.host == host and cordon.status != "lifted"}
 
     def with_cordon(self, new: Cordon) -> IsolationRecord:
-        """The record with one more incident for a device."""
+        """The record with one more incident of a device."""
         same = [cordon for cordon in self.cordons if (cordon.slot, cordon.host) == (new.slot, new.host)]
         other_devices = tuple(cordon for cordon in self.cordons if cordon not in same)
         counted = replace(new, incidents=1 + sum(cordon.incidents for cordon in same))

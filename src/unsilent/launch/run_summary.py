@@ -95,6 +95,6 @@ class StderrHandler(logging.Handler):
             log.setLevel(logging.NOTSET)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a log line unless another handler does."""
+        """Print a line, unless another handler does."""
         if not logging.getLogger().handlers and not logging.getLogger("unsilent").handlers:
             self._stderr.print_line(record.getMessage())

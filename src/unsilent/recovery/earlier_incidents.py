@@ -32,7 +32,7 @@ _UUID = re.compile(r"GPU-[0-9a-f-]{8,}")
 
 @dataclass(frozen=True)
 class EarlierIncident:
-    """An incident in an earlier run.
+    """An incident of an earlier run.
 
     Attributes:
         device: Host and device, as `device_identity` returns them.

@@ -147,7 +147,7 @@ def _magnitude(tensor: Tensor | None) -> float:
 
 
 def _relative_difference(tensors: Values, reference: Values) -> float:
-    """The L2 norm of all differences, relative to the norm of all elements."""
+    """The L2 norm of all differences, relative to that of all elements."""
     apart = whole = 0.0
     for name, reference_tensor in reference.items():
         tensor = tensors.get(name)

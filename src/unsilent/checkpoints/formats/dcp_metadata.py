@@ -145,7 +145,7 @@ def _tensor_record(record: Call, name: str) -> TensorRecord:
 
 
 def _tile(shape: Shape, boxes: list[tuple[Shape, Shape]]) -> bool:
-    """Whether boxes, given as offsets and sizes, fill a shape without overlap."""
+    """Whether boxes (offsets, sizes) fill a shape without overlap."""
     boxes = [box for box in boxes if math.prod(box[1])]
     for offsets, sizes in boxes:
         if not len(offsets) == len(sizes) == len(shape):

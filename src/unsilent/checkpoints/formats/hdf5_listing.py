@@ -134,7 +134,7 @@ def _described(h5py: Any, dataset: Any, known: list[tuple[str, bool, Any]], most
 
 
 def _chunks(identifier: Any, most: int) -> list[list[Any]]:
-    """Offset, stored size, mask of skipped filters and first index of every chunk that is stored."""
+    """Offset, stored size, mask of skipped filters and first index of every chunk that is in the file."""
     count = identifier.get_num_chunks()
     if count > most:
         raise TooMuch("it has more chunks than can be listed")

@@ -48,7 +48,7 @@ LIMITS = Limits()
 
 
 class Chunk(NamedTuple):
-    """A chunk that is stored in the file.
+    """A chunk that is in the file.
 
     Attributes:
         offset, size: Place and number of its bytes in the file.

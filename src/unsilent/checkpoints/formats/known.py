@@ -27,7 +27,7 @@ from unsilent.checkpoints.stored_tensors import StoredTensor
 
 
 class Format(NamedTuple):
-    """One checkpoint format: its name and the functions that recognise and list it.
+    """One checkpoint format: its name, and functions that recognise and list it.
 
     Attributes:
         name: Name in reports.

@@ -95,7 +95,7 @@ class PickledTensor(NamedTuple):
 
 
 class PickledObject(NamedTuple):
-    """A pickled object whose content is not read.
+    """An object whose content is not read.
 
     Attributes:
         kind: Name of its class, for messages.
@@ -111,7 +111,7 @@ KeyPath = tuple[str, ...]
 
 
 def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, Leaf]]:
-    """Yield all tensors and numbers with the keys that lead to them, in the order of the pickle.
+    """All tensors and numbers with the keys that lead to them, in the pickle's order.
 
     Args:
         root: The pickled object.

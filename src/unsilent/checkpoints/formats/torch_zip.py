@@ -1,4 +1,4 @@
-"""``.pt`` and ``.pth`` files of ``torch.save``: zip archives with ``data.pkl`` and a record of raw bytes per storage.
+"""``.pt`` and ``.pth`` files of ``torch.save``: a zip with ``data.pkl`` and one record of raw bytes for every storage.
 
 Records are stored as they are, so an element is at a fixed byte. Views that share a storage are separate tensors
 of the same bytes. Numbers (a learning rate) are in ``data.pkl``: floats can be edited there, integers are only listed.

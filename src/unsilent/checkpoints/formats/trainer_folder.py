@@ -28,7 +28,7 @@ def matches(files: CheckpointFiles) -> bool:
 
 
 def tensors(files: CheckpointFiles) -> list[StoredTensor]:
-    """All tensors and numbers of the model and of the training state."""
+    """All tensors and numbers of the model and of the training's state."""
     names = files.names()
     safe = safetensors_file.tensors(files) if safetensors_file.matches(files) else []
     values: list[ArchiveValue] = []

@@ -24,7 +24,7 @@ from unsilent.faults.record import Fault
 def repeat_sequence(
     checkpoint: Checkpoint, content: bytes, name: str, names: Mapping[str, str], seed: int
 ) -> tuple[list[Fault], list[str]]:
-    """The faults of a saved sequence, and notes for the user.
+    """The faults of a sequence, and notes for the user.
 
     Args:
         checkpoint: Where they are to be injected.

@@ -33,7 +33,7 @@ class SinkSettings(Protocol):
 
 
 def make_sinks(settings: SinkSettings, rank: int, world_size: int, compatibility: bool = False) -> list[Sink]:
-    """The sinks that the settings request, and the log.
+    """The sinks that the settings ask for, and the log.
 
     Args:
         compatibility: Alarms in the log carry the keyword and the codes of MindSpore's accuracy-sensitive detection.
