@@ -1,4 +1,4 @@
-"""Checkpoint files: which bytes are which element, editing them in place, undoing it, and comparing what files hold."""
+"""Checkpoint files: locating elements, editing them in place with undo, and comparing two checkpoints."""
 
 from __future__ import annotations
 

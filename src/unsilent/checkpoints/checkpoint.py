@@ -1,4 +1,4 @@
-"""`Checkpoint`: the tensors of a file or folder by name, reading single elements, and the bytes that a fault changes."""
+"""`Checkpoint`: its tensors by name, reads of single elements, and the bytes that a fault changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ LEAST_BYTES = 2**28
 
 
 def without_excess(tensors: Iterable[StoredTensor], files: CheckpointFiles) -> Iterator[StoredTensor]:
-    """The tensors; where too many bytes come together, the rest is only listed. Packed elements do not count."""
+    """Yield the tensors, and mark those as unreadable that exceed a plausible total size.
+
+    A damaged file may claim the same bytes for many tensors. Such tensors are only listed; packed elements do not
+    count.
+    """
     left, known = LEAST_BYTES, set[str]()
     for tensor in tensors:
         for file in {block.file for block in tensor.blocks} - known:
@@ -56,7 +60,7 @@ CHECKSUMS = ("stale", "fixed")
 
 
 class Checkpoint(Closing):
-    """A checkpoint, opened for reading; nothing of it is loaded.
+    """A checkpoint that is open for reading; no tensor is loaded until it is read.
 
     Args:
         path: A file or folder.
@@ -86,18 +90,23 @@ class Checkpoint(Closing):
             raise
 
     def close(self) -> None:
-        """Close its files."""
+        """Close the checkpoint's files."""
         self.files.close()
 
     def tensor(self, name: str) -> StoredTensor:
-        """A tensor by name (``model/fc.weight``) or site (``file:model/fc.weight``); raises ``UsageError``."""
+        """The tensor with a name (``model/fc.weight``) or a site (``file:model/fc.weight``).
+
+        Raises ``UsageError`` if there is no such tensor.
+        """
         result = self.tensors.get(name.removeprefix("file:"))
         if result is None:
             raise unknown_name_error(f"tensor in {self.path}", name.removeprefix("file:"), self.tensors)
         return result
 
     def select(self, globs: Sequence[str] = (), sections: Sequence[str] = ()) -> list[StoredTensor]:
-        """Tensors whose name matches one of the globs (none: all) in one of the sections (none: all), in the file's order.
+        """The tensors whose name matches a glob and that belong to one of the sections, in the file's order.
+
+        No globs, or no sections, means all of them.
 
         A glob is compared with the whole name and with the name within its section. Raises ``UsageError`` for a glob
         or section that selects nothing.
@@ -112,7 +121,7 @@ class Checkpoint(Closing):
         return [t for t in result if not globs or any(fits(t, glob) for glob in globs)]
 
     def read(self, tensor: StoredTensor, elements: Ints) -> Array:
-        """The words of some elements.
+        """The bits of some elements of a tensor, as unsigned integers.
 
         Args:
             tensor: One of this checkpoint.
@@ -127,11 +136,17 @@ class Checkpoint(Closing):
         return result
 
     def content(self, tensor: StoredTensor) -> Iterator[memoryview]:
-        """All elements in C order, least significant byte first, in parts of a few MiB; raises ``UsageError``."""
+        """Yield all elements of a tensor in C order, least significant byte first, in parts of a few MiB.
+
+        Raises ``UsageError`` if they cannot be read.
+        """
         return content_parts(self.files, tensor)
 
     def editable_ranges(self) -> dict[str, list[tuple[int, int]]]:
-        """Bytes of tensors that can be edited, and of checksums that cover them: by file, first and end of each range."""
+        """For each file, the byte ranges of its editable tensors and of the checksums that cover them.
+
+        A range is its first byte and the byte after its last.
+        """
         by_file: dict[str, list[tuple[int, int]]] = {}
         for tensor in self.tensors.values():
             for block in () if tensor.reason_not_editable else tensor.blocks:
@@ -149,7 +164,7 @@ class Checkpoint(Closing):
         return result
 
     def plan(self, faults: Iterable[Fault], checksums: str = "stale") -> tuple[list[Patch], Receipt]:
-        """The bytes that faults change, and their receipt; nothing is written.
+        """The byte changes that some faults need, and the receipt of the faults; nothing is written.
 
         Args:
             faults: Resolved faults with sites of this checkpoint (``file:…``); later ones act on what earlier ones leave.
@@ -161,7 +176,7 @@ class Checkpoint(Closing):
         return _Plan(self).make(faults, checksums)
 
     def _elements(self, tensor: StoredTensor, block: Block, positions: Ints) -> bytes:
-        """The bytes of elements of one block, one after the other."""
+        """The bytes of some elements of one block, concatenated."""
         size = tensor.item_size
         if block.packing is not None:
             content = self.unpacked(block)
@@ -176,7 +191,7 @@ class Checkpoint(Closing):
 
 
 def _by_name(tensors: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
-    """All tensors, each under a name of its own, so that none hides another whatever its format calls it."""
+    """The tensors by unique name: a repeated name gets a number."""
     result: dict[str, StoredTensor] = {}
     used: Counter[str] = Counter()
     for tensor in tensors:
@@ -187,7 +202,7 @@ def _by_name(tensors: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Without Python's search for cycles, which is a third of the time where millions of objects are made that all stay."""
+    """Context in which Python's cyclic garbage collector is off, which makes creating many objects faster."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -198,7 +213,7 @@ def _without_collections() -> Iterator[None]:
 
 
 class _Plan:
-    """Patches of single elements, gathered; then of packed blocks and checksums."""
+    """Collects the patches of single elements, then those of packed blocks and checksums."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -246,7 +261,7 @@ class _Plan:
         return AppliedFault(fault, before, after)
 
     def _words(self, tensor: StoredTensor, elements: Ints) -> Array:
-        """Words as earlier faults left them."""
+        """The words of some elements after the faults that were planned before."""
         result = self.checkpoint.read(tensor, elements)
         size = tensor.item_size
         for block, places, positions in tensor.locate(elements):
@@ -284,7 +299,10 @@ def fits(tensor: StoredTensor, glob: str) -> bool:
 
 
 def _joined(patches: list[Patch]) -> list[Patch]:
-    """Patches by place, neighbours as one. Raises ``UsageError`` where two change the same byte."""
+    """The patches sorted by position, with adjacent ones joined.
+
+    Raises ``UsageError`` if two patches change the same byte.
+    """
     result: list[Patch] = []
     for patch in sorted(patches, key=lambda p: p[:2]):
         last = result[-1] if result else None

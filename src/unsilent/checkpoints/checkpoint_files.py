@@ -1,4 +1,4 @@
-"""The files of one checkpoint: a single file, or a folder; reading never leaves it and never goes beyond a file's end."""
+"""Safe reading of the files of a checkpoint, which is a single file or a folder."""
 
 from __future__ import annotations
 
@@ -43,28 +43,31 @@ class CheckpointFiles(Closing):
             ) from None
 
     def names(self) -> list[str]:
-        """Names of the regular files of a folder, not of its folders; ``[""]`` for a file."""
+        """Names of the regular files directly in the folder; ``[""]`` if the checkpoint is a single file."""
         if not self.is_folder:
             return [""]
         with system_errors(f"cannot read {self.root}", "check the path"), os.scandir(self.root) as entries:
             return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
 
     def exists(self) -> bool:
-        """Whether there is such a file or folder."""
+        """Whether the checkpoint's file or folder exists."""
         return self.is_folder or self.root.is_file()
 
     def all_names(self) -> list[str]:
-        """Names of all regular files of a folder, those of its folders too (``optimizer/state.bin``); ``[""]`` for a file."""
+        """Names of all regular files in the folder and its subfolders; ``[""]`` if the checkpoint is a single file."""
         if not self.is_folder:
             return [""]
         return sorted(name for name, kind in self._entries() if kind == "")
 
     def others(self) -> list[tuple[str, str]]:
-        """Names of entries that are neither regular files nor folders, and what they are."""
+        """Name and description of each entry that is neither a regular file nor a folder."""
         return sorted(entry for entry in self._entries() if entry[1]) if self.is_folder else []
 
     def _entries(self) -> list[tuple[str, str]]:
-        """Everything of a folder but its folders, as of `_tree`. Raises ``UsageError`` for more than `MOST_FILES`."""
+        """Name and type of every entry in the folder and its subfolders, as `_tree` yields them.
+
+        Raises ``UsageError`` if there are more than `MOST_FILES`.
+        """
         entries = list(itertools.islice(self._tree(), MOST_FILES + 1))
         if len(entries) > MOST_FILES:
             raise UsageError(
@@ -73,7 +76,10 @@ class CheckpointFiles(Closing):
         return entries
 
     def _tree(self, inner: str = "") -> Iterator[tuple[str, str]]:
-        """Everything of a folder but its folders: names, and what they are; that is empty for a regular file."""
+        """Yield name and type of every entry in the folder and its subfolders, except folders.
+
+        The type is empty for a regular file.
+        """
         if inner.count("/") > MOST_DEPTH:
             raise UsageError(
                 f"{self.root} has folders more than {MOST_DEPTH} deep; no checkpoint has, give one of them"
@@ -90,11 +96,14 @@ class CheckpointFiles(Closing):
                     yield name, "" if entry.is_file() else "not a regular file"
 
     def unused(self) -> list[str]:
-        """Names of what a folder holds, in its folders too, of which nothing was read until now; links are such files."""
+        """Names of the files and links, also in subfolders, that have not been read."""
         return sorted(name for name, _ in self._entries() if name not in self._used) if self.is_folder else []
 
     def path(self, name: str) -> Path:
-        """Where a file is. Raises ``UsageError`` for a name that leads out of the folder."""
+        """The path of a file.
+
+        Raises ``UsageError`` if the name leads out of the folder.
+        """
         if not name:
             return self.root
         parts = PurePosixPath(name).parts
@@ -112,11 +121,11 @@ class CheckpointFiles(Closing):
         return path
 
     def shown(self, name: str) -> str:
-        """The name of a file in errors; it may come from a damaged file."""
+        """The name of a file with unprintable characters escaped, for error messages."""
         return f"{self.root}/{escape_unprintable(name[:80])}" if name else str(self.root)
 
     def descriptor(self, name: str) -> int:
-        """An open file descriptor for reading."""
+        """An open file descriptor for reading the named file."""
         self._used.add(name)
         if name not in self._descriptors:
             if len(self._descriptors) >= MOST_OPEN:
@@ -126,15 +135,18 @@ class CheckpointFiles(Closing):
         return self._descriptors[name]
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Size of a file in bytes."""
         return os.fstat(self.descriptor(name)).st_size
 
     def has(self, name: str) -> bool:
-        """Whether there is such a regular file."""
+        """Whether the checkpoint has a regular file with this name."""
         return os.path.isfile(self.path(name))
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Exactly ``length`` bytes; raises ``UsageError`` where the file has not that many there."""
+        """Exactly ``length`` bytes of a file from ``offset`` on.
+
+        Raises ``UsageError`` if the file ends before.
+        """
         if offset < 0 or length < 0 or offset + length > self.size(name):
             raise UsageError(
                 f"{self.shown(name)} ends at byte {self.size(name):,}, but bytes {offset:,} to {offset + length:,} are needed; "
@@ -156,7 +168,10 @@ class CheckpointFiles(Closing):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_all(self, name: str, what: str) -> bytes:
-        """The content of a file that describes others; ``what`` says what it is."""
+        """The whole content of a file that describes other files, such as an index.
+
+        ``what`` names the file's purpose in messages.
+        """
         if self.size(name) > MOST_METADATA:
             raise UsageError(f"{self.shown(name)} is larger than {MOST_METADATA >> 20} MiB, the size limit for {what}")
         return self.read(name, 0, self.size(name))

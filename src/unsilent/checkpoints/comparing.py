@@ -1,4 +1,4 @@
-"""Differences between two checkpoints, tensor by tensor, whatever their formats and shards."""
+"""Comparison of two checkpoints, tensor by tensor, also across formats and numbers of shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FILE = "file "
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How one tensor differs.
+    """The result of comparing one tensor in two checkpoints.
 
     Attributes:
         name: Name in both checkpoints.
@@ -50,7 +50,9 @@ class TensorDifference:
 def compare(
     first: Checkpoint, second: Checkpoint, progress: Callable[[int], object] = lambda _: None
 ) -> Iterator[TensorDifference]:
-    """Every tensor and number of either, in the order of the first, then those that only the second has.
+    """Compare two checkpoints and yield a result for every tensor and number in either.
+
+    Values that only the second checkpoint has come last.
 
     Args:
         progress: Called with the number of bytes of a tensor that were compared.
@@ -71,7 +73,7 @@ def compare(
 
 
 def _unread_files(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-    """The files of a folder that its format does not read, as their bytes."""
+    """The files of a folder that its format does not read, each as a tensor of bytes."""
     result = {}
     for file in checkpoint.unread_files:
         name = f"{_FILE}{escape_unprintable(file)}"
@@ -119,7 +121,7 @@ def _compared(
 
 
 def _as_a_whole(name: str, is_same: bool, remark: str) -> TensorDifference:
-    """The difference of a value without elements; the remark is for values that differ."""
+    """The result for a value that is compared as a whole, with a remark if it differs."""
     return TensorDifference(name, SAME) if is_same else TensorDifference(name, DIFFERS, remark=remark)
 
 
@@ -128,7 +130,7 @@ def _type(tensor: StoredTensor) -> str:
 
 
 class _Counter:
-    """Counts differences, part by part."""
+    """Counts the differing elements of a tensor that is compared in parts."""
 
     def __init__(self, tensor: StoredTensor) -> None:
         self._tensor = tensor
@@ -173,7 +175,7 @@ def _largest_relative_change(before: Array, after: Array) -> float:
 
 
 def _aligned(first: Iterator[memoryview], second: Iterator[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
-    """Parts of the same length of two contents of equal length, which may be cut differently."""
+    """Yield pairs of equally long parts of two contents that may be divided into parts differently."""
     a, b = memoryview(b""), memoryview(b"")
     while True:
         a = a if len(a) else next(first, a)

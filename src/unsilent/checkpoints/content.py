@@ -1,4 +1,4 @@
-"""The elements of a stored tensor in C order, a few MiB at a time, whatever blocks it is made of."""
+"""Reading of all elements of a stored tensor in C order, a few MiB at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ MOST_ROW = 2**30
 
 
 def content_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[memoryview]:
-    """All elements, least significant byte first; the parts must be used before the next is taken.
+    """Yield all elements of a tensor in parts, least significant byte first.
+
+    Each part must be used before the next is requested.
 
     Raises ``UsageError`` for a tensor that is only listed, and one with elements that are in no block.
     """
@@ -52,7 +54,7 @@ def _dense_parts(files: CheckpointFiles, tensor: StoredTensor, block: Block) -> 
 
 
 def _gathered_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[memoryview]:
-    """Some rows along the first dimension after another, put together from every block that has elements of them."""
+    """Yield the tensor in groups of rows along its first dimension, each assembled from all blocks that overlap it."""
     shape, item = tensor.grid_shape or (1,), tensor.item_size
     row = math.prod(shape[1:]) * item
     if row > MOST_ROW:
@@ -80,7 +82,10 @@ def _gathered_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[me
 
 
 def _rows_of_a_part(tensor: StoredTensor, row: int) -> int:
-    """How many rows of so many bytes are put together at once; as many as packed blocks have, to unpack each of them once."""
+    """The number of rows to assemble at once, when a row has ``row`` bytes.
+
+    A multiple of the rows of a packed block if possible, so that each block is unpacked only once.
+    """
     is_ordered = all(block.is_c_ordered for block in tensor.blocks)
     rows = max(1, (PART_BYTES if is_ordered else UNORDERED_PART_BYTES) // max(row, 1))
     together = max((block.shape[0] for block in tensor.blocks if block.packing is not None and block.shape), default=1)
@@ -101,7 +106,10 @@ def _fill_rows(target: Array, files: CheckpointFiles, block: Block, low: int) ->
 
 
 def _fill(target: Array, files: CheckpointFiles, file: str, offset: int, strides: Shape) -> None:
-    """Copy elements at fixed distances, in halves where most of the bytes between the first and last belong to others."""
+    """Copy strided elements from a file into an array.
+
+    Reads in halves if most of the bytes between the first and the last element belong to other tensors.
+    """
     shape, item = target.shape, target.itemsize
     extent = _extent(shape, strides) * item
     if extent <= max(LEAST_READ, 2 * target.nbytes):
@@ -115,7 +123,7 @@ def _fill(target: Array, files: CheckpointFiles, file: str, offset: int, strides
 
 
 def _extent(shape: Shape, strides: Shape) -> int:
-    """Elements from the first to the last in memory."""
+    """Number of elements between the first and the last one in memory, both included."""
     return sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
 
 
@@ -125,12 +133,12 @@ def _strided(content: bytes, shape: Shape, strides: Shape, item: int) -> Array:
 
 
 def _item_dtype(size: int) -> str:
-    """Numpy's dtype of an element of so many bytes that are only copied; void is several times as slow."""
+    """A NumPy dtype for copying elements of a given size in bytes."""
     return f"u{size}" if size in (1, 2, 4, 8) else f"V{size}"
 
 
 def _word_size(tensor: StoredTensor) -> int:
-    """Bytes whose order a big-endian file turns round: a complex number is two of them."""
+    """Size in bytes of the unit whose byte order matters: an element, or half of a complex one."""
     return tensor.item_size // 2 if tensor.dtype.startswith("complex") else tensor.item_size
 
 

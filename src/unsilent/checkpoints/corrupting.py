@@ -1,4 +1,4 @@
-"""Corrupting a checkpoint in one call: draw or read faults, plan, edit in place; `unsilent checkpoint` does the same."""
+"""Corrupting a checkpoint in one call, as the command `unsilent checkpoint` does."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def corrupt(
 def corrupt_by_settings(
     path: str | Path, settings: str | Path, *, seed: int = 0, crc: str = "stale", dry_run: bool = False
 ) -> CheckpointEdit:
-    """Corrupt a checkpoint as hdf5_corrupter does by a file of its settings.
+    """Corrupt a checkpoint as hdf5_corrupter would with a given settings file.
 
     Args:
         path: A file or folder; ``hdf5_file`` of the settings is not used.

@@ -1,4 +1,4 @@
-"""CRC-32 of zip files after a change of a few bytes, without reading the rest.
+"""Updating the CRC-32 of a zip entry after a change of a few bytes, without reading all of it.
 
 CRC-32 (ISO 3309, the one of zip and zlib) is linear over GF(2) but for constants that cancel: for two contents of equal length
 ``crc(a) ^ crc(b)`` depends on ``a ^ b`` alone. Zero bytes before the first difference do not count, and n zero bytes
@@ -17,7 +17,7 @@ _POWERS = 3 + 64
 
 
 def crc_change(difference: bytes, bytes_after: int) -> int:
-    """The mask to xor into the CRC-32 of a content when ``difference`` is xor-ed into it.
+    """The mask to xor into a CRC-32 after ``difference`` was xor-ed into the content.
 
     Args:
         difference: The old bytes xor the new bytes.
@@ -34,7 +34,7 @@ def crc_change(difference: bytes, bytes_after: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _x_to_the(n: int) -> int:
-    """x^n modulo the polynomial."""
+    """The polynomial x^n modulo the CRC-32 polynomial."""
     result, bit = _ONE, 0
     squares = _squares()
     while n:
@@ -47,7 +47,7 @@ def _x_to_the(n: int) -> int:
 
 @lru_cache(maxsize=1)
 def _squares() -> tuple[int, ...]:
-    """x^(2^k) modulo the polynomial, for k from 0."""
+    """The polynomials x^(2^k) modulo the CRC-32 polynomial, for k = 0, 1, 2 and so on."""
     result = [_ONE >> 1]
     for _ in range(_POWERS):
         result.append(_times(result[-1], result[-1]))
@@ -55,7 +55,7 @@ def _squares() -> tuple[int, ...]:
 
 
 def _times(a: int, b: int) -> int:
-    """The product of two polynomials modulo the polynomial."""
+    """The product of two polynomials modulo the CRC-32 polynomial."""
     product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:

@@ -11,7 +11,7 @@ from unsilent.report.text import count_text
 
 
 def difference_report(first: Path, second: Path, differences: Sequence[TensorDifference]) -> Report:
-    """The report of `unsilent.checkpoints.comparing.compare`."""
+    """The report of the differences that `unsilent.checkpoints.comparing.compare` found."""
     changed = [d for d in differences if d.status != SAME]
     values = [d for d in differences if d.kind != "file"]
     elements, bits = (sum(getattr(d, field) or 0 for d in values) for field in ("elements", "bits"))

@@ -1,4 +1,4 @@
-"""Drawing faults for a checkpoint's tensors: by fault model and sampling law, each with a probability, with forbidden results."""
+"""Random faults for the tensors of a checkpoint, drawn by fault model and sampling law."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INDEX_DTYPES = ("int64", "bool")
 
 @dataclass(frozen=True)
 class DrawOptions:
-    """How faults are drawn from a selection of tensors.
+    """Options for drawing faults from the selected tensors.
 
     Attributes:
         law: Sampling law, a key of `unsilent.faults.population.SAMPLING_LAWS`.
@@ -48,7 +48,7 @@ class DrawOptions:
 
 
 def corruptible(checkpoint: Checkpoint, globs: Sequence[str] = (), sections: Sequence[str] = ()) -> list[Region]:
-    """Corruptible regions of the selected tensors, without tensors that share bytes with an earlier one.
+    """Corruptible regions of the selected tensors, except tensors that share bytes with an earlier one.
 
     A glob may end with an index (``model/fc.weight[3,5]``), as an address of a model's parameters. Without a glob: the tensors
     of the sections (by default the model's, or all where there is no model), but neither numbers nor integers that count or
@@ -75,13 +75,13 @@ def corruptible(checkpoint: Checkpoint, globs: Sequence[str] = (), sections: Seq
 
 
 def without_shared_bytes(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
-    """The tensors without those that share bytes with an earlier one."""
+    """The tensors, except those that share bytes with an earlier one."""
     taken = _Bytes()
     return [tensor for tensor in tensors if taken.add(tensor)]
 
 
 def _split(glob: str, checkpoint: Checkpoint) -> tuple[str, str | None]:
-    """A glob without its kind, and its index: ``file:fc.weight[3,5]`` is ``fc.weight`` and ``3,5``.
+    """The name pattern and the index in a glob: ``file:fc.weight[3,5]`` gives ``fc.weight`` and ``3,5``.
 
     A name with a bracket of its own is taken as it is.
     """
@@ -95,7 +95,9 @@ def _split(glob: str, checkpoint: Checkpoint) -> tuple[str, str | None]:
 def draw_faults(
     checkpoint: Checkpoint, regions: Sequence[Region], model: FaultModel, options: DrawOptions
 ) -> tuple[Fault, ...]:
-    """Faults for what `corruptible` returns, one a tensor at most, in their order; with a probability or a rate, perhaps none.
+    """Draw faults for the regions from `corruptible`, at most one per tensor, in the order of the regions.
+
+    With a probability or a rate, there may be none.
 
     Forbidden results are drawn again, so the count is as asked. Raises ``UsageError`` where too few elements have an allowed one.
     """
@@ -114,7 +116,10 @@ def draw_faults(
 def _draw_allowed(
     checkpoint: Checkpoint, model: FaultModel, population: Population, rng: np.random.Generator, options: DrawOptions
 ) -> list[Fault]:
-    """Faults whose results are allowed; those that are not are drawn again, but for a rate, which then corrupts fewer."""
+    """Draw faults until enough of them have allowed results.
+
+    A fault model with a rate draws only once, so that it corrupts fewer elements.
+    """
     result: dict[str, Fault] = {}
     wanted = 1 if model.pattern.single_event else model.count
     for _ in range(MOST_ROUNDS):
@@ -141,7 +146,7 @@ def _draw_allowed(
 
 
 def _count(fault: Fault, model: FaultModel) -> int:
-    """How many of what the model's count counts: flips, or elements."""
+    """The number of flips or elements in a fault, whichever the fault model counts."""
     return len(fault.bit_positions()) if model.value.counted_noun == "flips" else len(fault)
 
 
@@ -164,14 +169,14 @@ def _signs(words: Array, codec: Codec) -> Array:
 
 
 def _part(fault: Fault, keep: NDArray[np.bool_]) -> Fault | None:
-    """The fault on some of its elements; None where these are none."""
+    """The fault restricted to some of its elements; None if none is left."""
     if keep.all() and keep.size:
         return fault
     return replace(fault, elements=fault.elements[keep], operands=fault.operands[keep]) if keep.any() else None
 
 
 def _merged(first: Fault | None, second: Fault) -> Fault:
-    """Two faults of one tensor as one; an element that both have keeps what the first does."""
+    """Two faults of one tensor merged into one; the first has priority where both change the same element."""
     if first is None:
         return second
     elements, places = np.unique(np.concatenate([first.elements, second.elements]), return_index=True)
@@ -179,13 +184,13 @@ def _merged(first: Fault | None, second: Fault) -> Fault:
 
 
 class _Bytes:
-    """Bytes of the files that belong to a tensor already: a tied weight goes by its first name."""
+    """The byte ranges that belong to the tensors added so far; used to find tied weights."""
 
     def __init__(self) -> None:
         self._taken: dict[str, list[tuple[int, int]]] = {}  # sorted, without overlap
 
     def add(self, tensor: StoredTensor) -> bool:
-        """Whether no earlier tensor has bytes of this one; then they are its own."""
+        """Add a tensor's byte ranges and return True, unless an earlier tensor has some of these bytes."""
         ranges = [(b.file, b.offset, b.offset + tensor.stored_size(b)) for b in tensor.blocks]
         if any(self._is_taken(*part) for part in ranges):
             return False
@@ -194,7 +199,7 @@ class _Bytes:
         return True
 
     def _is_taken(self, file: str, begin: int, end: int) -> bool:
-        """Whether a byte of a range is taken."""
+        """Whether any byte of a range belongs to an earlier tensor."""
         taken = self._taken.get(file, [])
         place = bisect.bisect_left(taken, (begin, begin))
         return any(first < end and begin < last for first, last in taken[max(0, place - 1) : place + 1])

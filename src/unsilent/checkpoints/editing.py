@@ -1,4 +1,4 @@
-"""Editing checkpoint files in place, so that it can be undone after anything: Ctrl-C, ``kill -9``, a full disk.
+"""Editing checkpoint files in place, so that every edit can be undone even after a crash or on a full disk.
 
 Before the first byte of a checkpoint changes, the bytes before and after are in its *undo record*, ``NAME.undo.jsonl`` next
 to it, and on the disk (fsync). The record has a line for every edit and a line for every change of its state:
@@ -45,7 +45,7 @@ _STATES_MEMORY = 2000
 
 @dataclass(frozen=True)
 class Edit:
-    """One edit of a checkpoint, from its undo record.
+    """One edit of a checkpoint, as its undo record describes it.
 
     Attributes:
         number: 1 for the first.
@@ -61,7 +61,10 @@ class Edit:
 
 
 def undo_record_of(path: Path) -> Path:
-    """Where the undo record of a checkpoint is. Raises ``UsageError`` for what can be no checkpoint."""
+    """The path of a checkpoint's undo record.
+
+    Raises ``UsageError`` if the path cannot be that of a checkpoint.
+    """
     try:
         whole = Path(os.path.realpath(Path(path).expanduser()))
         return whole.with_name(f"{whole.name}.undo.jsonl")
@@ -72,7 +75,7 @@ def undo_record_of(path: Path) -> Path:
 
 
 def apply_edit(path: Path, patches: Sequence[Patch], injection: Any) -> Path | None:
-    """Change the bytes of a checkpoint, after its undo record is on the disk.
+    """Change bytes of a checkpoint after writing the undo record to disk.
 
     Args:
         path: The checkpoint.
@@ -108,7 +111,7 @@ def apply_edit(path: Path, patches: Sequence[Patch], injection: Any) -> Path | N
 
 
 def _check_room(record: Path, entry: Mapping[str, Any]) -> None:
-    """Raise ``UsageError`` where an undo record with one more edit could not be read again."""
+    """Raise ``UsageError`` if one more edit would make the undo record too large to read."""
     old = read_plain(record, MOST_RECORD, f"the undo record {record}") if os.path.lexists(record) else b""
     line = json.dumps(entry, separators=(",", ":")).encode()
     needed = json_memory(old) + json_memory(line) + _STATES_MEMORY * entry["edit"]
@@ -122,7 +125,7 @@ def _check_room(record: Path, entry: Mapping[str, Any]) -> None:
 def _take_back(
     files: Mapping[str, int], path: Path, patches: Sequence[Patch], record: Path, old_end: int, error: BaseException
 ) -> None:
-    """Restore the bytes before an edit that failed and take it out of the record, which needs no space on the disk.
+    """Restore the bytes from before a failed edit and remove the edit from the record; needs no disk space.
 
     Raises ``UsageError`` where that fails, too: the record then still has the edit.
     """
@@ -138,7 +141,7 @@ def _take_back(
 
 
 def undo_edit(path: str | Path, everything: bool = False, known_format: Format | None = None) -> list[Edit]:
-    """Take back the last edit of a checkpoint that is not undone, or all of them.
+    """Undo the last edit of a checkpoint that is not undone yet, or all edits.
 
     Args:
         known_format: The checkpoint's format, as for `Checkpoint`.
@@ -167,7 +170,7 @@ def undo_edit(path: str | Path, everything: bool = False, known_format: Format |
 
 
 def _refuse_other_bytes(path: Path, edits: Sequence[Edit], known_format: Format | None) -> None:
-    """Raise ``UsageError`` where edits change more than bytes of tensors that can be edited, and their checksums."""
+    """Raise ``UsageError`` if an edit changes bytes outside of editable tensors and their checksums."""
     with Checkpoint(path, known_format) as checkpoint:
         ranges = checkpoint.editable_ranges()
     for patch in (patch for edit in edits for patch in edit.patches):
@@ -182,7 +185,10 @@ def _refuse_other_bytes(path: Path, edits: Sequence[Edit], known_format: Format 
 
 
 def edits_of(path: Path) -> list[Edit]:
-    """The edits in the undo record of a checkpoint, in their order; none where it has no record. Raises ``UsageError``."""
+    """The edits in the undo record of a checkpoint, oldest first; an empty list if it has no record.
+
+    Raises ``UsageError`` if the record cannot be read.
+    """
     record = undo_record_of(path)
     if not os.path.lexists(record):
         return []
@@ -212,7 +218,7 @@ def edits_of(path: Path) -> list[Edit]:
 
 
 def refuse_interrupted(path: Path) -> None:
-    """Raise ``UsageError`` where an edit of the checkpoint was interrupted: some of its bytes may be changed."""
+    """Raise ``UsageError`` if an edit of the checkpoint was interrupted and may have changed some bytes."""
     if any(edit.state == "interrupted" for edit in edits_of(path)):
         raise UsageError(
             f"an edit of {path} was interrupted, so some of its bytes may be changed; "
@@ -230,7 +236,10 @@ def _patch(values: Sequence[Any]) -> Patch:
 
 @contextlib.contextmanager
 def _locked(path: Path, patches: Sequence[Patch]) -> Iterator[Mapping[str, int]]:
-    """Descriptors of all files of an edit, open for writing and locked against other editors. Raises ``UsageError``."""
+    """Context with descriptors of all files of an edit, open for writing and locked against other editors.
+
+    Raises ``UsageError`` if they cannot be locked.
+    """
     opened: dict[str, int] = {}
     folders: list[int] = []
     with CheckpointFiles(path) as files:
@@ -260,7 +269,10 @@ def _locked(path: Path, patches: Sequence[Patch]) -> Iterator[Mapping[str, int]]
 
 
 def _lock_folder(folder: Path) -> int:
-    """A descriptor of a folder, locked. Raises ``UsageError``."""
+    """Lock a folder and return its descriptor.
+
+    Raises ``UsageError`` if another editor holds the lock.
+    """
     descriptor = None
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -275,7 +287,7 @@ def _lock_folder(folder: Path) -> int:
 
 
 def _check_now(files: Mapping[str, int], path: Path, patches: Sequence[Patch], allowed: Sequence[str]) -> None:
-    """Raise ``UsageError`` unless every byte of the patches is one of those that are allowed."""
+    """Raise ``UsageError`` unless each byte in the files equals one of the allowed versions in the patches."""
     for patch in patches:
         with system_errors(f"cannot read {path}", "check the disk"):
             now = os.pread(files[patch.file], len(patch.before), patch.offset)
@@ -300,7 +312,10 @@ def _write(files: Mapping[str, int], path: Path, parts: Sequence[tuple[str, int,
 
 
 def _append(record: Path, entry: Mapping[str, Any]) -> int:
-    """Append a line to an undo record, on the disk before this returns; where it begins. Raises ``UsageError``."""
+    """Append a line to an undo record on disk, and return the line's offset.
+
+    Raises ``UsageError`` if it cannot be written.
+    """
     line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
     with system_errors(f"cannot write the undo record {record}", "nothing was changed"):
         descriptor = os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -325,7 +340,7 @@ def _append(record: Path, entry: Mapping[str, Any]) -> int:
 
 
 def _shorten(record: Path, length: int) -> None:
-    """Cut off the end of an undo record, which is removed where nothing is left."""
+    """Truncate an undo record, and remove the file if it is empty then."""
     if length:
         os.truncate(record, length)
     else:
@@ -345,7 +360,7 @@ def _end_of_last_line(descriptor: int, size: int) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a new name in a folder last."""
+    """Write a folder's entries to disk, so that a new file name survives a crash."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -355,7 +370,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _remove_finished(path: Path) -> None:
-    """Remove an undo record without an edit that could be undone."""
+    """Remove the undo record if all of its edits are undone."""
     edits = edits_of(path)
     if edits and all(edit.state == "undone" for edit in edits):
         undo_record_of(path).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Hashes of a checkpoint: of the bytes of each of its files, and of the elements of each of its tensors.
+"""Hashes of the bytes of a checkpoint's files and of the elements of its tensors.
 
 The bytes of the files are all that a loader can read, so equal bytes load as equal states. They are hashed by SHA-256 (FIPS
 180-4), against deliberate changes, and by xxh3-128, several times as fast, against accidents. The elements of a tensor are
@@ -23,12 +23,12 @@ Progress = Callable[[int], object]
 
 
 def no_progress(done: int) -> None:
-    """Shows nothing."""
+    """A progress callback that does nothing."""
 
 
 @dataclass(frozen=True)
 class FileHash:
-    """Size in bytes and hashes of one file; ``sha256`` is empty where only the fast one was computed."""
+    """Size in bytes and hashes of one file; ``sha256`` is empty if only the fast hash was computed."""
 
     size: int
     xxh3_128: str
@@ -45,7 +45,7 @@ class TensorHash:
 
 
 class RunningFileHash:
-    """The hash of bytes that come one part after the other."""
+    """Computes the hash of bytes that arrive in parts."""
 
     def __init__(self, fast_only: bool = False) -> None:
         self._size, self._fast, self._safe = 0, xxhash.xxh3_128(), None if fast_only else hashlib.sha256()
@@ -63,14 +63,14 @@ class RunningFileHash:
 
 
 def total_bytes(files: CheckpointFiles) -> int:
-    """Bytes of all files of a checkpoint."""
+    """The total size of a checkpoint's files in bytes."""
     return sum(files.size(name) for name in files.all_names())
 
 
 def hash_files(
     files: CheckpointFiles, progress: Progress = no_progress, fast_only: bool = False
 ) -> dict[str, FileHash]:
-    """The hash of every regular file, those in inner folders too, by its name within the checkpoint.
+    """The hash of every regular file, also in subfolders, by its name within the checkpoint.
 
     ``progress`` is called with numbers of bytes. Raises ``UsageError`` for a file that cannot be read.
     """
@@ -86,13 +86,19 @@ def hash_files(
 
 
 def hash_tensors(checkpoint: Checkpoint, progress: Progress = no_progress) -> dict[str, TensorHash]:
-    """The hash of every tensor whose elements can be read, by name; ``progress`` is called with numbers of bytes."""
+    """The hash of every readable tensor by name.
+
+    ``progress`` is called with numbers of bytes.
+    """
     readable = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.is_readable}
     return {name: hash_stored_tensor(checkpoint, tensor, progress) for name, tensor in readable.items()}
 
 
 def hash_stored_tensor(checkpoint: Checkpoint, tensor: StoredTensor, progress: Progress = no_progress) -> TensorHash:
-    """The hash of one tensor of a checkpoint. Raises ``UsageError`` where its elements cannot be read."""
+    """The hash of one tensor of a checkpoint.
+
+    Raises ``UsageError`` if its elements cannot be read.
+    """
 
     def parts() -> Iterable[memoryview]:
         for part in checkpoint.content(tensor):

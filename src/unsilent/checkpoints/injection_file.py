@@ -1,4 +1,4 @@
-"""An injection as a file: one line of JSON with the faults, and the words before and after of each.
+"""Injection files: one line of JSON with the faults, and the bits of each element before and after.
 
 The line has ``faults`` as a line of ``unsilent export`` has them, so the same file is a list of faults for a campaign on a live
 model: a site ``file:model/fc.weight`` is there ``param:fc.weight``.
@@ -28,7 +28,7 @@ MOST_BYTES = 48 * 2**20
 
 @dataclass(frozen=True)
 class SavedInjection:
-    """One fault of an injection, with its words before and after where the file has them."""
+    """One fault of an injection, with the elements' bits before and after if the file has them."""
 
     fault: Fault
     before: Array | None = None
@@ -36,7 +36,7 @@ class SavedInjection:
 
 
 def injection_json(receipt: Receipt, **more: Any) -> dict[str, Any]:
-    """Content of an injection file; ``more``: further fields."""
+    """The content of an injection file, with further fields from ``more``."""
     hits = receipt.applied_faults
     before = [hex_words(hit.before, hit.fault.codec) for hit in hits]
     after = [hex_words(hit.after, hit.fault.codec) for hit in hits]
@@ -65,7 +65,7 @@ def read_injection(path: str | Path) -> list[SavedInjection]:
 
 
 def with_axes(saved: SavedInjection, axes: Sequence[int]) -> SavedInjection:
-    """The injection for a tensor stored as ``numpy.transpose(tensor, axes)``: the same elements at other places.
+    """The injection for a tensor stored as ``numpy.transpose(tensor, axes)``, with the elements' positions changed.
 
     Args:
         saved: Injection for a tensor of n axes.
@@ -95,9 +95,9 @@ def with_axes(saved: SavedInjection, axes: Sequence[int]) -> SavedInjection:
 
 
 def with_same_bits(checkpoint: Checkpoint, saved: Sequence[SavedInjection]) -> list[Fault]:
-    """Faults that write the words which an injection left.
+    """Faults that write the same bits as a saved injection did.
 
-    Raises ``UsageError`` where the words before differ from the injection's, or it has none.
+    Raises ``UsageError`` if the bits before differ from the injection's, or if the injection does not have them.
     """
     result = []
     for fault, before, after in ((entry.fault, entry.before, entry.after) for entry in saved):
@@ -129,7 +129,7 @@ def _of_line(value: Any, where: str) -> list[SavedInjection]:
 
 
 def _words(value: Any, faults: Sequence[Fault], side: str, where: str) -> list[Array]:
-    """The words of every fault, from hexadecimal text."""
+    """Parse the bits of every fault's elements from hexadecimal text."""
     result = []
     try:
         for fault, texts in zip(faults, value, strict=True):
@@ -145,7 +145,7 @@ def _words(value: Any, faults: Sequence[Fault], side: str, where: str) -> list[A
 def for_checkpoint(
     saved: Sequence[SavedInjection], names: Mapping[str, str], axes: Mapping[str, Sequence[int]]
 ) -> tuple[list[SavedInjection], list[str]]:
-    """An injection as a checkpoint needs it, with sites as a checkpoint names them (``file:…``).
+    """Rename tensors and permute axes of an injection so that it fits a checkpoint; sites get the form ``file:…``.
 
     Args:
         saved: Injection from `read_injection`.
@@ -165,7 +165,7 @@ def for_checkpoint(
 
 
 def _elsewhere(saved: SavedInjection, names: Mapping[str, str], axes: Mapping[str, Sequence[int]]) -> SavedInjection:
-    """The injection with the order of axes and the name that the tensor has in a checkpoint."""
+    """The injection with a tensor's name and axis order in a checkpoint."""
     name = site_in_file(saved.fault.site).removeprefix("file:")
     part = _known_part(name, axes)
     saved = saved if part is None else with_axes(saved, axes[part])
@@ -173,12 +173,12 @@ def _elsewhere(saved: SavedInjection, names: Mapping[str, str], axes: Mapping[st
 
 
 def renamed(name: str, names: Mapping[str, str]) -> str:
-    """A name, with the longest part at its beginning that ``names`` has replaced."""
+    """The name with its beginning replaced according to ``names``; the longest match is used."""
     part = _known_part(name, names)
     return name if part is None else names[part] + name[len(part) :]
 
 
 def _known_part(name: str, parts: Iterable[str]) -> str | None:
-    """The longest of some names that is a tensor, or a layer or section that has it; None where none is."""
+    """The longest of ``parts`` that is the tensor, or a layer or section that contains it; None if there is none."""
     known = (part for part in parts if name == part or name.startswith((f"{part}.", f"{part}/")))
     return max(known, key=len, default=None)

@@ -37,7 +37,7 @@ class Values:
 
 
 def summarise(checkpoint: Checkpoint, tensor: StoredTensor, progress: Callable[[int], object]) -> Values | None:
-    """Counts over all elements of a tensor of floating point; None for others, and where there are none."""
+    """The counts over all elements of a floating-point tensor; None for other tensors and empty ones."""
     codec = CODECS.get(tensor.dtype)
     if codec is None or codec.kind != "float" or not tensor.is_readable or not tensor.numel:
         return None
@@ -62,7 +62,7 @@ def inspection_report(
     values: dict[str, Values | None],
     undo_note: str = "",
 ) -> Report:
-    """The report of a checkpoint.
+    """The report on a checkpoint's content.
 
     Args:
         checkpoint: The checkpoint.
@@ -122,12 +122,12 @@ def inspection_report(
 
 
 def _is_integer(tensor: StoredTensor) -> bool:
-    """Whether its dtype has no NaN, no infinity and no field of bits that could be one."""
+    """Whether the tensor's dtype has no NaN and no infinity."""
     return tensor.dtype.startswith(("int", "uint", "bool", "bits", "quint"))
 
 
 def _claim(known: dict[str, Values], unread: int) -> str:
-    """Sentence on the values that were read, and on how many tensors that is."""
+    """A sentence on the values that were read, and on the number of tensors read."""
     bad = sum(1 for v in known.values() if v.nonfinite)
     far = sum(1 for v in known.values() if v.extreme)
     if bad or far:
@@ -139,12 +139,12 @@ def _claim(known: dict[str, Values], unread: int) -> str:
 
 
 def _value_of(known: dict[str, Values], field: str) -> Getter:
-    """A number of the values of a tensor; None where they were not read."""
+    """A function that returns a field of a tensor's values; None if they were not read."""
     return lambda tensor: getattr(known.get(tensor.name), field, None)
 
 
 def _section(name: str, tensors: list[StoredTensor], known: dict[str, Values]) -> Section | None:
-    """One section's tensors as a table; None where it has none."""
+    """A table of one section's tensors; None if the section has none."""
     if not tensors:
         return None
     heads = [

@@ -1,4 +1,4 @@
-"""The newest checkpoint below a folder that is still as its manifest says, and is older than a fault.
+"""Search for the newest checkpoint in a folder that matches its manifest and is older than a fault.
 
 Checkpoints are ordered by their step: of their manifest, else of the state, else the last number in their name. What has none
 comes after those, by the time of its last change. From the newest on they are verified, until one is as its manifest says.
@@ -55,13 +55,13 @@ class FoundCheckpoint:
 
     @property
     def shown_name(self) -> str:
-        """Path of the checkpoint, fit for a terminal."""
+        """Path of the checkpoint with unprintable characters escaped."""
         return escape_unprintable(str(self.path))
 
 
 @dataclass(frozen=True, repr=False)
 class LastGood(Shown):
-    """The last good checkpoint of a folder, from which to continue.
+    """The checkpoints of a folder, among them the last good one, from which a training can continue.
 
     Attributes:
         folder: The folder that was looked through.
@@ -75,21 +75,21 @@ class LastGood(Shown):
 
     @property
     def good(self) -> FoundCheckpoint | None:
-        """The newest one that verifies; None where there is none."""
+        """The newest checkpoint that matches its manifest; None if there is none."""
         return next((checkpoint for checkpoint in self.checkpoints if checkpoint.verdict == VERIFIED), None)
 
     @property
     def not_before(self) -> list[FoundCheckpoint]:
-        """Checkpoints of step `before_step` or later."""
+        """The checkpoints that were rejected because their step is `before_step` or later."""
         return [checkpoint for checkpoint in self.checkpoints if checkpoint.verdict == AT_FAULT]
 
     @property
     def exit_code(self) -> int:
-        """1 where there is no good one."""
+        """The command's exit code: 1 if there is no good checkpoint, else 0."""
         return int(self.good is None)
 
     def headline(self) -> str:
-        """The good one, or why there is none."""
+        """A sentence with the good checkpoint, or with the reason why there is none."""
         good, where = self.good, escape_unprintable(str(self.folder))
         before_text = "" if self.before_step is None else f" before step {self.before_step}"
         if good is not None:
@@ -108,7 +108,7 @@ class LastGood(Shown):
         return f"No checkpoint below {where}{before_text} verifies. {'; '.join(reasons)}{further}"
 
     def report(self) -> Report:
-        """A row for each checkpoint, the newest first."""
+        """The report, with a row for each checkpoint, newest first."""
         findings, unknown = [], [checkpoint for checkpoint in self.checkpoints if checkpoint.step is None]
         if self.not_before:
             names = listed(checkpoint.shown_name for checkpoint in self.not_before)
@@ -148,7 +148,7 @@ class LastGood(Shown):
 def last_good_checkpoint(
     folder: str | Path, *, before_step: int | None = None, progress: Progress = no_progress
 ) -> LastGood:
-    """The newest checkpoint below a folder that is as its manifest says.
+    """The newest checkpoint in a folder or its subfolders that matches its manifest.
 
     Args:
         folder: Folder with checkpoints, also in its folders: files, and folders such as ``checkpoint-100`` of a Trainer.
@@ -183,7 +183,10 @@ def _age(checkpoint: FoundCheckpoint) -> tuple[bool, int, float, str]:
 
 
 def _checkpoints_below(root: Path) -> Iterator[Path]:
-    """Files and folders that are checkpoints; parts of one are none. Names that begin with a dot are drafts."""
+    """Yield the files and folders in a folder that are complete checkpoints, not parts of one.
+
+    Names that begin with a dot are drafts, and are left out.
+    """
     with CheckpointFiles(root) as files:
         names = [PurePosixPath(name) for name in files.all_names()]
     manifested = {name.with_name(name.name.removesuffix(_MANIFEST)) for name in names if name.name.endswith(_MANIFEST)}
@@ -200,7 +203,7 @@ def _checkpoints_below(root: Path) -> Iterator[Path]:
 
 
 def _has_format(folder: Path) -> bool:
-    """Whether the files of a folder are those of one checkpoint."""
+    """Whether the files of a folder form one checkpoint."""
     try:
         with CheckpointFiles(folder) as files:
             return any(known.matches(files) for known in all_formats())
@@ -218,7 +221,7 @@ def _dated_checkpoint(path: Path) -> FoundCheckpoint:
 
 
 def _step_of(path: Path) -> tuple[int | None, str]:
-    """The step of a checkpoint, and what says so."""
+    """The step of a checkpoint, and the source of that number."""
     try:
         manifest = read_manifest(manifest_path(path))
         if manifest.step is not None:

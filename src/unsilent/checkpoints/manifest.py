@@ -1,4 +1,4 @@
-"""Manifests: hashes of all files and tensors of a checkpoint, and finding out what is not as it was.
+"""Manifests, which record the hashes of all files and tensors of a checkpoint, and verification against them.
 
 A checkpoint is as its manifest says if every one of its files has the same bytes; the hashes of tensors only name what has
 changed. The manifest has a hash of its own content, so that damage to it is not taken for damage to the checkpoint.
@@ -58,24 +58,27 @@ class Manifest:
 
     @property
     def is_fast_only(self) -> bool:
-        """Whether it has no SHA-256, so that it shows accidents and not deliberate changes."""
+        """Whether the manifest has no SHA-256, so that it detects accidents but not deliberate changes."""
         return not all(file.sha256 for file in self.files.values())
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(file.size for file in self.files.values())
 
 
 def make_manifest(checkpoint: Checkpoint, files: dict[str, FileHash], progress: Progress = no_progress) -> Manifest:
-    """Hash the tensors of a checkpoint, whose files have the given hashes; ``progress`` is called with numbers of bytes."""
+    """Hash the tensors of a checkpoint and make its manifest from these and the given file hashes.
+
+    ``progress`` is called with numbers of bytes.
+    """
     numbers = {name: t.value for name, t in checkpoint.tensors.items() if t.value is not None}
     skipped = tuple(name for name, _ in checkpoint.files.others())
     return Manifest(checkpoint.path.name, files, hash_tensors(checkpoint, progress), numbers, skipped)
 
 
 def manifest_path(checkpoint: Path) -> Path:
-    """Where the manifest of a checkpoint is by default: ``NAME.manifest.json`` next to it. A link is followed.
+    """The default path of a checkpoint's manifest: ``NAME.manifest.json`` next to it, with links resolved.
 
     Raises ``UsageError``.
     """
@@ -87,7 +90,10 @@ def manifest_path(checkpoint: Path) -> Path:
 
 
 def manifest_content(manifest: Manifest) -> bytes:
-    """The bytes of a manifest's file. Raises ``UsageError`` where there would be too many to be read again."""
+    """The bytes of a manifest's file.
+
+    Raises ``UsageError`` if the file would be too large to be read.
+    """
     hashes = {
         kind: {name: vars(entry) for name, entry in named.items()}
         for kind, named in (("files", manifest.files), ("tensors", manifest.tensors))
@@ -104,7 +110,7 @@ def manifest_content(manifest: Manifest) -> bytes:
 
 
 def manifest_digest(values: Mapping[str, Any]) -> str:
-    """The checksum of a manifest's own values, without it."""
+    """The checksum over all values of a manifest except the checksum itself."""
     result = xxhash.xxh3_128()
     for part in _json_parts(values, 2):
         result.update(part.encode())
@@ -112,7 +118,7 @@ def manifest_digest(values: Mapping[str, Any]) -> str:
 
 
 def _json_parts(value: Any, levels: int, in_lines: bool = False) -> Iterator[str]:
-    """The parts of ``json.dumps(value, sort_keys=True)``, which takes the memory of the value once more.
+    """Yield ``json.dumps(value, sort_keys=True)`` in parts, which takes less memory.
 
     Args:
         levels: Levels of objects that are taken apart.
@@ -130,13 +136,19 @@ def _json_parts(value: Any, levels: int, in_lines: bool = False) -> Iterator[str
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write a manifest; an older one is replaced at once, or not at all. Raises ``UsageError``."""
+    """Write a manifest atomically in place of an older one.
+
+    Raises ``UsageError`` if it cannot be written.
+    """
     with system_errors(f"cannot write {path}", "check the folder and the space on its disk"):
         replace_file(path, manifest_content(manifest))
 
 
 def read_manifest(path: Path) -> Manifest:
-    """A manifest; raises ``UsageError`` for what is none, and for one that is damaged."""
+    """Read a manifest.
+
+    Raises ``UsageError`` if the file is not a manifest or is damaged.
+    """
     content = read_plain(path, MOST_BYTES, f"the manifest {path}")
     try:
         values = parse_json(content)
@@ -168,14 +180,19 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _number(value: Any) -> float | int | bool:
-    """A number of a manifest; raises ``ValueError`` for what is none."""
+    """A number from a manifest's JSON.
+
+    Raises ``ValueError`` if the value is not a number.
+    """
     if not isinstance(value, (int, float)):
         raise ValueError("a number is none")
     return value
 
 
 def verify(path: Path, manifest: Manifest, progress: Progress = no_progress, fast_only: bool = False) -> list[str]:
-    """Differences from the manifest, and what it does not cover, one sentence each; none where every byte is the same.
+    """Differences between a checkpoint and its manifest, one sentence each; an empty list if every byte is the same.
+
+    Files that the manifest does not cover are listed as well.
 
     Args:
         path: The checkpoint.
@@ -200,17 +217,17 @@ def verify(path: Path, manifest: Manifest, progress: Progress = no_progress, fas
 
 
 def shown_name(file: str) -> str:
-    """The name of a file of a checkpoint, fit for a terminal."""
+    """The name of a checkpoint's file with unprintable characters escaped."""
     return escape_unprintable(file)[:200]
 
 
 def not_covered(files: CheckpointFiles) -> list[str]:
-    """Sentences on entries of a folder that no manifest covers."""
+    """Sentences on entries of a folder that a manifest does not cover, such as links."""
     return [f"{shown_name(name)} is not covered: it is {description}" for name, description in files.others()]
 
 
 def _changes(path: Path, manifest: Manifest, changed_files: list[str]) -> list[str]:
-    """Sentences on changes in files whose bytes changed: tensors and numbers as far as these can be read."""
+    """Sentences on the changes in changed files, with the tensors and numbers affected if these can be read."""
     sentences = {file: f"{shown_name(file) or manifest.checkpoint} has changed" for file in changed_files}
     try:
         with Checkpoint(path) as checkpoint:
@@ -223,7 +240,7 @@ def _changes(path: Path, manifest: Manifest, changed_files: list[str]) -> list[s
 
 
 def _changed_values(checkpoint: Checkpoint, manifest: Manifest) -> tuple[list[str], set[str]]:
-    """Sentences on tensors and numbers that are not as in a manifest, and the files that these are in."""
+    """Sentences on tensors and numbers that differ from the manifest, and the files that contain them."""
     expected = {*manifest.tensors, *manifest.numbers}
     present = {name: t for name, t in checkpoint.tensors.items() if t.is_readable or t.value is not None}
     absent = [name for name in expected if name not in present]

@@ -1,4 +1,4 @@
-"""Hashes of the tensors of a state in memory, by the names that a checkpoint file has for them."""
+"""Hashes of tensors in memory, by the names that they have in a checkpoint file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unsilent.sites.memory import content_of, dtype_name
 
 
 def with_own_values(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state, with copies in place of conjugate and negative views, whose values are not the bytes that they share.
+    """The state with conjugate and negative views replaced by copies, because their values differ from their bytes.
 
     Raises ``UsageError`` for a state that contains itself.
     """
@@ -32,7 +32,7 @@ def with_own_values(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def hashes_in_memory(state: Mapping[str, Any]) -> dict[str, TensorHash]:
-    """The hash of every tensor by the name that a checkpoint file has for it.
+    """The hash of every tensor, by its name in a checkpoint file.
 
     Raises ``UsageError`` for a tensor that cannot be compared with a file.
     """
@@ -54,7 +54,7 @@ def _hash(name: str, tensor: Tensor) -> TensorHash:
 
 
 def _obstacle(tensor: Tensor) -> str:
-    """Why a tensor cannot be compared with a file, and what to do; empty for all others."""
+    """The reason why a tensor cannot be compared with a file, with advice; empty if it can."""
     if hasattr(tensor, "to_local") or hasattr(tensor, "local_shards"):
         return (
             "spread over ranks, and one file cannot hold it; gather it first "

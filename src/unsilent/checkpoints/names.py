@@ -1,4 +1,4 @@
-"""The section of a checkpoint that a value belongs to, and the same name for it in every format.
+"""The section of a checkpoint that a value belongs to, and a name for it that is independent of the format.
 
 ``model/fc.weight``, ``optimizer/fc.weight/exp_avg``, ``scheduler/last_epoch``, ``rng/torch``, ``other/epoch``: made from the keys
 that lead to the value in its file, so that one saved with ``torch.save`` and one saved in shards can be compared.
@@ -39,7 +39,7 @@ _MODULE_VALUES = {"_parameters", "_buffers"}
 
 
 def section_and_rest(path: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The section of a value by its own keys alone, and the keys that name it there.
+    """The section of a value, determined from its keys alone, and the keys that name it in that section.
 
     Args:
         path: The keys that lead to it, as text.
@@ -69,7 +69,7 @@ def section_and_rest(path: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def _with_module_names(path: Sequence[str]) -> list[str]:
-    """Keys with the name that a state dict has for a parameter or buffer in place of those that lead to it in a module."""
+    """The keys, with those inside a pickled module replaced by one dotted name, as in a state dict."""
     keys = list(path)
     if _MODULE_VALUES.isdisjoint(keys[:-1]):
         return keys
@@ -81,19 +81,19 @@ def _with_module_names(path: Sequence[str]) -> list[str]:
 
 
 def _name(section: str, rest: Sequence[str], is_number: bool) -> str:
-    """Section and name of a value: ``model/fc.weight``; a number that no section claims is ``other/epoch``."""
+    """A value's name with its section: ``model/fc.weight``; a number in no known section is ``other/epoch``."""
     section = "other" if section == "model" and is_number else section
     return _printable("/".join((section, *(key.replace("/", ".") for key in rest))))
 
 
 def _printable(name: str) -> str:
-    """A name as one line of text, cut where it is longer than names are."""
+    """The name as one line of printable text of limited length."""
     short = name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - 1] + "…"
     return escape_unprintable(short)[:MOST_CHARACTERS]
 
 
 def sections_and_rests(paths: Sequence[Sequence[str]], is_array: Sequence[bool]) -> list[tuple[str, tuple[str, ...]]]:
-    """The section of every value of a checkpoint, and the keys that name it there.
+    """The section of every value of a checkpoint, and the keys that name it in that section.
 
     An optimizer is known by its structure, under any key; the others by their own keys.
     """
@@ -103,12 +103,12 @@ def sections_and_rests(paths: Sequence[Sequence[str]], is_array: Sequence[bool])
 
 
 def is_section_key(key: str) -> bool:
-    """Whether a key alone says to which section the values below it belong."""
+    """Whether a key alone determines the section of the values under it."""
     return key.lower() in _MODEL or any(pattern.search(key) for _, pattern in _SECTION_OF)
 
 
 def unique_names(paths: Sequence[Sequence[str]], shapes: Sequence[Shape | None]) -> list[str]:
-    """A name for every value, none twice: where two would have the same, the later ones keep all of their keys.
+    """A unique name for every value; where two would be the same, the later one keeps all of its keys.
 
     Values with the same keys, as only damaged files have them, are numbered: ``model/w``, ``model/w'1``, ``model/w'2``.
 
@@ -130,7 +130,7 @@ def unique_names(paths: Sequence[Sequence[str]], shapes: Sequence[Shape | None])
 
 
 def free_name(name: str, taken: Container[str], used: Counter[str]) -> str:
-    """The name, with a number behind it if it is taken.
+    """The name, with a number appended if it is taken.
 
     Args:
         name: The name to use if it is free.
@@ -147,11 +147,13 @@ def free_name(name: str, taken: Container[str], used: Counter[str]) -> str:
 def with_parameter_names(
     names: Sequence[str], shapes: Sequence[Shape | None], numbers: Sequence[object]
 ) -> Sequence[str]:
-    """The names, with parameters in place of an optimizer's numbers: ``optimizer/0/exp_avg`` -> ``optimizer/fc.weight/exp_avg``.
+    """The names, with an optimizer's parameter numbers replaced by the names of the parameters.
 
-    Only where the order is certain: one group holds the numbers of exactly as many parameters as the model has, one after the
-    other. With a frozen parameter, or several groups, the file does not say which number is which parameter's. Every tensor
-    of more than one element must have its parameter's shape, and no new name may be another's.
+    For example, ``optimizer/0/exp_avg`` becomes ``optimizer/fc.weight/exp_avg``.
+
+    They are replaced only where the order is certain: one group holds the numbers of exactly as many parameters as the
+    model has, one after the other. With a frozen parameter, or several groups, the file does not say which number is which
+    parameter's. Every tensor of more than one element must have its parameter's shape, and no new name may be another's.
 
     Args:
         names: All names of the checkpoint, none twice, the model's in its order.

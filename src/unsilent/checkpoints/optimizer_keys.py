@@ -1,4 +1,4 @@
-"""Values of a checkpoint that belong to an optimizer, known by the structure of its state dict, and their keys.
+"""Recognition of the values of optimizers in a checkpoint by the structure of their state dicts.
 
 A state dict of an optimizer is a mapping with ``state`` and ``param_groups``, under whatever keys it was saved. Torch can flatten
 it (``flatten_optimizer_state_dict``): then one mapping has the keys ``state.fc.weight.exp_avg`` and
@@ -20,7 +20,7 @@ _STATE, _GROUPS = "state", "param_groups"
 def undotted(
     paths: Sequence[Sequence[str]], is_array: Sequence[bool], is_section_key: Callable[[str], bool]
 ) -> list[Keys]:
-    """Paths with the keys that a flattened optimizer would have had before, where there is one; else as they are.
+    """Paths with the nested keys that a flattened optimizer had before flattening; other paths are unchanged.
 
     Args:
         paths: The keys that lead to every value of a checkpoint.
@@ -45,7 +45,7 @@ def undotted(
 
 
 def _split(key: str, part: str) -> tuple[str, str, str] | None:
-    """The parts of a dotted key: before ``part``, the parameter behind it, and the name of the parameter's value."""
+    """Split a dotted key into the text before ``part``, the parameter's name, and the name of its value."""
     head, _, rest = f".{key}".partition(f".{part}.")
     parameter, _, value = rest.rpartition(".")
     return (head[1:], parameter, value) if parameter else None
@@ -54,7 +54,7 @@ def _split(key: str, part: str) -> tuple[str, str, str] | None:
 def _undotted(
     path: Keys, heads: dict[Keys, set[str]], depths: Sequence[int], is_section_key: Callable[[str], bool]
 ) -> Keys:
-    """A path with one of its keys split, where the mapping with this key has a flattened optimizer."""
+    """The path with one key split, if that key is in a mapping with a flattened optimizer."""
     for depth in depths:
         known = heads.get(path[:depth])
         if known is None or depth >= len(path):
@@ -71,7 +71,7 @@ def _undotted(
 
 
 def optimizer_keys(paths: Sequence[Keys], is_array: Sequence[bool]) -> list[Keys | None]:
-    """The keys that name each value in its optimizer, as ``optimizer.state_dict()["state"]`` has them; None: it is in none.
+    """The keys that name each value in its optimizer's state dict; None for a value outside of optimizers.
 
     Where there are several optimizers, the keys in which the paths to them differ come first.
 

@@ -1,6 +1,6 @@
-"""Number of loads in this process of a checkpoint that was verified, or of a state into a monitored model.
+"""Records recent saves of checkpoints in this process, and counts loads of checkpoints and states.
 
-So that a monitor knows whether a step came soon after a load, and a guard what it cannot go back to.
+They tell a monitor whether a step came soon after a load, and a guard which states it cannot go back to.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class RecentSave:
 
 
 def note_save(path: Path, manifest_path: Path, manifest: Manifest) -> None:
-    """A checkpoint was saved and verified."""
+    """Record that a checkpoint was saved and verified."""
     _saves.append(RecentSave(path, manifest_path, manifest))
 
 
 def recent_saves() -> list[RecentSave]:
-    """The last ones, the newest last."""
+    """The most recent saves, newest last."""
     return list(_saves)
 
 
@@ -47,18 +47,18 @@ _count = _taken = 0
 
 
 def note_load() -> None:
-    """A checkpoint or a state was loaded."""
+    """Count one load of a checkpoint or a state."""
     global _count
     _count += 1
 
 
 def loads_so_far() -> int:
-    """Number of these loads so far."""
+    """Number of loads counted so far."""
     return _count
 
 
 def take_loads() -> bool:
-    """Whether anything was loaded since this was asked last: before a training, but after the one before it in this process."""
+    """Whether anything was loaded since the last call of this function."""
     global _taken
     is_new, _taken = _count > _taken, _count
     return is_new

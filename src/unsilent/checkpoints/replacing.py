@@ -1,4 +1,4 @@
-"""Replacing a checkpoint and its manifest, so that a kill at any moment leaves a checkpoint that its manifest fits.
+"""Replacement of a checkpoint and its manifest, so that both fit each other even after a kill at any moment.
 
 Two names cannot be replaced at once, so the new manifest is first put next to the old one, as the *pending* manifest:
 
@@ -41,7 +41,9 @@ _DRAFT = ".unsilent-draft"
 
 @contextlib.contextmanager
 def draft_folder(target: Path) -> Iterator[Path]:
-    """A folder next to a checkpoint for its next version; removed at the end, or by the next draft after a kill.
+    """Context with a temporary folder next to a checkpoint for writing its next version.
+
+    The folder is removed at the end; after a kill, the next draft removes it.
 
     Raises ``OSError``.
     """
@@ -58,7 +60,10 @@ def draft_folder(target: Path) -> Iterator[Path]:
 
 
 def replace_checkpoint(draft: Path, content: Path, manifest: Manifest, target: Path) -> None:
-    """Put a draft's content, a file or folder that is on the disk, and its manifest in place. Raises ``OSError``."""
+    """Move a finished draft and its manifest to the checkpoint's path.
+
+    Raises ``OSError``.
+    """
     new = draft / "manifest"
     with open(new, "xb") as file:
         file.write(manifest_content(manifest))
@@ -77,7 +82,10 @@ def replace_checkpoint(draft: Path, content: Path, manifest: Manifest, target: P
 
 
 def put_manifest(manifest: Manifest, target: Path) -> Path:
-    """Write the manifest of a checkpoint next to it, in place of any other; its path. Raises ``UsageError``."""
+    """Write a checkpoint's manifest next to it, replacing any other; returns its path.
+
+    Raises ``UsageError`` if it cannot be written.
+    """
     target = Path(os.path.realpath(target))
     result = manifest_path(target)
     with system_errors(f"cannot write {result}", "check the folder"), _locked(target.parent):
@@ -90,7 +98,10 @@ def put_manifest(manifest: Manifest, target: Path) -> Path:
 def verify_with_own_manifest(
     path: Path, progress: Progress = no_progress, fast_only: bool = False
 ) -> tuple[list[str], Manifest]:
-    """Differences from the manifest next to a checkpoint, as of `verify`, and that manifest. Raises ``UsageError``."""
+    """Differences between a checkpoint and the manifest next to it, see `verify`, and that manifest.
+
+    Raises ``UsageError`` if there is no manifest.
+    """
     target = Path(os.path.realpath(path))
     before = state_of_files(target)
     verdict: tuple[list[str], Manifest] | UsageError
@@ -111,7 +122,10 @@ def verify_with_own_manifest(
 
 
 def _verify_with_either(target: Path, progress: Progress, fast_only: bool) -> tuple[list[str], Manifest]:
-    """The verdict of the manifest that a checkpoint fits; where it fits neither, of the first one. Raises ``UsageError``."""
+    """The result of `verify` with whichever of the two manifests fits, or else with the first.
+
+    Raises ``UsageError`` if no manifest can be read.
+    """
     verdicts = []
     unusable: list[UsageError] = []
     for file in (manifest_path(target), _pending(target)):
@@ -130,7 +144,10 @@ def _verify_with_either(target: Path, progress: Progress, fast_only: bool) -> tu
 
 
 def state_of_files(target: Path) -> tuple[tuple[int, int] | None, ...]:
-    """Inode and time of each file of a checkpoint and its manifest, which a replacement changes; None: not there."""
+    """Inode and modification time of a checkpoint and its manifests; None for a missing file.
+
+    A replacement changes them.
+    """
     result: list[tuple[int, int] | None] = []
     for file in (target, manifest_path(target), _pending(target)):
         try:
@@ -142,7 +159,7 @@ def state_of_files(target: Path) -> tuple[tuple[int, int] | None, ...]:
 
 
 def _no_manifest(target: Path) -> str:
-    """Why a checkpoint cannot be verified, and what to do."""
+    """The reason why a checkpoint cannot be verified, with advice."""
     expected, target = shown_path(manifest_path(target)), shown_path(target)
     if not target.exists():
         return f"there is no checkpoint {target}; check the path"
@@ -166,7 +183,7 @@ def _old(target: Path) -> Path:
 
 
 def _settle(target: Path) -> None:
-    """Finish, or take back, what a process that was killed had begun. The folder is locked."""
+    """Complete or revert a replacement that was interrupted; the folder must be locked."""
     if not target.exists() and _old(target).is_dir():
         _rename(_old(target), target)
     if _pending(target).exists():
@@ -182,7 +199,7 @@ def _settle(target: Path) -> None:
 
 
 def _remove_old(target: Path) -> None:
-    """Remove the folder that was replaced; under a draft's name first, so that what is left of it is never put back."""
+    """Remove the replaced folder, after a rename that prevents an incomplete folder from being restored."""
     if _old(target).is_dir() and target.exists():
         draft = Path(tempfile.mkdtemp(_DRAFT, f"{_draft_prefix()}old.", target.parent))
         os.rename(_old(target), draft / "old")
@@ -190,12 +207,12 @@ def _remove_old(target: Path) -> None:
 
 
 def _draft_prefix() -> str:
-    """Drafts have the host's name, as locks of other hosts may not be seen."""
+    """The prefix of draft names, which contains the host's name because locks of other hosts may not be visible."""
     return f".{platform.node()[:20]}."
 
 
 def _remove_dead_drafts(folder: Path) -> None:
-    """Remove drafts of processes of this host that were killed: nobody holds their locks."""
+    """Remove the drafts of killed processes of this host, whose locks are free."""
     for draft in folder.glob(f"{_draft_prefix()}*{_DRAFT}"):
         with contextlib.suppress(OSError):
             descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -207,14 +224,17 @@ def _remove_dead_drafts(folder: Path) -> None:
 
 
 def _rename(old: Path, new: Path) -> None:
-    """Rename, on the disk before this returns."""
+    """Rename a file or folder, and return when the change is on disk."""
     os.rename(old, new)
     sync_folder(new.parent)
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other thread or process replaces a checkpoint in a folder. Raises ``OSError``."""
+    """Context in which no other thread or process replaces a checkpoint in the folder.
+
+    Raises ``OSError``.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         _lock(descriptor, fcntl.LOCK_EX)

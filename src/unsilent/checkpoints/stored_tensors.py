@@ -1,4 +1,4 @@
-"""Where the elements of a tensor lie in the files of a checkpoint, and which checksums cover them.
+"""The positions of a tensor's elements in the files of a checkpoint, and the checksums that cover them.
 
 A tensor is made of *blocks*: boxes of elements that lie in one file at fixed distances, which covers dense tensors, strided
 views, chunks of HDF5, shards of several ranks and slices of a flattened partition. A format only has to list blocks; reading,
@@ -36,7 +36,7 @@ Read = Callable[[str, int, int], bytes]
 
 
 class Patch(NamedTuple):
-    """Bytes of one file that are replaced; both have the same length."""
+    """A replacement of bytes in one file by as many others."""
 
     file: str
     offset: int
@@ -53,28 +53,34 @@ class Checksum(Protocol):
 
     @property
     def places(self) -> tuple[tuple[str, int, int], ...]:
-        """Where it is stored: file, offset and length of each place."""
+        """File, offset and length of each place where the checksum is stored."""
 
     def update(self, patches: list[Patch], read: Read) -> list[Patch]:
-        """The patches that make it fit the bytes after ``patches``; none where they do not touch what it covers.
+        """The patches that make the checksum fit the bytes after ``patches``; empty if they change no covered byte.
 
         ``read`` reads the bytes before any patch. Earlier patches may be those of other checksums.
         """
 
 
 class Packing(Protocol):
-    """How the bytes of a block are stored where they are not the elements themselves: compressed or shuffled."""
+    """The encoding of a block's bytes, such as compression."""
 
     def unpack(self, stored: bytes) -> bytes:
-        """The bytes of the elements. Raises ``UsageError`` for damaged ones."""
+        """Decode stored bytes to the bytes of the elements.
+
+        Raises ``UsageError`` if they are damaged.
+        """
 
     def pack(self, content: bytes, stored_size: int) -> bytes:
-        """Exactly ``stored_size`` bytes that unpack to ``content``. Raises ``UsageError`` where they do not fit."""
+        """Encode elements to exactly ``stored_size`` bytes.
+
+        Raises ``UsageError`` if they do not fit.
+        """
 
 
 @dataclass(frozen=True)
 class Block:
-    """A box of elements of one tensor.
+    """A rectangular region of a tensor's elements that is stored together.
 
     Attributes:
         file: Name of the file within the checkpoint.
@@ -108,7 +114,7 @@ class Block:
 
     @property
     def is_c_ordered(self) -> bool:
-        """Whether its elements lie one after the other in C order."""
+        """Whether the elements are contiguous and in C order."""
         return all(n == 1 or s == e for n, s, e in zip(self.shape, self.strides, c_strides(self.shape), strict=True))
 
 
@@ -144,7 +150,7 @@ class StoredTensor:
 
     @property
     def section(self) -> str:
-        """``model``, ``optimizer``, ``scheduler``, ``rng`` or ``other``."""
+        """The tensor's section: ``model``, ``optimizer``, ``scheduler``, ``rng`` or ``other``."""
         return self.name.partition("/")[0]
 
     @property
@@ -159,65 +165,68 @@ class StoredTensor:
 
     @property
     def item_size(self) -> int:
-        """Bytes of an element; 0 for an unknown dtype."""
+        """Size of an element in bytes; 0 if the dtype is unknown."""
         return ITEM_SIZES.get(self.dtype, 0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements; 0 where that is not known."""
+        """Size of all elements in bytes; 0 if it is unknown."""
         return self.numel * self.item_size or self.raw_size
 
     def stored_size(self, block: Block) -> int:
-        """Bytes of a file from the first to the last of a block."""
+        """Number of bytes from the first to the last byte of a block in its file."""
         return block.packed_size or (block.last_element + 1) * self.item_size
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a number rather than a tensor."""
+        """Whether the value is a number rather than a tensor."""
         return self.value is not None
 
     @property
     def is_object(self) -> bool:
-        """Whether it is an object that is no tensor and no number, and is not read."""
+        """Whether the value is neither a tensor nor a number, and is not read."""
         return self.dtype == OBJECT
 
     @property
     def is_readable(self) -> bool:
-        """Whether the bytes of its elements can be read."""
+        """Whether the bytes of the elements can be read."""
         return bool((self.item_size and not self.numel) or (self.nbytes and self.blocks))
 
     @property
     def reason_not_editable(self) -> str:
-        """Why it cannot be edited; empty where it can."""
+        """The reason why the value cannot be edited; empty if it can."""
         if self.obstacle or self.dtype in CODECS:
             return self.obstacle
         return f"dtype {self.dtype or 'unknown'} has no known layout of bits"
 
     @property
     def codec(self) -> Codec:
-        """How the dtype lays out its bits; raises ``UsageError`` for a dtype that has no codec."""
+        """The bit layout of the dtype.
+
+        Raises ``UsageError`` if the dtype has no codec.
+        """
         return codec(self.dtype)
 
     @property
     def file_dtype(self) -> np.dtype[np.unsignedinteger]:
-        """Numpy's dtype of a word as the file has it."""
+        """The NumPy dtype of a word in the file, with the file's byte order."""
         return self.codec.word_dtype.newbyteorder(">" if self.big_endian else "<")
 
     @property
     def grid_shape(self) -> Shape:
-        """The shape that blocks are boxes of."""
+        """The shape of the array that the blocks are regions of."""
         return self.shape if self.grid is None else self.grid
 
     @cached_property
     def _corners(self) -> tuple[Ints, Ints]:
-        """First and one past the last index of every block, int64[B, d] each."""
+        """The first index of every block and the index after the last one, int64[B, d] each."""
         dimensions = len(self.grid_shape)
         first = np.array([block.start for block in self.blocks], np.int64).reshape(len(self.blocks), dimensions)
         size = np.array([block.shape for block in self.blocks], np.int64).reshape(len(self.blocks), dimensions)
         return first, first + size
 
     def locate(self, elements: Ints) -> Iterator[tuple[Block, Ints, Ints]]:
-        """Blocks with elements, which of ``elements`` they hold, and where each is in the block (in elements of its memory).
+        """Yield the blocks that contain some elements, with the elements' positions in each block.
 
         Args:
             elements: int64[n], flat C-order indices.
@@ -249,7 +258,7 @@ class StoredTensor:
 
 
 def c_strides(shape: Shape) -> Shape:
-    """Strides in elements of C order."""
+    """The strides of an array in C order, in elements."""
     result, step = [], 1
     for length in reversed(shape):
         result.append(step)
@@ -263,5 +272,5 @@ def dense_block(file: str, offset: int, shape: Shape, checksums: tuple[Checksum,
 
 
 def words_from_bytes(tensor: StoredTensor, content: bytes) -> Array:
-    """Words in the machine's order of bytes, a copy."""
+    """Convert bytes to words in the machine's byte order, as a copy."""
     return np.frombuffer(content, tensor.file_dtype).astype(tensor.codec.word_dtype)

@@ -1,4 +1,4 @@
-"""Saving a training's state so that what is on the disk is what was in memory, and loading only what still is.
+"""Saving a state with proof that the disk holds what was in memory, and loading it only if it is unchanged.
 
 ``verified_save`` hashes the tensors in memory, writes a draft, makes the system write it to the disk and forget its cached pages,
 reads the draft back, compares its bytes with those that were written and its tensors with those in memory, and only then puts it
@@ -44,13 +44,13 @@ MOST_ATTEMPTS = 20
 
 
 class CheckpointDamaged(UnsilentError):
-    """Raised where the content of a checkpoint is not what was saved."""
+    """Raised if the content of a checkpoint is not what was saved."""
 
 
 def verified_save(
     state: Mapping[str, Any], path: str | Path, *, format_name: str | None = None, step: int | None = None
 ) -> Path:
-    """Save a state, and prove that the disk has it.
+    """Save a state and verify that the disk holds it.
 
     After a kill or on a full disk, the older checkpoint or the new one can be loaded with `verified_load`. Threads and processes
     that save to one path save one after the other; the last one stays.
@@ -104,7 +104,7 @@ def verified_save(
 
 
 def verify_saved(state: Mapping[str, Any], path: str | Path, *, step: int | None = None) -> Path:
-    """Prove that a checkpoint which something else has just saved holds a state, and write its manifest.
+    """Verify that a checkpoint saved by other code holds a state, and write its manifest.
 
     Args:
         state: The saved state. A tensor that the file lacks must be equal to one that it has, as a tied weight is.
@@ -125,7 +125,7 @@ def verify_saved(state: Mapping[str, Any], path: str | Path, *, step: int | None
 
 
 def verified_load(path: str | Path, **load_options: Any) -> Any:
-    """Load what `verified_save` saved, if every byte is as its manifest says.
+    """Load a checkpoint of `verified_save`, if every byte matches its manifest.
 
     Args:
         path: The checkpoint; its manifest is next to it.
@@ -182,7 +182,10 @@ def _checked(step: int | None) -> int | None:
 
 
 def _target(path: str | Path) -> Path:
-    """Where a checkpoint is, links followed. Raises ``UsageError`` for a path that can be none."""
+    """The path of a checkpoint with links resolved.
+
+    Raises ``UsageError`` if the path cannot be that of a checkpoint.
+    """
     try:
         result = Path(os.path.realpath(check_path("path", path).expanduser()))
     except (OSError, ValueError, RuntimeError) as error:  # a null byte; no home folder
@@ -195,7 +198,7 @@ def _target(path: str | Path) -> Path:
 def _manifest_if_equal(
     path: Path, expected: Mapping[str, TensorHash], target: Path, written: FileHash | None = None
 ) -> Manifest:
-    """The manifest of a checkpoint, read from the disk, if it holds what was written and what was in memory.
+    """The manifest of a checkpoint, if a new read from disk matches what was written and what was in memory.
 
     Raises `CheckpointDamaged` where it does not, and ``UsageError`` where that cannot be found out.
     """

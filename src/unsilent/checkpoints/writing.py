@@ -1,4 +1,4 @@
-"""Writing a state in one of the formats: hashed as it is written, forced to the disk, and a failure is an ``OSError``."""
+"""Writing a state in one of the formats: the bytes are hashed and forced to disk, and failures raise ``OSError``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unsilent.checkpoints.hashes import FileHash, RunningFileHash
 
 
 class HashingFile:
-    """A file to write that hashes what is written, and keeps the error of a write, which torch replaces by its own."""
+    """A file for writing that hashes the bytes and keeps the error of a failed write, which torch would hide."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.running = file, RunningFileHash(fast_only=True)
@@ -30,12 +30,12 @@ class HashingFile:
             raise
 
     def flush(self) -> None:
-        """Hand to the system what is buffered."""
+        """Flush the buffered bytes to the operating system."""
         self.file.flush()
 
 
 def write_state(state: Mapping[str, Any], draft: Path, format_name: str) -> FileHash | None:
-    """Write a state; returns the hash of the file's bytes as they were made, where the format's writer shows them.
+    """Write a state; returns the hash of the bytes written, or None if the format's writer does not show them.
 
     Raises:
         OSError: the disk is full or broken.
@@ -65,7 +65,7 @@ def _write_torch(state: Mapping[str, Any], draft: Path) -> FileHash:
 
 
 def write_safetensors(state: Mapping[str, Any], draft: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors by name, and texts into the header; raises as `write_state`."""
+    """Write tensors by name, with text metadata in the header; raises the same errors as `write_state`."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -93,7 +93,7 @@ def _write_distributed(state: Mapping[str, Any], draft: Path) -> None:
 
 
 def forget_cached_pages(draft: Path) -> None:
-    """Have a file or folder written to the disk, and read from there next time."""
+    """Flush a file or folder to disk and drop it from the page cache, so that the next read is from the disk."""
     for file in [draft] if draft.is_file() else [p for p in draft.rglob("*") if p.is_file() or p.is_dir()]:
         descriptor = os.open(file, os.O_RDONLY)
         try:

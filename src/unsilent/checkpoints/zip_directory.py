@@ -1,4 +1,4 @@
-"""The directory of a zip file: where the content of every entry lies, and every place that holds its CRC-32.
+"""The directory of a zip file: the positions of each entry's content and of every copy of its CRC-32.
 
 Follows PKWARE's APPNOTE 6.3: end of central directory, its 64-bit form, central directory, local headers and data descriptors.
 Nothing is unpacked. Everything is checked against the file's end, and contents that overlap are refused; so is what loaders
@@ -61,7 +61,7 @@ class ZipEntry:
 
     @cached_property
     def checksum(self) -> ZipChecksum:
-        """CRC-32 of the entry, as a checksum of what is edited in it."""
+        """The entry's CRC-32, which covers its content."""
         return ZipChecksum(self)
 
 
@@ -126,7 +126,10 @@ class ZipDirectory:
 
     @cached_property
     def entries(self) -> dict[str, ZipEntry]:
-        """The entries by name, each checked against its header. Raises ``UsageError``."""
+        """The entries by name, each checked against its local header.
+
+        Raises ``UsageError`` if the archive is damaged.
+        """
         entries = [self._entry(*record) for record in self._records]
         result = {entry.name: entry for entry in entries}
         if len({name.lower() for name in result}) != len(entries):  # some loaders do not tell them apart
@@ -138,7 +141,10 @@ class ZipDirectory:
         return result
 
     def content(self, entry: ZipEntry, what: str) -> bytes:
-        """The content of an entry that is stored unpacked; raises ``UsageError`` for one that is packed or too large."""
+        """The content of an uncompressed entry.
+
+        Raises ``UsageError`` if the entry is compressed or too large.
+        """
         if entry.method != STORED or entry.size != entry.unpacked_size:
             raise self._damaged(f"{ascii(entry.name)[:60]} is compressed; expected {what} stored as it is")
         if entry.size > MOST_METADATA:
@@ -151,7 +157,7 @@ class ZipDirectory:
         return UsageError(f"{self._where} is not a usable zip file: {problem}")
 
     def _read(self, offset: int, length: int) -> bytes:
-        """Bytes of the archive."""
+        """Read bytes of the archive."""
         if offset < 0 or length < 0 or offset + length > self._size:
             raise self._damaged("it names bytes beyond its end; it is truncated or damaged")
         return self._files.read(self._file, self._start + offset, length)
@@ -201,7 +207,7 @@ class ZipDirectory:
         return length, begin, count
 
     def _end_64(self, end: int) -> tuple[int, int, int] | None:
-        """Length, begin and count from the 64-bit end record, which counts if there is one; None: there is none."""
+        """Length, offset and number of entries from the 64-bit end record; None if there is none."""
         if end < _END_64_LOCATOR.size:
             return None
         locator = self._read(end - _END_64_LOCATOR.size, _END_64_LOCATOR.size)
@@ -218,7 +224,7 @@ class ZipDirectory:
         return length, begin, count
 
     def _entry(self, fields: tuple[int, ...], central: int, name: str, extra: bytes) -> ZipEntry:
-        """One entry, with what its local header adds."""
+        """One entry, from its central record and its local header."""
         flags, method, crc, packed, unpacked = fields[2], fields[3], fields[6], fields[7], fields[8]
         header = fields[15]
         unpacked, packed, header = self._wide(extra, (unpacked, packed, header))
@@ -245,7 +251,7 @@ class ZipDirectory:
         return ZipEntry(name, self._file, self._start + begin, packed, unpacked, method, crc, crc_offsets)
 
     def _wide(self, extra: bytes, values: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Sizes and offset with those that stand in the 64-bit extra field."""
+        """The given sizes and offset, with the overflowed ones replaced from the 64-bit extra field."""
         at, wide = 0, b""
         while at + 4 <= len(extra):
             kind, length = struct.unpack_from("<HH", extra, at)

@@ -1,1 +1,1 @@
-"""Detectors: a pure rule on arrays each; what is live around it is in `monitor`."""
+"""Detectors: rules as pure functions on arrays; `monitor` applies them to a running training."""

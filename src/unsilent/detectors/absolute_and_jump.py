@@ -1,4 +1,6 @@
-"""The rule that the first two generations of ASD share: a value above a limit, or a jump of many times the range so far.
+"""Rule of the first two generations of ASD: alarm if a value or its jump exceeds a limit.
+
+The jump is measured in multiples of the range of values so far.
 
     ratio = (value - previous) / (largest - smallest)
     alarm:   not finite, or value > upper_alarm, or ratio > jump_alarm after c_min_steps steps     (ASD level 1)
@@ -28,7 +30,7 @@ from unsilent.detectors.thresholds import check_above, check_at_least, check_ord
 
 
 class AbsoluteAndJumpState(NamedTuple):
-    """The four scalars of each series.
+    """State of the rule: four numbers for each series.
 
     Attributes:
         previous, smallest, largest: float64[n].
@@ -43,7 +45,7 @@ class AbsoluteAndJumpState(NamedTuple):
 
 @dataclass(frozen=True)
 class AbsoluteAndJump:
-    """Limits of the value and of its jump, two levels of each.
+    """Rule with limits for a value and for its jump, each for warnings and for alarms.
 
     Attributes:
         upper_alarm, upper_warning: Limits of the value (``NPU_ASD_UPPER_THRESH``).
@@ -69,7 +71,7 @@ class AbsoluteAndJump:
         check_order(self.name, ("jump_alarm", self.jump_alarm), ("jump_warning", self.jump_warning))
 
     def initial_state(self, series: Sequence[Series]) -> AbsoluteAndJumpState:
-        """State of all zeros."""
+        """A state of zeros for the given series."""
         zeros = np.zeros(len(series))
         return AbsoluteAndJumpState(zeros, zeros, zeros, np.zeros(len(series), np.int64))
 

@@ -1,4 +1,4 @@
-"""ASD of MindSpore 2.7.1 and torch_npu 7.1 (``NPU_ASD_CONFIG``): a moving average and a jump, then strikes.
+"""ASD of MindSpore 2.7.1 and torch_npu 7.1 (``NPU_ASD_CONFIG``): limits relative to a moving average, and strikes.
 
     value = (largest magnitude of the gradient) ** 2
     value 0: nothing happens. Not finite: a strike.
@@ -39,7 +39,7 @@ SECONDS_PER_MINUTE = 60.0
 
 
 class StrikeState(NamedTuple):
-    """Averages of each series, and the strikes of all.
+    """State of the rule: moving averages of each series, and the strikes of the rank.
 
     Attributes:
         average: float64[n], without the correction for its beginning at 0.
@@ -62,7 +62,7 @@ class StrikeState(NamedTuple):
 
 @dataclass(frozen=True)
 class AsdCombined:
-    """The largest squared element of a gradient against its moving average and its previous value; counts strikes.
+    """Rule on the largest squared element of a gradient, relative to its average and previous value, with strikes.
 
     Attributes:
         upper_thresh1, upper_thresh2: Limits of alarms and of warnings, in multiples of the average of squares.
@@ -94,11 +94,11 @@ class AsdCombined:
         check_share(self.name, decay=self.decay)
 
     def reads(self, series: Series) -> bool:
-        """The largest magnitude of the gradient of a parameter with two dimensions or more."""
+        """Whether the series is the largest magnitude of the gradient of a parameter with at least two dimensions."""
         return (series.feature, series.statistic) == (GRADIENT, LARGEST) and series.dimensions >= 2
 
     def initial_state(self, series: Sequence[Series]) -> StrikeState:
-        """Empty averages, no strikes."""
+        """The state with empty averages and no strikes."""
         zeros = np.zeros(len(series))
         sampled = np.arange(len(series)) % self.grad_sample_interval == 0
         return StrikeState(zeros, zeros, np.zeros(len(series), np.int64), sampled)
@@ -122,7 +122,7 @@ class AsdCombined:
         return self._count(state, bool(strikes.any()), seconds), judgement
 
     def _count(self, state: StrikeState, is_strike: bool, seconds: float) -> StrikeState:
-        """The state with the strike of this step, if there is one, and whether the rank is struck out."""
+        """The state after counting a strike, if this step is one, with the decision whether the rank is struck out."""
         strikes, uncounted = state.strikes, state.uncounted
         if is_strike:
             if not strikes or seconds - strikes[-1] >= self.cooldown * SECONDS_PER_MINUTE:

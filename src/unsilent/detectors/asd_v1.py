@@ -11,7 +11,7 @@ from unsilent.detectors.series import L2, NORM_INPUT_GRADIENT, Series
 
 @dataclass(frozen=True)
 class AsdV1(AbsoluteAndJump):
-    """Value and jump of the L2 norms of norm-input gradients; jumps are judged after 7 values.
+    """Rule on value and jump of the L2 norms of norm-input gradients; jumps are judged after 7 values.
 
     torch_npu also checks the gradient of the embedding weight, which this rule does not read by default.
     """
@@ -20,5 +20,5 @@ class AsdV1(AbsoluteAndJump):
     c_min_steps: int = 7
 
     def reads(self, series: Series) -> bool:
-        """The L2 norm of the gradient of a normalisation layer's input."""
+        """Whether the series is the L2 norm of the gradient of a normalisation layer's input."""
         return (series.feature, series.statistic) == (NORM_INPUT_GRADIENT, L2)

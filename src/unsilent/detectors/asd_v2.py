@@ -11,7 +11,7 @@ from unsilent.detectors.series import GRADIENT, L2, Series
 
 @dataclass(frozen=True)
 class AsdV2(AbsoluteAndJump):
-    """Value and jump of the L2 norms of gradients; jumps are judged after 100 values.
+    """Rule on value and jump of the L2 norms of gradients; jumps are judged after 100 values.
 
     The original reads each tensor that enters a communication of the backward graph, divided by the loss scale: here the local
     gradient of each parameter. torch_npu shares one state among all tensors of a kind of collective; here each has its own.
@@ -21,5 +21,5 @@ class AsdV2(AbsoluteAndJump):
     c_min_steps: int = 100
 
     def reads(self, series: Series) -> bool:
-        """The L2 norm of the gradient of a parameter."""
+        """Whether the series is the L2 norm of a parameter's gradient."""
         return (series.feature, series.statistic) == (GRADIENT, L2)

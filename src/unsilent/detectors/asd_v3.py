@@ -1,4 +1,4 @@
-"""ASD of MindSpore 2.5 (CANN operator aclnnSilentCheckV2): a value against its moving average.
+"""ASD of MindSpore 2.5 (CANN operator aclnnSilentCheckV2): limits relative to a moving average.
 
     value = (largest magnitude of the gradient) ** 2
     scale = average / (1 - decay ** step)
@@ -32,7 +32,7 @@ from unsilent.detectors.thresholds import check_above, check_order, check_share
 
 
 class AverageState(NamedTuple):
-    """State of the rule: moving averages.
+    """State of the rule: the moving average of each series.
 
     Attributes:
         average: float64[n], without the correction for its beginning at 0.
@@ -44,7 +44,7 @@ class AverageState(NamedTuple):
 
 
 def corrected_average(average: Floats, steps: NDArray[np.int64], decay: float) -> Floats:
-    """A moving average that began at 0, corrected for it, float64[n]; NaN of no values.
+    """A moving average with correction for its start at 0, float64[n]; NaN for no values.
 
     >>> corrected_average(np.array([9.88e-10]), np.array([4]), 0.99).round(9)  # from a log of MindSpore
     array([2.5e-08])
@@ -56,7 +56,7 @@ def corrected_average(average: Floats, steps: NDArray[np.int64], decay: float) -
 
 @dataclass(frozen=True)
 class AsdV3:
-    """The largest squared element of a gradient against its moving average.
+    """Rule on the largest squared element of a gradient, relative to its moving average.
 
     Attributes:
         alarm_ratio, warning_ratio: Limits, in multiples of the average of squares.
@@ -77,11 +77,11 @@ class AsdV3:
         check_share(self.name, decay=self.decay)
 
     def reads(self, series: Series) -> bool:
-        """The largest magnitude of the gradient of a parameter."""
+        """Whether the series is the largest magnitude of a parameter's gradient."""
         return (series.feature, series.statistic) == (GRADIENT, LARGEST)
 
     def initial_state(self, series: Sequence[Series]) -> AverageState:
-        """State with empty averages."""
+        """The state with empty averages."""
         return AverageState(np.zeros(len(series)), np.zeros(len(series), np.int64))
 
     def judge(self, state: AverageState, values: Floats, seen: Bools, seconds: float) -> tuple[AverageState, Judgement]:

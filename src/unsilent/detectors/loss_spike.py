@@ -1,4 +1,4 @@
-"""Spikes of the loss, as Lightning's ``SpikeDetection(window=10, warmup=1, rtol=2.0, finite_only=True)`` finds them.
+"""Spikes of the loss, as in Lightning's ``SpikeDetection(window=10, warmup=1, rtol=2.0, finite_only=True)``.
 
     alarm: not finite; or value > previous and |value - mean| >= rtol * |mean|, the mean of the last `window` values
 
@@ -22,7 +22,7 @@ from unsilent.detectors.thresholds import check_above, check_at_least
 
 
 class LossState(NamedTuple):
-    """The last values.
+    """State of the rule: the most recent values of each series.
 
     Attributes:
         recent: float64[window, n], the latest first; those that are missing are 0.
@@ -37,7 +37,7 @@ class LossState(NamedTuple):
 
 @dataclass(frozen=True)
 class LossSpike:
-    """The loss against the mean of its last values.
+    """Rule on the loss relative to the mean of its most recent values.
 
     Attributes:
         window: Values that the mean is taken of.
@@ -61,7 +61,7 @@ class LossSpike:
         return series.feature == LOSS
 
     def initial_state(self, series: Sequence[Series]) -> LossState:
-        """State without values."""
+        """The state without values."""
         none = np.zeros(len(series), np.int64)
         return LossState(np.zeros((self.window, len(series))), none, none)
 

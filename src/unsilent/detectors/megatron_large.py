@@ -1,4 +1,4 @@
-"""Megatron-LM's check for unexpectedly large results: ten times the largest of the first hundred, which then stays as it is.
+"""Megatron-LM's check for unexpectedly large results: ten times the largest of the first hundred values.
 
     the first `samples` finite values:  largest = max(largest, value)
     afterwards:                         alarm: value >= factor * largest
@@ -23,7 +23,10 @@ from unsilent.detectors.thresholds import check_above, check_at_least
 
 
 class LargestState(NamedTuple):
-    """The largest of the first values: ``largest`` float64[n], 0 before the first, of ``samples`` values, int64[n]."""
+    """State of the rule: the largest of the first values, and their number.
+
+    ``largest`` is float64[n], 0 before the first value; ``samples`` is int64[n].
+    """
 
     largest: Floats
     samples: NDArray[np.int64]
@@ -31,7 +34,7 @@ class LargestState(NamedTuple):
 
 @dataclass(frozen=True)
 class MegatronLarge:
-    """A value against the largest of the first ones.
+    """Rule on a value relative to the largest of the first values.
 
     Attributes:
         factor: An alarm from so many times the largest on.
@@ -47,11 +50,11 @@ class MegatronLarge:
         check_at_least(self.name, 1, samples=self.samples)
 
     def reads(self, series: Series) -> bool:
-        """The loss, and the L2 norm of the gradient of a parameter."""
+        """Whether the series is the loss or the L2 norm of a parameter's gradient."""
         return series.feature == LOSS or (series.feature, series.statistic) == (GRADIENT, L2)
 
     def initial_state(self, series: Sequence[Series]) -> LargestState:
-        """State without values."""
+        """The state without values."""
         return LargestState(np.zeros(len(series)), np.zeros(len(series), np.int64))
 
     def judge(self, state: LargestState, values: Floats, seen: Bools, seconds: float) -> tuple[LargestState, Judgement]:

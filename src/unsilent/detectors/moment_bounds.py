@@ -1,4 +1,4 @@
-"""Bounds on what optimizers and normalisation layers remember of gradients and activations.
+"""Bounds on the moments of optimizers and on the moving statistics of normalisation layers.
 
 He et al. (ISCA 2023, DOI 10.1145/3579371.3589105) found that latent harm of training needs a very large gradient history or
 moving statistic within two iterations of the fault. So each tensor of these has a bound on its largest magnitude:
@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 
 def indices_beyond_bounds(largest: Floats, bounds: Floats) -> NDArray[np.int64]:
-    """The numbers of those that are not between 0 and their bound; NaN is beyond every bound, and so is a negative number.
+    """The indices of values that are NaN, negative or above their bound.
 
     >>> indices_beyond_bounds(np.array([1.0, np.nan, np.inf, 3.0, -1.0]), np.array([2.0, 2.0, np.inf, 2.0, 2.0])).tolist()
     [1, 3, 4]
@@ -61,7 +61,7 @@ def first_moment_bounds(partial_sums: Floats, batch: int, decay: float = 0.0) ->
 
 
 def updated_magnitudes(before: Floats, now: Floats) -> Floats:
-    """The largest magnitudes after one more clean step: one step lets them grow `GROWTH` times, however much it has.
+    """The largest magnitudes after one more clean step, which may increase them at most by the factor `GROWTH`.
 
     So what passed its bound unnoticed (in the warm-up, or just below) does not make room for more of its size.
 
@@ -74,7 +74,7 @@ def updated_magnitudes(before: Floats, now: Floats) -> Floats:
 
 @dataclass(eq=False)
 class CalibratedBounds:
-    """Bounds that follow the largest magnitudes of clean steps.
+    """Bounds learnt from the largest magnitudes of clean steps.
 
     Args:
         kinds: Kind of each tensor (first moments, second moments, moving statistics …), int[n].
@@ -95,13 +95,13 @@ class CalibratedBounds:
         self.steps_seen: NDArray[np.int64] = np.zeros(len(self.kinds), dtype=np.int64)
 
     def learn(self, largest: Floats) -> None:
-        """Learn the largest values of a step that was found clean; NaN for a tensor that was not there."""
+        """Learn from the largest magnitudes of a clean step; NaN for a missing tensor."""
         self.largest = updated_magnitudes(self.largest, largest)
         self.steps_seen += ~np.isnan(largest)
 
     @property
     def bounds(self) -> Floats:
-        """Float64[n]."""
+        """The current bound of each tensor, float64[n]."""
         of_kind = np.zeros(int(self.kinds.max(initial=-1)) + 1)
         np.maximum.at(of_kind, self.kinds, self.largest)
         result: Floats = self.factor * np.maximum(self.largest, FLOOR * of_kind[self.kinds])

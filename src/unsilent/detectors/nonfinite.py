@@ -1,4 +1,7 @@
-"""NaN and infinity in any series. The norms and largest magnitudes that a monitor reads are finite if every element is."""
+"""Rule on NaN and infinity in any series.
+
+The norms and largest magnitudes that a monitor reads are finite if every element is.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from unsilent.detectors.series import Bools, Floats, Series
 
 @dataclass(frozen=True)
 class Nonfinite:
-    """NaN or infinity in any series; has no state."""
+    """Rule on NaN and infinity in any series, without state."""
 
     name: ClassVar[str] = "nonfinite"
 
     def reads(self, series: Series) -> bool:
-        """True: every series is read."""
+        """True for every series."""
         return True
 
     def initial_state(self, series: Sequence[Series]) -> None:
-        """No state."""
+        """None, because the rule has no state."""
 
     def judge(self, state: None, values: Floats, seen: Bools, seconds: float) -> tuple[None, Judgement]:
         """The judgement of one step."""

@@ -1,4 +1,4 @@
-"""Robust z on the log scale: the distance of a value from the median of its series' last values, in units of their usual spread.
+"""Robust z-score on a log scale: distance of a value from the median of recent values, relative to their spread.
 
     distance = log(value) - median            of the logs of the last `window` clean values
     spread   = max(1.4826 * MAD, floor)
@@ -50,7 +50,7 @@ _LOG_OF_RARE = 18.0
 
 
 class RobustZState(NamedTuple):
-    """State of n series.
+    """State of the rule for n series.
 
     Attributes:
         latest: float64[window, n], logarithms of clean values, in a ring; infinity where there is none so far.
@@ -76,7 +76,9 @@ class RobustZState(NamedTuple):
 
 
 def median_and_deviation(ordered: Floats, counts: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Median and median absolute deviation of each column, the upper one of an even number; NaN of none.
+    """Median and median absolute deviation of each column; NaN for an empty column.
+
+    For an even number, the upper of the two middle values.
 
     Args:
         ordered: float64[window, n], each column in ascending order.
@@ -95,13 +97,13 @@ def median_and_deviation(ordered: Floats, counts: NDArray[np.int64]) -> tuple[Fl
 
 
 def log_of_smallest_norm(elements: NDArray[np.int64]) -> Floats:
-    """Log of how far the norm of so many random elements falls below its usual size: chances go with its power."""
+    """Logarithm of the factor by which the norm of random elements may plausibly fall below its typical size."""
     return _LOG_OF_RARE / elements
 
 
 @dataclass(frozen=True)
 class RobustZ:
-    """Two-sided robust z of logarithms, see the module.
+    """Rule on the two-sided robust z-score of logarithms, explained in the module.
 
     Attributes:
         threshold: Limit, in spreads.
@@ -142,11 +144,11 @@ class RobustZ:
         check_share(name, warning_share=self.warning_share)
 
     def reads(self, series: Series) -> bool:
-        """Gradients, and tensors that the user named."""
+        """Whether the series is of a gradient or of a tensor named by the user."""
         return series.feature in (GRADIENT, NORM_INPUT_GRADIENT, VALUE)
 
     def initial_state(self, series: Sequence[Series]) -> RobustZState:
-        """State without values."""
+        """The state without values."""
         n = len(series)
         elements = np.array([max(entry.elements, 1) for entry in series], dtype=np.int64)
         empty, none = np.full((self.window, n), np.inf), np.zeros(n, np.int64)
@@ -180,7 +182,7 @@ class RobustZ:
         return (self._relearn(state, median, is_zero) if (run >= self.relearn).any() else state), judgement
 
     def _limits(self, state: RobustZState, spread: Floats) -> tuple[Floats, Floats]:
-        """Limits of distances upwards and downwards, float64[n] each."""
+        """Limits of the distances above and below the median, float64[n] each."""
         wide = self.threshold * spread
         up = np.maximum(np.minimum(wide, math.log(self.largest_factor)), self.headroom * state.reach[0])
         down = np.maximum(np.minimum(wide, math.log(self.smallest_factor)), self.headroom * state.reach[1])
@@ -194,7 +196,7 @@ class RobustZ:
     def _next_run(
         self, state: RobustZState, logs: Floats, usable: Bools, outside: Bools, limit: Floats
     ) -> tuple[NDArray[np.int64], Floats, Floats]:
-        """Length, ends and sum of the runs of alarms that agree, after this step."""
+        """Length, extremes and sum of the runs of alarms with similar values, after this step."""
         if not (outside.any() or state.run.any()):
             return state.run, state.run_ends, state.run_sum
         low, high = np.minimum(state.run_ends[0], logs), np.maximum(state.run_ends[1], logs)
@@ -204,7 +206,7 @@ class RobustZ:
         return run, ends, np.where(outside, np.where(agrees, state.run_sum + logs, logs), state.run_sum)
 
     def _learn(self, state: RobustZState, logs: Floats, distance: Floats, clean: Bools) -> RobustZState:
-        """The state with the clean values of this step."""
+        """The state after learning the clean values of this step."""
         place, columns = state.learnt % self.window, np.arange(len(logs))
         oldest = state.latest[place, columns]
         latest = state.latest.copy()
@@ -221,7 +223,7 @@ class RobustZ:
         return state._replace(latest=latest, ordered=ordered, learnt=state.learnt + clean, reach=reach)
 
     def _relearn(self, state: RobustZState, median: Floats, is_zero: Bools) -> RobustZState:
-        """The state where alarms agreed for so long that they are the usual."""
+        """The state after accepting values as normal whose alarms agreed for long enough."""
         ended = state.run >= self.relearn
         shift = np.where(ended & ~is_zero, state.run_sum / np.maximum(state.run, 1) - median, 0.0)
         least = math.log(self.largest_factor) / self.headroom

@@ -1,4 +1,4 @@
-"""Interface of rules: a pure function of a state and the numbers of one step, for many series at once.
+"""Interface of rules: pure functions of a state and the values of many series in one step.
 
 A rule is a frozen dataclass whose fields are its thresholds. `Rule.judge` takes the state and one step of n series, and returns
 the next state and a `Judgement`. It changes neither its arguments nor itself, so the same rule runs live, on a recording, and
@@ -21,7 +21,7 @@ NORMAL, WARNING, ALARM = 0, 1, 2
 
 
 class Judgement(NamedTuple):
-    """Judgement of a rule on one step.
+    """Result of a rule for one step.
 
     Attributes:
         levels: int8[n], `NORMAL`, `WARNING` or `ALARM`; `NORMAL` for a series that was not seen.
@@ -36,7 +36,7 @@ class Judgement(NamedTuple):
 
 
 def make_judgement(seen: Bools, alarms: Bools, warnings: Bools, scores: Floats, baselines: Floats) -> Judgement:
-    """A judgement of the series that were seen; the others are `NORMAL`, with neither score nor baseline.
+    """A judgement for the series with values; the others are `NORMAL`, with neither score nor baseline.
 
     Args:
         seen: bool[n].
@@ -62,7 +62,7 @@ class Rule(Protocol):
         """Whether the rule is applied to a series by default."""
 
     def initial_state(self, series: Sequence[Series]) -> Any:
-        """The state before the first step, of these series."""
+        """The state before the first step, for the given series."""
 
     def judge(self, state: Any, values: Floats, seen: Bools, seconds: float) -> tuple[Any, Judgement]:
         """The next state and the judgement of one step.
@@ -77,7 +77,7 @@ class Rule(Protocol):
 
 @dataclass
 class RuleStream:
-    """A rule on the series of one training, step by step.
+    """Applies a rule to the series of one training, step by step.
 
     Attributes:
         state: May be kept and put back.
@@ -92,13 +92,13 @@ class RuleStream:
         self.state = self.rule.initial_state([self.series[n] for n in self.columns])
 
     def judge(self, values: Floats, seen: Bools, seconds: float) -> Judgement:
-        """The judgement of the next step, of ``columns`` in their order; takes values of all series."""
+        """Judge the next step from the values of all series; the result is for ``columns``, in their order."""
         self.state, judgement = self.rule.judge(self.state, values[self.columns], seen[self.columns], seconds)
         return judgement
 
 
 def judge_recording(rule: Rule, recording: Recording) -> tuple[tuple[Series, ...], Judgement]:
-    """The series that a rule reads, and its judgements of a whole recording, arrays [steps, n]."""
+    """The series that a rule reads, and its judgements for a whole recording, as arrays [steps, n]."""
     columns = recording.columns(rule.reads)
     state = rule.initial_state(columns.series)
     shape = columns.values.shape

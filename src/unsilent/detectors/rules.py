@@ -1,4 +1,4 @@
-"""The rules by name, and the presets that name several: ``robust-z:threshold=20`` is a rule with its thresholds.
+"""The rules and presets by name, with thresholds in the form ``robust-z:threshold=20``.
 
 A rule is imported when it is made, so that listing them is instant. Another package registers a rule as an entry point of the
 group ``unsilent.rules``: its class, by its name.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RuleEntry(NamedTuple):
-    """A rule that can be chosen: where its class is (``module:class``), and one line about it."""
+    """A rule that can be chosen: the location of its class (``module:class``), and a one-line description."""
 
     target: str
     description: str
@@ -61,7 +61,10 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 
 
 def rule_class(name: str) -> type[Rule]:
-    """The class of a rule, also of another package. Raises ``UsageError`` for a name that does not exist."""
+    """The class of a rule, which may be from another package.
+
+    Raises ``UsageError`` if there is no rule with this name.
+    """
     if name in RULES:
         return cast("type[Rule]", load_named(RULES[name].target))
     installed = installed_parts(GROUP, RULES)
@@ -75,7 +78,9 @@ def rule_class(name: str) -> type[Rule]:
 
 
 def make_rule(what: str | Rule) -> Rule:
-    """The rule of a text ``name:key=value,key=value``; a rule is returned as it is. Raises ``UsageError``.
+    """The rule described by a text ``name:key=value,key=value``; a rule is returned unchanged.
+
+    Raises ``UsageError`` if there is none.
 
     >>> make_rule("megatron-large:factor=20").factor
     20.0
@@ -87,7 +92,10 @@ def make_rule(what: str | Rule) -> Rule:
 
 
 def check_rule(value: Any, argument: str = "rule") -> Rule:
-    """The object itself, if it has what a rule has. Raises ``UsageError``, which calls it ``argument``."""
+    """The object unchanged, if it has the interface of a rule.
+
+    Raises ``UsageError`` otherwise; ``argument`` is its name in the message.
+    """
     if isinstance(value, type):
         raise UsageError(f"{argument} is the class {value.__name__}; expected an object: write {value.__name__}(…)")
     methods = (getattr(value, name, None) for name in ("reads", "initial_state", "judge"))
@@ -100,7 +108,7 @@ def check_rule(value: Any, argument: str = "rule") -> Rule:
 
 
 def format_rule(rule: Rule) -> str:
-    """The text that `make_rule` makes this rule of; defaults are left out.
+    """The text from which `make_rule` makes this rule, without default thresholds.
 
     >>> format_rule(make_rule("megatron-large:factor=20,samples=100"))
     'megatron-large:factor=20.0'
@@ -112,7 +120,7 @@ def format_rule(rule: Rule) -> str:
 
 
 def recorded_text(rule: Rule) -> str:
-    """The text that is recorded of a rule: the one that makes it again, if there is one; else its own ``repr``, or its name.
+    """The text that represents a rule in records: that for `make_rule` if possible, else its ``repr`` or name.
 
     >>> recorded_text(make_rule("megatron-large:factor=20"))
     'megatron-large:factor=20.0'
@@ -130,7 +138,10 @@ def rule_thresholds(rule: Rule) -> dict[str, Any]:
 
 
 def rules_of_preset(name: str) -> tuple[Rule, ...]:
-    """The rules that a preset names, with their default thresholds. Raises ``UsageError``."""
+    """The rules in a preset, with their default thresholds.
+
+    Raises ``UsageError`` if there is no preset with this name.
+    """
     check_name("preset", name, PRESETS)
     return tuple(make_rule(text) for text in PRESETS[name])
 

@@ -1,4 +1,4 @@
-"""Series that rules read: named numbers that a training gives at every step; and recordings of them in a file."""
+"""Series of numbers that rules read, one number for each training step, and recordings of series in files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STATISTICS = (L2, LARGEST, NUMBER)
 
 
 class Series(NamedTuple):
-    """Name of a series of one number for each step.
+    """Name and description of a series with one number per step.
 
     Attributes:
         feature: One of `FEATURES`.
@@ -83,17 +83,17 @@ class Recording:
             )
 
     def columns(self, wanted: Callable[[Series], bool]) -> Recording:
-        """The series that are wanted."""
+        """The recording with only the wanted series."""
         chosen = [number for number, entry in enumerate(self.series) if wanted(entry)]
         series = tuple(self.series[number] for number in chosen)
         return Recording(series, self.values[:, chosen], self.seen[:, chosen], self.seconds)
 
     def save(self, path: str | Path) -> None:
-        """Write a .npz file without pickled objects."""
+        """Write the recording to an .npz file without pickled objects."""
         Path(path).write_bytes(self.content())
 
     def content(self) -> bytes:
-        """The bytes of that file."""
+        """The bytes of the file that `save` writes."""
         names = np.frombuffer(json.dumps(self.series).encode(), np.uint8)
         buffer = io.BytesIO()
         np.savez_compressed(buffer, series=names, values=self.values, seen=self.seen, seconds=self.seconds)
@@ -110,14 +110,17 @@ def is_recording(path: str | Path) -> bool:
 
 
 def _series(values: object) -> Series:
-    """A series of a recording; raises ``TypeError``."""
+    """Convert values from a file to a series; raises ``TypeError``."""
     if not isinstance(values, list):
         raise TypeError("a series is no list")
     return Series(*values)
 
 
 def load_recording(path: str | Path) -> Recording:
-    """The recording in a file that `Recording.save` wrote. Raises ``UsageError`` for any other file."""
+    """Load a recording from a file of `Recording.save`.
+
+    Raises ``UsageError`` for any other file.
+    """
     try:
         with open_plain(path) as content, zipfile.ZipFile(content) as archive:
             unpacked = sum(info.file_size for info in archive.infolist())

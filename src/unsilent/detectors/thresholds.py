@@ -29,7 +29,7 @@ def check_share(rule: str, **shares: float) -> None:
 
 
 def check_order(rule: str, higher: tuple[str, float], lower: tuple[str, float]) -> None:
-    """Raise ``UsageError`` unless one threshold, given with its name, is above the other."""
+    """Raise ``UsageError`` unless the threshold ``higher`` is above ``lower``; both are given with their names."""
     if not higher[1] > lower[1]:
         raise UsageError(
             f"rule {rule!r}: thresholds out of order: {higher[0]} is {higher[1]:g} and {lower[0]} is {lower[1]:g}; "

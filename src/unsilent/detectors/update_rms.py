@@ -1,4 +1,4 @@
-"""Spikes of the root mean square of an update, relative to its running mean and spread.
+"""Spikes of the root mean square of an update, relative to its running mean and standard deviation.
 
     alarm: value > mean + deviations * spread, and value > factor * mean
 
@@ -24,7 +24,7 @@ from unsilent.detectors.thresholds import check_above, check_at_least, check_sha
 
 
 class RunningState(NamedTuple):
-    """Moving averages of the values and of their squares, float64[n]; of ``learnt`` values, int64[n].
+    """State of the rule: moving averages of the values and of their squares, and the number of learnt values.
 
     ``alarms`` int64[n]: finite values in a row that raised an alarm.
     """
@@ -37,7 +37,7 @@ class RunningState(NamedTuple):
 
 @dataclass(frozen=True)
 class UpdateRms:
-    """The size of an update against its running mean; values that raise an alarm are not learnt.
+    """Rule on the size of an update relative to its running mean; values with an alarm are not learnt.
 
     Attributes:
         factor: Least ratio of an alarm to the mean.
@@ -61,11 +61,11 @@ class UpdateRms:
         check_at_least(self.name, 1, warm_up=self.warm_up, relearn=self.relearn)
 
     def reads(self, series: Series) -> bool:
-        """The L2 norm of the update of a parameter."""
+        """Whether the series is the L2 norm of a parameter's update."""
         return (series.feature, series.statistic) == (UPDATE, L2)
 
     def initial_state(self, series: Sequence[Series]) -> RunningState:
-        """State with empty averages."""
+        """The state with empty averages."""
         zeros, none = np.zeros(len(series)), np.zeros(len(series), np.int64)
         return RunningState(zeros, zeros, none, none)
 

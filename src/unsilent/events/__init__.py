@@ -1,1 +1,1 @@
-"""Events of a watch of a running job: files of them, what they say of a run, and where they go. Needs no torch."""
+"""Events of a monitored job: reading their files, summarising a run, and sending events to sinks. Needs no torch."""

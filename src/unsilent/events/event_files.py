@@ -1,4 +1,4 @@
-"""Reading files of events, which may grow while they are read, end in the middle of a line, or come from anywhere."""
+"""Reading files of events, which may be growing, end with an incomplete line, or be untrusted."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _NOUNS = {int: "a whole number of at most 63 bits", float: "a number", str: "a t
 
 
 def path_of_rank(path: Path, rank: int, world_size: int) -> Path:
-    """The file of one rank: with one rank the path as it is, with several NAME.rank0.jsonl, NAME.rank1.jsonl etc."""
+    """The file of one rank: ``path`` for a single rank, otherwise NAME.rank0.jsonl, NAME.rank1.jsonl and so on."""
     return path if world_size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
 def has_events(path: Path) -> bool:
-    """Whether a path is meant as events: a folder, NAME.jsonl, or a file that begins as events do."""
+    """Whether a path looks like events: a folder, NAME.jsonl, or a file that begins like an event."""
     if path.is_dir() or path.suffix == ".jsonl":
         return True
     try:
@@ -59,7 +59,7 @@ def has_events(path: Path) -> bool:
 
 
 def begins_a_run(line: bytes) -> bool:
-    """Whether a monitor wrote this first line of a file."""
+    """Whether a line looks like the first line of a monitor's file."""
     try:
         event = parse_event(line)
     except (ValueError, RecursionError):
@@ -68,7 +68,7 @@ def begins_a_run(line: bytes) -> bool:
 
 
 def may_begin_an_event(line: bytes) -> bool:
-    """Whether a monitor may have written this beginning of a line."""
+    """Whether the text may be the beginning of an event's line."""
     beginnings = [f'{{"kind": "{kind}", "time": '.encode() for kind in EVENTS]
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 
@@ -113,7 +113,7 @@ def _newest(files: list[Path]) -> float:
 
 
 def check_size(path: Path, files: Sequence[Path]) -> None:
-    """Raise ``UsageError`` where the files that were found at a path are too large to be read."""
+    """Raise ``UsageError`` if the files found at a path are too large to read."""
     if (size := sum(file.stat().st_size for file in files)) > MOST_BYTES:
         raise UsageError(
             f"the events in {path} are {size >> 20} MiB; at most {MOST_BYTES >> 20} MiB are read; give the file of one rank"
@@ -121,12 +121,15 @@ def check_size(path: Path, files: Sequence[Path]) -> None:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All events of a job, rank by rank; see `find_event_files`. Raises ``UsageError``."""
+    """All events of a job, rank by rank; see `find_event_files`.
+
+    Raises ``UsageError`` if they cannot be read.
+    """
     return list(iterate_events(path))
 
 
 def iterate_events(path: Path) -> Iterator[Event]:
-    """The events of a job one by one: it may have more than memory should hold."""
+    """Yield the events of a job one by one, to limit the memory needed."""
     files = find_event_files(path)
     check_size(path, files)
     for file in files:
@@ -146,7 +149,10 @@ class EventFile:
         self._offset = self._line = self._values = 0
 
     def read_new(self) -> Iterator[Event]:
-        """The events since the last call, without a last line that is not complete. Raises ``UsageError``."""
+        """Yield the events since the last call, without an incomplete last line.
+
+        Raises ``UsageError`` if a line is not an event.
+        """
         with open_plain(self.path) as file:
             if os.fstat(file.fileno()).st_size < self._offset:
                 raise UsageError(f"{self.path} became shorter while it was read; start again")
@@ -176,7 +182,9 @@ class EventFile:
 
 
 def parse_event(line: bytes) -> Event | None:
-    """The event of a line; None for a kind that is not known. Fields that are not known are left out.
+    """Parse a line to an event; None if its kind is unknown.
+
+    Unknown fields are ignored.
 
     All texts are made fit for terminals and pages here: without control characters, and of limited length.
 
@@ -197,7 +205,9 @@ def parse_event(line: bytes) -> Event | None:
 
 
 def parse_fields(kind: type[Record], record: Mapping[str, Any]) -> Record:
-    """A dataclass from JSON values, whose texts are made fit for terminals and pages. Raises ``ValueError``.
+    """Make a dataclass from JSON values, with unprintable characters in texts escaped.
+
+    Raises ``ValueError`` if a value does not fit.
 
     Fields that are not known are left out.
     """
@@ -211,12 +221,15 @@ def parse_fields(kind: type[Record], record: Mapping[str, Any]) -> Record:
 
 @cache
 def _fields(kind: Any) -> Mapping[str, Any]:
-    """Fields of a dataclass and their types."""
+    """The fields of a dataclass with their types."""
     return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
 
 
 def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
-    """The value of a field; raises ``ValueError`` where it has another type."""
+    """The value of a field, checked against its type.
+
+    Raises ``ValueError`` if it has another type.
+    """
     if type(value) is hint and (hint is not int or abs(value) <= LARGEST):  # most values, at once
         return _harmless(value) if hint is str else value
     kind, inner = _parts(hint)
@@ -244,18 +257,18 @@ def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:
-    """Raise ``ValueError`` where a number from a file is not one that we write."""
+    """Raise ``ValueError`` unless a number from a file is between ``least`` and ``most``."""
     if not least <= value <= most:
         raise ValueError(f"{name} is {value}; expected {least} to {most}")
 
 
 @cache
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The kind of a type, and the types in it."""
+    """The origin and the arguments of a type, such as list and int for ``list[int]``."""
     return get_origin(hint) or hint, get_args(hint)
 
 
 @lru_cache(4096)
 def _harmless(text: str) -> str:
-    """A text of at most about `MOST_TEXT` characters, all of which are printed as they are."""
+    """The text with unprintable characters escaped, limited to about `MOST_TEXT` characters."""
     return escape_unprintable(short(text, MOST_TEXT))

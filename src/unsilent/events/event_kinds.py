@@ -36,7 +36,7 @@ LOGGER = "unsilent.monitor"
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Anything that a monitor reports; as text one line.
+    """Base class of events that a monitor reports; ``str`` gives a one-line text.
 
     Attributes:
         time: Seconds since 1970, UTC.
@@ -52,7 +52,7 @@ class Event:
 
     @property
     def repeats_other_rank(self) -> bool:
-        """Whether another rank reports the same, in the same words."""
+        """Whether another rank reports the same event with the same text."""
         return False
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class AgreedEvent(Event):
-    """Event that all ranks agree on, so that each of them reports it."""
+    """Base class of events that all ranks agree on and each of them reports."""
 
     log_level: ClassVar[int] = logging.WARNING
 
@@ -77,7 +77,7 @@ class AgreedEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Started(Event):
-    """A monitor begins.
+    """Reports that a monitor has started.
 
     Attributes:
         host, device: Where the rank runs.
@@ -115,7 +115,9 @@ class Started(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSummary(Event):
-    """Numbers of a step; about once a second (after ten hours: every ten), for a step with an alarm, and for the last one.
+    """Reports numbers of a step, about once a second, for each step with an alarm, and for the last step.
+
+    After ten hours, it is written only once in ten seconds.
 
     Attributes:
         loss: Loss; None where it was not seen.
@@ -140,7 +142,7 @@ class StepSummary(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingChanged(Event):
-    """The share of the tensors that is read at each step has changed.
+    """Reports that the share of tensors read in each step has changed.
 
     Attributes:
         interval: Each tensor is read every so many steps: the longest wait until every tensor was seen. 0: none is read so far.
@@ -160,11 +162,12 @@ class SamplingChanged(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm(Event):
-    """A rule found something, in the rank that reports it.
+    """Reports that a rule found an anomaly on this rank.
 
-    There is one for each rule in a step in which it finds something in a series in which it found nothing before, or less: of the
-    series with the highest score among these. Parameters that differ between ranks are an alarm of each rank that differs from
-    the majority, of all ranks where there is none; it is repeated about once a minute as long as they differ.
+    There is one alarm for each rule in a step in which it finds something in a series in which it found nothing before, or
+    less: of the series with the highest score among these. Parameters that differ between ranks are an alarm of each rank
+    that differs from the majority, of all ranks where there is none; it is repeated about once a minute as long as they
+    differ.
 
     Attributes:
         host, device: Where the rank runs.
@@ -207,7 +210,7 @@ class Alarm(Event):
 
     @property
     def names_no_rank(self) -> bool:
-        """Whether all ranks that were compared report the same, and none is to be blamed."""
+        """Whether the compared replicas differ without a majority, so that no rank can be blamed."""
         return self.feature == REPLICAS and not self._has_majority
 
     @property
@@ -216,7 +219,7 @@ class Alarm(Event):
 
     @property
     def summary(self) -> str:
-        """The alarm without the place: the same on every machine."""
+        """A text about the alarm without its place, equal on every machine."""
         if self.feature == FINGERPRINT:
             share = f" ({self._share} tensors)" if self.series_flagged > 1 else ""
             return f"step {self.step}: bits of {self.tensor} changed between two steps{share}, {UNRECORDED}"
@@ -237,7 +240,7 @@ class Alarm(Event):
 
     @property
     def series_name(self) -> str:
-        """Feature, tensor and statistic; as in a verdict."""
+        """Feature, tensor and statistic in one text, as in a verdict."""
         if self.feature == FINGERPRINT:
             return f"{FINGERPRINT} of {self.tensor}"
         if self.feature == REPLICAS:
@@ -249,13 +252,13 @@ class Alarm(Event):
 
     @property
     def _has_majority(self) -> bool:
-        """Whether some of the replicas that were compared do not count as differing."""
+        """Whether a majority of the replicas agrees, so that only the others count as differing."""
         return self.series_flagged < self.series_judged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(AgreedEvent):
-    """Agreement of all ranks after an alarm in any of them.
+    """Reports the result that all ranks agreed on after an alarm on any of them.
 
     Attributes:
         suspect: Rank that the fault is in; -1: undetermined.
@@ -286,13 +289,13 @@ class Verdict(AgreedEvent):
 
     @property
     def repeats_alarm(self) -> bool:
-        """Whether the verdict says nothing that the alarm has not said: there is one rank, and nothing was done."""
+        """Whether the verdict adds nothing to the alarm, because there is one rank and no action."""
         return self.reason == ONE_RANK and self.action == "log"
 
 
 @dataclass(frozen=True, kw_only=True)
 class IncidentBegan(AgreedEvent):
-    """The first verdict of a run: an incident begins, and is recorded.
+    """Reports the first verdict of a run, and the folder in which the incident is recorded.
 
     Attributes:
         folder: Folder in which the incident is recorded.
@@ -307,7 +310,7 @@ class IncidentBegan(AgreedEvent):
 
     @property
     def since(self) -> str:
-        """The place where the incident began: ``step 90, rank 1, fingerprint of fc.weight``."""
+        """The place where the incident began, such as ``step 90, rank 1, fingerprint of fc.weight``."""
         return since_text(self.step, self.suspect, self.tensor or self.reason)
 
     def __str__(self) -> str:
@@ -316,7 +319,7 @@ class IncidentBegan(AgreedEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class AlarmExplained(AgreedEvent):
-    """The kind of fault that an alarm was, decided on evidence.
+    """Reports the kind of fault behind an alarm, determined from evidence.
 
     Attributes:
         fault: The kind: ``transient``, ``device``, ``checkpoint``, ``numerics``, ``benign``, ``data`` or ``undetermined``.
@@ -340,7 +343,7 @@ class AlarmExplained(AgreedEvent):
 
     @property
     def kind_text(self) -> str:
-        """``kind of fault: transient (UNSILENT-T01, minor)``."""
+        """The kind of fault as text, such as ``kind of fault: transient (UNSILENT-T01, minor)``."""
         return f"kind of fault: {self.fault}{f' ({self.code}, {self.level})' if self.code else ''}"
 
     def __str__(self) -> str:
@@ -354,7 +357,7 @@ class AlarmExplained(AgreedEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorFailed(Event):
-    """The monitor itself raised an error; the job goes on without it.
+    """Reports an internal error that stopped the monitor; the job continues without it.
 
     Attributes:
         error: Type and first line of the error.
@@ -370,7 +373,7 @@ class MonitorFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(Event):
-    """The monitor ends.
+    """Reports that the monitor has ended.
 
     Attributes:
         steps, alarms: How many there were in this rank.
@@ -401,7 +404,7 @@ class Ended(Event):
 
     @property
     def coverage(self) -> str:
-        """Share of the training that was read and judged, in words."""
+        """A sentence on the share of the training that was read and judged."""
         wait = f"each tensor was read within {count_text(self.longest_wait, 'step')}"
         parts = [wait if self.longest_wait else "no step was read"]
         parts += [f"{self.unseen_count:,} series were never read"] if self.unseen_count else []
@@ -424,7 +427,7 @@ def join_names(*names: str) -> str:
 
 
 def since_text(step: int, suspect: int, subject: str) -> str:
-    """The place where an incident began, in words."""
+    """Text for the place where an incident began: step, rank and subject."""
     return ", ".join(filter(None, (f"step {step}", f"rank {suspect}" if suspect >= 0 else "no rank named", subject)))
 
 

@@ -1,4 +1,4 @@
-"""This machine, and its processes."""
+"""Information about this machine and its processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOCK_SECONDS = 60.0
 
 
 def first_step() -> int | None:
-    """The step of the training that this run begins with, as the variable says; None where it says none."""
+    """The training step with which this run begins, from an environment variable; None if it is not set."""
     text = os.environ.get(FIRST_STEP, "")
     return int(text) if text.isdecimal() and len(text) <= LONGEST_STEP else None
 
@@ -28,7 +28,7 @@ def host_name() -> str:
 
 
 def pid_namespace() -> str:
-    """Namespace in which numbers of processes mean the same, where the system has such (containers on Linux); else empty."""
+    """The PID namespace of this process on Linux, in which process numbers are unique; empty on other systems."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -36,7 +36,7 @@ def pid_namespace() -> str:
 
 
 def process_exists(number: int, at: float) -> bool:
-    """Whether a process that had this number at a time (seconds since 1970) has not ended; true where that is not known."""
+    """Whether the process that had a number at a given time is still running; true if that is unknown."""
     if os.name != "posix" or number <= 0:
         return True
     try:

@@ -1,4 +1,4 @@
-"""The folder that the first alarm of a run writes, and how it is read: `incident.json`, and a folder for each rank.
+"""The folder that the first alarm of a run creates: `incident.json`, and a subfolder for each rank.
 
     incidents/STEP-RUNID/       STEP of the training: `first_step` and the step of the run
         incident.json           by rank 0: alarms, verdicts, settings, versions, checkpoints; `fault_verdict` once there is one
@@ -64,7 +64,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """Content of ``incident.json``: the first alarm of a run, and what came of it.
+    """Content of ``incident.json``: the first alarm of a run and its consequences.
 
     Attributes:
         folder: Folder of the record.
@@ -103,7 +103,7 @@ class Incident:
 
     @property
     def since(self) -> str:
-        """The place where the incident began: ``step 90, rank 1, fingerprint of fc.weight``."""
+        """The place where the incident began, such as ``step 90, rank 1, fingerprint of fc.weight``."""
         return since_text(self.step, self.suspect, self.tensor or self.reason)
 
     @property
@@ -113,7 +113,7 @@ class Incident:
 
     @property
     def ranks(self) -> list[int]:
-        """Ranks that have a part in the folder."""
+        """The ranks with a subfolder."""
         return ranks_in(self.folder)
 
 
@@ -150,13 +150,16 @@ class RankPart:
     problems: tuple[str, ...] = ()
 
     def file(self, name: str) -> Path | None:
-        """A file of this part; None where there is none."""
+        """The path of a file in the rank's subfolder; None if there is no such file."""
         path = self.folder / name
         return path if path.is_file() and not path.is_symlink() else None
 
 
 def find_incident(path: Path) -> Path:
-    """The folder of an incident: the path itself, or the only incident of the job whose folder it is. Raises ``UsageError``."""
+    """The incident's folder: the path itself, or the only incident in a job's folder.
+
+    Raises ``UsageError`` if there is none or more than one.
+    """
     if (path / INCIDENT_FILE).exists() or not path.is_dir():
         return path
     above = path if path.name == FOLDER else path / FOLDER
@@ -175,18 +178,21 @@ def find_incident(path: Path) -> Path:
 
 
 def is_incident(folder: Path) -> bool:
-    """Whether a folder, which is no link, has the record of an incident."""
+    """Whether a folder is not a link and contains the record of an incident."""
     return _is_real_folder(folder) and (folder / INCIDENT_FILE).exists()
 
 
 def read_incident(path: Path) -> Incident:
-    """The incident in a folder; see `find_incident`. Raises ``UsageError`` in one line for what no monitor writes."""
+    """Read the incident in a folder; see `find_incident`.
+
+    Raises ``UsageError`` if the record is invalid.
+    """
     folder = find_incident(path)
     return replace(_read(Incident, folder / INCIDENT_FILE), folder=folder)
 
 
 def ranks_in(folder: Path) -> list[int]:
-    """Ranks that have a part in the folder of an incident."""
+    """The ranks with a subfolder in an incident's folder."""
     try:
         names = [part.name for part in folder.iterdir() if _RANK.fullmatch(part.name) and _is_real_folder(part)]
     except OSError:
@@ -195,7 +201,10 @@ def ranks_in(folder: Path) -> list[int]:
 
 
 def read_rank_part(folder: Path, rank: int) -> RankPart:
-    """The part of one rank. Raises ``UsageError``."""
+    """Read the part of one rank.
+
+    Raises ``UsageError`` if it is missing or invalid.
+    """
     part_folder = folder / f"rank{rank}"
     if not _is_real_folder(part_folder):
         raise UsageError(
@@ -205,7 +214,10 @@ def read_rank_part(folder: Path, rank: int) -> RankPart:
 
 
 def write_record(folder: Path, record: Incident | RankPart) -> None:
-    """Write ``incident.json`` or ``rank.json``, at once: a reader sees the old one or the new one. Raises ``OSError``."""
+    """Write ``incident.json`` or ``rank.json`` atomically.
+
+    Raises ``OSError``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     values = {name: value for name, value in vars(record).items() if name != "folder" and value is not None}
     for name in ("alarms", "verdicts"):
@@ -217,14 +229,17 @@ def write_record(folder: Path, record: Incident | RankPart) -> None:
 
 
 def add_fault_verdict(folder: Path, verdict: FaultVerdict) -> None:
-    """Write into ``incident.json`` what kind of fault it was; one that is there is replaced. Raises ``UsageError``."""
+    """Write the verdict on the kind of fault into ``incident.json``, in place of an earlier one.
+
+    Raises ``UsageError`` if the record cannot be read or written.
+    """
     incident = replace(read_incident(folder), fault_verdict=verdict)
     with system_errors(f"cannot write {folder / INCIDENT_FILE}", "check the folder and its disk"):
         write_record(folder, incident)
 
 
 def not_executed_verdict(alarm: Verdict | Incident, exit_code: int = UNDETERMINED_EXIT_CODE) -> FaultVerdict:
-    """The verdict on the kind of fault where no step was executed again."""
+    """The undetermined verdict on an alarm whose step was not executed again."""
     return FaultVerdict(
         kind="undetermined", step=alarm.step, rank=alarm.suspect, host=alarm.host, device=alarm.device,
         reason=f"{alarm.reason}; the step was not executed again", exit_code=exit_code,
@@ -250,7 +265,7 @@ def _read(kind: type[Record], path: Path) -> Record:
 
 
 def _check_numbers(incident: Incident) -> None:
-    """Raise ``ValueError`` for steps, ranks and exit codes that cannot be."""
+    """Raise ``ValueError`` if steps, ranks or exit codes are impossible."""
     check_range("first_step", incident.first_step, 0, LAST_STEP)
     check_range("world_size", incident.world_size, 1, ALL_RANKS)
     check_range("step", incident.step, 0, LAST_STEP)

@@ -1,4 +1,4 @@
-"""Ranks of a job that wrote no last event and write none any more: killed, or silent for long."""
+"""Detection of ranks that were killed or have been silent for long, without a last event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_GAPS = 10
 
 
 def gone_processes(history: RunHistory) -> set[int]:
-    """Ranks without a last event whose process is known not to exist; of other hosts and containers nothing is known.
+    """Ranks without a last event whose process has ended, as far as this host can tell.
 
     Events are to be read once more after this: a process writes its last one before it ends.
     """
@@ -28,7 +28,7 @@ def gone_processes(history: RunHistory) -> set[int]:
 def find_lost(
     history: RunHistory, written: Mapping[int, float], gone: Collection[int], now: float
 ) -> tuple[dict[int, str], bool]:
-    """Why ranks are lost, as sentences by rank, and whether no other rank writes any more.
+    """Sentences by rank on why ranks are lost, and whether no rank writes events any more.
 
     Args:
         history: History of the job.
@@ -66,5 +66,5 @@ def _patience(rank: RankHistory) -> float:
 
 
 def _is_near(started: Started) -> bool:
-    """Whether the number of the process means the same here."""
+    """Whether a rank's process is in this host's and container's process namespace."""
     return (started.host, started.pid_namespace) == (host_name(), pid_namespace())

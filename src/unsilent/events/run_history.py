@@ -1,4 +1,4 @@
-"""History of a run of a job from its events, in bounded memory: what `unsilent watch` and the report of a run show."""
+"""History of a run from the events of a job, in limited memory, for `unsilent watch` and the report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_INCIDENTS = 20
 
 @dataclass(frozen=True)
 class RunIncident:
-    """The incident of a run that another one continued.
+    """The incident of an earlier run that another run continued.
 
     Attributes:
         step: Step of the training.
@@ -52,7 +52,7 @@ class RunIncident:
 
 @dataclass
 class EarlierRuns:
-    """Runs before the last one.
+    """Counts and incidents of the runs before the last one.
 
     Attributes:
         runs, alarms: That the last run continues, and their alarms.
@@ -67,7 +67,7 @@ class EarlierRuns:
     incidents: list[RunIncident] = field(default_factory=list)
 
     def add(self, run: RankHistory) -> None:
-        """Take a run that is over."""
+        """Add a run that has ended."""
         self.runs, self.alarms = self.runs + 1, self.alarms + run.alarm_count
         if run.incident is not None:
             known = next((explained for explained in run.explained if explained.step == run.incident.step), None)
@@ -77,14 +77,14 @@ class EarlierRuns:
             self.incidents = [*self.incidents, new][-MOST_INCIDENTS:]
 
     def start_anew(self) -> None:
-        """The next run begins another training."""
+        """Count the runs so far as another training, which the next run does not continue."""
         self.other_runs, self.other_alarms = self.other_runs + self.runs, self.other_alarms + self.alarms
         self.runs = self.alarms = 0
         self.incidents = []
 
 
 def of_all_ranks(ranks: Iterable[EarlierRuns]) -> EarlierRuns:
-    """The earlier runs of all ranks together; what several of them report is one incident."""
+    """The earlier runs of all ranks combined; an incident reported by several ranks counts once."""
     result = EarlierRuns()
     every: list[RunIncident] = []
     for earlier in ranks:
@@ -99,7 +99,7 @@ OK, WARNING = "ok", "warning"
 
 
 def health_after(health: str, event: Event) -> str:
-    """The health of the device of the event's rank: `WARNING` after an alarm, or a verdict that suspects this rank."""
+    """The health of a rank's device after an event: `WARNING` after an alarm or a verdict that suspects the rank."""
     if isinstance(event, StepSummary):
         return event.health
     raised = isinstance(event, Alarm) and event.level == "alarm"
@@ -153,7 +153,7 @@ class RankHistory:
     longest_gap: float = 0.0
 
     def add(self, event: Event) -> None:
-        """Take the next event of this rank."""
+        """Add the next event of this rank."""
         self.longest_gap = max(self.longest_gap, event.time - self.last.time if self.last else 0.0)
         self.last, self.health = event, health_after(self.health, event)
         if isinstance(event, (StepSummary, Alarm, Verdict)):
@@ -192,19 +192,19 @@ class RankHistory:
 
     @property
     def state(self) -> str:
-        """``running``, ``monitor failed``, ``ended``, ``error`` or ``stopped``; see `Ended`."""
+        """State of the rank: ``running``, ``monitor failed``, ``ended``, ``error`` or ``stopped``; see `Ended`."""
         if self.ended is None:
             return "monitor failed" if self.failed else "running"
         return "ended" if self.ended.how == DONE else self.ended.how
 
     @property
     def cost(self) -> float | None:
-        """Share of the time that the monitor took: of the whole run, or lately; None: not known yet."""
+        """Share of the time spent by the monitor, in the whole run or recently; None if it is unknown."""
         return self.ended.cost if self.ended else self.summaries[-1].cost if self.summaries else None
 
 
 class RunHistory:
-    """The last run in the events of a job; a run begins with `Started`. Of runs before it, alarms and incidents are kept."""
+    """History of the last run in the events of a job, with alarms and incidents of earlier runs."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._ranks: dict[int, RankHistory] = {}
@@ -213,7 +213,7 @@ class RunHistory:
             self.add(event)
 
     def add(self, event: Event) -> None:
-        """Take an event; those of one rank come in their order."""
+        """Add an event; the events of each rank must come in order."""
         rank = self._ranks.setdefault(event.rank, RankHistory(event.rank))
         if isinstance(event, Started) and rank.last is not None:
             earlier = self._earlier.setdefault(event.rank, EarlierRuns())
@@ -225,7 +225,7 @@ class RunHistory:
 
     @property
     def earlier(self) -> EarlierRuns:
-        """Runs before the last one, in the same files, among them those of ranks that the last run does not have."""
+        """The runs before the last one, on all ranks."""
         ranks = self.ranks
         present, continues = {rank.rank for rank in ranks}, self.first_step is not None
         every = []
@@ -241,7 +241,7 @@ class RunHistory:
 
     @property
     def first_step(self) -> int | None:
-        """Step of the training at which the last run continues; None where nothing said it."""
+        """Training step at which the last run continues; None if it is unknown."""
         return next((rank.started.first_step for rank in self.ranks if rank.started is not None), None)
 
     @property
@@ -252,7 +252,7 @@ class RunHistory:
 
     @property
     def ranks(self) -> list[RankHistory]:
-        """Ranks of the last run; files of an earlier run with more ranks are left out."""
+        """Histories of the ranks of the last run; further ranks of an earlier run are left out."""
         ranks = [self._ranks[number] for number in sorted(self._ranks)]
         starts = [rank.started for rank in ranks if rank.started is not None]
         size = max(starts, key=lambda start: start.time).world_size if starts else len(ranks)
@@ -267,39 +267,39 @@ class RunHistory:
 
     @property
     def has_ended(self) -> bool:
-        """Whether every rank that has events wrote its last one; those of other hosts may be in files elsewhere."""
+        """Whether every rank with events has written its last one."""
         ranks = self.ranks
         return bool(ranks) and all(rank.ended is not None for rank in ranks)
 
     @property
     def steps(self) -> int:
-        """Steps of the rank that is furthest."""
+        """The largest number of steps of any rank."""
         return max((rank.steps for rank in self.ranks), default=0)
 
     @property
     def alarm_count(self) -> int:
-        """Alarms of all ranks, without warnings."""
+        """Number of alarms of all ranks, without warnings."""
         return sum(rank.alarm_count for rank in self.ranks)
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The first verdicts; what several ranks report is one verdict."""
+        """The first verdicts; one reported by several ranks is listed once."""
         return _distinct(verdict for rank in self.ranks for verdict in rank.verdicts)
 
     @property
     def latest_verdicts(self) -> list[Verdict]:
-        """The last verdicts, in the same way."""
+        """The latest verdicts; one reported by several ranks is listed once."""
         return _distinct(verdict for rank in self.ranks for verdict in rank.latest_verdicts)
 
     @property
     def incident(self) -> IncidentBegan | None:
-        """The incident that is recorded, which all ranks report; None where none is."""
+        """The recorded incident, which all ranks report; None if there is none."""
         incidents = [rank.incident for rank in self.ranks if rank.incident is not None]
         return min(incidents, key=lambda incident: (incident.time, incident.rank), default=None)
 
     @property
     def explained(self) -> list[AlarmExplained]:
-        """Kinds of fault that alarms were; what several ranks report is one."""
+        """Kinds of fault behind alarms; one reported by several ranks is listed once."""
         return _distinct(event for rank in self.ranks for event in rank.explained)
 
     @property
@@ -309,7 +309,7 @@ class RunHistory:
 
     @property
     def headline(self) -> str:
-        """``3 alarms in 12,000 steps of 2 ranks; rank 1 is suspected``."""
+        """A summary, such as ``3 alarms in 12,000 steps of 2 ranks; rank 1 is suspected``."""
         alarms = count_text(self.alarm_count, "alarm") if self.alarm_count else "no alarm"
         suspects = self.suspects
         who = f"rank {suspects[0]} is suspected" if suspects else "the faulty rank is undetermined"
@@ -323,7 +323,7 @@ class RunHistory:
 
     @property
     def _steps_text(self) -> str:
-        """Steps that each rank made: of the one that is last, and of the one that is furthest."""
+        """Text with the number of steps, or with the smallest and the largest number if ranks differ."""
         least = min((rank.steps for rank in self.ranks), default=0)
         text = count_text(self.steps, "step")
         return text if least == self.steps else f"{least:,} to {text}"
@@ -342,7 +342,7 @@ class RunHistory:
 
     @property
     def unjudged_text(self) -> str:
-        """Number of series of a rank that has ended that had too few values to be judged, in words; empty where none had."""
+        """Text on series with too few values to be judged, on ranks that have ended; empty if there are none."""
         ended = [rank for rank in self.ranks if rank.ended and rank.ended.unjudged]
         counts = {rank.rank: rank.ended.unjudged for rank in ended if rank.ended}
         if not counts:
@@ -352,7 +352,7 @@ class RunHistory:
         return f"{counts[rank]:,} series{where} had too few values to be judged"
 
     def as_json(self) -> dict[str, Any]:
-        """The state as JSON values."""
+        """The history as JSON values."""
         earlier = self.earlier
         return {
             "headline": self.headline,
@@ -375,7 +375,7 @@ class RunHistory:
 
 
 def _of_earlier(earlier: EarlierRuns) -> Iterator[str]:
-    """Alarms of the runs that the last one continues, and its last incidents."""
+    """Yield texts on the alarms and the last incidents of the runs that the last run continues."""
     if earlier.alarms or earlier.incidents:
         alarms = count_text(earlier.alarms, "alarm") if earlier.alarms else "no alarm, but an incident"
         yield f"{alarms} in {'an earlier run' if earlier.runs == 1 else f'{earlier.runs:,} earlier runs'}"
@@ -414,6 +414,6 @@ def _keep(events: list[Any], event: Event) -> None:
 
 
 def _distinct(events: Iterable[Agreed]) -> list[Agreed]:
-    """The events in the order of steps, without those that differ in time and reporting rank alone."""
+    """The events in the order of steps, without duplicates that differ only in time and reporting rank."""
     every = sorted(events, key=lambda event: (event.step, event.rank))
     return list({replace(event, time=0.0, rank=0): event for event in every}.values())

@@ -65,7 +65,7 @@ class WatchedRun(Shown):
 
     @classmethod
     def read(cls, path: Path) -> WatchedRun:
-        """The run of a file of events, or of a folder with the files of one job; raises ``UsageError``."""
+        """Read the run from a file of events or from a folder with the files of one job; raises ``UsageError``."""
         command = shlex.join(["unsilent", "report", str(path)])
         return cls(path, report(iterate_events(path), str(path), command))
 
@@ -156,7 +156,7 @@ def _sections(history: RunHistory) -> Iterator[Section]:
 
 
 def most_alarmed(ranks: Sequence[RankHistory], most: int) -> list[RankHistory]:
-    """The ranks with the most alarms, in the order of their numbers."""
+    """The ranks with the most alarms, sorted by rank number."""
     chosen = sorted(ranks, key=lambda rank: (-rank.alarm_count, rank.rank))[:most]
     return sorted(chosen, key=lambda rank: rank.rank)
 
@@ -169,7 +169,10 @@ def _section(title: str, *parts: Table | Plot | None) -> Section:
 
 
 def alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
-    """A row for each alarm; ``count``: how many there were in all. None where there is none."""
+    """A table with a row for each alarm; None if there is none.
+
+    ``count``: total number of alarms.
+    """
 
     def feature(alarm: Alarm) -> str:
         return f"{alarm.feature}, {alarm.statistic}" if alarm.statistic else alarm.feature
@@ -189,13 +192,13 @@ def alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
 
 
 def _table(rows: Sequence[Any], columns: Sequence[Column], title: str, **more: Any) -> Table | None:
-    """The first rows for a terminal, all for a page; None where there is none."""
+    """A table with the first rows for a terminal and all rows for a page; None if there are no rows."""
     more = {"terminal_rows": 20, "sortable": len(rows) > 20, **more}
     return Table.of(rows, columns, title, **more) if rows else None
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
-    """A row for each verdict; None where there is none."""
+    """A table with a row for each verdict; None if there is none."""
     heads = (
         Column.count("step"),
         Column.text("suspect", lambda verdict: f"rank {verdict.suspect}" if verdict.suspect >= 0 else "undetermined"),
@@ -217,7 +220,7 @@ def _rank_table(ranks: Sequence[RankHistory]) -> Table | None:
 
 
 def _sampling_table(ranks: Sequence[RankHistory]) -> Table | None:
-    """Changes of the sampling; all ranks change together, so the first that has any is shown."""
+    """A table of changes of the sampling, from the first rank that has any, because all ranks change together."""
     heads = (
         Column.count("from step", "step"), Column("every tensor within", "number", "steps", of="interval"), Column.text("reason"),
     )  # fmt: skip
@@ -233,7 +236,7 @@ def _facts(started: Started) -> Iterator[tuple[str, str]]:
 
 
 def setting_facts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Settings and versions that say something, as texts."""
+    """Yield names and texts of the settings and versions that are not empty."""
     for name, value in settings.items():
         text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
         if value not in (None, "", (), {}):
@@ -255,7 +258,10 @@ def _curves(
     value: Callable[[StepSummary], float | None],
     limit: float | None = None,
 ) -> Plot | None:
-    """A curve for each rank, with a line at each step that has an alarm; ``limit`` is a horizontal line."""
+    """A plot with a curve for each rank, and a line at each step with an alarm; None if there is nothing to draw.
+
+    ``limit`` is drawn as a horizontal line.
+    """
     traces: list[Figure] = []
     every: list[float] = []
     for number, rank in enumerate(ranks):
@@ -295,10 +301,10 @@ def _curves(
 
 
 def _drawable(value: float) -> float | None:
-    """The number; None, which leaves a gap, where it is not finite or no axis can show it."""
+    """The number, or None (a gap in the curve) if it is not finite or too large for an axis."""
     return value if abs(value) < MOST_DRAWN else None
 
 
 def _value_at(points: Sequence[tuple[int, float]], step: int) -> float:
-    """The value at the last point not after a step, or at the first one."""
+    """The value at the last point up to a step, or else at the first point."""
     return next((y for at, y in reversed(points) if at <= step), points[0][1])

@@ -1,4 +1,4 @@
-"""A guard around a training loop, which undoes faults. What needs torch is loaded on first use."""
+"""A guard around a training loop that undoes faults; parts that need torch are imported on first use."""
 
 from __future__ import annotations
 

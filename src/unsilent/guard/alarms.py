@@ -1,4 +1,4 @@
-"""Warnings and errors of a guard: recoveries that are not exact, the stop where nothing helps, and its cost."""
+"""Warnings and errors of a guard, and its time cost."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LOOP_LEFT_MESSAGE = (
 
 
 class RepeatabilityWarning(UserWarning):
-    """A step that was executed again after an alarm was not the same step: the recovery may not be exact."""
+    """Warns that repeated steps differed from the original ones, so that the recovery may not be exact."""
 
 
 class NotRepeatable(UnsilentError):
-    """A recovery may not be exact: the error of a guard with ``strict=True``. The oldest state kept was put back."""
+    """Raised by a guard with ``strict=True`` if a recovery may not be exact; the oldest kept state was restored."""
 
     exit_code = 17
 
 
 class GuardStop(UnsilentError):
-    """The guard gives up: the fault is not transient, its traces are older than the states kept, or a bound is too tight.
+    """Raised if a guard cannot recover: the fault is permanent, older than all kept states, or a bound is too tight.
 
     The oldest state kept was put back, so that a checkpoint saved now is sound unless the fault is older than that.
 
@@ -52,7 +52,7 @@ class GuardStop(UnsilentError):
 
 @dataclass
 class GuardOverhead:
-    """Seconds (wall) that the guard itself took, and over how many steps.
+    """Wall time in seconds that the guard itself took, and the number of steps.
 
     ``check``: finding the largest magnitudes and comparing them. ``synchronise``: waiting for the device and for other ranks.
     """

@@ -1,4 +1,4 @@
-"""The analytic bounds of a model: how many terms each weight's gradient sums up is counted while one step runs.
+"""Analytic bounds for a model, from the number of terms in each weight's gradient, counted in one step.
 
 Bound of a first moment: 20 sqrt(n) / m (see `unsilent.detectors.moment_bounds`). n is the number of positions that a layer
 was applied to (samples times pixels or tokens; of an embedding all indices, as if they were the same one), m the number of terms
@@ -34,7 +34,7 @@ _SQUARES = ("exp_avg_sq", "square_avg", "max_exp_avg_sq")
 
 @dataclass(frozen=True)
 class AnalyticBounds:
-    """Ask a guard for analytic bounds, measured in its first step.
+    """Option for a guard: use analytic bounds, measured in its first step.
 
     Args:
         loss_terms: Number of terms that the loss of one step is the mean of. None: the samples, which is right where a loss
@@ -52,7 +52,7 @@ class AnalyticBounds:
 
 
 class GradientTermCounter(Hooked):
-    """Counts, from now until `close`, what the layers of a model are applied to.
+    """Counts the terms of each weight's gradient, from its creation until `close`.
 
     Attributes:
         sums: Terms of the gradient of each parameter, by ``id``.
@@ -79,7 +79,7 @@ class GradientTermCounter(Hooked):
 
 
 def _positions(layer: nn.Module, layer_input: Any, output: Tensor) -> int:
-    """Number of terms that a weight's gradient sums up; 0: not known."""
+    """Number of terms in the sum that is a weight's gradient; 0 if unknown."""
     weight = getattr(layer, "weight", None)
     if not (isinstance(weight, Tensor) and weight.numel()):
         return 0
@@ -97,7 +97,7 @@ def _positions(layer: nn.Module, layer_input: Any, output: Tensor) -> int:
 def analytic_moment_bounds(
     model: nn.Module, optimizers: Sequence[Optimizer], positions: GradientTermCounter, bounds_options: AnalyticBounds
 ) -> Mapping[str, float]:
-    """Bounds by name, of what optimizers remember now and the rule covers.
+    """Bounds by name for the optimizers' moments of all parameters with known numbers of terms.
 
     Raises:
         UsageError: no forward pass of a known layer was seen.

@@ -1,4 +1,4 @@
-"""Bounds by name of a tensor: what was given, and what was learnt of clean steps for the others."""
+"""Bounds of watched tensors by name: fixed ones, and others learnt from clean steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CALIBRATED, FIXED, NOT_FINITE, NEGATIVE = "calibrated", "fixed", "not finite", "
 
 
 class ExceededBound(NamedTuple):
-    """A bound that was passed: of which part (its number), by what, and the rule it comes from."""
+    """A bound that a tensor exceeded: the tensor's number, its magnitude, the bound, and the rule behind the bound."""
 
     tensor_number: int
     largest_magnitude: float
@@ -33,7 +33,7 @@ class ExceededBound(NamedTuple):
 
 
 class Bounds:
-    """Tensors that are remembered now, and their bounds.
+    """The currently watched tensors and their bounds.
 
     Args:
         factor: Factor of the calibrated bounds.
@@ -49,12 +49,15 @@ class Bounds:
         self.set_fixed_bounds(fixed or {}, FIXED)
 
     def set_fixed_bounds(self, fixed: Mapping[str, float], rule: str) -> None:
-        """Have these bounds by name, in place of fixed ones before; ``rule``: what alarms call them."""
+        """Replace all fixed bounds; ``rule`` is their name in alarms."""
         self._fixed_by_name, self._fixed_rule = dict(fixed), rule
         self._place_fixed()
 
     def update_tensors(self, parts: Sequence[WatchedTensor]) -> bool:
-        """Remember these tensors; what was learnt of one of this name stays. Whether they are others than before."""
+        """Set the watched tensors, and return whether their names changed.
+
+        Bounds learnt for tensors with the same names are kept.
+        """
         names = [part.name for part in parts]
         if names == self._names:
             return False
@@ -64,7 +67,7 @@ class Bounds:
         return True
 
     def learn(self, names: Sequence[str], largest: Floats) -> None:
-        """Take in clean steps of before, float64[steps, n]; NaN where there was no such tensor yet."""
+        """Learn from earlier clean steps, float64[steps, n]; NaN if a tensor did not exist yet."""
         rows = np.atleast_2d(np.asarray(largest, dtype=np.float64))
         if rows.shape[1:] != (len(names),) or len(set(names)) != len(names):
             raise UsageError(
@@ -89,13 +92,16 @@ class Bounds:
         return bool(((self._rule.steps_seen >= WARM_UP) | ~np.isnan(self._fixed)).all())
 
     def learn_step(self, result: Floats, numbers: Sequence[int]) -> None:
-        """Take in the step just found clean: float64[n] of the tensors of these numbers."""
+        """Learn from a clean step: float64[n] for the tensors with the given numbers."""
         every = np.full(len(self._names), np.nan)
         every[numbers] = result
         self._rule.learn(every)
 
     def first_exceeded(self, result: Floats, numbers: Sequence[int]) -> ExceededBound | None:
-        """The first bound that is passed; ``result``: float64[n] of the tensors of these numbers."""
+        """The first bound that is exceeded, among the tensors with the given numbers; None if none is.
+
+        ``result``: float64[n], their largest magnitudes.
+        """
         limits = np.where(self._rule.steps_seen >= WARM_UP, self._rule.bounds, _ANY)
         limits = np.where(np.isnan(self._fixed), limits, self._fixed)[numbers]
         over = indices_beyond_bounds(result, limits)
@@ -116,7 +122,7 @@ class Bounds:
         self._known.update(zip(self._names, values, strict=True))
 
     def _place(self, kinds: list[int]) -> None:
-        """Arrays of the present parts, from what is known by name."""
+        """Build the arrays for the current tensors from the values stored by name."""
         known = [self._known.get(name, (0.0, 0)) for name in self._names]
         self._rule = CalibratedBounds(np.array(kinds, dtype=np.int64), self._factor)
         self._rule.largest[:] = [largest for largest, _ in known]

@@ -1,4 +1,4 @@
-"""Record of what an execution of steps depended on, so that a second execution can be compared with the first.
+"""Records the inputs of an execution of steps, for comparison with a second execution.
 
 Recorded are the inputs of the model (a fingerprint, computed on their device), the numbers in ``param_groups`` at each step of an
 optimizer, and, when the step is over, the states of random generators. Nothing waits for a device before two executions are
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class IterationStart(NamedTuple):
-    """Fingerprints and settings that an iteration began with."""
+    """Fingerprints and settings at the start of an iteration."""
 
     batch: Tensor
     settings: list[dict[str, Any]]
@@ -58,7 +58,7 @@ class ExecutionRecord:
     generators: dict[str, Any] = field(default_factory=dict)
 
     def record_end(self, generators: Mapping[str, Any]) -> None:
-        """Record the end: the global generators, and ``generators``."""
+        """Record the final states of the global random generators and of ``generators``."""
         self.generators = {name: generator_state(generator) for name, generator in generators.items()}
         self.generators["torch's global generator"] = torch.random.get_rng_state()
         self.generators["numpy's global generator"] = np.random.get_state()
@@ -66,7 +66,7 @@ class ExecutionRecord:
 
 
 class ReplayableIteration(NamedTuple):
-    """Start of an iteration, what puts the generators of then back, and what returns the variables that it can reach."""
+    """Start of an iteration: its item, a function that restores the random generators, and its variables."""
 
     item: Any
     restore_generators: Callable[[], None]
@@ -74,7 +74,7 @@ class ReplayableIteration(NamedTuple):
 
 
 class RepeatableStep:
-    """A step that is a function, with its arguments; ``results`` gets what it returns, and holds the last one alone."""
+    """A step function with its arguments; ``results`` keeps only the value that it returned last."""
 
     def __init__(self, run: Callable[..., Any], arguments: Sequence[Any], results: deque[Any]) -> None:
         self.run, self.arguments, self.results = run, arguments, results
@@ -89,7 +89,7 @@ LONGEST_STEP = 256
 
 @dataclass(eq=False)
 class SnapshotSegment:
-    """The iterations from one state that is kept to the next.
+    """The iterations between one kept state and the next.
 
     Attributes:
         execution: Record of what it depended on.
@@ -107,17 +107,17 @@ class SnapshotSegment:
     steps: int = 0
 
     def steps_ended(self, updates: int) -> int:
-        """Steps that have ended, at this count of updates."""
+        """Number of steps that have ended when the count of updates is ``updates``."""
         return self.steps + (updates != self.updates or len(self.iterations) >= LONGEST_STEP)
 
     def begin_iteration(self, iteration: ReplayableIteration, updates: int) -> None:
-        """Begin one more iteration, at this count of updates."""
+        """Add an iteration that begins when the count of updates is ``updates``."""
         self.steps, self.updates = self.steps_ended(updates), updates
         self.iterations.append(iteration)
 
 
 def input_differences(first: ExecutionRecord, again: ExecutionRecord) -> Iterator[str]:
-    """Differences of what two executions were given, in words: what does not follow from the state they started from.
+    """Yield differences between the inputs of two executions that began with the same state, in words.
 
     A fault in the first execution does not change these, so that they can be compared even with a faulty execution.
     """
@@ -170,7 +170,7 @@ def settings_differ(groups: Sequence[Mapping[str, Any]], again: Sequence[Mapping
 
 
 def generators_that_differ(first: ExecutionRecord, again: ExecutionRecord) -> list[str]:
-    """Random generators that two executions left in other states, in words."""
+    """Random generators whose final states differ between two executions, in words."""
     names = [n for n, state in first.generators.items() if not _same(state, again.generators.get(n, state))]
     return [f"{name} ended in another state" for name in names]
 
@@ -181,7 +181,7 @@ def repetition_differences(
     third: Sequence[SnapshotSegment],
     same_end: bool,
 ) -> list[str]:
-    """Why three executions of the same segments are not the same, in words; empty where they are.
+    """The reasons why three executions of the same segments differ, in words; an empty list if they do not.
 
     The first one may be faulty, so that it is compared by what it was given alone, and in the random generators that it left
     before its last segment. ``same_end``: the second and the third ended with the same bits.
@@ -203,7 +203,7 @@ def repetition_differences(
 
 
 class ExecutionRecorder(Hooked):
-    """Records executions of a model's training steps, from `begin` to `end`; removes its hooks on `close`.
+    """Records executions of a model's training steps with hooks, which `close` removes.
 
     Args:
         gradients: Whether steps may begin with gradients, so that how many there are counts.
@@ -223,7 +223,10 @@ class ExecutionRecorder(Hooked):
             self._hooks.append(optimizer.register_step_pre_hook(self._settings_of(number)))
 
     def record_iteration_start(self, item: Any, stateful_objects: Sequence[Any]) -> None:
-        """An iteration begins, with this batch; ``stateful_objects``: schedulers and the like."""
+        """Record the start of an iteration with its batch.
+
+        ``stateful_objects``: schedulers and the like.
+        """
         settings = [settings_of_group(group) for optimizer in self._optimizers for group in optimizer.param_groups]
         parameters = parameters_of(self._optimizers) if self._gradients else []
         gradients = sum(parameter.grad is not None for parameter in parameters)
@@ -236,7 +239,10 @@ class ExecutionRecorder(Hooked):
         self.current_execution.iteration_starts.append(start)
 
     def _inputs_of(self, model: nn.Module) -> Any:
-        """A hook; a function, because a copy of the model (``deepcopy``) would copy what a bound method belongs to."""
+        """A hook that records the inputs of a model.
+
+        It is a function because copying a model with a bound method as hook would copy the recorder.
+        """
 
         def note(called: nn.Module, arguments: Any, named: Any) -> None:
             if called is model and not torch.compiler.is_compiling():
@@ -256,7 +262,7 @@ class ExecutionRecorder(Hooked):
 
 @torch.no_grad()
 def settings_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a parameter group."""
+    """The numeric settings of a parameter group, copied."""
     kinds = (bool, int, float, tuple, Tensor)
     numbers = {key: value for key, value in group.items() if key != "params" and isinstance(value, kinds)}
     return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in numbers.items()}

@@ -1,4 +1,4 @@
-"""A guard around a training loop: it detects a fault by what it leaves in memory, goes back some steps, and executes them again.
+"""A guard around a training loop: it detects faults by large values, restores a state and repeats the steps.
 
     guard = Guard(model, optimizer, scheduler)
     for batch in guard.iterate(loader):      # instead of: for batch in loader
@@ -86,7 +86,7 @@ _guarded: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
 
 
 class Guard:
-    """Watches and recovers one training; a context manager that checks the last step and closes itself.
+    """Watches one training and recovers from faults; as a context manager, it checks the last step and closes itself.
 
     Args:
         model: Model that is trained; its parameters, buffers and moving statistics.
@@ -187,7 +187,7 @@ class Guard:
         _guarded.update((model, *self._optimizers))
 
     def close(self) -> None:
-        """Remove all hooks and let another guard take over; closing twice does nothing."""
+        """Remove all hooks, so that another guard can be created; a second call has no effect."""
         if self._closed:
             return
         self._closed = True
@@ -208,19 +208,19 @@ class Guard:
 
     @property
     def nbytes(self) -> int:
-        """Memory that all states take, but for what ``stateful_objects`` hold."""
+        """Memory of all kept states in bytes, without that of ``stateful_objects``."""
         return self._ring.nbytes
 
     def names(self) -> list[str]:
-        """Names of tensors that are watched now, such as ``fc.weight/exp_avg`` and ``bn1.running_var``; moments after a step."""
+        """Names of the tensors watched now, such as ``fc.weight/exp_avg``; moments exist only after a step."""
         return [part.name for part in find_watched_tensors(self._model, self._optimizers)]
 
     def magnitudes(self) -> Floats:
-        """The largest magnitude of each tensor of `names`, in that order, float64[n]; of this rank alone."""
+        """The largest magnitude of each tensor in `names`, float64[n], on this rank."""
         return np.asarray(magnitudes_of(find_watched_tensors(self._model, self._optimizers)).cpu(), dtype=np.float64)
 
     def learn(self, names: Sequence[str], largest: Floats) -> None:
-        """Begin with the bounds of a guard that has seen these clean steps: for a run that starts in the middle.
+        """Learn the bounds from clean steps of an earlier run, to continue a training from its middle.
 
         Args:
             names: Names as of `names`; what is not remembered yet is learnt for later.
@@ -235,13 +235,16 @@ class Guard:
         self._check_steps.bounds.learn(names, largest)
 
     def lengthen(self, steps: int) -> None:
-        """Keep states from now on so far apart that at least so many steps can be executed again."""
+        """Raise the interval between kept states to at least ``steps`` steps."""
         self.plan = replace(self.plan, interval=max(self.plan.interval, steps))
 
     # -- what a loop calls -------------------------------------------------------------------------------------
 
     def iterate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches, and those of the last steps again after an alarm; the body between two of them is one iteration."""
+        """Yield the batches, and after an alarm those of the last steps again.
+
+        The loop's body is one iteration.
+        """
         if self._loop_was_left:
             self.check_pending_steps()
         self._start_loop(lambda: variables_of_loop(sys._getframe(1)))
@@ -269,7 +272,7 @@ class Guard:
             self._in_loop = False
 
     def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a step, ``run(*arguments)``, that can be run again with the same arguments; returns what it returned last."""
+        """Run a step as ``run(*arguments)``, again after an alarm; returns the value of the last run."""
         again = RepeatableStep(run, arguments, self._results)
         self.begin(again, variables=run)
         again()
@@ -277,7 +280,7 @@ class Guard:
         return cast(Result, self._results.pop())
 
     def begin(self, again: Callable[[], object], variables: Callable[..., Any] | None = None) -> None:
-        """A step begins; ``again`` would do all of it once more. For loops that report the beginning and the end of a step.
+        """Report the start of a step, for loops without `iterate`; ``again`` must execute the whole step.
 
         ``variables``: the function whose variables are searched for generators, ``again`` itself by default.
         """
@@ -292,11 +295,11 @@ class Guard:
         self._begin(again)
 
     def end(self) -> None:
-        """The step that began is over; raises `GuardStop`."""
+        """Report the end of the current step; raises `GuardStop`."""
         self._run_again(self._end())
 
     def check_pending_steps(self) -> None:
-        """Check every step that is not checked yet: before a checkpoint, after ``break``, at the end; not in a loop of `iterate`.
+        """Check all steps not checked yet, before a checkpoint or after a loop; not inside a loop of `iterate`.
 
         Raises:
             GuardStop: a fault came again, or the loop was left and its last step cannot be executed again.
@@ -320,7 +323,10 @@ class Guard:
             self._give_up(GuardStop(alarm, alarm))
 
     def why_not_repeatable(self) -> str:
-        """Why executing the last steps again would change the training, the same in all ranks; empty where nothing is known."""
+        """The reason why repeating the last steps would change the training; empty if none is known.
+
+        All ranks get the same one.
+        """
         if self._is_repeating:
             return ""
         if not self._segments or self._loop_was_left:
@@ -334,15 +340,15 @@ class Guard:
         return cannot_be_put_back(names) or "the loop of another rank changes what cannot be put back"
 
     def changes(self) -> list[str]:
-        """Names of all that cannot be put back and that the loop of this rank has changed since the oldest state."""
+        """Names of everything that this rank's loop changed since the oldest state and that the guard cannot undo."""
         return self._watch.changed_since(self._segments[0].variables, self._variables()) if self._segments else []
 
     def batches(self) -> Sequence[Any]:
-        """Batches of the iterations since the oldest state, as far as they are known."""
+        """Batches of the iterations since the oldest state, if they are known."""
         return self._live_steps().batches()
 
     def discard_snapshots(self) -> None:
-        """Forget states, not bounds: what was done since the last step cannot be executed again."""
+        """Drop all kept states but not the bounds, so that earlier steps cannot be repeated."""
         self._ring.clear()
         self._segments.clear()
         self._check_steps.restart()
@@ -365,7 +371,7 @@ class Guard:
         self._variables, self._searches = variables, 0
 
     def _begin(self, item: Any, fresh: bool | None = None) -> None:
-        """An iteration begins; ``fresh``: with a state that is kept (None: where it is time for one)."""
+        """Begin an iteration; ``fresh``: whether to keep a new state (None: if the plan requires one)."""
         begun = time.perf_counter()
         if self._searches < SEARCHES:
             self._searches += 1
@@ -391,9 +397,9 @@ class Guard:
         self.overhead.snapshot += time.perf_counter() - begun
 
     def _end(self, whole: bool = False) -> Alarm | None:
-        """The first bound that is passed after an iteration, or (late) after the one before it.
+        """End an iteration, and return the alarm of this one or, with late checks, of the previous one.
 
-        ``whole``: of all tensors after this one, read at once.
+        ``whole``: check all tensors after this iteration, without delay.
         """
         if self._segments:
             begun = time.perf_counter()
@@ -402,11 +408,11 @@ class Guard:
         return self._check(whole)
 
     def _updates(self) -> int:
-        """A number that goes up with every update of parameters, by an optimizer that calls its hooks or by any write."""
+        """A number that grows with every update of the parameters, by an optimizer or in another way."""
         return self._recorder.updates + sum(p._version for p in self._model.parameters())
 
     def _search(self) -> None:
-        """Find the random generators, schedulers and scalers that the loop can reach, so that they are put back with the rest."""
+        """Find random generators, schedulers and scalers that the loop can reach, so that they are restored as well."""
         known = {id(value) for value in (*self._generators.values(), *self._ring.stateful_objects)}
         objects = find_objects(self._variables().reachable, lambda value: is_put_back(value, self._optimizers))
         for name, used in objects.items():
@@ -429,7 +435,7 @@ class Guard:
         return self._recover(alarm) if self._replay is None else self._compare(alarm, self._replay)
 
     def _compare(self, alarm: Alarm, replay: Replay) -> Iterator[Any]:
-        """Executes the iterations since the oldest state again, to be compared, and puts all back as it is now."""
+        """Repeat the iterations since the oldest state for a comparison, and restore the present state afterwards."""
         self._report(alarm)
         execution, updates = self._recorder.current_execution, self._updates()
         returned, variables = list(self._results), self._variables
@@ -451,7 +457,7 @@ class Guard:
         return LiveSteps(self._model, self._optimizers, self._ring, self._segments, self._check_steps)
 
     def _recover(self, first: Alarm) -> Iterator[Any]:
-        """Go back to the oldest state and yield what the iterations since then began with, to be executed again, twice.
+        """Restore the oldest state, and yield the items of the iterations since then twice, to be executed again.
 
         The first execution may be faulty; what it was given is compared with what the second one is given. The second and the
         third are compared in all that they leave: neither has the fault.
@@ -505,14 +511,14 @@ class Guard:
         log.warning("%s: went back %s again%s%s", first.summary, work, differed, rest)
 
     def _found_late(self) -> list[str]:
-        """Schedulers and scalers that are not in the states, because they are newer than the loop."""
+        """Schedulers and scalers that are missing in the kept states because they were created later."""
         known = {id(value) for value in self._ring.stateful_objects}
         self._search()
         names = [type(value).__name__ for value in self._ring.stateful_objects if id(value) not in known]
         return [f"{', '.join(names)} was created after the loop began (give it to Guard)"] if names else []
 
     def _go_back(self) -> list[SnapshotSegment]:
-        """Put the oldest state back; the segments since then."""
+        """Restore the oldest state, and return the segments since then."""
         begun = time.perf_counter()
         self._ring.restore_snapshot(len(self._ring))
         segments, self._segments = self._segments, []
@@ -543,7 +549,7 @@ class Guard:
             self._on_alarm(alarm)
 
     def _not_repeatable(self, causes: Sequence[str], alarm: Alarm | None = None) -> None:
-        """Warn, or in strict mode put the oldest state back and raise."""
+        """Warn that a recovery may not be exact, or in strict mode restore the oldest state and raise."""
         after = f"after the alarm at {alarm.summary if alarm else None}, the repeated steps differed from their first execution"
         text = f"{after if alarm else 'this loop is not repeatable'}: {'; '.join(causes)}"
         if not self._strict:
@@ -552,7 +558,7 @@ class Guard:
         self._give_up(NotRepeatable(text))
 
     def _give_up(self, error: GuardStop | NotRepeatable) -> NoReturn:
-        """Put the oldest state back and raise."""
+        """Restore the oldest state and raise the error."""
         if len(self._ring):
             self._ring.restore_snapshot(len(self._ring))
         self.discard_snapshots()
@@ -569,11 +575,11 @@ class Guard:
 
 
 def cannot_be_put_back(names: Sequence[str]) -> str:
-    """Why steps cannot be executed again: what a loop changes; empty where that is nothing."""
+    """A sentence on changes by a loop that a guard cannot undo; empty if there are none."""
     return f"the loop changes what cannot be put back: {some_names(names)}" if names else ""
 
 
 def _with_bases(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
-    """Optimizers, and those inside of them, whose steps they make (sharpness-aware ones), each once."""
+    """The optimizers and those wrapped inside of them, each once, as in sharpness-aware minimisation."""
     bases = [v for o in optimizers for v in vars(o).values() if isinstance(v, Optimizer) and v.state is not o.state]
     return list({id(optimizer): optimizer for optimizer in (*optimizers, *bases)}.values())

@@ -1,4 +1,4 @@
-"""Plan of a guard: how soon a fault is noticed, and the states and batches that are kept to undo it."""
+"""Plan of a guard: the delay until a fault is noticed, and the numbers of states and batches kept to undo it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPREAD, SPREAD_ON_CUDA = 1, 8
 
 @dataclass(frozen=True)
 class GuardPlan:
-    """Intervals at which a guard checks and keeps states.
+    """Intervals at which a guard checks tensors and keeps states.
 
     Attributes:
         interval: Steps from one kept state to the next.
@@ -37,16 +37,19 @@ class GuardPlan:
 
     @property
     def latency(self) -> int:
-        """Steps that have ended after the step of a fault, at most, when the large value that it left is noticed."""
+        """The largest number of further steps that end before a fault is noticed."""
         return self.spread - 1 + int(self.late)
 
     @property
     def batches(self) -> int:
-        """Steps, at most, whose batches are kept and that are executed again after an alarm."""
+        """The largest number of steps that can be repeated after an alarm, because their batches are kept."""
         return self.interval * self.states
 
     def sentence(self, live: Iterable[Tensor], where: str) -> str:
-        """The plan as a sentence, before the first state is kept; ``live``: the tensors of a state as far as they exist."""
+        """A sentence that describes the plan, with the memory that it needs.
+
+        ``live``: the tensors of a state that exist so far.
+        """
         tensors = list(live)
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         is_staged = where == "host" and any(tensor.is_cuda for tensor in tensors)
@@ -61,7 +64,7 @@ class GuardPlan:
 def make_plan(
     interval: int | None, spread: int | None, late: bool | None, states: int | None, on_cuda: bool
 ) -> GuardPlan:
-    """A plan, with the defaults of the device where None is given.
+    """A plan with the given numbers, and the defaults of the device for those that are None.
 
     Raises:
         UsageError: what is no whole number of 1 or more, or too few states to undo every fault that is noticed.
@@ -81,7 +84,7 @@ def make_plan(
 
 
 def states_needed(interval: int, spread: int, late: bool) -> int:
-    """Number of states that must be kept so that one from before a fault is there when its large value is noticed.
+    """Number of states to keep so that one from before the fault remains when the fault is noticed.
 
     In the worst case a fault happens after the check of step s. The tensor is checked again in one of the steps s + 1 to
     s + spread, and with a late check the verdict is known at the end of step s + spread + 1. Let m = spread + late. States are

@@ -1,4 +1,4 @@
-"""Numbers on their way from a device to the host: nobody waits for them before they are read."""
+"""Asynchronous copies from a device to the host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class HostCopy:
-    """Begins to copy a tensor to the host.
+    """Starts an asynchronous copy of a tensor to the host.
 
     Attributes:
         seconds_waited: Seconds that `read` waited for the device.
@@ -26,11 +26,11 @@ class HostCopy:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether `read` would not wait."""
+        """Whether the copy is complete, so that `read` does not wait."""
         return self._event is None or bool(self._event.query())
 
     def read(self) -> Tensor:
-        """The copy; waits for the device where it has not come so far."""
+        """The copy on the host; waits until it is complete."""
         begun = time.perf_counter()
         if self._event is not None and not self._event.query():
             self._event.synchronize()

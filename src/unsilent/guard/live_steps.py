@@ -1,4 +1,4 @@
-"""The last iterations of a guarded loop, as the engine of `recovery.step_replay` executes them again."""
+"""The last iterations of a guarded loop in the form that `recovery.step_replay` requires."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ from unsilent.workloads.trainings.randomness import (
 
 
 class LiveSteps:
-    """A `ReplayedSteps` of the iterations since the oldest state of a ring; ``check`` judges their signals."""
+    """Implements `ReplayedSteps` for the iterations since the oldest state of a ring.
+
+    ``check`` evaluates their signals.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class LiveSteps:
         self._optimizers, self._ring, self._iterations, self._check = optimizers, ring, iterations, check
 
     def go_back(self) -> None:
-        """Put the oldest state back."""
+        """Restore the oldest state."""
         self._ring.put_back_oldest()
         self._check.drop_pending()
 
@@ -68,19 +71,19 @@ class LiveSteps:
             self.problem = f"before a step {texts[0]} ({BETWEEN})"
 
     def end_iteration(self) -> None:
-        """Have the signals judged."""
+        """Evaluate the signals of the iteration."""
         self._check.check(late=False, stepped=lambda: True, whole=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the training has now, by name."""
+        """All tensors of the current training state, by name."""
         return state_tensors(self.model, self._optimizers)
 
     def batches(self) -> Sequence[Any]:
-        """Batches of the iterations, or arguments of a step; nothing where a step is a function alone."""
+        """Batches of the iterations, or arguments of step functions."""
         return [_batch_of(iteration.item) for iteration in self._iterations]
 
     def portable(self) -> Any:
-        """Batches, and states of random generators, for another rank."""
+        """Batches and states of random generators, in a form for another rank."""
         items = [iteration.item for iteration in self._iterations]
         if any(callable(item) and not isinstance(item, RepeatableStep) for item in items):
             raise UsageError("a step is a function without arguments, so that its batch is not known")
@@ -95,7 +98,7 @@ class LiveSteps:
         return list(zip(self.batches(), states, strict=True))
 
     def starts_of(self, portable: Any) -> Sequence[IterationStart]:
-        """Iterations with the batches of another rank, and what its generators drew."""
+        """Iterations with the batches and the random states of another rank."""
 
         def start(number: int, own_item: Any, batch: Any, states: Sequence[Any]) -> IterationStart:
             def restore() -> None:

@@ -1,4 +1,4 @@
-"""Analysis of the code of a loop: variables whose values an iteration takes over, and how the loop gets its batches.
+"""Analysis of a loop's bytecode: the variables that carry values between iterations, and the source of batches.
 
 Read from bytecode, so that it holds for scripts, notebooks and functions alike. What is not understood counts as taken over.
 """
@@ -38,7 +38,7 @@ _LOUD = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_BUILD_CLASS", "STO
 
 
 class _Step(NamedTuple):
-    """An instruction: variables that it reads, then writes, and the numbers of those that may come next."""
+    """A bytecode instruction: the variables that it reads and writes, and the numbers of possible next instructions."""
 
     name: str
     offset: int
@@ -49,7 +49,7 @@ class _Step(NamedTuple):
 
 @lru_cache(maxsize=256)
 def names_taken_over(code: CodeType, offset: int) -> frozenset[str]:
-    """Variables that may be read before they are written, once the instruction there has given a batch.
+    """Variables that may be read before they are written, after the instruction at ``offset`` gave a batch.
 
     What functions share (global variables, those of closures) may be read wherever code of the program's may run.
     """
@@ -71,10 +71,10 @@ def names_taken_over(code: CodeType, offset: int) -> frozenset[str]:
 
 
 def is_plain_loop(code: CodeType, offset: int, begins_with: str = "GET_ITER") -> bool:
-    """Whether a ``for`` statement goes through what is made there, with nothing in between.
+    """Whether a ``for`` statement directly iterates over the object made at ``offset``.
 
-    Not in a generator or a coroutine, whose caller may count. ``begins_with``: ``GET_ITER`` where the iterator itself is made
-    there, ``CALL`` where what it is made of is.
+    It is false in a generator or coroutine, whose caller may count. ``begins_with``: ``GET_ITER`` where the iterator itself is
+    made there, ``CALL`` where what it is made of is.
     """
     if code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
         return False
@@ -87,13 +87,13 @@ def is_plain_loop(code: CodeType, offset: int, begins_with: str = "GET_ITER") ->
 
 
 def _number_at(code: CodeType, offset: int) -> int:
-    """The number of the instruction at an offset; Python may already be at the caches that follow it."""
+    """The number of the instruction at an offset, or before it."""
     return max((n for n, step in enumerate(_steps(code)) if step.offset <= offset), default=0)
 
 
 @lru_cache(maxsize=256)
 def global_names(code: CodeType) -> frozenset[str]:
-    """Global variables that the code names, at any depth of functions in it; attributes are not among them."""
+    """Global variables that the code and its nested functions use, without attribute names."""
     named_here = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _GLOBAL}
     return frozenset(named_here) | _globals_of_functions(code)
 
@@ -128,7 +128,7 @@ def _steps(code: CodeType) -> list[_Step]:
 
 
 def _accesses(instruction: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
-    """The variables that an instruction reads and writes by name; several accesses in one (Python 3.13) are in order."""
+    """The variables that an instruction reads and those that it writes."""
     names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
     reads, writes = set[str](), set[str]()
     for access, name in zip(_access_kinds(instruction.opname), names, strict=False):
@@ -140,7 +140,7 @@ def _accesses(instruction: dis.Instruction) -> tuple[frozenset[str], frozenset[s
 
 
 def _access_kinds(opname: str) -> Iterator[str]:
-    """``LOAD``, ``STORE`` or ``DELETE`` for each variable that an instruction names."""
+    """Yield ``LOAD``, ``STORE`` or ``DELETE`` for each variable that an instruction accesses."""
     words = opname.split("_")
     for before, kind in itertools.pairwise(words):
         if kind in _KINDS and before in ("LOAD", "STORE", "DELETE"):

@@ -1,4 +1,4 @@
-"""Record of what the variables of a loop lead to at one moment: numbers, texts, lengths, and which tensors there are.
+"""Record of the values and tensors that a loop's variables refer to at one moment.
 
 A record does not put anything back. Two of them tell what has changed in between, by name: ``losses`` (a list that has grown),
 ``ema['fc.weight']`` (another tensor), ``trainer.step`` (a number). Objects are searched as by `find_objects`, nearest first; of
@@ -46,19 +46,19 @@ _CLOSED = (ModuleType, CodeType, FrameType, *GENERATORS)
 
 
 class Opaque:
-    """Stands for an iterator, whose place is not known: it differs from every other record."""
+    """Represents an iterator, whose position is unknown; unequal to every other record."""
 
 
 class Length(int):
-    """Elements of a container."""
+    """Number of elements in a container."""
 
 
 class Kind(str):
-    """Stands for an object that is no value and no container: its type."""
+    """Name of the type of an object that is neither a plain value nor a container."""
 
 
 class Content(int):
-    """Stands for the content of a tensor."""
+    """Fingerprint of a tensor's content."""
 
 
 Path = tuple[str, Any]
@@ -67,7 +67,7 @@ Path = tuple[str, Any]
 
 @dataclass(frozen=True)
 class LoopRecord:
-    """Values and tensors that variables lead to.
+    """The values and tensors that variables refer to.
 
     Attributes:
         values: Plain values, references to tensors, lengths, kinds of objects; by path.
@@ -78,7 +78,10 @@ class LoopRecord:
     tensors: list[tuple[str, Tensor]]
 
     def changed(self, now: LoopRecord) -> list[Path]:
-        """Paths of all that is not as it was, also of what is new or gone, but not of parts of these; one for each name."""
+        """Paths of all that was changed, added or removed, one per name.
+
+        Parts of a changed object are left out.
+        """
         by_name: dict[str, Path] = {}
         for path in dict.fromkeys((*self.values, *now.values)):
             if not _same(self.values.get(path, Opaque), now.values.get(path, Opaque)):
@@ -86,13 +89,13 @@ class LoopRecord:
         return [path for name, path in by_name.items() if not by_name.keys() & _wholes(name)]
 
     def tensors_at(self, paths: Collection[Path]) -> list[Path]:
-        """The paths among these where there are tensors, or objects with tensors in them."""
+        """The paths that lead to tensors, or to objects that contain tensors."""
         names = {name_of(path) for path, value in self.values.items() if isinstance(value, weakref.ref)}
         names |= {whole for name in names for whole in _wholes(name)}
         return [path for path in paths if name_of(path) in names]
 
     def contents(self) -> LoopRecord:
-        """The record with fingerprints of tensors in the place of references."""
+        """The record with tensors replaced by their fingerprints."""
         values = {path: value for path, value in self.values.items() if not isinstance(value, Opaque)}
         for path, value in values.items():
             if isinstance(value, weakref.ref) and (tensor := value()) is not None:
@@ -101,7 +104,7 @@ class LoopRecord:
 
 
 def name_of(path: Path) -> str:
-    """The name as a program would write it."""
+    """The expression for a path in Python code."""
     holder, key = path
     if key is LENGTH:
         return holder
@@ -109,14 +112,14 @@ def name_of(path: Path) -> str:
 
 
 def _wholes(name: str) -> set[str]:
-    """Names of what a part with this name may be inside of."""
+    """Names of all objects that may contain the part with this name."""
     return {name[:place] for place, mark in enumerate(name) if mark in ".[:"}
 
 
 def record_loop(
     variables: Variables, left_out: Collection[int] = (), known: Variables = MappingProxyType({})
 ) -> LoopRecord:
-    """The record of what variables lead to now.
+    """Record the present values and tensors of variables.
 
     Args:
         left_out: Identities of objects that are not looked at.
@@ -134,7 +137,7 @@ def record_loop(
 
 
 class _Walk:
-    """A record in the making.
+    """Builds a `LoopRecord`.
 
     Attributes:
         values, tensors: Of the record.
@@ -149,7 +152,7 @@ class _Walk:
         self._seen = set(left_out)
 
     def look_at(self, path: Path, value: Any, depth: int) -> None:
-        """Record one part, and remember what it consists of for later."""
+        """Record one object, and queue its parts."""
         if isinstance(value, _PLAIN):
             self.values[path] = value
         elif id(value) in self._seen or isinstance(value, _CLOSED):
@@ -189,7 +192,7 @@ class _Walk:
             self.parts.append((f"{name}[]", [(_key(k, n), part) for n, (k, part) in enumerate(inside)], depth + 1))
 
     def _inside(self, value: Any) -> Iterator[tuple[str, list[tuple[Any, Any]]]]:
-        """The parts of an object that is no container, with what stands between its name and theirs."""
+        """Yield the parts of an object that is not a container, with the separator between the names."""
         if isinstance(value, (FunctionType, MethodType, functools.partial)):
             if not (isinstance(value, FunctionType) and is_of_library(value.__code__.co_filename)):
                 parts = list(variables_of_function(value).items())
@@ -208,7 +211,7 @@ def _key(key: Any, number: int) -> Any:
 
 
 def _is_kept(tensor: Tensor) -> bool:
-    """Whether it is memory that can be copied and put back, and no result in a graph."""
+    """Whether a tensor can be copied and restored: a dense one that is not the result of a differentiable operation."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return False
     return tensor.grad_fn is None and not tensor.is_meta and not tensor.is_inference()

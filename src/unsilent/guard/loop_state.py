@@ -1,6 +1,6 @@
-"""State that a loop uses besides model and optimizer: random generators, schedulers, and numbers that it counts with.
+"""Loop state besides model and optimizer: random generators, schedulers and variables such as counters.
 
-Both are looked for where a step can reach them: local variables of the frame that runs the loop, arguments, closures and
+They are looked for where a step can reach them: local variables of the frame that runs the loop, arguments, closures and
 ``self`` of functions, and the globals that their code names. Objects are searched a few attributes deep, nearest first.
 """
 
@@ -52,7 +52,7 @@ Variables = Mapping[str, Any]
 
 
 class LoopVariables(NamedTuple):
-    """Variables that the body of a loop can reach; those whose values an iteration takes over; and whose they are."""
+    """The variables that a loop's body can reach, those that carry values between iterations, and their owner."""
 
     reachable: Variables = MappingProxyType({})
     taken_over: Variables = MappingProxyType({})
@@ -60,7 +60,7 @@ class LoopVariables(NamedTuple):
 
 
 def variables_of_loop(frame: FrameType | None) -> LoopVariables:
-    """Variables of the first frame outside of libraries, from ``frame`` upwards."""
+    """Variables of the first frame outside of libraries, starting at ``frame`` and going to its callers."""
     here = frame
     while here is not None and is_of_library(here.f_code.co_filename):
         here = here.f_back
@@ -77,7 +77,7 @@ def variables_of_loop(frame: FrameType | None) -> LoopVariables:
 
 
 def variables_of_function(function: Callable[..., Any]) -> Variables:
-    """Variables that a function can reach: what it is bound to, its attributes, closure and defaults, the globals it names."""
+    """Variables that a function can reach: its bound object, attributes, closure, defaults and globals."""
     if isinstance(function, functools.partial):
         return {**_numbered(function.args), **function.keywords, **variables_of_function(function.func)}
     if isinstance(function, MethodType):
@@ -96,7 +96,7 @@ def variables_of_function(function: Callable[..., Any]) -> Variables:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Attributes that an object itself has, by name: those in its ``__dict__``, and those in ``__slots__`` of its classes."""
+    """Attributes of an object by name, from its ``__dict__`` and the ``__slots__`` of its classes."""
     attributes = getattr(value, "__dict__", None)
     result = dict(attributes) if isinstance(attributes, Mapping) else {}
     for kind in type(value).__mro__:
@@ -110,14 +110,14 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def is_put_back(value: Any, optimizers: Sequence[Optimizer]) -> bool:
-    """Whether it is a random generator, a scheduler of one of the optimizers, or a loss scaler."""
+    """Whether the value is a random generator, a scheduler of one of the optimizers, or a loss scaler."""
     if isinstance(value, LRScheduler):
         return value.optimizer in optimizers
     return isinstance(value, (*GENERATORS, GradScaler))
 
 
 def find_objects(variables: Variables, wanted: Callable[[Any], bool]) -> dict[str, Any]:
-    """Objects that can be reached from variables: name -> object. The global random generators are not among them."""
+    """Wanted objects that are reachable from variables, by name; without the global random generators."""
     by_name: dict[str, Any] = {}
     waiting = deque((name, value, 0) for name, value in variables.items())
     seen = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}
@@ -136,7 +136,7 @@ def find_objects(variables: Variables, wanted: Callable[[Any], bool]) -> dict[st
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Parts of an object, each with its name."""
+    """Yield the parts of an object with their names."""
     if isinstance(value, (FunctionType, MethodType, functools.partial)):
         yield from ((f"{name}: {key}", part) for key, part in variables_of_function(value).items())
     elif isinstance(value, GeneratorType):
@@ -153,7 +153,7 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_of_library(value: Any) -> bool:
-    """Whether it is a function or a class that is not the user's."""
+    """Whether the value is a function or class from outside of the user's code."""
     if isinstance(value, FunctionType):
         return is_of_library(value.__code__.co_filename)
     if isinstance(value, type):
@@ -165,7 +165,7 @@ def _is_of_library(value: Any) -> bool:
 
 
 def is_library_object(value: Any) -> bool:
-    """Whether it is a class that is not the user's, or an instance of one; namespaces are the user's."""
+    """Whether the value is a class from outside of the user's code or its instance; false for namespaces."""
     if isinstance(value, (SimpleNamespace, argparse.Namespace)):
         return False
     return _is_of_library(value if isinstance(value, type) else type(value))

@@ -1,4 +1,4 @@
-"""Choice of tensors of a loop, besides those of model and optimizers, that are put back with them: averages of weights.
+"""Selection of further tensors of a loop that are kept and restored, such as averages of weights.
 
 A tensor that is new is kept with one state. If it has changed until the next one it is kept with all of them; if not, its version
 (which torch raises with every write but those through ``.data``) tells when that begins.
@@ -20,14 +20,14 @@ NEW, CHANGING, STILL = "new", "changing", "still"
 
 
 class _Known(NamedTuple):
-    """Kind of a tensor as far as it is known, and the version that it had then."""
+    """Classification of a tensor, and its version at that time."""
 
     kind: str
     version: int
 
 
 class LoopTensors:
-    """Chooses what is kept with each state.
+    """Selects the further tensors that are kept with each state.
 
     Args:
         room: Bytes of the state of the training: so much of what is new is kept.
@@ -38,7 +38,7 @@ class LoopTensors:
         self._known = WeakIdKeyDictionary()
 
     def choose(self, tensors: Sequence[Tensor], newest: HeldTraining | None) -> list[Tensor]:
-        """The tensors that are to be kept now; ``newest``: the state kept before."""
+        """The tensors to keep with the next state; ``newest`` is the state kept before."""
         chosen, used = [], 0
         for tensor in tensors:
             known = self._known.get(tensor)
@@ -59,6 +59,6 @@ class LoopTensors:
 
 
 def versions_of(tensors: Sequence[tuple[str, Tensor]], restored: Sequence[Tensor]) -> Mapping[str, tuple[Tensor, int]]:
-    """Name -> tensor and version, of those that are not kept."""
+    """Tensor and version number by name, for the tensors that are not kept."""
     restored_ids = {id(tensor) for tensor in restored}
     return {name: (tensor, tensor._version) for name, tensor in tensors if id(tensor) not in restored_ids}

@@ -1,4 +1,4 @@
-"""Follows what the variables of a guarded loop lead to: what is kept with the states, and what cannot be put back, by name."""
+"""Tracks the variables of a guarded loop: values kept with the states, and changes that cannot be undone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN = f"{__name__.partition('.')[0]}."
 
 
 def hooks_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, tuple[Any, ...]]:
-    """Keys of hooks, which torch gives once only, by the place of the hooks in words; but for those of this package."""
+    """The keys of all hooks by location, without hooks of this package; torch uses each key only once."""
     result = {}
     for kind, owner, hooks in _tables(model, optimizers):
         if hooks and (keys := tuple(key for key, hook in hooks.items() if not _is_own(hook))):
@@ -31,12 +31,12 @@ def hooks_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, tup
 
 
 def hooks_changed(then: Mapping[str, tuple[Any, ...]], now: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """Places where hooks are others than then."""
+    """Locations where the hooks differ between two moments."""
     return [place for place in dict.fromkeys((*then, *now)) if then.get(place) != now.get(place)]
 
 
 def _tables(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, str, Mapping[Any, Any] | None]]:
-    """The kind of some hooks, whose they are, and the hooks by key."""
+    """Yield each kind of hooks with its owner's name and the hooks by key."""
     for name, module in model.named_modules():
         for kind in _OF_MODULES:
             yield kind, name or "the model", vars(module).get(kind)
@@ -62,7 +62,7 @@ MOST_NAMES = 5
 
 
 class KeptVariables(NamedTuple):
-    """Record of what variables led to when a state was kept.
+    """Record of the variables when a state was kept.
 
     ``versions``: of tensors that are not part of the state. ``hooks``: of the model and its optimizers.
     """
@@ -74,7 +74,7 @@ class KeptVariables(NamedTuple):
 
 
 class LoopWatch:
-    """Records a loop at its states, and compares it with them later.
+    """Records a loop's variables with each kept state, and compares later values with them.
 
     Args:
         model, optimizers, ring: Whose tensors and objects are put back anyway.
@@ -88,7 +88,7 @@ class LoopWatch:
         self._fetching: list[Any] = []
 
     def start(self, batches: object) -> None:
-        """A loop begins; what its batches come from goes on with each of them, and is not looked at."""
+        """Begin a loop; objects that produce its batches change with each batch, and are ignored."""
         self._fetching = []
 
         def is_wanted(value: Any) -> bool:
@@ -98,23 +98,23 @@ class LoopWatch:
         find_objects({"batches": batches}, is_wanted)
 
     def keep(self, variables: LoopVariables) -> KeptVariables:
-        """Keep a state; what the variables lead to now."""
+        """Keep a state, and return the record of the variables."""
         record = self._record(variables.taken_over, variables.reachable)
         self._ring.further_tensors = self._tensors.choose([t for _, t in record.tensors], self._ring.newest)
         versions = versions_of(record.tensors, self._ring.keep().live)
         return KeptVariables(variables.owner, record, versions, hooks_of(self._model, self._optimizers))
 
     def changed_since(self, then: KeptVariables, variables: LoopVariables) -> list[str]:
-        """Names of all that is not as it was, but for tensors that are part of the state."""
+        """Names of everything that has changed, except tensors in the kept state."""
         changed = map(name_of, then.record.changed(self._now(then, variables)))
         return [*dict.fromkeys((*changed, *_written(then), *self.hooks_changed(then)))]
 
     def hooks_changed(self, then: KeptVariables) -> list[str]:
-        """Places where the model and its optimizers have other hooks than when a state was kept."""
+        """Locations where hooks of the model or its optimizers changed since a state was kept."""
         return hooks_changed(then.hooks, hooks_of(self._model, self._optimizers))
 
     def not_restored(self, then: KeptVariables, variables: LoopVariables) -> tuple[list[str], list[Path]]:
-        """Changes since a state was kept that are not put back: tensors by name, other values by path.
+        """Changes since a state was kept that restoring it does not undo: tensors by name, other values by path.
 
         A container that has grown is one of the values, also where it has tensors.
         """
@@ -130,11 +130,11 @@ class LoopWatch:
         return [*dict.fromkeys([*names, *_written(then)])], [path for path in paths if path not in tensors]
 
     def contents(self, variables: LoopVariables) -> LoopRecord:
-        """All that variables lead to, with fingerprints of tensors."""
+        """A record of the variables with fingerprints of tensors."""
         return record_loop(variables.reachable, self._left_out()).contents()
 
     def _now(self, then: KeptVariables, variables: LoopVariables) -> LoopRecord:
-        """The record of what the variables of then lead to now; that of then where each step is a function with its own."""
+        """The present record of the variables; the old record if they belong to another function."""
         if variables.owner is not then.owner:
             return then.record
         return self._record(variables.taken_over, variables.reachable)
@@ -149,7 +149,7 @@ class LoopWatch:
 def differing_values(
     first: LoopRecord, second: LoopRecord, third: LoopRecord, also: Sequence[Path] = ()
 ) -> tuple[list[str], list[str]]:
-    """Tensors, then other values, that two repetitions of the same steps left otherwise, in words.
+    """Names of tensors, and texts on other values, that differ after two repetitions of the same steps.
 
     Args:
         first: Record before the repetitions.
@@ -172,11 +172,11 @@ def differing_values(
 
 
 def some_names(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """The first few of some names, and the number of the others."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
 
 
 def _written(then: KeptVariables) -> list[str]:
-    """Tensors outside of the state that have been written to since then."""
+    """Names of tensors outside of the kept state that were written to since."""
     return [name for name, (tensor, version) in then.versions.items() if tensor._version != version]

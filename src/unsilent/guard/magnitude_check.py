@@ -1,4 +1,4 @@
-"""The largest magnitudes of watched tensors, compared with their bounds after each step, at once or one step late."""
+"""Comparison of the largest magnitudes of watched tensors with their bounds, after each step or one step later."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from unsilent.sites.modules import parameters_of
 
 
 class StepCheck:
-    """A check that a guard makes after each step; where it does not say otherwise, it does nothing."""
+    """Base class of checks that a guard makes after each step."""
 
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
-        """An alarm in the step before this one if it was not checked yet, or in this one unless ``late``.
+        """Check the previous step if it is pending, and this step unless ``late``; return the alarm, if any.
 
         ``stepped`` tells whether an optimizer has made a step since the last state that was kept. ``whole``: everything is to be
         checked, although a check may look at one part in each step.
@@ -45,24 +45,24 @@ class StepCheck:
         raise NotImplementedError
 
     def check_last(self) -> Alarm | None:
-        """An alarm in what is not checked yet; no step follows."""
+        """Check all pending steps after the last one; return the alarm, if any."""
         raise NotImplementedError
 
     def drop_pending(self) -> None:
-        """Forget what is not checked yet: the training went back."""
+        """Discard pending steps, because an earlier state was restored."""
 
     def before_again(self, item: Any) -> None:
-        """An iteration is about to be executed again; ``item``: what it begins with."""
+        """Prepare for an iteration that is executed again, with its item."""
 
     def restart(self) -> None:
-        """A new loop begins."""
+        """Prepare for a new loop."""
 
     def close(self) -> None:
-        """End, as nothing more is asked."""
+        """Release resources; nothing is checked afterwards."""
 
 
 class MagnitudeCheck(StepCheck):
-    """Finds the tensors to watch, learns their bounds from clean steps, and returns an alarm where one is exceeded.
+    """Finds the tensors to watch, learns their bounds from clean steps, and raises alarms for larger values.
 
     Args:
         model, optimizers: What is watched.
@@ -95,25 +95,25 @@ class MagnitudeCheck(StepCheck):
         self._unread: PendingMagnitudes | None = None
 
     def close(self) -> None:
-        """Remove the hooks that count positions."""
+        """Remove the hooks that count gradient terms."""
         if self._positions is not None:
             self._positions.close()
 
     def drop_pending(self) -> None:
-        """Forget the step that is not read yet."""
+        """Discard the step that was not read yet."""
         self._unread = None
 
     def restart(self) -> None:
-        """Forget that step and the tensors found, not the bounds."""
+        """Discard the pending step and the list of tensors, but not the bounds."""
         self._unread, self._parts, self._passes = None, [], []
 
     def _has_base(self, optimizer: Optimizer) -> bool:
-        """Whether others of the optimizers remember, or will, the gradients of all its parameters: the base of a wrapper."""
+        """Whether other optimizers have moments, or will have, for all parameters of a wrapper optimizer."""
         remembering = [o for o in self._optimizers if has_history(o) or not o.state]
         return set(parameters_of([optimizer])) <= set(parameters_of(remembering))
 
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
-        """The verdict on the step before this one if it is still due, and on this one unless ``late``.
+        """Check the previous step if it is pending, and this step unless ``late``; return the alarm, if any.
 
         ``stepped`` tells whether an optimizer has made a step since the last state that was kept. It is called only where
         no optimizer has a state yet, because it reads every parameter. ``whole``: all parts are checked at once.
@@ -133,14 +133,14 @@ class MagnitudeCheck(StepCheck):
         return alarm
 
     def check_last(self) -> Alarm | None:
-        """An alarm in what is not read yet, and in all tensors as they are now where the last step has checked some of them."""
+        """Check the pending step, and all tensors if the last step checked only some; return the alarm, if any."""
         alarm = self.check_pending()
         if alarm is None and len(self._passes) > 1 and self._overhead.steps:
             alarm = self._check_parts(self._overhead.steps - 1, range(len(self._passes)), late=False)
         return alarm
 
     def _check_parts(self, step: int, turns: Sequence[int], late: bool) -> Alarm | None:
-        """The first alarm in these parts as they are after a step; the last one is not read yet where it is ``late``."""
+        """The first alarm in groups of tensors after a step; the last group remains pending if ``late``."""
         for number, turn in enumerate(turns):
             begun = time.perf_counter()
             find, numbers = self._passes[turn]
@@ -151,7 +151,7 @@ class MagnitudeCheck(StepCheck):
         return None
 
     def check_pending(self) -> Alarm | None:
-        """The verdict on the step that is not read yet; None as well where there is none."""
+        """The alarm in the pending step; None if it has none or no step is pending."""
         unread, self._unread = self._unread, None
         if unread is None:
             return None
@@ -186,7 +186,7 @@ class MagnitudeCheck(StepCheck):
         self._overhead.check += time.perf_counter() - begun - waited
 
     def update_watched_tensors(self, stepped: Callable[[], bool]) -> None:
-        """Find the tensors that are watched now; ``stepped``: as of `check`."""
+        """Update the list of watched tensors; ``stepped`` has the same meaning as in `check`."""
         if self._parts and same_watched_tensors(self._parts, self._optimizers):
             return
         parts = find_watched_tensors(self._model, self._optimizers)
@@ -210,7 +210,7 @@ class MagnitudeCheck(StepCheck):
 
 
 def _check_bounds(factor: Any, fixed: Any, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Raise ``UsageError`` for a factor that is no number above 1, and for bounds that no tensor has."""
+    """Raise ``UsageError`` for a factor that is not above 1, and for bounds of unknown tensors."""
     if not (_is_finite(factor) and factor > 1):
         raise wrong_value_error("factor", factor, "a number above 1")
     if fixed is None:
@@ -230,7 +230,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def divided(parts: Sequence[WatchedTensor], count: int) -> list[list[int]]:
-    """Numbers of tensors in so many parts of about as many elements, the same in every rank; none is empty but a lone one."""
+    """Tensor numbers in ``count`` groups with similar numbers of elements, equal on every rank."""
     order = sorted(range(len(parts)), key=lambda n: (-parts[n].tensor.numel(), parts[n].name))
     result: list[list[int]] = [[] for _ in range(max(1, min(count, len(parts))))]
     sizes = [0] * len(result)

@@ -1,4 +1,4 @@
-"""The largest magnitudes of the same tensors, step after step: on a CUDA device by one launch of a graph."""
+"""Repeated computation of the largest magnitudes of the same tensors, on CUDA devices as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MagnitudePass:
         self._result = torch.zeros(0)
 
     def __call__(self) -> Tensor:
-        """The largest magnitude of each, float64[n], see `magnitudes_of`; its memory may be used again by the next call."""
+        """The largest magnitude of each tensor, float64[n]; the next call may overwrite the result."""
         if not self._capturable:
             return magnitudes_of(self.parts)
         places = [(p.tensor.data_ptr(), p.tensor.numel()) for p in self.parts]
@@ -61,5 +61,5 @@ class MagnitudePass:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is nothing but its memory."""
+    """Whether a tensor is a dense tensor or parameter, not an instance of another subclass."""
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided

@@ -1,4 +1,4 @@
-"""Magnitudes of many tensors at once, on their device: the only place where they are computed."""
+"""Computation of magnitudes of many tensors at once, on their device."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SMALL = 2048
 
 
 def is_read(tensor: Tensor) -> bool:
-    """Whether a tensor has numbers whose size means something: real or complex ones."""
+    """Whether a tensor has real or complex floating-point elements."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds, without its history, of real numbers.
+    """The part of a tensor on this rank, detached and as real numbers.
 
     Of a DTensor it is the shard, of a sparse one its values. A complex number is two real ones.
     """
@@ -34,7 +34,9 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def norms_and_largest(tensors: Sequence[Tensor]) -> Tensor:
-    """L2 norms of n dense tensors, then their largest magnitudes, float64[2 n] on the device of the first; NaN stays NaN.
+    """L2 norms of n dense tensors, followed by their largest magnitudes, float64[2 n].
+
+    The result is on the device of the first tensor; NaN stays NaN.
 
     A norm is infinite only if an element is: where squares overflow, it is computed in another way.
     """
@@ -46,7 +48,7 @@ def norms_and_largest(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _replace_overflows(norms: Floats, largest: Floats, tensors: Sequence[Tensor]) -> None:
-    """Compute the norms again that are infinite although all elements are finite; beyond float64, its largest number."""
+    """Recompute norms that overflowed although all elements are finite; limited to the range of float64."""
     for place in np.flatnonzero(np.isinf(norms) & np.isfinite(largest)).tolist():
         most = float(largest[place])
         norm = float(torch.linalg.vector_norm(tensors[place] / most, dtype=torch.float64))
@@ -54,7 +56,7 @@ def _replace_overflows(norms: Floats, largest: Floats, tensors: Sequence[Tensor]
 
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
-    """L2 norms, float64[n] on the device of the first; types whose sums of squares overflow are added up in wider ones."""
+    """L2 norms, float64[n] on the device of the first tensor; types that may overflow are accumulated in wider ones."""
     device = tensors[0].device
     # On a CPU wider sums would cost three times as much; there the norms that overflow are known, and computed again.
     is_cpu = device.type == "cpu"
@@ -75,21 +77,21 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _small_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Norms of small tensors in float32 on the CPU: one call for all."""
+    """Norms of small float32 tensors on the CPU, computed in one call."""
     flat = _flatten_dense_tensors(list(tensors)).numpy()
     starts = np.cumsum([0, *(tensor.numel() for tensor in tensors[:-1])])
     return torch.from_numpy(np.sqrt(np.add.reduceat(np.square(flat, dtype=np.float64), starts)))
 
 
 class ReusedSum:
-    """Adds tensors up in memory that is used again: to have new memory cleared takes as long as to add."""
+    """Adds tensors in reused memory, because allocating new memory takes as long as adding."""
 
     def __init__(self) -> None:
         self._memory = torch.zeros(0)
 
     @torch.no_grad()
     def take(self, parts: Sequence[Tensor]) -> Tensor:
-        """The sum of the parts; it is good until the next one is taken."""
+        """The sum of the tensors; the next call overwrites it."""
         first = parts[0]
         kinds = {(type(part), part.shape, part.dtype, part.device, part.layout) for part in parts}
         is_plain = type(first) is Tensor and first.device.type == "cpu" and not first.is_sparse
@@ -105,7 +107,7 @@ class ReusedSum:
 
 @torch.no_grad()
 def largest_magnitudes(tensors: Sequence[Tensor], squares: Sequence[bool] = ()) -> Tensor:
-    """The largest magnitude of each, float64[n] on the device of the first; NaN where there is one. One read of each tensor.
+    """The largest magnitude of each tensor, float64[n] on the device of the first; NaN if an element is.
 
     ``squares``: which tensors are averages of squares; on the CPU the smallest element of one that has a negative element is
     returned in place of its largest magnitude.
@@ -122,7 +124,7 @@ def largest_magnitudes(tensors: Sequence[Tensor], squares: Sequence[bool] = ()) 
 
 
 def _largest_on_cpu(tensors: Sequence[Tensor], squares: NDArray[np.bool_]) -> Tensor:
-    """Largest magnitudes on the CPU, where a norm would take fifteen times as long."""
+    """The largest magnitudes on the CPU, without norms, which take fifteen times as long."""
     least, most = np.zeros(len(tensors)), np.zeros(len(tensors))
     small, sizes, rest, ends = [], [], [], list[Tensor]()
     for number, tensor in enumerate(tensors):

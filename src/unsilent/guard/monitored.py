@@ -1,4 +1,4 @@
-"""Models and optimizers that have a monitor, and whether one can be made for some."""
+"""Registry of models and optimizers with a monitor, and checks before a monitor or guard is created."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def checked_optimizers(
     optimizers: Optimizer | Sequence[Optimizer],
     is_taken: Callable[[Any], bool] = is_monitored,
 ) -> list[Optimizer]:
-    """The optimizers, which train something of the model; raises ``UsageError``.
+    """The optimizers as a list, checked to train parameters of the model; raises ``UsageError``.
 
     Args:
         kind: Class that they are for: ``Monitor`` or ``Guard``.

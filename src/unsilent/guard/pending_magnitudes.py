@@ -1,4 +1,4 @@
-"""The largest magnitudes of one step, found on the device, agreed among ranks, and read there or one step late."""
+"""The largest magnitudes of one step, combined over ranks and copied to the host asynchronously."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ranks = Any
 
 
 def process_group_for(ranks: Literal["all", "alone"] | Any) -> Any:
-    """The process group that agrees; None: this process is alone."""
+    """The process group that combines results; None if this process is alone."""
     is_group = dist.is_available() and isinstance(ranks, dist.ProcessGroup)
     if not is_group and not (isinstance(ranks, str) and ranks in ("all", "alone")):
         raise UsageError(f"ranks is {ranks!r}; expected 'all', 'alone' or a process group")
@@ -33,7 +33,7 @@ def process_group_for(ranks: Literal["all", "alone"] | Any) -> Any:
 
 
 def check_alike(parts: Sequence[WatchedTensor], group: Any) -> None:
-    """Raise `UsageError` (in every rank) where the ranks remember different tensors."""
+    """Raise `UsageError` on every rank if the ranks watch different tensors."""
     number = zlib.crc32("\n".join(part.name for part in parts).encode())
     both = torch.tensor([number, -number], device=parts[0].tensor.device if parts else None)
     dist.all_reduce(both, dist.ReduceOp.MAX, group)
@@ -45,7 +45,7 @@ def check_alike(parts: Sequence[WatchedTensor], group: Any) -> None:
 
 
 def any_rank(flag: bool, group: Any, device: torch.device) -> bool:
-    """Whether the flag is set in any rank of the group; of this process alone without a group."""
+    """Whether the flag is set on any rank of the group, or on this process if there is no group."""
     if group is None:
         return flag
     raised = torch.tensor(int(flag), device=device)
@@ -63,7 +63,7 @@ def differs_between_ranks(number: int, group: Any, device: torch.device) -> bool
 
 
 class PendingMagnitudes:
-    """Begins to find the largest magnitudes of what is remembered now; the program need not wait for it.
+    """Starts to compute the largest magnitudes of watched tensors, without waiting for the device.
 
     Attributes:
         numbers: Numbers of the tensors among all that are watched.
@@ -83,7 +83,7 @@ class PendingMagnitudes:
         self._copy = HostCopy(result)
 
     def read(self) -> Floats:
-        """Float64[n]; waits for the device where it has not come so far."""
+        """The largest magnitudes, float64[n]; waits for the device if they are not complete."""
         before = self._copy.seconds_waited
         result = self._copy.read()
         self.seconds_waited += self._copy.seconds_waited - before

@@ -1,4 +1,4 @@
-"""Tensors that a guard watches, and their largest magnitudes: moments, moving statistics and parameters."""
+"""The tensors that a guard watches: moments, moving statistics and parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 class WatchedTensor(NamedTuple):
-    """A watched tensor: its name (``fc.weight/exp_avg``), its kind, the parameter or buffer it belongs to.
+    """A watched tensor: its name (``fc.weight/exp_avg``), its kind, and its parameter or buffer.
 
     ``table[key]`` is where it was found; of a moment ``states[parameter]`` is that table.
     """
@@ -40,24 +40,24 @@ class WatchedTensor(NamedTuple):
 
 
 def find_history_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[WatchedTensor]:
-    """Moments (once the optimizer has made a step) and moving statistics."""
+    """Moments of optimizers, which exist after their first step, and moving statistics of the model."""
     return [*_moments(model, optimizers), *_statistics(model)]
 
 
 def find_watched_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[WatchedTensor]:
-    """All that a guard watches: what is remembered, and the parameters of the model."""
+    """All tensors that a guard watches: moments, moving statistics, and the parameters of the model."""
     return [*find_history_tensors(model, optimizers), *_parameters(model)]
 
 
 def possible_names(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[str]:
-    """Names that watched tensors have or may get with the first step."""
+    """Names of tensors that are watched now or may be after the first step."""
     owners = [owner for number, optimizer in enumerate(optimizers) for owner, _ in _owners(model, optimizer, number)]
     moments = [f"{owner}/{key}" for owner in owners for key in MOMENTS_OF_OPTIMIZERS]
     return [*(part.name for part in (*_parameters(model), *_statistics(model))), *moments]
 
 
 def same_watched_tensors(parts: Sequence[WatchedTensor], optimizers: Sequence[Optimizer]) -> bool:
-    """Whether a new look would find the same tensors, as far as a quick one tells (a module that is new is not seen)."""
+    """Whether a quick check shows that the watched tensors are unchanged; new modules are not detected."""
     states = [o.state for o in optimizers]
     if sum(len(state) for state in states) != len({id(p.parameter) for p in parts if p.parameter is not None}):
         return False
@@ -69,7 +69,7 @@ def same_watched_tensors(parts: Sequence[WatchedTensor], optimizers: Sequence[Op
 
 
 def has_history(optimizer: Optimizer) -> bool:
-    """Whether an optimizer that has made a step remembers any gradient."""
+    """Whether an optimizer that has made a step has moments."""
     entries = [entry for state in optimizer.state.values() for entry in state.items()]
     return any(key in MOMENTS_OF_OPTIMIZERS and isinstance(value, Tensor) for key, value in entries)
 
@@ -84,7 +84,7 @@ def _moments(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Watc
 
 
 def _owners(model: nn.Module, optimizer: Optimizer, number: int) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of an optimizer, each with its name in the model."""
+    """Yield the parameters of an optimizer with their names in the model."""
     names = {id(p): name for name, p in named_parameters(model)}
     for i, parameter in enumerate(parameters_of([optimizer])):
         yield names.get(id(parameter), f"optimizer {number}, parameter {i}"), parameter
@@ -110,7 +110,7 @@ def _parameters(model: nn.Module) -> Iterator[WatchedTensor]:
 
 
 def magnitudes_of(parts: Sequence[WatchedTensor]) -> Tensor:
-    """The largest magnitude of each, float64[n]; see `largest_magnitudes`.
+    """The largest magnitude of each tensor, float64[n]; see `largest_magnitudes`.
 
     On the CPU a negative second moment is returned as it is.
     """

@@ -1,4 +1,4 @@
-"""The guard of a training workload: counters of its state go back with the rest."""
+"""Creates a guard for a training workload, whose counters are kept and restored with its state."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _COUNTERS = ("step", "epoch", "cursor")
 
 
 class Counters:
-    """Position of a training, as something with ``state_dict`` and ``load_state_dict``."""
+    """Position of a training, as an object with ``state_dict`` and ``load_state_dict``."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
 
     def state_dict(self) -> dict[str, int]:
-        """Steps done, epoch, and batches taken of it."""
+        """The number of steps done, the epoch, and the number of batches taken in it."""
         return {name: getattr(self._state, name) for name in _COUNTERS}
 
     def load_state_dict(self, kept: Mapping[str, int]) -> None:
-        """Go to a position of the training."""
+        """Set the position of the training."""
         for name in _COUNTERS:
             setattr(self._state, name, kept[name])
         self._state.cached_values.clear()
 
 
 def guard_training(state: TrainingState, **options: Any) -> Guard:
-    """A guard for ``guard.step(lambda: workload.step(state))``; options as of `Guard`.
+    """A guard for ``guard.step(lambda: workload.step(state))``, with the options of `Guard`.
 
     Gradients are not kept unless asked for: a step of a workload begins by setting them to zero.
     """

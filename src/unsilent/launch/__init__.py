@@ -1,1 +1,1 @@
-"""Runs a script of the user's, unchanged, with a monitor on whatever it trains."""
+"""Runs a user's script unchanged, with a monitor on the model that it trains."""

@@ -1,4 +1,4 @@
-"""``--on-alarm-exec CMD``: a command of the user's that gets the verdict on an alarm, such as one that drains the node."""
+"""``--on-alarm-exec CMD``: a user's command that receives the verdict on an alarm, for example to drain the node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _log = logging.getLogger("unsilent.monitor")
 
 
 class AlarmCommand:
-    """A sink that runs a command once, in rank 0, with the first verdict as JSON on stdin. Nothing that it does ends the job.
+    """A sink that runs a command once, on rank 0, with the first verdict as JSON on stdin.
+
+    The command's failures do not affect the job.
 
     Args:
         command: Command for the shell.
@@ -71,12 +73,15 @@ class AlarmCommand:
 
 
 def _as_json(verdict: FaultVerdict) -> str:
-    """The verdict, whose step counts from the start of this run, and that step of the training."""
+    """The verdict as JSON, with its step also counted from the beginning of the training."""
     return json.dumps({**asdict(verdict), "training_step": (first_step() or 0) + verdict.step})
 
 
 def run_in_shell(command: str, text: str) -> tuple[int | None, str]:
-    """Run a command of the user's with a text on stdin: its exit code, None where it was killed, and what it wrote on stderr."""
+    """Run a user's command with a text on stdin, and return its exit code and its stderr.
+
+    The exit code is None if the command was killed.
+    """
     process = subprocess.Popen(
         ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True, errors="replace", start_new_session=True,

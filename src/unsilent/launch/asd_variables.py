@@ -1,4 +1,4 @@
-"""The variables of accuracy-sensitive detection (ASD): what they ask for, in settings of a monitor.
+"""The environment variables of accuracy-sensitive detection (ASD), translated to settings of a monitor.
 
 They are read as the generation of ASD understands them that the preset names. Without a preset they choose the generation:
 ``enable:true`` in ``NPU_ASD_CONFIG`` or ``MS_NPU_ASD_CONFIG`` chooses asd-combined, which ignores ``NPU_ASD_ENABLE``; else
@@ -49,7 +49,7 @@ CHECKSUM_KEYS = ("with_checksum", "checksum_cooldown")
 
 @dataclass
 class AsdRequest:
-    """Settings that the variables ask for, and notes on them.
+    """Settings that the environment variables request, and notes for the user.
 
     Attributes:
         settings: Values by field of `MonitorSettings`.
@@ -64,12 +64,12 @@ class AsdRequest:
     notes: list[str] = field(default_factory=list)
 
     def ask(self, variable: str, field: str, value: Any) -> None:
-        """Add a value of a field."""
+        """Request a value for a field of the settings."""
         self.settings[field], self.sources[field] = value, variable
 
 
 def read_asd_variables(environment: Mapping[str, str], preset: str | None) -> AsdRequest:
-    """The settings that the variables ask for.
+    """The settings that the environment variables request.
 
     Args:
         environment: Variables, such as `os.environ`. An empty one counts as not set.
@@ -107,7 +107,7 @@ def read_asd_variables(environment: Mapping[str, str], preset: str | None) -> As
 
 
 def _read_level(value: str, generation: str | None, notes: list[str]) -> str:
-    """The value of ``NPU_ASD_ENABLE``; empty where it counts as not set."""
+    """The value of ``NPU_ASD_ENABLE``; empty if it is unset or invalid."""
     known = ("0", "1") if generation == V1 else ("0", "1", "2", "3")
     if value in ("", *known):
         return value
@@ -119,7 +119,10 @@ def _read_level(value: str, generation: str | None, notes: list[str]) -> str:
 
 
 def _read_action(level: str, generation: str, request: AsdRequest) -> None:
-    """``NPU_ASD_ENABLE``: the first generation stops with 1, later ones with 2; 3 logs normal values as well."""
+    """Translate ``NPU_ASD_ENABLE`` to the action on an alarm, and to the logging of normal values.
+
+    The first generation stops with 1, later ones with 2; 3 also logs normal values.
+    """
     if level in ("1", "2", "3"):
         request.ask(ENABLE, "on_alarm", "log" if level == "1" and generation != V1 else "stop")
     if level == "3":
@@ -127,7 +130,7 @@ def _read_action(level: str, generation: str, request: AsdRequest) -> None:
 
 
 def _read_pairs(generation: str, variables: Mapping[str, str], request: AsdRequest) -> None:
-    """The two variables with thresholds: a rule where they are not the defaults."""
+    """Translate the two variables with thresholds to a rule, if they differ from the defaults."""
     parameters: dict[str, int] = {}
     sources = []
     for variable, names in PAIR_PARAMETERS[generation].items():
@@ -141,7 +144,7 @@ def _read_pairs(generation: str, variables: Mapping[str, str], request: AsdReque
 
 
 def read_pair(text: str, default: tuple[int, int]) -> tuple[tuple[int, int], str]:
-    """Two thresholds, such as ``1000000,10000``, and what is wrong with them (empty: nothing).
+    """Parse two thresholds, such as ``1000000,10000``, and describe any problem with the text.
 
     Each is raised to 3 where it is less. If the first is then not greater than the second, both are the defaults.
     """
@@ -157,7 +160,7 @@ def read_pair(text: str, default: tuple[int, int]) -> tuple[tuple[int, int], str
 
 
 def _whole_number(text: str) -> int | None:
-    """A whole number of at most 64 bits; None for anything else."""
+    """An integer of at most 64 bits; None for any other text."""
     number = int(text) if re.fullmatch(r"\s*[+-]?[0-9]{1,19}\s*", text) else LARGEST + 1
     return number if abs(number) <= LARGEST else None
 
@@ -169,7 +172,7 @@ def _items(text: str) -> list[tuple[str, str]]:
 
 
 def _read_configuration(variable: str, text: str, request: AsdRequest) -> None:
-    """``NPU_ASD_CONFIG`` or ``MS_NPU_ASD_CONFIG``: a rule where its values are not the defaults."""
+    """Translate ``NPU_ASD_CONFIG`` or ``MS_NPU_ASD_CONFIG`` to a rule, if the values differ from the defaults."""
     defaults = CONFIGURATION_DEFAULTS | {SAMPLE_INTERVAL: CONFIGURATIONS[variable]}
     values, problems, without_effect, unknown = dict(defaults), [], [], []
     for key, value in _items(text):

@@ -1,4 +1,4 @@
-"""Monitors whatever a program trains, without a change of the program.
+"""Monitors the models that a program trains, without changes to the program.
 
 Optimizers are noted when they are made. At the first backward pass the modules that own their parameters are looked up among all
 objects of the process, and a `Monitor` is made of both before that pass begins. This needs no hook of all modules, which
@@ -39,7 +39,7 @@ _log = logging.getLogger(LOGGER)
 
 
 class AutomaticMonitor(backward_hooks.BackwardListener):
-    """Makes a monitor of what a program trains, and makes it anew for new optimizers.
+    """Creates a monitor for the optimizers that a program makes, and a new one if it makes more.
 
     Args:
         settings: Settings of the monitor.
@@ -90,7 +90,10 @@ class AutomaticMonitor(backward_hooks.BackwardListener):
             self._loops.start()
 
     def stop(self, wait: bool = True) -> None:
-        """Leave torch as it was and end the monitor; ``wait`` for other ranks, which end as well. Raises `MonitorStop`."""
+        """End the monitor and remove all hooks from torch.
+
+        ``wait``: wait for other ranks, which end as well. Raises `MonitorStop`.
+        """
         backward_hooks.remove_listener(self)
         self._loops.stop()
         Optimizer.__init__ = self._plain_init  # type: ignore[method-assign]
@@ -114,12 +117,12 @@ class AutomaticMonitor(backward_hooks.BackwardListener):
         return None if self._monitor is None or os.getpid() != self._process else self._monitor()
 
     def _raise_stop(self) -> None:
-        """Raise what a monitor found in the last step of a training that the program has dropped since."""
+        """Raise the stop found in the last step of a training whose optimizers the program has deleted."""
         if self._stops:
             raise self._stops.pop()
 
     def _note(self, optimizer: Optimizer) -> None:
-        """An optimizer was made. A monitor of earlier ones ends at once, so that it does not keep their state in memory."""
+        """Note a new optimizer, and close the monitor of earlier ones to free their memory."""
         if self._gave_up:
             return
         self._raise_stop()
@@ -172,7 +175,10 @@ class AutomaticMonitor(backward_hooks.BackwardListener):
 
 
 def trained_model(optimizers: Sequence[Optimizer]) -> nn.Module:
-    """The module that owns the parameters of optimizers; where it takes several, a module with these as children."""
+    """The module with the parameters of the optimizers.
+
+    If there are several such modules, a new module with these as children.
+    """
     trained = set(map(id, parameters_of(optimizers)))
     roots = _outermost_modules(trained)
     if len(roots) == 1:
@@ -186,7 +192,9 @@ def trained_model(optimizers: Sequence[Optimizer]) -> nn.Module:
 
 
 def _outermost_modules(trained: set[int]) -> list[nn.Module]:
-    """Modules that are part of no other, and that own trained parameters; those that add none are left out.
+    """Modules with trained parameters that are not children of another module.
+
+    A module is left out if the others have all of its parameters.
 
     Args:
         trained: Identities of the parameters.
@@ -203,5 +211,5 @@ def _outermost_modules(trained: set[int]) -> list[nn.Module]:
 
 
 def _identities(module: nn.Module) -> set[int]:
-    """Identities of all parameters, also where a class has a ``parameters`` of its own."""
+    """The ``id`` of each parameter, also for classes that override ``parameters``."""
     return {id(parameter) for parameter in nn.Module.parameters(module)}

@@ -1,4 +1,4 @@
-"""``python -m unsilent.launch.child PARENT MODULE …``: a module that ends with the process that started it, by any signal.
+"""``python -m unsilent.launch.child PARENT MODULE …``: runs a module that ends when the process PARENT ends.
 
 torchrun gives each rank a session of its own, so that a kill of torchrun would leave them running: a rank ends with its torchrun.
 """
@@ -20,7 +20,7 @@ ENDS_OF_TORCHRUN = ("ChildFailedError", "SignalException")
 
 
 def enter_rank() -> None:
-    """End with torchrun, in a rank of an isolated job, and say which slot this is. Elsewhere nothing is done."""
+    """Make a rank of an isolated job end with torchrun, and set the environment variable with the slot."""
     parent = os.environ.pop(PARENT, "")  # not for what the script starts
     if parent.isdecimal():
         exit_with_parent(int(parent))

@@ -1,4 +1,4 @@
-"""The file beside the events of an isolated job: devices in cordon, and what was done after each incident.
+"""The file next to an isolated job's events, with the devices in cordon and the actions after each incident.
 
 It is written before what it says is done, so that the same command goes on after a kill at any moment. A device is a slot: the
 number that its rank has on this host as long as no device is in cordon. Files from outside are hostile: read with limits.
@@ -27,7 +27,7 @@ SELF_TEST_FAILED, SELF_TEST_PASSED = 17, 0
 
 @dataclass(frozen=True, kw_only=True)
 class Cordon:
-    """A device that no rank is started on.
+    """The exclusion ("cordon") of a suspected device from a job, and its status.
 
     Attributes:
         slot, host, device: Which one; ``device`` as the monitor named it.
@@ -52,7 +52,7 @@ class Cordon:
 
 @dataclass(frozen=True, kw_only=True)
 class HandledIncident:
-    """An incident that was answered.
+    """An incident that the job has reacted to.
 
     Attributes:
         folder: Name of the folder.
@@ -69,7 +69,7 @@ class HandledIncident:
 
 @dataclass(frozen=True, kw_only=True)
 class AvoidedCheckpoint:
-    """A checkpoint that may hold a fault; one that is written in its place later is another one.
+    """A checkpoint that may contain the effects of a fault; one written later at the same path is not avoided.
 
     Attributes:
         path: File or folder, for readers.
@@ -113,7 +113,7 @@ class IsolationRecord:
         return replace(self, cordons=(*other_devices, counted))
 
     def tested(self, slot: int, host: str, exit_code: int) -> IsolationRecord:
-        """The record after a self-test of a device; what it could not decide stays as it was."""
+        """The record after a self-test of a device; an inconclusive test changes nothing."""
         of_device = [cordon for cordon in self.cordons if (cordon.slot, cordon.host) == (slot, host)]
         after = {cordon: replace(cordon, status=_status_after(cordon, exit_code)) for cordon in of_device}
         return replace(self, cordons=tuple(after.get(cordon, cordon) for cordon in self.cordons))
@@ -128,7 +128,10 @@ def _status_after(cordon: Cordon, exit_code: int) -> Status:
 
 
 def read_record(path: Path) -> IsolationRecord:
-    """The record in a file; an empty one where there is none. Raises ``UsageError``."""
+    """Read the record from a file; an empty record if the file does not exist.
+
+    Raises ``UsageError`` if the file is damaged.
+    """
     if not path.exists() and not path.is_symlink():
         return IsolationRecord()
     with content_errors(f"{path} is not what unsilent run --isolate writes", "correct or remove it"):
@@ -141,7 +144,7 @@ def read_record(path: Path) -> IsolationRecord:
 
 
 def _check_numbers(record: IsolationRecord) -> None:
-    """Raise ``ValueError`` for steps and slots that cannot be."""
+    """Raise ``ValueError`` if steps or slots are impossible."""
     check_range("first_step", record.first_step, 0, LARGEST)
     for entries in (record.cordons, record.handled, record.avoided):
         for entry in entries:
@@ -153,7 +156,10 @@ def _check_numbers(record: IsolationRecord) -> None:
 
 
 def write_record(path: Path, record: IsolationRecord) -> None:
-    """Write the file at once. Raises ``UsageError``."""
+    """Write the file atomically.
+
+    Raises ``UsageError`` if it cannot be written.
+    """
     content = json.dumps(as_json_values(record), indent=1, ensure_ascii=False, allow_nan=False)
     with system_errors(f"cannot write {path}", "free space, or write elsewhere"):
         replace_file(path, content.encode(errors="replace") + b"\n")

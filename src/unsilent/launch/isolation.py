@@ -1,4 +1,4 @@
-"""``unsilent run --isolate``: starts the ranks of a job, and after an incident starts them again without the suspected device.
+"""``unsilent run --isolate``: runs a job, and after an incident restarts it without the suspected device.
 
 torchrun loses the exit codes of its ranks, so what is done follows from the verdict in the incident's folder. It is written to
 the cordon file before it is done: after a kill, the same command goes on from there.
@@ -49,7 +49,7 @@ _INCIDENT = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class IsolatedJob:
-    """Settings of a job that is started.
+    """Settings of an isolated job.
 
     Attributes:
         words: Words after ``unsilent``, in each rank.
@@ -70,7 +70,10 @@ class IsolatedJob:
 
 
 class Isolation:
-    """Runs one job to its end. ``say`` is called with each line for the user."""
+    """Runs one job until it ends.
+
+    ``say`` is called with each line for the user.
+    """
 
     def __init__(self, job: IsolatedJob, say: Callable[[str], None]) -> None:
         check_slots(job.ranks + job.spares, os.environ)
@@ -81,7 +84,7 @@ class Isolation:
         self._record = read_record(self._path)
 
     def run(self) -> int:
-        """Start the ranks until the job ends, or must not be started again; returns the exit code.
+        """Run the job, with restarts after incidents, until it ends or must not be restarted; returns the exit code.
 
         Raises:
             UsageError: no device or no good checkpoint is left, or a file is not what it should be.
@@ -117,21 +120,24 @@ class Isolation:
     # -- incidents -------------------------------------------------------------------------------------------------------
 
     def _new_incidents(self) -> Iterator[Incident]:
-        """Incidents that were not looked at so far, in the order of time."""
+        """Yield the incidents that have not been handled yet, in the order of time."""
         known = {incident.folder for incident in self._record.handled}
         folders = self._incidents.iterdir() if self._incidents.is_dir() else ()
         new = [folder for folder in folders if _INCIDENT.fullmatch(folder.name) and folder.name not in known]
         yield from sorted(map(read_incident, filter(is_incident, new)), key=lambda incident: incident.time)
 
     def _leave_earlier_incidents(self) -> None:
-        """Incidents of a job that was not isolated: which rank was on which device is not known, nor what was done since."""
+        """Mark incidents of an earlier job that was not isolated as handled, without a reaction to them."""
         for incident in self._new_incidents():
             self._say(f"{incident.folder} is of an earlier job, and is left as it is")
             self._handled(incident, EARLIER, incident.step, -1)
         write_record(self._path, self._record)
 
     def _answer_new(self) -> int | None:
-        """Answer all new incidents: the exit code of the job, 0 to start it again; None where none of them stopped it."""
+        """React to all new incidents, and return the job's exit code.
+
+        It is 0 to restart the job, and None if no incident stopped it.
+        """
         answer = None
         for incident in self._new_incidents():
             verdict = stopping_verdict(incident)
@@ -143,7 +149,7 @@ class Isolation:
         return answer
 
     def _answer(self, incident: Incident, verdict: FaultVerdict) -> int:
-        """Write down what follows from an incident, and say it; the exit code of the job, 0 to start it again."""
+        """Record the reaction to an incident, tell the user, and return the job's exit code (0 to restart it)."""
         record, kind = self._record, verdict.kind
         is_of_device = kind in SUSPECTED and 0 <= verdict.rank < len(record.slots)
         slot = record.slots[verdict.rank] if is_of_device else -1
@@ -183,7 +189,7 @@ class Isolation:
         return 0
 
     def _has_spare(self, slot: int) -> bool:
-        """Whether as many devices as there are ranks are free without this one."""
+        """Whether enough devices for all ranks are free without the given one."""
         left_out = {slot, *self._record.active(self._host)}
         return len(set(range(self._job.ranks + self._job.spares)) - left_out) >= self._job.ranks
 
@@ -194,19 +200,19 @@ class Isolation:
     # -- checkpoints -----------------------------------------------------------------------------------------------------
 
     def _checkpoints(self) -> list[FoundCheckpoint]:
-        """Checkpoints with a step, the newest first; none of them is verified."""
+        """The checkpoints with a known step, newest first, without verification."""
         if not self._job.checkpoints.is_dir():
             return []
         return last_good_checkpoint(self._job.checkpoints, before_step=0).not_before
 
     def _avoid(self, step: int) -> None:
-        """Start from no checkpoint that is there now and is of this step or a later one."""
+        """Avoid all existing checkpoints of the given step or of later steps."""
         later = [checkpoint for checkpoint in self._checkpoints() if (checkpoint.step or 0) >= step]
         new = [AvoidedCheckpoint(path=str(c.path), step=c.step or 0, written=c.written) for c in later]
         self._record = replace(self._record, avoided=tuple(dict.fromkeys((*self._record.avoided, *new))))
 
     def _last_good(self) -> LastGood:
-        """The newest checkpoint that verifies, and is not avoided."""
+        """The newest checkpoint that matches its manifest and is not avoided."""
         avoided = {(checkpoint.step, checkpoint.written) for checkpoint in self._record.avoided}
         checkpoints = self._checkpoints()
         allowed = [c.step or 0 for c in checkpoints if (c.step, c.written) not in avoided]
@@ -220,7 +226,7 @@ class Isolation:
     # -- processes -------------------------------------------------------------------------------------------------------
 
     def _run_ranks(self, is_again: bool) -> int:
-        """Start the ranks on free devices from the last good checkpoint; what torchrun ended with."""
+        """Run the ranks on free devices from the last good checkpoint, and return torchrun's exit code."""
         slots = self._free_slots()[: self._job.ranks]
         search = self._last_good() if self._job.checkpoints.is_dir() else None
         good = search.good if search else None
@@ -242,7 +248,10 @@ class Isolation:
         return code if code >= 0 else 128 - code
 
     def _free_slots(self) -> list[int]:
-        """Devices that are not in cordon. One that is suspected is tested; it is waited for only where there is no other."""
+        """The devices that are not in cordon, after starting self-tests of suspected ones.
+
+        Waits for these tests only if no other device is free.
+        """
         count = self._job.ranks + self._job.spares
         self._start_tests()
         for _ in range(2):
@@ -260,7 +269,7 @@ class Isolation:
                 self._tests[slot] = start_self_test(slot, self._job.test_minutes)
 
     def _note_tests(self) -> None:
-        """Write down what self-tests found that have ended."""
+        """Record the results of self-tests that have ended."""
         for slot, test in [*self._tests.items()]:
             if (code := test.poll()) is None:
                 continue
@@ -281,7 +290,10 @@ def _in_slot(slot: int) -> str:
 
 
 def stopping_verdict(incident: Incident) -> FaultVerdict | None:
-    """The verdict that stopped a job; None where it went on. A job that stops on any alarm has an undetermined one."""
+    """The verdict that stopped a job; None if the job continued.
+
+    It is undetermined for a job that stops on any alarm.
+    """
     verdict = incident.fault_verdict
     if verdict is None and incident.settings.get("on_alarm") == "stop":
         return not_executed_verdict(incident)

@@ -1,4 +1,4 @@
-"""Runs a training script under a monitor: its results, output, exit code and traceback are as without one."""
+"""Runs a training script under a monitor, with the same results, output, exit code and traceback as without."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KEY = "unsilent/stopped"
 
 
 def wait_for_stopped_ranks() -> None:
-    """Under torchrun: wait until all ranks have come here, for at most `OTHERS_SECONDS`.
+    """Under torchrun, wait until all ranks have called this function, for at most `OTHERS_SECONDS`.
 
     So each of them writes its part of an incident to the end, and rank 0 runs ``--on-alarm-exec``.
     """
@@ -47,7 +47,7 @@ def wait_for_stopped_ranks() -> None:
 
 
 class MonitoredRun:
-    """A run of a program under a monitor; without one where there are no settings.
+    """A run of a program under a monitor, or without one if there are no settings.
 
     Args:
         alarm_command: Command that is run once after an alarm.
@@ -64,7 +64,7 @@ class MonitoredRun:
         self._stderr = StandardError()
 
     def run(self) -> Any:
-        """Run the program to its end; returns what `sys.exit` takes.
+        """Run the program to its end; returns the argument for `sys.exit`.
 
         Raises:
             UsageError: there is no such program, or the monitor does not accept its settings for this model.
@@ -96,7 +96,7 @@ class MonitoredRun:
         return self._exit_code(error)
 
     def _stop(self, error: BaseException | None) -> BaseException | None:
-        """End the monitor after the program ended with ``error``; with what the run ends."""
+        """End the monitor after the program, and return the error with which the run ends."""
         if self._automatic is None:
             return error
         from unsilent.monitor.actions import MonitorStop
@@ -123,7 +123,7 @@ class MonitoredRun:
             logging.getLogger("unsilent.monitor").error("cannot monitor the training: %s", kind_and_line(error))
 
     def _why_not_monitored(self) -> str:
-        """Why there was no monitor although one was wanted; empty where there was one, or where that was said already."""
+        """The reason why a requested monitor was not created; empty if it was or if the reason is known."""
         automatic = self._automatic
         if self._resolved.settings is None or self._failed:
             return ""

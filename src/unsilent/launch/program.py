@@ -1,4 +1,4 @@
-"""A program of the user's, run in this process as ``python`` would run it alone."""
+"""A user's program, run in this process as ``python`` would run it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 class ProgramNotFound(UsageError):
-    """A file or module of a program does not exist."""
+    """Raised if the file or module of a program does not exist."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A script or a module.
+    """A script or module with its arguments.
 
     Attributes:
         name: Name of the file or the module.
@@ -41,14 +41,17 @@ class Program:
     is_module: bool = False
 
     def run(self) -> None:
-        """Run it as ``__main__``, with arguments and import path of its own. Raises `ProgramNotFound`, and all that it raises."""
+        """Run the program as ``__main__``, with its own arguments and import path.
+
+        Raises `ProgramNotFound`, and any error of the program.
+        """
         if self.is_module:
             self._run_module()
         else:
             self._run_file()
 
     def check_file(self) -> None:
-        """Raise `ProgramNotFound` for a script that does not exist. Modules are looked up where they are run."""
+        """Raise `ProgramNotFound` if the program is a script that does not exist; modules are not checked."""
         if not self.is_module and not os.path.isfile(self.name):
             problem = "is a folder" if os.path.isdir(self.name) else "does not exist"
             raise ProgramNotFound(f"the script {self.name} {problem}; expected a Python file, or -m and a module")
@@ -86,7 +89,7 @@ class Program:
 
 
 def exit_code(error: BaseException | None) -> Any:
-    """Argument of `sys.exit` after a program ended with this error, which is shown where nobody caught it.
+    """The argument of `sys.exit` after a program has ended; an uncaught error is printed.
 
     Raises:
         ProgramNotFound: there was no program.
@@ -99,7 +102,7 @@ def exit_code(error: BaseException | None) -> Any:
 
 
 def show_uncaught(error: BaseException) -> int:
-    """Show an error as Python shows one that nobody caught, without our frames; returns the exit code."""
+    """Print an uncaught error as Python does, without frames of this package; returns the exit code."""
     chain: list[BaseException | None] = [error]
     while (last := chain[-1]) is not None and last not in chain[:-1]:
         last.__traceback__ = _without_our_frames(last.__traceback__)
@@ -109,7 +112,10 @@ def show_uncaught(error: BaseException) -> int:
 
 
 def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without frames of this package and of runpy; all of them stay where the error was raised in this package."""
+    """The traceback without frames of this package and of runpy.
+
+    If the error was raised in this package, only its first frames are removed.
+    """
     frames = []
     while trace is not None:
         frames.append(trace)
@@ -131,7 +137,7 @@ def _is_ours(trace: types.TracebackType) -> bool:
 
 
 class InterruptAtExit:
-    """Lets the process end by SIGINT, as Python does after a ``KeyboardInterrupt`` that nobody caught.
+    """Ends the process by SIGINT at exit, as Python does after an uncaught ``KeyboardInterrupt``.
 
     Make it before the program runs: what is registered first is called last at exit.
     """

@@ -1,4 +1,4 @@
-"""All ranks of a job on this host, started by torchrun, each on a slot; and a self-test of one slot."""
+"""The processes of a job on this host: ranks started by torchrun, one per slot, and self-tests of a slot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END_SECONDS = 10.0
 
 
 def check_slots(count: int, environment: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` where a list of visible GPUs has fewer than there are slots."""
+    """Raise ``UsageError`` if the list of visible GPUs has fewer entries than there are slots."""
     visible = environment.get(GPUS, "")
     if visible and (visible_count := len(visible.split(","))) < count:
         raise UsageError(
@@ -29,7 +29,7 @@ def check_slots(count: int, environment: Mapping[str, str]) -> None:
 
 
 def slots_environment(slots: Sequence[int], environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a process that sees the GPUs of these slots alone, as its numbers 0, 1 …, in this order."""
+    """Environment variables for a process that sees only the GPUs of some slots, numbered from 0 in their order."""
     result = dict(environment)
     if environment.get(GPUS) != "":  # an empty list hides all GPUs
         visible = environment[GPUS].split(",") if GPUS in environment else None
@@ -40,7 +40,10 @@ def slots_environment(slots: Sequence[int], environment: Mapping[str, str]) -> d
 def start_ranks(
     words: Sequence[str], slots: Sequence[int], resume_from: Path | None, first_step: int
 ) -> subprocess.Popen[bytes]:
-    """Start torchrun with a rank on each slot, which runs ``unsilent`` with these words from a checkpoint of this step on."""
+    """Start torchrun with a rank on each slot; each rank runs ``unsilent`` with the given words.
+
+    The training continues from a checkpoint of step ``first_step``.
+    """
     environment = slots_environment(slots, os.environ)
     environment |= {SLOTS: ",".join(map(str, slots)), FIRST_STEP: str(first_step)}
     environment.pop(RESUME_FROM, None)
@@ -51,7 +54,7 @@ def start_ranks(
 
 
 def start_self_test(slot: int, minutes: float) -> subprocess.Popen[bytes]:
-    """Start ``unsilent selftest`` of a slot; only its errors are shown."""
+    """Start ``unsilent selftest`` for a slot; only its errors are printed."""
     environment = slots_environment([slot], os.environ) | {SLOT: str(slot)}
     return _start("unsilent", ["selftest", "--quiet", "--minutes", f"{minutes:g}"], environment, subprocess.DEVNULL)
 
@@ -65,7 +68,7 @@ def _start(
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Let a process that was started here end by SIGTERM, else kill it; its ranks end with it."""
+    """End a process and its ranks with SIGTERM, or with SIGKILL if it does not react."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Loops of a script over a DataLoader, as loops of `Monitor.iterate`: steps are executed again after an alarm without a change.
+"""Makes a script's DataLoader loops repeatable, so that steps are executed again after an alarm.
 
 Only ``for`` statements over a DataLoader of torch itself, in functions and scripts of the user's own, count: whatever else takes
 batches (``enumerate``, ``zip``, ``next``, a generator, a training framework that fetches ahead) goes on where steps go back.
@@ -21,7 +21,7 @@ from unsilent.monitor.monitor import Monitor
 
 
 class RerunLoops:
-    """Replaces ``DataLoader.__iter__`` from `start` to `stop`.
+    """Replaces ``DataLoader.__iter__`` between `start` and `stop`.
 
     Args:
         monitor: Returns the monitor that there is now, if any.
@@ -32,7 +32,7 @@ class RerunLoops:
         self._plain: Any = None
 
     def start(self) -> None:
-        """Watch loops from now on."""
+        """Replace ``DataLoader.__iter__``."""
         plain = self._plain = DataLoader.__iter__
 
         def begin(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -44,7 +44,7 @@ class RerunLoops:
         DataLoader.__iter__ = begin  # type: ignore[method-assign, assignment]
 
     def stop(self) -> None:
-        """Leave torch as it was."""
+        """Restore ``DataLoader.__iter__``."""
         if self._plain is not None:
             DataLoader.__iter__ = self._plain  # type: ignore[method-assign]
 

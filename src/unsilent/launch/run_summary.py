@@ -1,4 +1,4 @@
-"""Summary that ``unsilent run`` writes on stderr of a training that it monitored."""
+"""The summary of a monitored training that ``unsilent run`` prints on stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unsilent.report.text import count_text
 
 
 class RunSummary:
-    """A sink that makes one last line of the events of all monitors of a run, one after the other.
+    """A sink that summarises the events of all monitors of a run in one line.
 
     Args:
         events: The file of events, which the line names after an alarm.
@@ -40,7 +40,7 @@ class RunSummary:
 
     @property
     def text(self) -> str:
-        """The line; empty where no monitor ended, and in further ranks without an alarm."""
+        """The summary line; empty if no monitor ended, and on ranks other than 0 without an alarm."""
         if not self._ended or (self._ended[0].rank and not self._alarms):
             return ""
         whole = _together(self._ended)
@@ -60,7 +60,7 @@ class RunSummary:
 
 
 def _together(ended: Sequence[Ended]) -> Ended:
-    """The ends of several monitors of one rank, one after the other, as that of one."""
+    """Combine the end events of several successive monitors of one rank."""
     seconds = sum(end.seconds for end in ended)
     return replace(
         ended[-1],
@@ -74,21 +74,21 @@ def _together(ended: Sequence[Ended]) -> Ended:
 
 
 class StderrHandler(logging.Handler):
-    """Prints all lines of the monitor on stderr, as long as the program has not configured its log."""
+    """Prints the monitor's log lines on stderr, unless the program has configured logging."""
 
     def __init__(self, stderr: StandardError) -> None:
         super().__init__()
         self._stderr = stderr
 
     def install(self) -> None:
-        """Print from now on, with lines of level INFO."""
+        """Start printing log lines of level INFO and above."""
         log = logging.getLogger(LOGGER)
         if log.level == logging.NOTSET:
             log.setLevel(logging.INFO)
             log.addHandler(self)
 
     def remove(self) -> None:
-        """Leave the log as it was."""
+        """Stop printing, and restore the logger's level."""
         log = logging.getLogger(LOGGER)
         if self in log.handlers:
             log.removeHandler(self)

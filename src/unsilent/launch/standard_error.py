@@ -1,4 +1,4 @@
-"""Lines on stderr, also where the program that is monitored has closed it."""
+"""Printing on stderr, even after the monitored program has closed it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 class StandardError:
-    """Prints lines on stderr; once the program has closed or replaced it by nothing, on the stderr that it began with."""
+    """Prints lines on stderr, or on the original stderr if the program has closed or removed it."""
 
     def __init__(self) -> None:
         try:
@@ -17,7 +17,7 @@ class StandardError:
             self._first = None
 
     def print_line(self, text: str) -> None:
-        """Print a line; nothing where there has never been a stderr."""
+        """Print a line, unless there was no stderr at the start."""
         if sys.stderr is not None:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(f"{text}\n")  # one write, as other ranks may print between two

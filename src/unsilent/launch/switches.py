@@ -14,7 +14,7 @@ from unsilent.monitor.settings import MonitorSettings
 
 @dataclass(frozen=True)
 class ResolvedSettings:
-    """Settings of a monitor, and what a user should know of how they came about.
+    """Settings of a monitor, and notes for the user on their origin.
 
     Attributes:
         settings: Settings; None: a variable switches the detection off, and nobody asked for a preset or a rule.
@@ -30,7 +30,7 @@ class ResolvedSettings:
 def resolve_settings(
     arguments: Mapping[str, Any], config: Path | None, environment: Mapping[str, str]
 ) -> ResolvedSettings:
-    """Settings of a monitor; see `unsilent.launch.asd_variables` for what variables ask for.
+    """The settings of a monitor from all sources; see `unsilent.launch.asd_variables` for the environment variables.
 
     Args:
         arguments: Values that were given, by field of `MonitorSettings`.

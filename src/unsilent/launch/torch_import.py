@@ -1,4 +1,4 @@
-"""Waits for the import of torch in a program.
+"""Waits until a program imports torch.
 
 Importing torch before the program does so would change the program: it may set variables, such as ``OMP_NUM_THREADS``, that torch
 and its libraries read when they are loaded.
@@ -16,20 +16,20 @@ from typing import Any
 
 
 class AfterTorchImport(MetaPathFinder):
-    """Calls a function when torch has been imported; at once where it has been already."""
+    """Calls a function once torch has been imported, or immediately if it already is."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
 
     def install(self) -> None:
-        """Wait for the import."""
+        """Start to wait for the import."""
         if "torch" in sys.modules:
             self._function()
         else:
             sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        """Wait no longer."""
+        """Stop waiting for the import."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 

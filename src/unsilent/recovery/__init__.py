@@ -1,1 +1,1 @@
-"""Actions after an alarm: states that are put back, steps that are executed again, and a verdict on what the fault was."""
+"""Actions after an alarm: restoring states, executing steps again, and a verdict on the kind of fault."""

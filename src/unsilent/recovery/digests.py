@@ -1,4 +1,4 @@
-"""Digests of the bits of tensors, in which the place of each element counts.
+"""Digests of the bits of tensors; they depend on the positions of the elements.
 
 A sum, an XOR or a norm does not see two equal changes that cancel out, two elements that were exchanged, or a lane that is
 wrong in an even number of elements. On the host a digest is XXH3, which takes hardly longer than a sum. On a device it is a
@@ -37,9 +37,11 @@ FACTOR = 0x1E3779B97F4A7C15
 
 @torch.no_grad()
 def digests_of(tensors: Sequence[Tensor]) -> Tensor:
-    """Digests of n tensors, int64[n] on their device; where some are on the host (step counters), on that of the others.
+    """Digests of n tensors, int64[n] on their device.
 
-    Equal for equal elements, whatever the layout and the alignment in memory.
+    If some of the tensors are on the host (step counters), the result is on the device of the others.
+
+    They are equal for equal elements, whatever the layout and the alignment in memory.
     """
     devices = [tensor.device for tensor in tensors]
     device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
@@ -54,7 +56,10 @@ def digests_of(tensors: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def device_digests(tensors: Sequence[Tensor]) -> Tensor:
-    """Digests, as of `digests_of`, of tensors on devices: on that of the first, and nothing waits for it."""
+    """Digests of tensors on devices, as in `digests_of`, without waiting for a device.
+
+    The result is on the device of the first tensor.
+    """
     if not tensors:
         return torch.zeros(0, dtype=torch.int64)
     device = tensors[0].device
@@ -72,7 +77,7 @@ def device_digests(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
-    """A number that stands for the bits of tensors in their order, int64[] on the device of the first."""
+    """One digest of several tensors in their order, int64[] on the device of the first."""
     samples = [_sample(t) for t in tensors if t.layout is torch.strided and t.numel()]
     if not samples:
         return torch.zeros((), dtype=torch.int64)
@@ -85,7 +90,7 @@ def _sample(tensor: Tensor) -> Tensor:
 
 
 def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """Parameters, buffers, gradients and states of optimizers by name; of a DTensor what this rank holds."""
+    """Parameters, buffers, gradients and optimizer states by name; for a DTensor, the part on this rank."""
     named: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = {id(tensor): name for name, tensor in named.items()}
     for number, optimizer in enumerate(optimizers):
@@ -112,14 +117,14 @@ def _host_digest(tensor: Tensor) -> int:
 
 
 def _in_order(values: Tensor, places: Sequence[int]) -> Tensor:
-    """Values of these places, by place."""
+    """The values sorted by their positions in ``places``."""
     if list(places) == sorted(places):
         return values
     return values[torch.tensor(places).argsort().to(values.device, non_blocking=True)]
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """The elements in their order as whole numbers of at most 32 bits each."""
+    """The elements in order as integers of at most 32 bits each."""
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     dense = tensor.detach().contiguous()
     # A dimension of size 1 may have any stride in a contiguous tensor, and then no view of other words is given.
@@ -140,7 +145,7 @@ def _large_digest(tensor: Tensor) -> Tensor:
 
 
 def _small_digests(tensors: Sequence[Tensor]) -> Tensor:
-    """Digests of tensors of one dtype in one piece, for small ones cost as much as calls do."""
+    """Digests of small tensors of one dtype, computed together to save calls."""
     words = [_words(tensor) for tensor in tensors]
     device = words[0].device
     ends = torch.tensor([len(part) for part in words]).cumsum(0) - 1
@@ -152,7 +157,7 @@ def _small_digests(tensors: Sequence[Tensor]) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _weights(count: int, device: torch.device) -> Tensor:
-    """Random odd numbers, int64[count], of which fewer are the first of more (splitmix64)."""
+    """Pseudo-random odd numbers, int64[count], from splitmix64; a larger ``count`` only appends numbers."""
     with np.errstate(over="ignore"):
         z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

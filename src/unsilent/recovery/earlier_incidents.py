@@ -1,4 +1,4 @@
-"""Earlier incidents by device, in a small file beside the folders of incidents, so that they add up over jobs.
+"""A small file with earlier incidents of each device, so that they are counted across jobs.
 
     incidents/devices.json      {"schema": 1, "incidents": [{"device": …, "step": …, "kind": …}, …]}, the last one last
 
@@ -46,14 +46,17 @@ class EarlierIncident:
 
 
 def device_identity(known: Evidence | FaultVerdict) -> str:
-    """The device of an alarm: its UUID where it has one, else host and device; empty where no rank is named."""
+    """The identity of an alarm's device: its UUID, or host and device; empty if no rank is suspected."""
     unique = _UUID.search(known.device)
     text = unique[0] if unique else f"{known.host} {known.device}"
     return text.strip()[:LONGEST_NAME] if known.rank >= 0 else ""
 
 
 def read_earlier_incidents(path: Path) -> list[EarlierIncident]:
-    """The incidents in a file, oldest first; none where there is no file. Raises ``UsageError`` for any other file."""
+    """The incidents in a file, oldest first; an empty list if the file does not exist.
+
+    Raises ``UsageError`` for any other file.
+    """
     if not path.exists():
         return []
     content = read_plain(path, MOST_BYTES)
@@ -65,7 +68,7 @@ def read_earlier_incidents(path: Path) -> list[EarlierIncident]:
 
 
 def with_earlier_incidents(evidence: Evidence, earlier: list[EarlierIncident]) -> Evidence:
-    """The evidence with what earlier incidents say of its device and of its step."""
+    """The evidence, with the earlier incidents of its device and its step added."""
     device = device_identity(evidence)
     if not device:
         return replace(evidence, strikes=0, strikes_in_step=0, strikes_elsewhere=0)
@@ -77,20 +80,26 @@ def with_earlier_incidents(evidence: Evidence, earlier: list[EarlierIncident]) -
 
 
 def incident_of(verdict: FaultVerdict) -> EarlierIncident | None:
-    """The incident that is remembered of a verdict; None where it leaves no suspicion on a device."""
+    """The incident to record for a verdict; None if the verdict does not suspect a device."""
     device = device_identity(verdict)
     return EarlierIncident(device, verdict.step, verdict.kind) if device and verdict.kind in SUSPECTED else None
 
 
 def write_earlier_incidents(path: Path, incidents: list[EarlierIncident]) -> None:
-    """Write the file, with the last of these incidents. Raises ``OSError``."""
+    """Write the most recent of these incidents to the file.
+
+    Raises ``OSError``.
+    """
     table = {"schema": SCHEMA, "incidents": [asdict(incident) for incident in incidents[-MOST_INCIDENTS:]]}
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(table, indent=1).encode())
 
 
 def _read_incident(value: Any) -> EarlierIncident:
-    """An incident from JSON; raises ``ValueError``."""
+    """An incident from its JSON value.
+
+    Raises ``ValueError`` if the value is invalid.
+    """
     if not isinstance(value, dict):
         raise ValueError("an incident is no object")
     device, step, kind = (value.get(name) for name in ("device", "step", "kind"))

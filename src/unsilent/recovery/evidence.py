@@ -1,4 +1,4 @@
-"""Evidence on a step with an alarm: how it went when it was executed again, and what its job and its device did before."""
+"""Evidence about a step with an alarm: results of executing it again, and the history of its job and device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIVE, EARLIER_CHECKPOINT = "live", "earlier checkpoint"
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """The step of an alarm, executed once more without changing the training.
+    """One repeated execution of the step with the alarm, which does not change the training.
 
     Attributes:
         place: `SAME_DEVICE` or `NEIGHBOUR`.
@@ -45,7 +45,7 @@ class Execution:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything that a verdict on an alarm rests on.
+    """All facts that a verdict on an alarm is based on.
 
     Attributes:
         step: Step of the alarm.

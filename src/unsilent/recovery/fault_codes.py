@@ -1,4 +1,4 @@
-"""The fault codes: what each says of a fault, and what follows from it. Codes are stable: one is never given another meaning."""
+"""The fault codes: the meaning and the consequences of each. A code never changes its meaning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASD_CODE, ASD_LEVEL = "80818C00", "minor"
 
 @dataclass(frozen=True)
 class FaultCode:
-    """A row of the table of fault codes.
+    """One fault code, with its meaning and consequences.
 
     Attributes:
         code: Text such as ``UNSILENT-T01``.

@@ -1,4 +1,4 @@
-"""Verdict on the kind of fault that an alarm was, by evidence, with its consequences: a code, an exit code, what to do.
+"""Verdict on the kind of fault behind an alarm: a fault code, an exit code and advice, derived from evidence.
 
 Executions of the step of the alarm decide. They differ on one device: the device. They come to other values than the first time:
 transient. They raise the alarm again: whatever makes it go away is the cause (another device, the checkpoint before, float64);
@@ -28,7 +28,7 @@ Decision = tuple[FaultCode, str]
 
 @dataclass(frozen=True, kw_only=True)
 class FaultVerdict:
-    """Verdict on the kind of fault that an alarm was.
+    """Verdict on the kind of fault behind an alarm.
 
     Attributes:
         kind: ``transient``, ``device``, ``checkpoint``, ``numerics`` (the dtype overflows or is too coarse), ``benign`` (an
@@ -54,7 +54,7 @@ class FaultVerdict:
 
 
 def judge(evidence: Evidence) -> FaultVerdict:
-    """The verdict on the kind of fault, as far as the evidence says."""
+    """The verdict on the kind of fault that the evidence supports."""
     code, reason = _with_earlier_incidents(evidence, *_of_executions(evidence))
     if code.kind == "device" and evidence.rank < 0:
         code, reason = codes.CONTRADICTION, f"{reason}; which rank it is remains undetermined"
@@ -65,7 +65,7 @@ def judge(evidence: Evidence) -> FaultVerdict:
 
 
 def fault_share_bound(clean: int) -> float:
-    """The largest share of faulty executions, at 95 % confidence, of a device with so many clean ones and no faulty one.
+    """Upper bound, at 95 % confidence, on the share of faulty executions after ``clean`` ones without a fault.
 
     It solves (1 - bound) ** clean = 0.05, which is about 3 / ``clean``, and is rounded up to two digits.
     """
@@ -75,7 +75,9 @@ def fault_share_bound(clean: int) -> float:
 
 
 def is_decided(results: Sequence[tuple[str, bool]]) -> bool:
-    """Whether more executions on the same device would change nothing: an alarm in any, or most alike and one that is not.
+    """Whether more executions on the same device could not change the verdict.
+
+    So it is if one has an alarm, or if at least two results agree and another differs.
 
     Args:
         results: Digest of each execution, and whether it has the alarm.
@@ -85,7 +87,7 @@ def is_decided(results: Sequence[tuple[str, bool]]) -> bool:
 
 
 def _of_executions(evidence: Evidence) -> Decision:
-    """The decision on what is known of this alarm alone."""
+    """The decision from the evidence about this alarm alone."""
     same = _select(evidence, SAME_DEVICE)
     if not same:
         problem = evidence.problem or "the step was not executed again"
@@ -107,7 +109,7 @@ def _of_executions(evidence: Evidence) -> Decision:
 
 
 def _of_varying(evidence: Evidence, same: Sequence[Execution], most_alike: int, results: int) -> Decision:
-    """The executions on the device came to several results."""
+    """The decision for executions on the same device that gave different results."""
     count, near, is_rounding = len(same), _select(evidence, NEIGHBOUR), evidence.apart <= ROUNDING
     have_all_alarm = all(execution.has_alarm for execution in same)
     if have_all_alarm and is_rounding:
@@ -132,7 +134,7 @@ def _of_varying(evidence: Evidence, same: Sequence[Execution], most_alike: int, 
 
 
 def _of_clean(evidence: Evidence, same: Sequence[Execution]) -> Decision:
-    """The executions on the device are alike, and have no alarm."""
+    """The decision for executions on the same device that agree and have no alarm."""
     if any(execution.is_equal for execution in same):
         return codes.CONTRADICTION, (
             "executed again, the step came to the same bits as the first time, but without the alarm"
@@ -153,7 +155,7 @@ def _of_clean(evidence: Evidence, same: Sequence[Execution]) -> Decision:
 
 
 def _of_repeated(evidence: Evidence, same: Sequence[Execution]) -> Decision:
-    """All executions on the device have the alarm."""
+    """The decision for executions on the same device that all have the alarm."""
     count, together = len(same), min(len(execution.ranks) for execution in same) if evidence.rank < 0 else 0
     again = f"the alarm came again in {count} of {count} executions"
     again += f", in {together} ranks at once" if together > 1 else _here(evidence)
@@ -176,7 +178,7 @@ def _of_repeated(evidence: Evidence, same: Sequence[Execution]) -> Decision:
 
 
 def _of_float64(evidence: Evidence, again: str, is_elsewhere: bool, is_checkpoint_known: bool) -> Decision:
-    """The decision by an execution in float64 on an alarm that comes again."""
+    """The decision on a repeated alarm, based on an execution in float64."""
     wide = _select(evidence, SAME_DEVICE, dtype=FLOAT64)
     overflowed = next((execution.overflowed for execution in wide if execution.overflowed), "")
     if not is_checkpoint_known and (overflowed or any(not execution.is_finite for execution in wide)):
@@ -204,7 +206,7 @@ def _of_float64(evidence: Evidence, again: str, is_elsewhere: bool, is_checkpoin
 
 
 def _with_earlier_incidents(evidence: Evidence, code: FaultCode, reason: str) -> Decision:
-    """The decision once earlier incidents count: one transient fault for each device, and no step is tried for ever."""
+    """The decision after considering earlier incidents of the device and of the step."""
     if code.kind == "transient" and evidence.strikes and evidence.rank >= 0:
         return codes.DEVICE_STRIKES, f"{reason}; this device had {_incidents(evidence.strikes)} before"
     if (code.kind == "undetermined" or code is codes.DEVICE_REPEATED) and evidence.strikes_elsewhere:
@@ -226,7 +228,7 @@ def _select(evidence: Evidence, place: str, start: str = LIVE, dtype: str = "") 
 
 
 def _key(execution: Execution, is_exact: bool) -> tuple[str, bool, bool | None]:
-    """A key that executions that are alike have in common."""
+    """A key that is equal for executions with matching results."""
     return execution.digest if is_exact else "", execution.has_alarm, execution.is_equal
 
 
@@ -241,7 +243,7 @@ def _here(evidence: Evidence) -> str:
 
 
 def _neighbour(evidence: Evidence, near: Execution) -> str:
-    """The rank that executed the batch of another one, and what shows that it did."""
+    """Text that names the neighbour rank, and the check that its execution is comparable."""
     text = f"rank {near.rank} with the same state and batch"
     checked = " (checked in a step before the alarm: loss and gradients within 1 %)"
     return text + checked if evidence.is_neighbour_checked else text

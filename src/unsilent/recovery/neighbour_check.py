@@ -1,4 +1,4 @@
-"""Whether a neighbour that executed the batch of another rank computed what that rank computes from it.
+"""Check that a rank computes the same results as its neighbour when it executes the neighbour's batch.
 
 A step may take data from elsewhere than its batch, as where a loader yields numbers of samples and each rank looks them up in a
 part of the data of its own. The neighbour then executes other data, and that it has no alarm says nothing. So the iterations
@@ -28,7 +28,7 @@ DATA_ELSEWHERE = (
 
 
 class Findings(NamedTuple):
-    """Findings of one execution of some iterations; all but the signals are the same in every rank.
+    """Findings of one execution of some iterations; only the signals differ between ranks.
 
     Attributes:
         ranks: Ranks with a finding in the first iteration that has one; those in what ranks do not share, if any.
@@ -45,7 +45,7 @@ class Findings(NamedTuple):
     original: Signals
 
     def usual(self) -> Signals:
-        """Signals of this rank's own batches: in the job itself, else in this execution before the first finding."""
+        """The signals that this rank computed from its own batches, without effects of a fault."""
         result = self.signals.copy()
         result[self.clean :] = np.nan
         rows = min(len(result), len(self.original))
@@ -55,7 +55,7 @@ class Findings(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Comparison of a rank with its neighbour, which executed its batch.
+    """Result of comparing a rank with the neighbour that executed its batch.
 
     Attributes:
         problem: Why this is no evidence; empty where it is.
@@ -67,7 +67,7 @@ class Comparison(NamedTuple):
 
 
 def compare(near: Signals, original: Signals, usual: Signals) -> Comparison:
-    """Compare the first iteration of which all numbers are known: from there on, a faulty device may have spoilt the state.
+    """Compare the first iteration with all numbers known; later ones may contain effects of the fault.
 
     Args:
         near: Signals of this rank with the batches of the rank before, float64[iterations, series].
@@ -85,7 +85,7 @@ def compare(near: Signals, original: Signals, usual: Signals) -> Comparison:
 
 
 def _are_alike(first: Signals, second: Signals) -> bool | None:
-    """Whether all numbers that both have agree; None where there are none."""
+    """Whether all numbers known in both agree; None if there are none."""
     are_known = np.isfinite(first) & np.isfinite(second)
     if not are_known.any():
         return None

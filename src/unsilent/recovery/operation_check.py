@@ -1,4 +1,4 @@
-"""Checks each operation of a step while it runs: is it the same a second time, and is it finite in float64?
+"""Checks each operation of a step while it runs: it is computed a second time, and once more in float64.
 
 One dispatch mode, active for one execution, changes nothing: the step goes on with the results of its own operations. An
 operation is computed a second time from the same inputs in its own dtype, and once in float64. What the float64 result is,
@@ -29,7 +29,7 @@ FAR = 0.1
 
 
 class OperationCheck(StepInjection):
-    """Active around one or several executions of iterations, one after the other.
+    """Context that checks each operation during one or more executions of iterations.
 
     Attributes:
         overflowed: The first operation, where none is `far` before it, with finite inputs and a result that is finite in float64
@@ -118,13 +118,13 @@ def _can_be_checked(call: OperationCall) -> bool:
 
 
 def _results(func: Any, args: Any, kwargs: Any, result: Any) -> Sequence[Tensor]:
-    """Tensors that an operation returns and writes, as far as these are floating-point numbers."""
+    """The floating-point tensors that an operation returns or writes to."""
     outputs = (*tensors_in(result), *written_by(func, args, kwargs))
     return [t for t in outputs if t.is_floating_point() and t.numel()]
 
 
 def _widened(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The arguments in float64, dtypes that are asked for as well."""
+    """The arguments converted to float64, including requested dtypes."""
     args, kwargs = map_tensors(inputs, lambda _, t: t.to(torch.float64, copy=True) if t.dtype in NARROW else t.clone())
     return tuple(map(_wide_dtype, args)), {key: _wide_dtype(value) for key, value in kwargs.items()}
 
@@ -142,7 +142,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def _draws_nothing(call: OperationCall) -> bool:
-    """Whether an operation has a dropout probability of 0, or none at all."""
+    """Whether an operation's dropout probability is 0, or it is an attention operation without dropout."""
     func, args, kwargs = call
     arguments = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     if "dropout_p" in arguments:
@@ -151,7 +151,7 @@ def _draws_nothing(call: OperationCall) -> bool:
 
 
 class _Generators:
-    """The global random generator of the device of an operation, so that it draws the same numbers twice."""
+    """The random generators of an operation, which are reset so that it draws the same numbers twice."""
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         devices = {t.device for t in operands_of(args, kwargs) if t.is_cuda}
@@ -160,12 +160,12 @@ class _Generators:
         self._before = [g.get_state() for g in self._generators]
 
     def begin_again(self) -> None:
-        """The operation is about to be computed again."""
+        """Reset the generators before the operation is computed again."""
         self._after = [g.get_state() for g in self._generators]
         self._set(self._before)
 
     def go_on(self) -> None:
-        """Put the generators in their state after the operation, which was the last time."""
+        """Restore the generators to their states after the operation."""
         self._set(self._after)
 
     def _set(self, states: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""A training step of the user's own code, which is executed again from a stored state: that of a recording, or of an incident."""
+"""A training step of the user's code that is executed from a stored state, of a recording or an incident."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ StepFunction = Callable[[Any, Any, Any], Any]
 
 @dataclass
 class OwnStep:
-    """A step, model and optimizer of the user's own code, and the batch; ``name`` is that of the code in errors."""
+    """A step, model, optimizer and batch of the user's code, with a name for error messages."""
 
     step: StepFunction
     model: nn.Module
@@ -37,22 +37,25 @@ class OwnStep:
     name: str = "the step"
 
     def snapshot(self) -> dict[str, Any]:
-        """Parameters, buffers, and the state of the optimizer."""
+        """A copy of parameters, buffers and optimizer state."""
         model = {name: snapshot_copy(tensor, name) for name, tensor in model_tensors(self.model).items()}
         return {"model": model, "optimizer": optimizer_snapshot(self.optimizer, self._names)}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Put the state of a snapshot back."""
+        """Restore the state of a snapshot."""
         put_into_model(self.model, snapshot["model"])
         put_into_optimizer(self.optimizer, snapshot["optimizer"], self._names)
 
     def check_fit(self, snapshot: Mapping[str, Any], name: str) -> None:
-        """Raise ``UsageError``, with the name of the snapshot, where it is of another model or optimizer."""
+        """Raise ``UsageError`` if the snapshot belongs to another model or optimizer.
+
+        ``name`` is the snapshot's name in the message.
+        """
         parts = {"model": snapshot["model"], "optimizers": [snapshot["optimizer"]], "schedulers": []}
         check_fit(parts, name, self.model, [self.optimizer], [])
 
     def run(self) -> Any:
-        """The result of one update, with random numbers of seed 0."""
+        """Execute one update with random seed 0 and return its result."""
         with torch.random.fork_rng(), user_code(self.name):
             torch.manual_seed(0)
             return self.step(self.model, self.optimizer, self.batch)
@@ -63,7 +66,10 @@ class OwnStep:
 
 
 def own_code(code: str) -> tuple[StepFunction, nn.Module, Optimizer]:
-    """Step, model and optimizer that a function of the user's own, ``file.py:name``, returns. Raises ``UsageError``."""
+    """Step, model and optimizer that the user's function ``file.py:name`` returns.
+
+    Raises ``UsageError`` if it does not return these.
+    """
     make = find_user_object(code)
     with user_code(code):
         result = make()

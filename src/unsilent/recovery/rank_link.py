@@ -1,4 +1,4 @@
-"""Exchange among ranks of a job beside the training: values that all get, and a batch that goes to the next rank.
+"""Communication between ranks besides the training: gathering values, and passing a batch to the next rank.
 
 Only processes of one job speak here. What is not a tensor is pickled, as torch.distributed does with objects; tensors are sent as
 they are, through memory of the host.
@@ -21,7 +21,7 @@ _Kind = tuple[torch.dtype, tuple[int, ...], bool, bool]
 
 
 class RankLink:
-    """The ranks of a group for processors; without one this process alone.
+    """Communication among the ranks of a CPU process group, or this process alone if there is no group.
 
     Attributes:
         rank, world_size: Of this process in the group.
@@ -33,7 +33,7 @@ class RankLink:
         self.world_size = 1 if group is None else dist.get_world_size(group)
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks."""
+        """The values of all ranks, in the order of the ranks."""
         if self._group is None:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -41,11 +41,14 @@ class RankLink:
         return values
 
     def first_problem(self, problem: str) -> str:
-        """The first text of any rank that is not empty, the same in all of them."""
+        """The first text of any rank that is not empty; every rank gets the same one."""
         return next((f"{text} (rank {rank})" for rank, text in enumerate(self.gather(problem)) if text), "")
 
     def pass_on(self, parcel: Parcel, device: torch.device) -> Any:
-        """Give a value to the next rank, and get that of the rank before, with tensors on this device where they were on one."""
+        """Send a value to the next rank, and receive the value of the previous rank.
+
+        Received tensors that were on a device are placed on ``device``.
+        """
         parcels = self.gather((parcel.content, parcel.kinds))
         content, kinds = parcels[self.rank - 1]
         outgoing = [tensor.detach().cpu().contiguous() for tensor in parcel.tensors]
@@ -62,7 +65,9 @@ class RankLink:
 
 
 class Parcel:
-    """A nesting of tensors that can be sent; raises what pickle does for what cannot be.
+    """Nested values with tensors, prepared for sending.
+
+    Raises the errors of pickle for a value that cannot be pickled.
 
     Attributes:
         content: All but the tensors.
@@ -102,7 +107,7 @@ def _kind(tensor: Tensor) -> _Kind:
 
 
 def _numbered_bytes(tensors: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """The bytes of tensors that have elements, with the places of these."""
+    """Yield the bytes of each tensor that is not empty, with its number."""
     for number, tensor in enumerate(tensors):
         if tensor.numel():
             yield number, tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

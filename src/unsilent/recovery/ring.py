@@ -1,4 +1,4 @@
-"""The last states of a training, each to be put back bit for bit: copies in memory that is used again and again.
+"""Copies of the last states of a training, in memory that is reused, for exact restoration.
 
 Never an algebraic undo of an optimizer: it loses just the states it is needed for (a second moment of 1e-6 comes back as 0
 after a gradient of 1e6, in float32).
@@ -30,7 +30,7 @@ from unsilent.workloads.trainings.randomness import GENERATORS, generator_state
 
 
 class StagedCopy:
-    """Copies tensors of one CUDA device to the host by way of one copy on the device, which all states share.
+    """Copies tensors from a CUDA device to the host, through a buffer on the device.
 
     Args:
         device: Device of the tensors.
@@ -43,7 +43,7 @@ class StagedCopy:
         self._last: Any = None
 
     def copy(self, host: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
-        """Begin to copy; what is returned has ``synchronize``, which waits until the host has all.
+        """Start a copy; ``synchronize`` of the returned object waits until the copy on the host is complete.
 
         Work that is launched afterwards on the current stream may change the tensors.
         """
@@ -59,7 +59,7 @@ class StagedCopy:
         return self._last
 
     def _wait_on_device(self, event: Any) -> None:
-        """Let the device wait until the copy on it has been read; the host goes on."""
+        """Make the device, but not the host, wait until the buffer has been copied."""
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def _begin_copy_to_host(self, host: Sequence[Tensor]) -> Any:
@@ -81,7 +81,7 @@ SNAPSHOT_LOCATIONS = ("device", "host", "file")
 
 
 class SnapshotRing:
-    """The newest ``snapshot_count`` states.
+    """Holds copies of the newest ``snapshot_count`` states of a training.
 
     Args:
         stateful_objects: Schedulers, scalers and the like, with ``state_dict`` and ``load_state_dict``, and
@@ -131,11 +131,11 @@ class SnapshotRing:
         check_room(self.live_tensors(), self._count, snapshot_location)
 
     def __len__(self) -> int:
-        """States that can be put back."""
+        """Number of states that can be restored."""
         return len(self._held)
 
     def keep(self) -> HeldTraining:
-        """Copy the state as it is now; the oldest one goes when there are ``depth`` of them.
+        """Copy the current state, in place of the oldest copy if the ring is full.
 
         The ``generators`` of what is returned can be put back at any time.
         """
@@ -151,7 +151,7 @@ class SnapshotRing:
         return held
 
     def restore_snapshot(self, count: int = 1) -> None:
-        """Put back the state of ``count`` calls of `keep` ago (1: the newest), and forget it and those after it."""
+        """Restore the state that was kept ``count`` calls of `keep` ago (1: the last), and drop it and later ones."""
         if not 1 <= count <= len(self._held):
             raise UsageError(
                 f"the ring holds {len(self._held)} snapshots, but number {count} was requested, counted from 1, the newest"
@@ -161,7 +161,7 @@ class SnapshotRing:
         self._next -= count
 
     def put_back_oldest(self) -> None:
-        """Put back the oldest state, and go on holding all."""
+        """Restore the oldest state, and keep all copies."""
         self._put_back(len(self._held))
 
     def _put_back(self, count: int) -> None:
@@ -170,7 +170,7 @@ class SnapshotRing:
         held.restore()
 
     def hold(self) -> HeldTraining:
-        """A copy of the state as it is now, apart from those of the ring; raises as `keep`."""
+        """A copy of the current state outside of the ring; raises the same errors as `keep`."""
         slot = _Slot(self._where, [], 1)
         held = self._copy(slot)
         slot.wait()
@@ -188,25 +188,25 @@ class SnapshotRing:
 
     @property
     def newest(self) -> HeldTraining | None:
-        """The state that was kept last."""
+        """The newest state in the ring; None if there is none."""
         return self._held[-1][0] if self._held else None
 
     def live_tensors(self) -> list[Tensor]:
-        """The tensors of the state as it is now."""
+        """The tensors of the current state, not copies of them."""
         return HeldTraining(*self._parts, gradients=self._gradients, copies=lambda tensors: tensors).live
 
     def clear(self) -> None:
-        """Forget all states."""
+        """Drop all states."""
         self._held.clear()
 
     @property
     def nbytes(self) -> int:
-        """Memory that all slots take, but for the copy on a device from which slots on the host are filled."""
+        """Memory of all copies in bytes, without the buffer on the device for copies to the host."""
         return sum(slot.nbytes for slot in self._slots)
 
 
 class _Slot:
-    """Memory for the copies of one state, made when it is first needed and whenever tensors change in kind or number."""
+    """Memory for the copy of one state, allocated at first use and again if shapes, dtypes or devices change."""
 
     def __init__(self, where: SnapshotLocation, ring: Sequence[_Slot], count: int) -> None:
         self._where, self._ring, self._count = where, ring, count
@@ -221,7 +221,7 @@ class _Slot:
             self._event.synchronize()
 
     def _find_staged(self, tensors: Sequence[Tensor]) -> StagedCopy | None:
-        """The copy on the device by way of which tensors reach the host; None: directly, as where it has no room for it."""
+        """The buffer for copies from the device to the host; None if tensors are copied directly."""
         known = next((slot._staged for slot in self._ring if slot._staged is not None), None)
         devices = {t.device for t in tensors if t.is_cuda}
         if self._where != "host" or known is not None or len(devices) != 1:
@@ -278,7 +278,7 @@ class _Slot:
 
 
 def check_room(tensors: Sequence[Tensor], count: int, where: SnapshotLocation) -> None:
-    """Raise `UsageError` where so many copies of tensors do not fit."""
+    """Raise `UsageError` if there is not enough space for ``count`` copies of the tensors."""
     need: dict[torch.device, int] = {}
     for tensor in tensors:
         device = tensor.device if where == "device" else torch.device("cpu")
@@ -302,7 +302,7 @@ def check_room(tensors: Sequence[Tensor], count: int, where: SnapshotLocation) -
 
 
 def _mapped(size: int) -> torch.UntypedStorage:
-    """Memory that lies in a file without a name, so that nothing of it is left however the process ends."""
+    """Memory in an unnamed file, which the system deletes when the process ends."""
     handle, path = tempfile.mkstemp(prefix="unsilent-ring-")
     try:
         try:
@@ -323,7 +323,7 @@ def _mapped(size: int) -> torch.UntypedStorage:
 
 
 def _room(tensor: Tensor) -> int:
-    """Bytes of a dense copy with the same strides, rounded up to 16."""
+    """Size in bytes of a dense copy with the same strides, rounded up to a multiple of 16."""
     if not tensor.numel():
         return 16
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

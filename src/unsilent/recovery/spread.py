@@ -1,4 +1,4 @@
-"""Distance of executions of one step: none where operations are deterministic, else by what is learnt from them."""
+"""Differences between executions of one step, and a tolerance for steps that are not deterministic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_TOLERANCE = 0.1
 
 
 class Spread:
-    """Executions of a step, compared with a result and with each other.
+    """Compares executions of a step with a result and with each other.
 
     Args:
         result: The tensors, on the host, that executions are compared with.
@@ -38,7 +38,7 @@ class Spread:
         self._groups = {False: _Group(), True: _Group()}
 
     def add(self, tensors: Values, has_alarm: bool) -> None:
-        """Add an execution. A tolerance is learnt from those that are alike in whether they have an alarm."""
+        """Add an execution; the tolerance is learnt separately from executions with and without an alarm."""
         digest = digest_text(tensors)
         self.digests.append(digest)
         self._from_result.append({} if digest == self._digest else differences(tensors, self._result))
@@ -46,7 +46,7 @@ class Spread:
 
     @property
     def apart(self) -> float:
-        """The largest difference of an element among executions that are alike in whether they have an alarm.
+        """The largest difference of an element between executions with an alarm, or between those without.
 
         It is relative to the largest magnitude of its tensor, and infinite where a value of one execution alone is not finite.
         """
@@ -54,11 +54,11 @@ class Spread:
 
     @property
     def tolerance(self) -> float:
-        """The largest difference of executions, relative to the L2 norm of all tensors; 0 where the step is deterministic."""
+        """The largest difference between executions relative to the L2 norm; 0 if the step is deterministic."""
         return self._group.tolerance
 
     def are_equal(self) -> list[bool]:
-        """Whether each execution came to the result, within the tolerance where there is one: tensor by tensor."""
+        """Whether each execution's tensors equal those of the result, within the tolerance."""
         largest = self._group.largest if self.tolerance else {}
         limits = {name: MARGIN * apart for name, apart in largest.items()}
         return [all(apart <= limits.get(name, 0.0) for name, apart in tensors.items()) for tensors in self._from_result]
@@ -69,7 +69,7 @@ class Spread:
 
 
 class _Group:
-    """Executions that are alike but for rounding, if at all.
+    """Executions that should agree except for rounding.
 
     Attributes:
         digests: Digests of the executions.
@@ -97,7 +97,7 @@ class _Group:
 
     @property
     def tolerance(self) -> float:
-        """0 where two executions have the same bits, where there is one alone, and where they differ by more than rounding."""
+        """The tolerance for rounding; 0 for equal bits, a single execution, or differences larger than rounding."""
         is_deterministic = len(self.digests) < 2 or max(Counter(self.digests).values()) > 1
         is_rounding = all(map(math.isfinite, self.largest.values())) and self._relative <= MOST_TOLERANCE
         return self._relative if is_rounding and not is_deterministic else 0.0
@@ -109,7 +109,7 @@ def host_copies(tensors: Values) -> Values:
 
 
 def differences(tensors: Values, reference: Values) -> dict[str, float]:
-    """The largest difference of an element in each tensor, at least one place of the dtype where the bits differ.
+    """The largest difference of an element in each tensor; at least one unit in the last place if the bits differ.
 
     Infinite where a name is missing, shapes or dtypes differ, and for elements that are no floating-point numbers, or not
     finite in one of the two alone.
@@ -139,7 +139,7 @@ def _ratio(apart: float, magnitude: float) -> float:
 
 
 def _magnitude(tensor: Tensor | None) -> float:
-    """The largest finite magnitude; 0 where there is none."""
+    """The largest finite magnitude in a tensor; 0 if there is none."""
     if tensor is None:
         return 0.0
     sizes = tensor.detach().abs().to(torch.float64)

@@ -1,4 +1,4 @@
-"""Executes the step of an alarm again, and records how it went: the evidence on which `fault_verdict` decides.
+"""Executes the step of an alarm again and records the results, which are the evidence for `fault_verdict`.
 
 In turn: with the batch and the generators of the rank before (several ranks that hold the same state), with every operation
 checked in float64, and some times just as it was. All that the step comes to is compared by digests with what the job has
@@ -36,14 +36,14 @@ SECONDS = 10.0
 
 
 class IterationStart(NamedTuple):
-    """Start of an iteration: what the loop gets, and what puts random generators in their state of then."""
+    """Start of an iteration: the item that the loop receives, and a function that restores the random generators."""
 
     item: Any
     restore_generators: Callable[[], None]
 
 
 class ReplayedSteps(Protocol):
-    """Iterations from a state that is kept to now, which can be executed again any number of times.
+    """The iterations since a stored state, which can be executed any number of times.
 
     Attributes:
         model: Model that is trained.
@@ -54,29 +54,35 @@ class ReplayedSteps(Protocol):
     problem: str
 
     def go_back(self) -> None:
-        """Put the state back that the first iteration begins with, in all but random generators."""
+        """Restore the state before the first iteration, except the random generators."""
 
     def starts(self) -> Sequence[IterationStart]:
         """The starts of the iterations."""
 
     def end_iteration(self) -> None:
-        """The body has run once; its signals are judged."""
+        """Evaluate the signals of the iteration whose body was just executed."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the training has now, by name."""
+        """All tensors of the current training state, by name."""
 
     def batches(self) -> Sequence[Any]:
-        """Batches of the iterations, as far as they are known."""
+        """The batches of the iterations, if they are known."""
 
     def portable(self) -> Any:
-        """Values, to be pickled, by which another rank can execute these iterations; raises ``UsageError`` without them."""
+        """Values that can be pickled and let another rank execute these iterations.
+
+        Raises ``UsageError`` if there are none.
+        """
 
     def starts_of(self, portable: Any) -> Sequence[IterationStart]:
-        """The iterations of the rank that sent this, for this one."""
+        """The iterations of another rank, for execution on this rank, from its `portable` values."""
 
 
 def execute(steps: ReplayedSteps, starts: Sequence[IterationStart] | None = None) -> Iterator[Any]:
-    """Go back, and yield what each iteration begins with, to have its body executed; of other ``starts`` than its own."""
+    """Restore the state, and yield each iteration's item so that the caller executes the body.
+
+    ``starts`` replaces the iterations' own starts.
+    """
     steps.go_back()
     for item, restore_generators in steps.starts() if starts is None else starts:
         restore_generators()
@@ -85,7 +91,9 @@ def execute(steps: ReplayedSteps, starts: Sequence[IterationStart] | None = None
 
 
 class StepReplay:
-    """The executions of one step after its alarm. What they leave behind is for the caller to put back.
+    """The repeated executions of one step after its alarm.
+
+    The caller restores the state afterwards.
 
     Args:
         steps: The iterations from before the step up to now.
@@ -120,7 +128,7 @@ class StepReplay:
         self.batch_problem = self.far = ""
 
     def run(self) -> Iterator[Any]:
-        """Yield what iterations begin with, to have their bodies executed."""
+        """Yield the items of all repeated iterations, so that the caller executes their bodies."""
         tensors = self._steps.tensors()
         try:
             check_room(list(tensors.values()), 3, "host")
@@ -169,7 +177,7 @@ class StepReplay:
         self.executions.append(Execution(place=NEIGHBOUR, rank=neighbour, has_alarm=has_alarm))
 
     def _check_neighbour(self, with_own_batches: Findings) -> None:
-        """Leave the neighbour out unless it is seen to compute what the rank of the batch computes."""
+        """Discard the neighbour's execution unless the neighbour computes the same results as the suspect."""
         if (near := self._near) is None:
             return
         link, usual = self._link, with_own_batches.usual()
@@ -182,7 +190,7 @@ class StepReplay:
             self.executions = [execution for execution in self.executions if execution.place != NEIGHBOUR]
 
     def _state_digest(self) -> str:
-        """Digest of parameters and optimizers, which replicas have alike."""
+        """Digest of parameters and optimizer states, which is equal on all replicas."""
         buffers = {name for name, _ in self._steps.model.named_buffers()}
         tensors = self._steps.tensors()
         names = [name for name in tensors if name not in buffers and not name.startswith("gradient of ")]
@@ -206,7 +214,7 @@ class StepReplay:
         )  # fmt: skip
 
     def _repeat(self, now: Values, digest: str) -> Iterator[Any]:
-        """Execute the step as it was, and compare."""
+        """Execute the step unchanged, and compare the result."""
         spread, begun = Spread(now, digest), time.perf_counter()
         alarms: list[bool] = []
         findings: list[Findings] = []
@@ -229,7 +237,7 @@ class StepReplay:
             )  # fmt: skip
 
     def _goes_on(self, own_results: Sequence[tuple[str, bool]], begun: float) -> bool:
-        """Whether the step is executed once more on the same device; the same in all ranks."""
+        """Whether to execute the step once more on the same device; equal on all ranks."""
         if len(own_results) < EXECUTIONS:
             return True
         if len(own_results) * len(self._steps.starts()) >= MOST_STEPS:
@@ -241,7 +249,7 @@ class StepReplay:
         return not any(is_decided(results) for _, results in chosen)
 
     def _begin_earlier(self, load_earlier: Callable[[], object]) -> Iterator[Any]:
-        """Execute the same iterations from the state of an earlier checkpoint, where the alarm came again."""
+        """Execute the same iterations from the state of an earlier checkpoint, if the alarm was repeated."""
         if not all(execution.has_alarm for execution in self.executions[-EXECUTIONS:]):
             return
 
@@ -268,12 +276,12 @@ FAR_FROM_OTHERS = 1000.0
 
 
 def text_of_suspect(texts: Sequence[str], suspect: int) -> str:
-    """The text of the suspect; the first of any rank where none is suspected."""
+    """The text of the suspected rank, or the first non-empty text if no rank is suspected."""
     return texts[suspect] if suspect >= 0 else next(filter(None, texts), "")
 
 
 def batch_problem(batches: Sequence[Any]) -> str:
-    """Problem of batches by themselves, in words: an element that is not finite, a magnitude far from that of the others.
+    """A sentence on an element that is not finite, or on a magnitude far from that of other batches; else empty.
 
     Only tensors of floating-point numbers are looked at; empty where there is nothing of this.
     """
@@ -299,7 +307,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _around_bodies(context: AbstractContextManager[Any], items: Iterator[Any]) -> Iterator[Any]:
-    """The items, with the context entered while the body between two of them runs."""
+    """Yield the items, and enter the context while the caller processes each."""
     for item in items:
         with context:
             yield item

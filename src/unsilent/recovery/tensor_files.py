@@ -1,4 +1,4 @@
-"""Nested tensors and plain values in a safetensors file: never a pickle, and the same bits and memory layout again.
+"""Nested tensors and plain values in a safetensors file instead of a pickle, with bits and memory layout preserved.
 
 Tensors are stored by the keys that lead to them; a JSON text in the header has the nesting and all that is no tensor.
 """
@@ -25,12 +25,15 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def host_copy(value: Any) -> Any:
-    """A copy of nested containers, with copies on the host of what this rank has of each tensor."""
+    """A copy of nested containers with tensors copied to the host; for a distributed tensor, this rank's part."""
     return map_tensors(value, lambda _, tensor: getattr(tensor, "_local_tensor", tensor).detach().to("cpu", copy=True))
 
 
 def write_tensors(path: Path, value: Any) -> None:
-    """Write a nesting of tensors on the host and plain values, at once. Raises ``OSError``; ``UsageError`` for other values."""
+    """Atomically write nested host tensors and plain values to a file.
+
+    Raises ``OSError``, or ``UsageError`` for other values.
+    """
     tensors: dict[str, Tensor] = {}
     nesting = _taken_apart(value, "", tensors)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
@@ -42,7 +45,10 @@ def write_tensors(path: Path, value: Any) -> None:
 
 
 def read_tensors(path: Path) -> Any:
-    """The values in a file of `write_tensors`. Raises ``UsageError`` for any other file."""
+    """Read the values in a file of `write_tensors`.
+
+    Raises ``UsageError`` for any other file.
+    """
     from safetensors import SafetensorError, safe_open
 
     open_plain(path).close()  # no pipe, no device
@@ -54,7 +60,7 @@ def read_tensors(path: Path) -> Any:
 
 
 def _taken_apart(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """The nesting as JSON; tensors are added by name."""
+    """The nested values as JSON; their tensors are added to ``tensors`` by name."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_quantized:
             raise UsageError(f"{where} is no dense tensor, which a file of safetensors cannot hold")
@@ -94,7 +100,7 @@ def _put_together(nesting: Any, tensor: Any) -> Any:
 
 
 def _with_strides(value: Tensor, strides: list[int]) -> Tensor:
-    """The elements in another memory layout, which takes no more memory than a few times theirs."""
+    """The elements with other strides, limited to a few times the memory of the elements."""
     room = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
     if not 0 < room <= 4 * max(1, value.numel()) or min(strides, default=0) < 0:
         raise ValueError("the memory layout of a tensor is none")

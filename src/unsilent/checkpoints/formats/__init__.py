@@ -1,1 +1,1 @@
-"""Formats of checkpoints, a module each: ``matches`` says whether files are of the format, ``tensors`` lists what they hold."""
+"""Checkpoint formats, one module each: ``matches`` recognises a format, ``tensors`` lists the content."""

@@ -1,4 +1,4 @@
-"""Folders of ``torch.distributed.checkpoint``: a ``.metadata`` file and ``__RANK_N.distcp`` files of one or more ranks.
+"""Folders of ``torch.distributed.checkpoint``: a ``.metadata`` file and a ``__RANK_N.distcp`` file or more per rank.
 
 Follows ``FileSystemWriter`` of torch 2.13. ``.metadata`` is a pickle, which is read without being unpickled: it lists the
 chunks of every tensor, and for each chunk a file, an offset and a length. At that place is a whole archive of ``torch.save``
@@ -35,7 +35,7 @@ _SAFETENSORS = "it was saved with SerializationFormat.SAFETENSORS, which FileSys
 
 
 def matches(files: CheckpointFiles) -> bool:
-    """Whether the checkpoint is such a folder, complete or not."""
+    """Whether the checkpoint is a folder of ``torch.distributed.checkpoint``, complete or not."""
     return files.is_folder and any(name == METADATA or name.endswith(ENDING) for name in files.names())
 
 

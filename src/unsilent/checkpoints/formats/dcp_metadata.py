@@ -1,4 +1,4 @@
-"""Reader of ``.metadata`` of a folder of ``torch.distributed.checkpoint``: chunks of tensors, and where each one is.
+"""Reader of the ``.metadata`` file of ``torch.distributed.checkpoint``: the chunks of each tensor and their positions.
 
 The file is a pickle of dataclasses (torch 2.13: ``torch/distributed/checkpoint/metadata.py``), which is read without being
 unpickled. Everything is checked: shapes, chunks that fill their tensor, and places inside of the folder's files.
@@ -27,7 +27,7 @@ _MOST_COMPARED = 1024
 
 
 class Slice(NamedTuple):
-    """Bytes of one file with one chunk of a tensor, or one other value."""
+    """The byte range of one chunk of a tensor, or of another value, in a file."""
 
     file: str
     offset: int
@@ -36,7 +36,7 @@ class Slice(NamedTuple):
 
 
 class TensorRecord(NamedTuple):
-    """A tensor as the metadata describe it: chunks are pairs of offsets and sizes."""
+    """A tensor as described in the metadata; each chunk is a pair of offsets and sizes."""
 
     dtype: str
     shape: Shape
@@ -44,7 +44,7 @@ class TensorRecord(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """Content of ``.metadata``.
+    """The content of a ``.metadata`` file.
 
     Attributes:
         values: Keys that lead to a value and its description, by its name; None: it is no tensor.
@@ -56,7 +56,10 @@ class Metadata(NamedTuple):
 
 
 def read_metadata(files: CheckpointFiles) -> Metadata:
-    """The metadata of a folder, checked against its files. Raises ``UsageError``."""
+    """Read a folder's metadata and check them against its files.
+
+    Raises ``UsageError`` if they are damaged.
+    """
     if METADATA not in files.names():
         raise UsageError(
             f"{files.root} has {ENDING} files but no {METADATA}; the save was not finished, or every rank saved on its own"
@@ -82,7 +85,7 @@ def read_metadata(files: CheckpointFiles) -> Metadata:
 
 
 def is_safetensors(files: CheckpointFiles, place: Slice) -> bool:
-    """Whether a slice is where the safetensors part of a file begins, as those of all of its tensors are said to be."""
+    """Whether a file has the header of a safetensors file at a slice's offset."""
     if files.size(place.file) - place.offset < 9:
         return False
     head = files.read(place.file, place.offset, 9)
@@ -118,7 +121,7 @@ def _parsed(fields: Mapped) -> Metadata:
 
 
 def _paths(planner_data: Mapped) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Names of values with the keys that lead to them, as the planner had them before it joined them by dots."""
+    """Yield the name of each value with the keys that lead to it in the saved state."""
     for name, keys in planner_data.items:
         if isinstance(name, str) and isinstance(keys, tuple) and keys and all(type(key) in (str, int) for key in keys):
             yield name, tuple(str(key)[:500] for key in keys)
@@ -167,7 +170,7 @@ def _slice(fields: Mapped) -> Slice:
 
 
 def _fields(record: Any, kind: str) -> Mapped:
-    """The attributes of a record of a class."""
+    """The attributes of a pickled record, which must be of the given class."""
     if not isinstance(record, Call) or not isinstance(record.function, Name) or record.function.name != kind:
         raise ValueError(f"expected a {kind}")
     if not isinstance(record.state, Mapped):

@@ -1,4 +1,4 @@
-"""Folders of DeepSpeed with ZeRO: ``mp_rank_00_model_states.pt`` and ``zero_pp_rank_N_mp_rank_00_optim_states.pt`` of every rank.
+"""DeepSpeed ZeRO folders: a file with the model's state, and a file with the optimizer's state for each rank.
 
 Follows DeepSpeed 0.19.8. All files are archives of ``torch.save``. The fp32 weights and the optimizer's state are flattened and
 divided among the ranks; ``param_shapes`` of the model's file says in which order the parameters lie in them:
@@ -43,7 +43,7 @@ _LAYER = re.compile(r"layer_(?P<number>\d{1,6})(?:-model_(?P<mp>\d{1,6}))?-model
 
 
 class _StateFile(NamedTuple):
-    """One file: the object that it pickles, and its values.
+    """One file of the folder: the pickled object and its values.
 
     Attributes:
         label: Stands for the file in the names of its values; empty where they are those of the whole model.
@@ -60,7 +60,7 @@ class _StateFile(NamedTuple):
 
 
 def matches(files: CheckpointFiles) -> bool:
-    """Whether the checkpoint is such a folder, or the folder above, where ``latest`` names it."""
+    """Whether the checkpoint is a DeepSpeed folder, or its parent folder with a file ``latest``."""
     if not files.is_folder:
         return False
     names = files.names()
@@ -95,7 +95,7 @@ def _is_state(name: str) -> bool:
 
 
 def _names_below(files: CheckpointFiles) -> tuple[str, list[str]]:
-    """The folder that ``latest`` names, with a slash, and the names of its files."""
+    """The folder named in ``latest``, with a slash at its end, and the names of its files."""
     if files.size(_LATEST) > _MOST_LATEST:
         return "", []
     tag = files.read_all(_LATEST, "the name of a folder").decode("utf-8", "replace").strip()
@@ -121,7 +121,10 @@ def _read(files: CheckpointFiles, folder: str, names: list[str]) -> Iterator[_St
 
 
 def _prefix(name: str, of_file: str | None) -> str | None:
-    """Prefix of the names in an expert's or layer's file: as in the whole model, or ``of_file``; None: no such file."""
+    """The prefix for names in the file of an expert or layer; None if the file is neither.
+
+    The prefix is that of the whole model unless ``of_file`` gives one.
+    """
     layer = _LAYER.fullmatch(name)
     if layer is None and not _EXPERT.fullmatch(name):
         return None
@@ -129,12 +132,12 @@ def _prefix(name: str, of_file: str | None) -> str | None:
 
 
 def _is_placeholder(value: ArchiveValue, divided: set[str]) -> bool:
-    """Whether it is the empty tensor that stage 3 leaves of a parameter in the model."""
+    """Whether a value is the empty tensor with which ZeRO stage 3 replaces a partitioned parameter."""
     return value.path[:1] == ("module",) and not value.stored.numel and value.path[-1] in divided
 
 
 def _cut(files: CheckpointFiles, states: list[_StateFile], optimizer: list[_StateFile]) -> list[Parameter]:
-    """The parameters that the partitions of all ranks are divided into; none where that is not certain."""
+    """The parameters, reassembled from the partitions of all ranks; an empty list if that is ambiguous."""
     if any(state.label for state in states):
         return []
     models = [state for state in states if not state.is_optimizer]
@@ -169,7 +172,7 @@ def _are_all_ranks(states: list[_StateFile]) -> bool:
 
 
 def _flats(states: list[_StateFile]) -> list[Flat]:
-    """The vectors that every rank's file has under the same keys."""
+    """The one-dimensional tensors that the files of all ranks have under the same keys."""
     of_rank = [{value.path: value.stored for value in state.values if _is_flat(value)} for state in states]
     result = []
     for path, first in of_rank[0].items():
@@ -180,13 +183,16 @@ def _flats(states: list[_StateFile]) -> list[Flat]:
 
 
 def _is_flat(value: ArchiveValue) -> bool:
-    """Whether it is a vector of elements that lie one after the other."""
+    """Whether a value is a one-dimensional tensor with contiguous elements."""
     stored = value.stored
     return value.is_tensor and len(stored.shape) == 1 and len(stored.blocks) == 1 and stored.blocks[0].is_c_ordered
 
 
 def _layout(described: Any, zero: Any, ranks: int) -> Layout:
-    """How the parameters, with ``param_shapes`` as given, lie in partitions. Raises ``ValueError``."""
+    """The layout of the parameters in the partitions, from a checkpoint's ``param_shapes``.
+
+    Raises ``ValueError`` if it is inconsistent.
+    """
     stage = _get(zero, "zero_stage")
     if isinstance(stage, Call) and isinstance(stage.arguments, tuple) and stage.arguments:  # an enumeration's member
         stage = stage.arguments[-1]  # its value, or, in files of Python 3.11.2, its name
@@ -203,12 +209,15 @@ def _layout(described: Any, zero: Any, ranks: int) -> Layout:
 
 
 def _shapes(described: Any) -> list[tuple[str, Shape]]:
-    """Name and shape of parameters. Raises ``ValueError``."""
+    """Name and shape of each parameter.
+
+    Raises ``ValueError`` if the description is damaged.
+    """
     return [(key_text(name), size_values(size)) for name, size in _items(described)]
 
 
 def _get(value: Any, key: str) -> Any:
-    """The value for a key in a dict of any kind; None for anything else."""
+    """The value for a key in a pickled dict; None if the object is not a dict."""
     return next((part for name, part in _items(value) if type(name) is str and name == key), None)
 
 

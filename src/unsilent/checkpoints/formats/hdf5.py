@@ -1,4 +1,4 @@
-"""HDF5 files: contiguous and chunked datasets of numbers, the chunks plain, with Fletcher-32, shuffled or compressed with gzip.
+"""HDF5 files with numeric datasets, contiguous or chunked; chunks may have the filters Fletcher-32, shuffle and gzip.
 
 libhdf5 only says where bytes are, in a process with limits (`hdf5_reader`); elements are read and edited here. A dataset with two
 names is listed under the first; links to other files are not followed. Datasets that this does not cover are listed with the
@@ -38,7 +38,7 @@ _LAYOUTS = {
 
 
 def matches(files: CheckpointFiles) -> bool:
-    """Whether the checkpoint is such a file."""
+    """Whether the checkpoint is an HDF5 file."""
     return not files.is_folder and signature_offset(files, 0, files.size("")) is not None
 
 
@@ -48,7 +48,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
 
 
 def signature_offset(files: CheckpointFiles, begin: int, size: int) -> int | None:
-    """Where HDF5's data begin, after bytes of the user's: at byte 0, 512, 1024, 2048 and so on; None for no HDF5 file."""
+    """The offset of HDF5's signature: 0, 512, 1024, 2048 and so on; None if it is not an HDF5 file."""
     at = 0
     while at + len(SIGNATURE) <= size:
         if files.read("", begin + at, len(SIGNATURE)) == SIGNATURE:
@@ -60,7 +60,7 @@ def signature_offset(files: CheckpointFiles, begin: int, size: int) -> int | Non
 def range_tensors(
     files: CheckpointFiles, begin: int, size: int, checksums: tuple[Checksum, ...] = ()
 ) -> list[StoredTensor]:
-    """All datasets of an HDF5 file that is a range of bytes of a checkpoint of one file.
+    """All datasets of an HDF5 file that is embedded in a checkpoint file.
 
     Args:
         checksums: Checksums of the file around it, which cover all of its bytes.
@@ -93,7 +93,7 @@ def _tensor(name: str, dataset: Dataset, checksums: tuple[Checksum, ...]) -> Sto
 
 
 def _obstacle(dataset: Dataset) -> str:
-    """Why the elements of a dataset cannot be found; empty where they can."""
+    """The reason why the elements of a dataset cannot be located; empty if they can."""
     item = ITEM_SIZES.get(dataset.dtype, 0)
     if not item:
         return f"its elements are no plain numbers but of HDF5's class {ascii(dataset.dtype)[:40]}"
@@ -136,18 +136,18 @@ def _obstacle_of_chunks(dataset: Dataset, item: int) -> str:
 
 
 def _shuffled_item(dataset: Dataset) -> int:
-    """Bytes of an item that is shuffled, the filter's parameter."""
+    """The item size in bytes that the shuffle filter of a dataset uses."""
     values = next((values for code, values in dataset.filters if code == SHUFFLE), (1,))
     return values[0] if values else 0
 
 
 def _applied(dataset: Dataset, chunk: Chunk) -> tuple[int, ...]:
-    """The filters of one chunk: writers skip one that fails, as gzip where the chunk would become longer."""
+    """The filters that were applied to a chunk; HDF5 writers skip a filter that fails."""
     return tuple(code for place, (code, _) in enumerate(dataset.filters) if not chunk.skipped >> place & 1)
 
 
 def _block(name: str, dataset: Dataset, chunk: Chunk, checksums: tuple[Checksum, ...]) -> Block:
-    """One chunk, without what of it is beyond the dataset's edge."""
+    """One chunk as a block, without the elements beyond the dataset's edge."""
     sizes = zip(dataset.chunk, dataset.shape, chunk.start, strict=True)
     shape: Shape = tuple(min(step, n - at) for step, n, at in sizes)
     filters, stored = _applied(dataset, chunk), chunk.size

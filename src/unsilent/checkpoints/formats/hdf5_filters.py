@@ -1,4 +1,4 @@
-"""HDF5's filters of chunks: Fletcher-32, shuffle and deflate (gzip), as libhdf5 2.0 has them (H5checksum.c, H5Zshuffle.c).
+"""HDF5's chunk filters Fletcher-32, shuffle and deflate (gzip), compatible with libhdf5 2.0.
 
 A filter turns the bytes of a chunk into others when it is written, in the order of the pipeline, and back when it is read.
 """
@@ -27,7 +27,7 @@ _MOST_TRIED = 2**30
 
 
 class Fletcher32:
-    """HDF5's Fletcher-32 of bytes that come in parts.
+    """Computes HDF5's Fletcher-32 of bytes that arrive in parts.
 
     Sums of 16-bit words, the more significant byte first, and of those sums, modulo 65535; zero stays zero, and any other
     multiple of 65535 is 65535. A last odd byte is the more significant one of a word.
@@ -38,7 +38,7 @@ class Fletcher32:
         self._any = False
 
     def update(self, part: bytes) -> None:
-        """Add bytes; an even number unless they are the last."""
+        """Add bytes; their number must be even except in the last part."""
         for begin in range(0, len(part), _PART):
             piece = part[begin : begin + _PART]
             words = np.frombuffer(piece + b"\0" * (len(piece) % 2), ">u2").astype(np.uint64)
@@ -49,13 +49,13 @@ class Fletcher32:
             self._first, self._second = self._first % 65535, self._second % 65535
 
     def stored(self) -> bytes:
-        """The checksum as the file has it: least significant byte first."""
+        """The checksum as it is stored in a file, least significant byte first."""
         zero = 65535 if self._any else 0
         return ((self._second or zero) << 16 | (self._first or zero)).to_bytes(CHECKSUM_BYTES, "little")
 
 
 def fletcher32(content: bytes) -> bytes:
-    """HDF5's Fletcher-32 of some bytes, as the file has it.
+    """HDF5's Fletcher-32 of some bytes, as it is stored in a file.
 
     >>> fletcher32(bytes([1, 0, 0, 2])).hex()
     '02010202'
@@ -67,7 +67,7 @@ def fletcher32(content: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class ChunkChecksum:
-    """The Fletcher-32 at the end of a chunk, over all that is stored before it.
+    """The Fletcher-32 at the end of a chunk; it covers all bytes before it.
 
     Attributes:
         file: The checkpoint's file.
@@ -111,7 +111,7 @@ class ChunkChecksum:
 
 @dataclass(frozen=True)
 class ChunkPacking:
-    """The filters of a chunk, as a packing of its elements.
+    """The filters of a chunk, as a way of packing its elements.
 
     A Fletcher-32 among them, whose own bytes are packed, is made anew with the elements, as a writer does.
 
@@ -165,7 +165,7 @@ class ChunkPacking:
         return UsageError(f"a chunk of {self.tensor} is damaged: {problem}; restore the file from a copy")
 
     def _inflated(self, stored: bytes, size: int) -> bytes:
-        """The content of a zlib stream, which bytes may follow, as libhdf5 reads it; never more than ``size`` bytes."""
+        """Decompress a zlib stream as libhdf5 does, to at most ``size`` bytes; later bytes are ignored."""
         stream = zlib.decompressobj()
         try:
             content = stream.decompress(stored, size)
@@ -177,7 +177,7 @@ class ChunkPacking:
         return content
 
     def _deflated(self, content: bytes, size: int) -> bytes:
-        """A zlib stream of exactly ``size`` bytes, zeros after its end included, which libhdf5 does not read."""
+        """A zlib stream that is padded with zeros to exactly ``size`` bytes; libhdf5 ignores the padding."""
         shortest = math.inf
         for stream in _zlib_streams(content):
             if len(stream) <= size:
@@ -190,7 +190,7 @@ class ChunkPacking:
 
 
 def _zlib_streams(content: bytes) -> Iterator[bytes]:
-    """The content compressed in one way after another, the ones that most often give the smallest first.
+    """Yield the content compressed with different settings, those that usually give the smallest first.
 
     Less memory makes shorter blocks with codes of their own, which suits shuffled bytes.
     """
@@ -203,7 +203,10 @@ def _zlib_streams(content: bytes) -> Iterator[bytes]:
 
 
 def _transposed(content: bytes, item: int, back: bool = False) -> bytes:
-    """All first bytes of items, then all second ones; bytes beyond the last whole item stay where they are."""
+    """The bytes reordered by HDF5's shuffle filter: the first byte of each item, then the second, and so on.
+
+    Bytes after the last whole item keep their place. ``back`` restores the original order.
+    """
     count = len(content) // item
     whole = np.frombuffer(content, np.uint8, count * item)
     return whole.reshape((item, count) if back else (count, item)).T.tobytes() + content[count * item :]

@@ -1,4 +1,4 @@
-"""Lists the datasets of one HDF5 file as JSON; runs alone, in a process with limits, as libhdf5 reads files that may be damaged.
+"""Lists the datasets of an HDF5 file as JSON, in a separate process with limits, because the file may be damaged.
 
     python -I hdf5_listing.py DESCRIPTOR BEGIN SIZE MEMORY SECONDS OUTPUT MOST_CHUNKS [FOLDER …]
 
@@ -26,11 +26,11 @@ _BFLOAT16_BITS = (15, 7, 8, 0, 7)
 
 
 class TooMuch(Exception):
-    """The file describes more than any checkpoint has."""
+    """Raised if the file describes more objects than any checkpoint has."""
 
 
 class FileRange(io.RawIOBase):
-    """Some bytes of an open file as a file of their own, for reading."""
+    """A byte range of an open file, readable like a file."""
 
     def __init__(self, descriptor: int, begin: int, size: int) -> None:
         self._descriptor, self._begin, self._size, self._at = descriptor, begin, size, 0
@@ -58,7 +58,7 @@ class FileRange(io.RawIOBase):
 
 
 def listing(h5py: Any, file: Any, most_chunks: int) -> list[dict[str, Any]]:
-    """All datasets that hard links lead to, each once, under the first path in the order of the file."""
+    """Every dataset that hard links lead to, listed once, under the first path to it."""
     known, result, chunks = _known_types(h5py), [], 0
     seen: set[int] = set()
     waiting: list[tuple[tuple[bytes, ...], Any]] = [((), h5py.h5g.open(file.id, b"/"))]
@@ -82,7 +82,7 @@ def listing(h5py: Any, file: Any, most_chunks: int) -> list[dict[str, Any]]:
 
 
 def _known_types(h5py: Any) -> list[tuple[str, bool, Any]]:
-    """Name, whether big endian, and HDF5's type of all numbers that are stored as numpy has them."""
+    """The HDF5 types of the numbers that NumPy has: name, whether big endian, and HDF5's type."""
     pairs = [(name, big) for name in NUMBERS for big in (False, True)]
     orders = [(name, big, np.dtype(name).newbyteorder(">" if big else "<")) for name, big in pairs]
     orders.append(("bool", False, np.dtype(bool)))
@@ -90,7 +90,10 @@ def _known_types(h5py: Any) -> list[tuple[str, bool, Any]]:
 
 
 def _element(h5py: Any, dataset: Any, known: list[tuple[str, bool, Any]]) -> tuple[str, bool]:
-    """Name of the type of a dataset's elements, and whether they are big endian; the name of a class for all other types."""
+    """The name of a dataset's element type and whether it is big endian.
+
+    For a type that is not supported, the name of its HDF5 class.
+    """
     kind = dataset.id.get_type()
     for name, big, same in known:
         if kind.equal(same):
@@ -109,7 +112,7 @@ def _is_bfloat16(h5py: Any, kind: Any) -> bool:
 
 
 def _described(h5py: Any, dataset: Any, known: list[tuple[str, bool, Any]], most_chunks: int) -> dict[str, Any]:
-    """One dataset: its type, shape, and where its bytes are."""
+    """The type and shape of a dataset, and the position of its bytes."""
     identifier, properties = dataset.id, dataset.id.get_create_plist()
     dtype, big_endian = _element(h5py, dataset, known)
     layouts = {h5py.h5d.COMPACT: "compact", h5py.h5d.CONTIGUOUS: "contiguous", h5py.h5d.CHUNKED: "chunked"}
@@ -144,7 +147,7 @@ def _chunks(identifier: Any, most: int) -> list[list[Any]]:
 
 
 def _limit(memory: int, seconds: int, output: int) -> None:
-    """Set limits that nothing in this process can raise again; lower ones stay."""
+    """Set hard limits on memory, CPU time and output size of this process, unless lower ones are set."""
     sizes = ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, output))
     for limit, most in (*sizes, (resource.RLIMIT_CPU, seconds)):
         _, present = resource.getrlimit(limit)
@@ -153,7 +156,7 @@ def _limit(memory: int, seconds: int, output: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the listing, or why there is none."""
+    """Print the listing as JSON, or the reason why there is none."""
     descriptor, begin, size, memory, seconds, output, most_chunks = map(int, arguments[:7])
     _limit(memory, seconds, output)
     sys.path += arguments[7:]

@@ -1,4 +1,4 @@
-"""Runs `hdf5_listing` in a process with limits, and checks what it says: a damaged file may have taken that process over."""
+"""Runs `hdf5_listing` in a process with limits and checks its answer, which a damaged file may have falsified."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on what reading one file may take.
+    """Limits on the resources for reading one file.
 
     Attributes:
         memory: Bytes of address space.
@@ -64,7 +64,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """One dataset, checked: sizes are sizes, chunks are distinct ones of its grid, and all bytes are in the file.
+    """A dataset whose sizes, chunks and byte ranges were checked for consistency.
 
     Attributes:
         path: Names of the groups that lead to it, and its own.
@@ -94,7 +94,7 @@ class Dataset:
 
 
 def datasets(files: CheckpointFiles, begin: int, size: int) -> list[Dataset]:
-    """The datasets of an HDF5 file that is a range of bytes of a checkpoint of one file; offsets are those of this file.
+    """All datasets of an HDF5 file embedded in a checkpoint file; offsets are those in the checkpoint file.
 
     Raises ``UsageError`` where it is damaged, or h5py is missing.
     """
@@ -117,7 +117,10 @@ def _damaged(where: str, problem: str) -> UsageError:
 
 
 def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
-    """The child's answer. Raises ``UsageError`` where there is none."""
+    """The parsed answer of the process that lists the datasets.
+
+    Raises ``UsageError`` if it gives none.
+    """
     folders = []
     for package in ("h5py", "numpy"):
         module = find_spec(package)
@@ -142,7 +145,10 @@ def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
 
 
 def _run(command: Sequence[str], descriptor: int, seconds: float) -> tuple[int, bytes]:
-    """Exit status and output of a process that has one open file of ours; raises ``OSError`` and ``TimeoutExpired``."""
+    """Run a process that inherits one open file, and return its exit status and output.
+
+    Raises ``OSError`` and ``TimeoutExpired``.
+    """
     with tempfile.TemporaryFile() as output:
         environment, null = {**os.environ, **_ENVIRONMENT}, subprocess.DEVNULL
         process = subprocess.Popen(
@@ -158,7 +164,10 @@ def _run(command: Sequence[str], descriptor: int, seconds: float) -> tuple[int, 
 
 
 def _sizes(values: Iterable[Any], least: int = 0) -> tuple[int, ...]:
-    """Values that are sizes of something; raises ``ValueError``."""
+    """The values, checked to be integers of at least ``least``.
+
+    Raises ``ValueError`` if one is not.
+    """
     result = tuple(values)
     if any(type(value) is not int or not least <= value < _MOST for value in result):
         raise ValueError("a size or offset is none")
@@ -166,7 +175,7 @@ def _sizes(values: Iterable[Any], least: int = 0) -> tuple[int, ...]:
 
 
 def _checked(record: dict[str, Any], begin: int, size: int) -> Dataset:
-    """A dataset from JSON; raises ``ValueError`` and its like."""
+    """Convert a dataset's JSON record and check it; raises ``ValueError`` or a similar error."""
     path = tuple(map(str, record["path"]))
     without_elements = record["shape"] is None  # HDF5's null dataspace
     shape = (0,) if without_elements else _sizes(record["shape"])
@@ -192,7 +201,7 @@ def _checked(record: dict[str, Any], begin: int, size: int) -> Dataset:
 
 
 def _are_of_grid(starts: list[tuple[int, ...]], shape: tuple[int, ...], chunk: tuple[int, ...]) -> bool:
-    """Whether chunks begin where chunks of that shape do, each elsewhere."""
+    """Whether the chunks start at different positions of the dataset's chunk grid."""
     if len(set(starts)) != len(starts) or any(not len(start) == len(shape) == len(chunk) for start in starts):
         return False
     axes = (axis for start in starts for axis in zip(start, chunk, shape, strict=True))
@@ -200,7 +209,7 @@ def _are_of_grid(starts: list[tuple[int, ...]], shape: tuple[int, ...], chunk: t
 
 
 def _refuse_overlaps(listed: list[Dataset], where: str) -> None:
-    """Raise ``UsageError`` where two datasets, or two chunks, have a byte in common."""
+    """Raise ``UsageError`` if two datasets or two chunks share a byte."""
     parts = [(d.offset, d.offset + d.size, d.name) for d in listed if d.offset is not None and d.size]
     parts += [(chunk.offset, chunk.offset + chunk.size, d.name) for d in listed for chunk in d.chunks if chunk.size]
     parts.sort()

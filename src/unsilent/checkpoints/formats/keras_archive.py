@@ -1,4 +1,4 @@
-"""``.keras`` files: a zip whose entry ``model.weights.h5`` is an HDF5 file, stored as it is, with the optimizer's state as well.
+"""``.keras`` files: zip archives with the uncompressed HDF5 file ``model.weights.h5``.
 
 A byte of the HDF5 file is at the entry's offset plus its own; the CRC-32 of the entry covers every one of them.
 """
@@ -17,14 +17,14 @@ _MAGIC = b"PK\x03\x04"
 
 
 def matches(files: CheckpointFiles) -> bool:
-    """Whether the checkpoint is such a file."""
+    """Whether the checkpoint is a ``.keras`` file."""
     if files.is_folder or files.size("") < len(_MAGIC) or files.read("", 0, len(_MAGIC)) != _MAGIC:
         return False
     return _WEIGHTS in ZipDirectory(files, "").names
 
 
 def tensors(files: CheckpointFiles) -> list[StoredTensor]:
-    """All weights and the optimizer's state, by the paths that Keras gives them."""
+    """All weights and the optimizer's state, named by their Keras paths."""
     entry = ZipDirectory(files, "").entries[_WEIGHTS]
     if entry.method != STORED or entry.size != entry.unpacked_size:
         raise UsageError(

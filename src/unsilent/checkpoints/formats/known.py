@@ -1,4 +1,4 @@
-"""The known formats, and which of them a checkpoint has.
+"""The known checkpoint formats, and recognition of a checkpoint's format.
 
 Another package registers a `Format` as an entry point of the group ``unsilent.formats``; it is tried after those of this package.
 """
@@ -46,7 +46,10 @@ FORMATS = tuple(Format(module.NAME, module.matches, module.tensors) for module i
 
 
 def format_of(files: CheckpointFiles, formats: Iterable[Format] = ()) -> Format:
-    """The one of some formats that a checkpoint has, by default of all; raises ``UsageError`` where it has none of them."""
+    """The format of a checkpoint, among the given formats or all known ones.
+
+    Raises ``UsageError`` if the checkpoint has none of them.
+    """
     names: list[str] = []
     problems: list[str] = []
     for known in formats or all_formats(problems):
@@ -62,7 +65,7 @@ def format_of(files: CheckpointFiles, formats: Iterable[Format] = ()) -> Format:
 
 
 def all_formats(problems: list[str] | None = None) -> Iterator[Format]:
-    """Formats of this package, then those of other packages, which are imported only if somebody asks for more than ours.
+    """Yield the formats of this package, then those of other packages, which are imported only when reached.
 
     Args:
         problems: Gets a sentence on each format that cannot be imported.

@@ -1,4 +1,4 @@
-"""Folders of Orbax (JAX): listed, neither read nor edited.
+"""Folders of Orbax (JAX), whose values are listed but neither read nor edited.
 
 Follows Orbax 0.12.8: ``_METADATA`` is JSON with the keys of every value. Elements are in compressed chunks, in files of OCDBT
 (``manifest.ocdbt``) or one zarr array for each value, so they are at no fixed byte. For OCDBT, ``_METADATA`` has no dtypes and
@@ -36,7 +36,7 @@ _ZARR = f"Orbax stored it in compressed zarr chunks; {_AGAIN}"
 
 
 def matches(files: CheckpointFiles) -> bool:
-    """Whether the checkpoint is such a folder, or a step of a manager."""
+    """Whether the checkpoint is an Orbax folder, or a step folder of its ``CheckpointManager``."""
     return files.is_folder and bool({_METADATA, _STEP, _MANIFEST} & set(files.names()))
 
 
@@ -53,7 +53,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
 
 
 def _items(files: CheckpointFiles) -> list[tuple[str, tuple[str, ...]]]:
-    """The folders of a step that hold arrays, each with a slash, and the key that stands for it."""
+    """The folders of a step that hold arrays, each with a slash at its end, and the keys for their values."""
     described = _json(files, _STEP).get("item_handlers")
     names = [name for name in described if isinstance(name, str) and name] if isinstance(described, dict) else []
     names = [name for name in names if files.has(f"{name}/{_METADATA}")]
@@ -81,7 +81,7 @@ def _values(files: CheckpointFiles, folder: str, above: tuple[str, ...]) -> Iter
 
 
 def _record(entry: Any) -> tuple[tuple[str, ...], str, Shape]:
-    """Keys, kind and shape of a value."""
+    """Keys, kind and shape of a value in the metadata."""
     keys = tuple(str(part["key"])[:500] for part in entry["key_metadata"])
     if not 0 < len(keys) <= MOST_DEPTH:
         raise ValueError("a value has no keys")
@@ -90,7 +90,7 @@ def _record(entry: Any) -> tuple[tuple[str, ...], str, Shape]:
 
 
 def _zarr(files: CheckpointFiles, folder: str, shape: Shape) -> tuple[str, Shape]:
-    """Dtype and shape of a zarr array of version 2 or 3; nothing new where it has no description."""
+    """Dtype and shape of a zarr array of version 2 or 3; an empty dtype and ``shape`` if it has no description."""
     for name, key in ((f"{folder}/.zarray", "dtype"), (f"{folder}/zarr.json", "data_type")):
         if files.has(name):
             about = _json(files, name, _MOST_ARRAY)

@@ -1,4 +1,4 @@
-"""``.safetensors`` files, and folders with an index of several: a length, a JSON header, then the bytes of every tensor.
+"""``.safetensors`` files, and folders with an index of several such files.
 
 Format: https://github.com/huggingface/safetensors (version 0.8 of its README): 8 bytes length, little endian; at most 100 MB of
 header; ``data_offsets`` from the end of the header; C order, little endian; no checksum. What the loader of that version
@@ -36,7 +36,7 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 
 
 class _Part(NamedTuple):
-    """The header's entry for one tensor: its dtype, its shape, and its bytes from the header's end on."""
+    """A tensor's entry in the header: dtype, shape, and byte range relative to the end of the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class _Part(NamedTuple):
 
 
 def matches(files: CheckpointFiles) -> bool:
-    """Whether the checkpoint is such a file, or a folder of them."""
+    """Whether the checkpoint is a ``.safetensors`` file or a folder of them."""
     if files.is_folder:
         return any(name.endswith((_INDEX, _ENDING)) for name in files.names())
     size = files.size("")
@@ -55,7 +55,7 @@ def matches(files: CheckpointFiles) -> bool:
 
 
 def tensors(files: CheckpointFiles) -> list[StoredTensor]:
-    """All tensors, those of all files of a folder."""
+    """All tensors of the file, or of all files in the folder."""
     if not files.is_folder:
         return _of_file(files, "")
     names = files.names()
@@ -81,7 +81,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
 
 
 def _indexed(files: CheckpointFiles, index: str) -> dict[str, set[str] | None]:
-    """File -> names of its tensors, from an index."""
+    """The names of the tensors in each file, from an index."""
     try:
         mapping = parse_json(files.read_all(index, "an index"))["weight_map"]
         result: dict[str, set[str] | None] = {}
@@ -119,7 +119,7 @@ def _of_file(files: CheckpointFiles, file: str) -> list[StoredTensor]:
 
 
 def _check_places(files: CheckpointFiles, file: str, begin: int, parts: dict[str, _Part]) -> None:
-    """Raise ``UsageError`` unless the tensors' bytes fit their shapes and fill the file from ``begin`` on."""
+    """Raise ``UsageError`` unless the tensors' byte ranges fit their shapes and fill the file after ``begin``."""
     where, size, end, previous = files.shown(file), files.size(file) - begin, 0, ""
     for name, part in sorted(parts.items(), key=lambda item: (item[1].first, item[1].last)):
         if part.last > size:
@@ -151,7 +151,7 @@ def _stored(file: str, name: str, stored_as: str, begin: int, part: _Part) -> St
 
 
 def _check_metadata(metadata: Any) -> None:
-    """Raise ``ValueError`` unless it is a map from text to text."""
+    """Raise ``ValueError`` unless the metadata map strings to strings."""
     if not isinstance(metadata, (dict, type(None))):
         raise ValueError("its metadata are no map")
     for key, value in (metadata or {}).items():
@@ -178,7 +178,10 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(record: dict[str, Any]) -> _Part:
-    """Dtype, shape and bytes of one tensor; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
+    """Dtype, shape and byte range of one tensor, checked.
+
+    Raises ``ValueError``, ``KeyError`` or ``TypeError``.
+    """
     if unknown := record.keys() - _FIELDS:
         raise ValueError(f"a tensor has the field {min(unknown)[:20]}")
     first, last = record["data_offsets"]

@@ -1,4 +1,4 @@
-"""Files that ``torch.save`` wrote before torch 1.6, or writes with ``_use_new_zipfile_serialization=False``: read, not edited.
+"""Files in the format of ``torch.save`` before torch 1.6, which can be read but not edited.
 
 Follows ``_legacy_save`` of torch 2.13: five pickles (a magic number, the version 1001, the machine, the object, the keys of its
 storages), then for each key the number of elements in eight bytes and the elements, least significant byte first. Nothing is
@@ -31,7 +31,7 @@ _Places = dict[str, tuple[int, int]]
 
 
 def matches(files: CheckpointFiles) -> bool:
-    """Whether the checkpoint is such a file, or another pickle."""
+    """Whether the checkpoint is a legacy file of ``torch.save`` or another pickle."""
     size = 0 if files.is_folder else files.size("")
     if size >= len(_START) and files.read("", 0, len(_START)) == _START:
         return True
@@ -81,7 +81,10 @@ def _tensor(name: str, leaf: PickledTensor, places: _Places, where: str) -> Stor
 
 
 def _object_and_places(files: CheckpointFiles) -> tuple[Any, _Places]:
-    """The object, and where its storages are. Raises ``ValueError``."""
+    """The pickled object and the file positions of its storages.
+
+    Raises ``ValueError`` if the file is damaged.
+    """
     (_, version, _, root, keys), at = _pickles(files)
     if version != _VERSION or not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise ValueError(f"it has no list of storages, or is not of version {_VERSION}")
@@ -102,7 +105,10 @@ def _object_and_places(files: CheckpointFiles) -> tuple[Any, _Places]:
 
 
 def _pickles(files: CheckpointFiles) -> tuple[list[Any], int]:
-    """The five pickles at the file's start, and where they end; no more of the file is read than they need."""
+    """The five pickles at the start of the file and the offset where they end.
+
+    Reads no more of the file than they need.
+    """
     most = min(files.size(""), MOST_METADATA)
     length = min(_FIRST_READ, most)
     while True:
@@ -122,7 +128,10 @@ def _pickles(files: CheckpointFiles) -> tuple[list[Any], int]:
 
 
 def _sizes_of_storages(root: Any) -> Iterator[tuple[str, int]]:
-    """Key and bytes of every storage that the object names. Raises ``ValueError``."""
+    """Yield key and size in bytes of every storage that the object refers to.
+
+    Raises ``ValueError`` if the file is damaged.
+    """
     waiting, seen = [root], set()
     while waiting:
         value = waiting.pop()

@@ -1,4 +1,4 @@
-"""The tensors and numbers of what ``torch.save`` pickled, from its records: nested dicts, lists, state dicts, optimizers.
+"""The tensors and numbers in an object that ``torch.save`` pickled, such as a state dict.
 
 The pickle is read by `unsilent.basics.pickle_values`, so nothing in it is called. What torch would call to make a tensor is known
 here by name: ``_rebuild_tensor_v2`` and its like take a storage, an offset, a size and strides. Of everything that
@@ -76,7 +76,7 @@ _MOST_HASHED_DEPTH = 40
 
 
 class PickledTensor(NamedTuple):
-    """A tensor as the pickle describes it.
+    """A tensor as described in the pickle.
 
     Attributes:
         storage: Name of the record with its bytes.
@@ -148,7 +148,7 @@ Parts = Iterable[tuple[str, Any]]
 
 
 def _interpreted(value: Any) -> tuple[Leaf | None, Parts]:
-    """The tensor, number or object that a value is, None for a container; and what it contains, by key."""
+    """Interpret a value as a tensor, number or other leaf (None for a container), and its parts by key."""
     if isinstance(value, (bool, int, float, Float, ByteString)):
         return value, ()
     if isinstance(value, Mapped):
@@ -163,7 +163,7 @@ def _interpreted(value: Any) -> tuple[Leaf | None, Parts]:
 
 
 def _called(call: Call) -> tuple[Leaf | None, Parts]:
-    """The leaf that a call or object is, or its parts."""
+    """Interpret a pickled call or object as a leaf, or as a container of parts."""
     match call.function:
         # A class and its source code, as the legacy torch.save writes it.
         case Persistent(("module", Name() as kind, *_)):
@@ -196,7 +196,7 @@ def _called(call: Call) -> tuple[Leaf | None, Parts]:
 
 
 def _tensor_and_parts(call: Call) -> tuple[Leaf | None, Parts]:
-    """A tensor, and numbers and attributes that come with it."""
+    """The tensor that a call creates, and the numbers and attributes stored with it."""
     attributes: Any = None
     for _ in range(MOST_DEPTH):
         _without_state(call)
@@ -217,7 +217,7 @@ def _tensor_and_parts(call: Call) -> tuple[Leaf | None, Parts]:
 
 
 def _wrapped(call: Call) -> tuple[Call, Any] | None:
-    """The call that makes the tensor in a parameter or subclass, and its attributes; None for any other call."""
+    """The call that creates the tensor inside of a parameter or subclass, and its attributes; else None."""
     match call.name, call.arguments:
         case "torch._tensor._rebuild_from_type_v2", (Name() as function, _, tuple(arguments), state):
             return Call(function, arguments), state
@@ -240,7 +240,10 @@ def _quantiser(call: Call) -> Parts:
 
 
 def _attributes(state: Any, others: Any) -> Any:
-    """Attributes set on a tensor besides its values, as a dict; raises ``PickleDamaged`` where they are its values."""
+    """The attributes of a tensor as a dict.
+
+    Raises ``PickleDamaged`` if they would replace the tensor's values.
+    """
     parts = state if isinstance(state, tuple) else (state,)
     items = [item for part in parts for item in (part.items if isinstance(part, (Mapped, Call)) else ())]
     names = {key for key, _ in items if type(key) is str}
@@ -258,7 +261,7 @@ def _without_state(call: Call) -> None:
 
 
 def _is_metadata(state: Any) -> bool:
-    """Whether the attributes of a dict are those of a state dict, which hold versions, or none."""
+    """Whether a dict has no attributes, or only the ``_metadata`` of a state dict."""
     if state is None:
         return True
     if not isinstance(state, Mapped) or [key for key, _ in state.items] not in ([], ["_metadata"]):
@@ -267,7 +270,7 @@ def _is_metadata(state: Any) -> bool:
 
 
 def _holds_plain(value: Any, level: int) -> bool:
-    """Whether it is a dict of dicts of plain values."""
+    """Whether a value is a dict of dicts of plain values."""
     if level == 2:
         return value is None or isinstance(value, (str, int, Float))
     return isinstance(value, (Mapped, Call)) and all(_holds_plain(part, level + 1) for _, part in value.items)
@@ -290,7 +293,7 @@ def _numbered(values: Sequence[Any]) -> Parts:
 
 
 def _hash(value: Any, left: list[int]) -> str:
-    """Hash of a value by what the pickle says of it; empty where tensors belong to it, or it is too large."""
+    """The hash of a value's description in the pickle; empty if it contains tensors or is too large."""
     result = hashlib.sha256()
     try:
         _add_to_hash(result, value, left, [_MOST_HASHED], 0)
@@ -322,14 +325,14 @@ def _add_to_hash(result: Any, value: Any, *limits: Any) -> None:
 
 
 def key_text(key: Any) -> str:
-    """A key as text; of a tuple, its parts joined by dots. Short for whatever a damaged file has as a key."""
+    """A key as short text; the parts of a tuple are joined by dots."""
     if isinstance(key, tuple) and not isinstance(key, (Name, Float, ByteString, Persistent)):
         return ".".join(_plain_text(part) for part in key[:_MOST_KEY_PARTS])
     return _plain_text(key)
 
 
 def _plain_text(key: Any) -> str:
-    """A key that is one value as text; of an object only what it is, as it may hold itself."""
+    """A key that is a single value as text; for an object only a description, because it may contain itself."""
     if isinstance(key, (Float, ByteString)):
         key = key.value
     if isinstance(key, Name):
@@ -339,7 +342,10 @@ def _plain_text(key: Any) -> str:
 
 
 def size_values(value: Any) -> tuple[int, ...]:
-    """The numbers of a pickled ``torch.Size``, list or tuple of sizes; raises ``ValueError`` for anything else."""
+    """The sizes in a pickled ``torch.Size``, list or tuple.
+
+    Raises ``ValueError`` for anything else.
+    """
     sizes = value.elements if isinstance(value, Call) and value.name == SIZE else value
     if not isinstance(sizes, (tuple, list)) or len(sizes) > 64 or any(type(n) is not int for n in sizes):
         raise ValueError("a shape or offset is none")
@@ -349,7 +355,7 @@ def size_values(value: Any) -> tuple[int, ...]:
 
 
 def _storage(value: Persistent) -> PickledTensor | None:
-    """A storage as a vector of its elements; None for anything else outside of the pickle."""
+    """A storage as a one-dimensional tensor; None if the value is not a storage."""
     match value.id:
         case ("storage", Name(_, kind), str(key), _, int(numel), *_) if type(numel) is int and 0 <= numel < 2**59:
             dtype = STORAGE_DTYPES.get(kind, "")
@@ -358,7 +364,10 @@ def _storage(value: Persistent) -> PickledTensor | None:
 
 
 def _tensor(call: Call) -> PickledTensor:
-    """The tensor that one of the known functions makes. Raises ``UsageError``."""
+    """The tensor that a call of a supported torch function creates.
+
+    Raises ``UsageError`` if the function is not supported.
+    """
     match call.arguments:
         case (Persistent() as named, int(offset), tuple(shape), tuple(strides), *rest):
             storage = _storage(named)
@@ -388,7 +397,7 @@ def _tensor(call: Call) -> PickledTensor:
 
 
 def _obstacle(metadata: Any, call: Call) -> str:
-    """Why the values of a tensor with metadata are not those of its bytes."""
+    """The reason why a tensor's values differ from its bytes, such as a conjugate view; empty if they do not."""
     if metadata is None:
         return ""
     if not isinstance(metadata, Mapped) or any(type(value) is not bool for _, value in metadata.items):

@@ -30,7 +30,7 @@ _VERSIONS = range(1, 11)
 
 
 def matches(files: CheckpointFiles) -> bool:
-    """Whether the checkpoint is such a file."""
+    """Whether the checkpoint is a zip file of ``torch.save``."""
     if files.is_folder or files.size("") < 4 or files.read("", 0, 4) != _MAGIC:
         return False
     return any(name.endswith(f"/{_PICKLE}") for name in ZipDirectory(files, "").names)
@@ -42,7 +42,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
 
 
 class ArchiveValue(NamedTuple):
-    """A value of an archive, before it has a name.
+    """A value in an archive, with the keys that lead to it.
 
     Attributes:
         path: The keys that lead to it.
@@ -56,7 +56,7 @@ class ArchiveValue(NamedTuple):
 
 
 def with_names(values: Sequence[ArchiveValue], in_order: bool = True) -> list[StoredTensor]:
-    """The values with the names that their keys give them in every format.
+    """The values with names made from their keys, which are the same in every format.
 
     The parameters of an optimizer's groups are left out where they are numbered one after the other, as torch does; the first
     one of each later group stays, as it says where the group begins.
@@ -89,7 +89,9 @@ def _without_numbering(named: Iterable[tuple[str, ArchiveValue]]) -> Iterator[tu
 def read_archive(
     files: CheckpointFiles, file: str, start: int = 0, size: int | None = None
 ) -> tuple[Any, list[ArchiveValue]]:
-    """The object that one archive of ``torch.save`` pickles, and all of its values; it may lie inside of a larger file.
+    """Read an archive of ``torch.save``: the pickled object and all of its values.
+
+    The archive may be part of a larger file.
 
     Args:
         files: The checkpoint.
@@ -135,7 +137,7 @@ def read_archive(
 
 
 def _code_and_constants(archive: ZipDirectory, folder: str, files: CheckpointFiles) -> StoredTensor:
-    """All other records of a TorchScript archive, compared by a hash of their bytes as they are stored."""
+    """All records of a TorchScript archive besides its tensors, as one value that is compared by a hash."""
     parts = {name.removeprefix(folder): entry for name, entry in archive.entries.items()}
     others = {name: parts[name] for name in sorted(parts) if not name.startswith(("data/", _PICKLE))}
     fingerprint = ""
@@ -149,7 +151,10 @@ def _code_and_constants(archive: ZipDirectory, folder: str, files: CheckpointFil
 
 
 def _checked_records(archive: ZipDirectory, folder: str, where: str) -> dict[str, bytes]:
-    """The records that say how the others are to be read; raises ``UsageError`` for what torch refuses."""
+    """The records with torch's settings, such as the version.
+
+    Raises ``UsageError`` for settings that torch refuses.
+    """
     names = ("version", "byteorder", ".format_version", ".storage_alignment")
     entries = {name: archive.entries[folder + name] for name in names if folder + name in archive.entries}
     records = {name: archive.content(entry, "a setting of torch") for name, entry in entries.items()}
@@ -165,7 +170,7 @@ def _checked_records(archive: ZipDirectory, folder: str, where: str) -> dict[str
 
 
 def number(name: str, leaf: Leaf, pickle: ZipEntry | None) -> StoredTensor:
-    """A number that stands in the pickle itself, or an object that is not read."""
+    """A number that is stored in the pickle itself, or an object that is not read."""
     if isinstance(leaf, Float) and pickle is not None:
         block = Block(pickle.file, pickle.offset + leaf.offset, (), (), (), checksums=(pickle.checksum,))
         return StoredTensor(name, "float64", (), (block,), big_endian=True, stored_as=name, value=leaf.value)
@@ -192,7 +197,7 @@ def _unread(name: str, reason: str, fingerprint: str) -> StoredTensor:
 
 
 def listed_tensor(name: str, leaf: PickledTensor, reason: str) -> StoredTensor:
-    """A tensor whose elements cannot be read, for this reason."""
+    """A tensor whose elements cannot be read, with the reason."""
     return StoredTensor(name, leaf.dtype, leaf.shape, (), stored_as=name, obstacle=reason)
 
 

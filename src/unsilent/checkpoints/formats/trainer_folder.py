@@ -1,4 +1,4 @@
-"""Folders that the ``Trainer`` of transformers writes: the model, and the state of the training in files of ``torch.save``.
+"""Folders that the ``Trainer`` of transformers writes: the model's files and the training state's ``torch.save`` files.
 
 Follows transformers 5.23. The model is in safetensors, or in ``pytorch_model*.bin``; the others are ``optimizer.pt``,
 ``scheduler.pt``, ``scaler.pt`` and ``rng_state.pth`` (with several processes ``rng_state_0.pth`` and so on). The optimizer's
@@ -23,7 +23,7 @@ _MODEL = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin", re.ASCII)
 
 
 def matches(files: CheckpointFiles) -> bool:
-    """Whether the checkpoint is such a folder."""
+    """Whether the checkpoint is a folder of the ``Trainer``."""
     return files.is_folder and any(_keys(name) is not None for name in files.names())
 
 
@@ -45,7 +45,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
 
 
 def _keys(name: str) -> KeyPath | None:
-    """The keys above what a file pickles: none for the model; None for a file that is not read."""
+    """The keys under which a file's values are listed (none for the model); None if the file is not read."""
     if _MODEL.fullmatch(name):
         return ()
     if rng := _RNG.fullmatch(name):

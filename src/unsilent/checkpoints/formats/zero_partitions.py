@@ -1,4 +1,4 @@
-"""The parameters that parts of each rank's partition belong to, as ZeRO flattens and divides them.
+"""Reassembly of parameters from the flat partitions of each rank in DeepSpeed ZeRO.
 
 ``sequence`` below is what lies one after the other: of stage 1 and 2 the partitions of a group on all ranks, of stage 3 the
 groups of one rank. A parameter is a range of it, or in stage 3 one range on every rank, so it is made of 1-D blocks.
@@ -21,7 +21,7 @@ _STATES = ("base_optimizer_state", "optimizer_state_dict")
 
 
 class Layout(NamedTuple):
-    """How a checkpoint lays out its parameters.
+    """The order, shapes and padding of the parameters in the partitions.
 
     Attributes:
         stage: 2 for stages 1 and 2, or 3.
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """One partition on every rank.
+    """The partitions of all ranks that have the same keys.
 
     Attributes:
         path: The keys that lead to it in each rank's file.
@@ -51,7 +51,7 @@ class Flat(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A parameter's weights, or one state that the optimizer has of it.
+    """A parameter's weights, or one of its optimizer states.
 
     Attributes:
         path: The keys that name it.
@@ -67,7 +67,7 @@ class Parameter(NamedTuple):
 
 
 def parameters(layout: Layout, flats: Sequence[Flat]) -> list[Parameter]:
-    """All parameters and states that the partitions hold for certain, states in the order of the files."""
+    """The parameters and optimizer states that can be reassembled without ambiguity, in the order of the files."""
     states: dict[str, dict[int, Flat]] = {}
     for flat in flats:
         role = _role(flat.path)
@@ -84,7 +84,10 @@ def parameters(layout: Layout, flats: Sequence[Flat]) -> list[Parameter]:
 
 
 def frozen_parameters(ranks: int, shapes: Mapping[str, Shape], fragments: Sequence[Flat]) -> list[Parameter]:
-    """Parameters that no optimizer updates, of which stage 3 keeps equal parts in the model's files; all that fit."""
+    """The frozen parameters, reassembled from equal parts in the model files of ZeRO stage 3.
+
+    Those whose parts do not fit are left out.
+    """
     result: list[Parameter] = []
     for flat in fragments:
         name = flat.path[-1]
@@ -95,7 +98,7 @@ def frozen_parameters(ranks: int, shapes: Mapping[str, Shape], fragments: Sequen
 
 
 def _role(path: KeyPath) -> tuple[str, int] | None:
-    """Name of the state and number of the group that a partition is of."""
+    """The name of the optimizer state and the number of the parameter group that a partition holds; None if unknown."""
     match path:
         case (_, kind, group) if kind in _MASTERS:
             state = MASTER
@@ -109,13 +112,13 @@ def _role(path: KeyPath) -> tuple[str, int] | None:
 
 
 def _is_state_of(flat: Flat, master: Flat) -> bool:
-    """Whether partitions are as long as those of the weights; the last may have its fill where the weights' has none."""
+    """Whether partitions are as long as those of the weights; only the last may be longer, because of padding."""
     lengths = [(state.numel, weights.numel) for state, weights in zip(flat.partitions, master.partitions, strict=True)]
     return all(state == weights for state, weights in lengths[:-1]) and lengths[-1][0] >= lengths[-1][1]
 
 
 def _stage_2(layout: Layout, state: str, groups: Sequence[Flat]) -> list[Parameter]:
-    """The parameters of all groups that are filled by them."""
+    """The parameters of ZeRO stage 1 or 2, from all groups whose partitions they fill exactly."""
     result: list[Parameter] = []
     if len(groups) != len(layout.shapes):
         return result
@@ -133,7 +136,7 @@ def _stage_2(layout: Layout, state: str, groups: Sequence[Flat]) -> list[Paramet
 
 
 def _stage_3(layout: Layout, state: str, groups: Sequence[Flat]) -> list[Parameter]:
-    """All parameters, where they fill every rank's groups; else none."""
+    """The parameters of ZeRO stage 3; an empty list unless they fill the partitions of every rank exactly."""
     begin, result = 0, []
     sequences = [[flat.partitions[rank] for flat in groups] for rank in range(layout.ranks)]
     for name, shape in (each for group in layout.shapes for each in group):
@@ -150,7 +153,10 @@ def _stage_3(layout: Layout, state: str, groups: Sequence[Flat]) -> list[Paramet
 
 
 def _range(sequence: Sequence[StoredTensor], begin: int, count: int, start: int) -> Iterator[Block]:
-    """The blocks of ``count`` elements of a sequence from ``begin`` on; the first is element ``start`` of its parameter."""
+    """Yield the blocks of ``count`` elements from position ``begin`` of concatenated partitions.
+
+    ``start`` is the index in the parameter of the first of these elements.
+    """
     at = 0
     for partition in sequence:
         low, high = max(begin, at), min(begin + count, at + partition.numel)

@@ -1,4 +1,4 @@
-"""Locations as hdf5_corrupter names them: the start of the path of a dataset, compared as text, selects all that begin so."""
+"""Locations in the notation of hdf5_corrupter, where a text selects all datasets whose paths begin with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unsilent.checkpoints.stored_tensors import StoredTensor
 
 
 def editable_tensors(checkpoint: Checkpoint) -> list[StoredTensor]:
-    """The tensors and numbers with elements that can be edited, in the file's order; a tied one by its first name only."""
+    """The editable tensors and numbers that are not empty, in the file's order; a tied weight only once."""
     result = [t for t in checkpoint.tensors.values() if not t.reason_not_editable and t.numel]
     if not result:
         raise UsageError(f"{checkpoint.path} holds no tensor that can be edited; give another checkpoint")
@@ -21,7 +21,9 @@ def editable_tensors(checkpoint: Checkpoint) -> list[StoredTensor]:
 def tensors_below(
     checkpoint: Checkpoint, tensors: Sequence[StoredTensor], locations: Iterable[str]
 ) -> list[StoredTensor]:
-    """The tensors of every location, one after the other: a tensor of two of them is there twice, and drawn as often.
+    """The tensors at each location, in the order of the locations.
+
+    A tensor at two locations is listed twice, so that it is drawn twice as often.
 
     Raises ``UsageError`` for a location that selects nothing.
     """
@@ -35,7 +37,9 @@ def tensors_below(
 
 
 def is_below(tensor: StoredTensor, location: str) -> bool:
-    """Whether a name of a tensor begins with a location: ``/model/conv1`` has ``model/conv1.weight`` and ``model/conv10.weight``.
+    """Whether a tensor's name begins with a location.
+
+    So ``/model/conv1`` selects ``model/conv1.weight`` and ``model/conv10.weight``.
 
     A ``/`` at its end also stands for the ``.`` of another format: ``/model/conv1/`` has ``model/conv1.weight`` alone.
     """

@@ -1,4 +1,4 @@
-"""A saved injection sequence, repeated: every entry with its bits, at its index or at a random element of its location.
+"""Repetition of a saved injection sequence: each entry's bits, at its index or at a random element of its location.
 
 As in ``corrupt_hdf5_file_based_on_sequence`` of ``corrupter.py``: the tensor of an entry is drawn anew from those of its
 location; probability, number and locations of the settings play no part.
@@ -62,7 +62,7 @@ def repeat_sequence(
 
 
 def _fitting(choices: Sequence[StoredTensor], entry: SequenceEntry, name: str) -> Sequence[StoredTensor]:
-    """The tensors of its location that have the index of an entry."""
+    """The tensors among ``choices`` whose shape contains the index of an entry."""
     if not entry.coordinates:
         return choices
     result = [t for t in choices if len(entry.coordinates) == len(t.shape or (1,))]
@@ -77,12 +77,12 @@ def _fitting(choices: Sequence[StoredTensor], entry: SequenceEntry, name: str) -
 
 
 def _flat(index: Sequence[int], tensor: StoredTensor) -> int:
-    """The C-order position of an index; that of a scalar is ``[0]`` there."""
+    """The C-order position of an index; hdf5_corrupter writes the index of a scalar as ``[0]``."""
     return int(np.ravel_multi_index(tuple(index), tensor.shape or (1,)))
 
 
 def _mask(entry: SequenceEntry, tensor: StoredTensor, name: str) -> int:
-    """The bits of an entry, as a mask of the tensor's words; one that is named twice is flipped back."""
+    """The bits of an entry as a mask; a bit that is listed twice is not flipped."""
     width, mask = tensor.codec.bits, 0
     if entry.bits is None or isinstance(entry.bits, int):
         raise UsageError(
@@ -100,7 +100,7 @@ def _mask(entry: SequenceEntry, tensor: StoredTensor, name: str) -> int:
 
 
 def _notes(counts: Counter[str], seed: int) -> list[str]:
-    """Notes on how hdf5_corrupter differs, where it matters for this file."""
+    """Notes on differences from hdf5_corrupter that matter for this file."""
     texts = {
         "missed": "entries without bits, because the injection's probability let them pass, are left out",
         "element": f"entries without an index: the element is drawn with seed {seed}",

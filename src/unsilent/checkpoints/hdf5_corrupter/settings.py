@@ -1,4 +1,4 @@
-"""The settings that hdf5_corrupter reads from YAML: reading a file that may come from anyone, and checking it.
+"""Reading and checking of the YAML settings of hdf5_corrupter, which may come from an untrusted source.
 
 Keys as in ``read_config_file`` of ``settings_reader.py``. What its own checks refuse by mistake is accepted: a precision
 written as a number, a scaling factor or bit mask (lines 263-266 always refuse both), and a percentage below 1 (line 288
@@ -24,7 +24,7 @@ _Bit = Annotated[int, Field(ge=0, le=63)]
 
 
 class InjectorSettings(BaseModel):
-    """Settings of hdf5_corrupter; its README and the how-to say what they mean. Bits are counted from the sign."""
+    """The settings of hdf5_corrupter, explained in its README; bits are counted from the sign bit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,11 +48,11 @@ class InjectorSettings(BaseModel):
 
     @property
     def width(self) -> int | None:
-        """Bits of ``float_precision``; None for that of each tensor."""
+        """Number of bits of ``float_precision``; None if it is that of each tensor."""
         return None if self.float_precision == "auto" else int(self.float_precision)
 
     def candidate_bits(self, width: int) -> list[int]:
-        """The bits that may be flipped, counted from the sign: the range, and the sign where it is allowed."""
+        """The bits that may be flipped, counted from the sign bit."""
         if self.first_bit is None or self.last_bit is None:
             return list(range(width))
         bits = list(range(self.first_bit, self.last_bit + 1))
@@ -60,7 +60,10 @@ class InjectorSettings(BaseModel):
 
 
 def read_settings(path: str | Path) -> InjectorSettings:
-    """The settings of a YAML file; raises ``UsageError`` for what is no such file or what hdf5_corrupter could not do."""
+    """The settings in a YAML file.
+
+    Raises ``UsageError`` if the file is invalid, or if hdf5_corrupter could not use the settings.
+    """
     values = load_yaml(read_plain(path, MOST_BYTES, f"the settings {path}"), str(path), DEEPEST)
     if not isinstance(values, dict):
         raise UsageError(f"{path} is {short_repr(values)}; expected settings like injection_type: count")
@@ -74,7 +77,7 @@ def read_settings(path: str | Path) -> InjectorSettings:
 
 
 def _in_one_line(name: str, error: ValidationError) -> UsageError:
-    """The first thing that is wrong with some settings."""
+    """The first validation error of some settings as a one-line ``UsageError``."""
     first = error.errors(include_url=False)[0]
     key = short_repr(str(first["loc"][0]), 60)[1:-1]
     if first["type"] == "missing":
@@ -87,7 +90,7 @@ def _in_one_line(name: str, error: ValidationError) -> UsageError:
 
 
 def _problem(settings: InjectorSettings) -> str:
-    """The problem with settings that are right one by one; empty for none."""
+    """The problem with settings that are valid separately but not together; empty if there is none."""
     modes = {
         "float_precision: auto": settings.width is None,
         "a bit range or burst": settings.first_bit is not None or settings.last_bit is not None or settings.burst > 1,

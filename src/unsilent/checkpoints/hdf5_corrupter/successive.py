@@ -1,4 +1,4 @@
-"""Injections that are made one after the other, each in what earlier ones left, gathered into faults."""
+"""Injections that are applied one after the other, each to the result of the earlier ones, and collected as faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from unsilent.faults.record import Fault
 
 @dataclass
 class _Hits:
-    """Operands by element of every round of hits on one tensor. A second hit of an element begins a new round."""
+    """Injections into one tensor, in rounds that hit each element at most once.
+
+    A repeated hit starts a new round unless the two can be merged.
+    """
 
     operation: str
     held: str | None
@@ -32,7 +35,7 @@ class _Hits:
 
 
 class SuccessiveInjections:
-    """Injections into the elements of a checkpoint; nothing of it is written.
+    """Collects successive injections into a checkpoint without writing to it.
 
     Attributes:
         repeated: How many hit an element that an earlier one had hit.
@@ -46,12 +49,12 @@ class SuccessiveInjections:
         self.repeated = 0
 
     def read(self, tensor: StoredTensor, elements: Ints) -> None:
-        """Read elements all at once, which is faster than one by one when they are needed."""
+        """Read elements in advance, which is faster than reading each when it is needed."""
         words = self._checkpoint.read(tensor, elements).tolist()
         self._before.update(((tensor.name, e), word) for e, word in zip(elements.tolist(), words, strict=True))
 
     def word(self, tensor: StoredTensor, element: int) -> int:
-        """The word of an element, as earlier injections left it."""
+        """The bits of an element as an integer, after the earlier injections."""
         key = (tensor.name, element)
         if key not in self._before:
             self.read(tensor, np.array([element]))
@@ -60,7 +63,10 @@ class SuccessiveInjections:
     def inject(
         self, tensor: StoredTensor, element: int, operation: str, operand: float, held: str | None = None
     ) -> None:
-        """Corrupt an element; operation and ``held``, as in a `Fault`, are the same in all of a tensor."""
+        """Corrupt one element.
+
+        All injections into a tensor have the same ``operation`` and ``held``, which are those of a `Fault`.
+        """
         word = np.array([self.word(tensor, element)], tensor.codec.word_dtype)
         self.repeated += (tensor.name, element) in self._words
         after = _fault(tensor, operation, held, {element: operand}).apply(word)
@@ -68,7 +74,7 @@ class SuccessiveInjections:
         self._hits.setdefault(tensor.name, _Hits(operation, held)).add(element, operand)
 
     def faults(self) -> list[Fault]:
-        """Faults of all rounds, one a tensor where no element was hit twice in a way that cannot be merged."""
+        """The faults of all rounds, in the order in which they must be applied to each tensor."""
         tensors = [tensor for name, tensor in self._checkpoint.tensors.items() if name in self._hits]
         faults = []
         for tensor in tensors:
@@ -77,7 +83,7 @@ class SuccessiveInjections:
         return faults
 
     def not_finite(self) -> int:
-        """How many elements are now NaN or infinite and were not before."""
+        """The number of elements that became NaN or infinite."""
         result = 0
         for (name, element), word in self._words.items():
             layout = self._checkpoint.tensors[name].codec
@@ -91,7 +97,10 @@ def is_finite(word: int, layout: Codec) -> bool:
 
 
 def shortest_form_mask(word: int, layout: Codec, rng: np.random.Generator) -> int:
-    """The bits that change where one digit of ``bin(abs(value))`` is flipped and the sign stays, as in integers there."""
+    """The bits that change if a random digit of ``bin(abs(value))`` is flipped and the sign is kept.
+
+    So hdf5_corrupter corrupts integers.
+    """
     value = word - (1 << layout.bits) if layout.signed and word >> (layout.bits - 1) else word
     flipped = abs(value) ^ (1 << int(rng.integers(max(abs(value).bit_length(), 1))))
     return word ^ ((-flipped if value < 0 else flipped) & ((1 << layout.bits) - 1))

@@ -1,4 +1,4 @@
-"""Injections by the settings of hdf5_corrupter, drawn as it draws them.
+"""Injections drawn from the settings of hdf5_corrupter, with its algorithm.
 
 As ``try_corrupt_hdf5_file`` of ``corrupter.py`` and what it calls. Each *try* is independent of earlier ones: a tensor,
 uniform over those of the locations; a uniform element of it; whether it is injected; then the bits. Bits that are
@@ -28,7 +28,10 @@ MOST_TRIES = 1_000_000
 
 
 def draw_tries(checkpoint: Checkpoint, settings: InjectorSettings, seed: int) -> tuple[list[Fault], list[str]]:
-    """The faults of settings for a checkpoint, and notes for the user; raises ``UsageError`` where nothing is selected."""
+    """Draw the faults for a checkpoint from some settings, and notes for the user.
+
+    Raises ``UsageError`` if nothing is selected.
+    """
     tensors, rng = editable_tensors(checkpoint), np.random.default_rng(seed)
     if not settings.use_random_locations:
         tensors = tensors_below(checkpoint, tensors, settings.locations_to_corrupt or ())
@@ -52,7 +55,7 @@ def draw_tries(checkpoint: Checkpoint, settings: InjectorSettings, seed: int) ->
 
 
 def number_of_tries(settings: InjectorSettings, elements: int) -> int:
-    """Number of tries; a percentage is one of all elements of the file, whatever the locations."""
+    """The number of injections to try; a percentage counts all elements of the file, also outside of the locations."""
     counted = settings.injection_type == "count"
     result = int(settings.injection_tries if counted else settings.injection_tries * elements / 100)
     if result > MOST_TRIES:
@@ -64,7 +67,7 @@ def number_of_tries(settings: InjectorSettings, elements: int) -> int:
 def _corruption(
     settings: InjectorSettings, tensor: StoredTensor, word: int, rng: np.random.Generator
 ) -> tuple[str, float, str | None]:
-    """Operation, operand and ``held`` of a fault in one element."""
+    """Operation, operand and ``held`` of the `Fault` for one element."""
     tensor_codec = tensor.codec
     if settings.scaling_factor is not None:
         return "scale", settings.scaling_factor, None
@@ -85,14 +88,14 @@ def _corruption(
 
 
 def _held(settings: InjectorSettings, tensor: StoredTensor) -> str | None:
-    """The dtype in which a floating-point tensor is corrupted; None for its own."""
+    """The dtype in which a floating-point tensor is corrupted; None if it is the tensor's own."""
     dtype = f"float{settings.float_precision}"
     is_own_dtype = settings.width is None or settings.scaling_factor is not None or tensor.dtype == dtype
     return None if is_own_dtype or tensor.codec.kind == "int" else dtype
 
 
 def _flips(settings: InjectorSettings, layout: Codec, word: int, rng: np.random.Generator) -> int | None:
-    """The bits of a burst, as a mask; None where no bits are found that are allowed."""
+    """The mask of a burst of bit flips; None if no allowed bits were found."""
     bits, mask, missing = settings.candidate_bits(layout.bits), 0, settings.burst
     for _ in range(MOST_ROUNDS):
         for bit in _sample(bits, missing, rng):
@@ -105,7 +108,7 @@ def _flips(settings: InjectorSettings, layout: Codec, word: int, rng: np.random.
 
 
 def _sample(bits: Sequence[int], length: int, rng: np.random.Generator) -> list[int]:
-    """Bits of a burst: different ones, but for a burst as long as ``bits`` or longer, which may flip one back."""
+    """The bits of a burst, all different unless the burst has at least as many bits as ``bits``."""
     result: list[int] = []
     while len(result) < length:
         most = min(max(len(bits) - 1, 1), length - len(result))
@@ -114,7 +117,7 @@ def _sample(bits: Sequence[int], length: int, rng: np.random.Generator) -> list[
 
 
 def _placed_mask(settings: InjectorSettings, layout: Codec, word: int, rng: np.random.Generator) -> int | None:
-    """The bit mask at a random position of the word; None where none is allowed."""
+    """The bit mask at a random position in the word; None if no allowed position was found."""
     text = settings.bit_mask or ""
     for _ in range(MOST_ROUNDS):
         mask = int(text, 2) << int(rng.integers(layout.bits - len(text) + 1))
@@ -124,7 +127,7 @@ def _placed_mask(settings: InjectorSettings, layout: Codec, word: int, rng: np.r
 
 
 def _notes(settings: InjectorSettings, tensors: Sequence[StoredTensor], elements: int, tries: int) -> list[str]:
-    """Notes on how hdf5_corrupter differs, where it matters for these settings."""
+    """Notes on differences from hdf5_corrupter that matter for these settings."""
     notes, tried, distinct = [], settings.injection_tries, {t.name: t for t in tensors}
     if settings.injection_type == "percentage":
         how = "a percentage, as in its code, though its README says a fraction"

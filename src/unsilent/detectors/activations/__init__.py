@@ -1,1 +1,1 @@
-"""Rules on what layers compute for one input: pure functions of arrays, one module for each."""
+"""Rules on the activations of layers for one input: pure functions of arrays, one module each."""

@@ -1,4 +1,4 @@
-"""Algorithm-based fault tolerance (ABFT): the checksum of a layer's outputs, computed from its inputs and clean weights.
+"""Algorithm-based fault tolerance (ABFT): checksum of a layer's outputs, predicted from its inputs and clean weights.
 
 A reading is the largest residual of a sample, in rounding errors: |sum of outputs - expected sum| over the sum of absolute
 products times the machine epsilon. Residuals of clean samples are small multiples of it, whatever the values are, so that the
@@ -25,15 +25,15 @@ _LEAST = 1e-3
 
 @dataclass(frozen=True)
 class Checksum(LayersAlone):
-    """The residual of a product's checksum over the largest one of clean samples."""
+    """Rule on the residual of a checksum, relative to the largest residual in clean samples."""
 
     name: ClassVar[str] = "abft"
     reads: ClassVar[str] = CHECKSUM
 
     def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
-        """The largest clean residual."""
+        """The largest residual of clean samples."""
         return {"largest": np.maximum(profile.max(0), _LEAST)}
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """Ratio of the residual to the largest clean one, float64[n]."""
+        """Ratio of the residual to the largest residual of clean samples, float64[n]."""
         return limit_scores((reading / layer["largest"][..., None, :]).max(-1))

@@ -1,4 +1,4 @@
-"""Dr. DNA: how unusual the distribution of neuron activations of a layer is, from three terms.
+"""Dr. DNA: a score with three terms for unusual distributions of a layer's activations.
 
 A layer is read at its *sites*: the means over positions of some of its channels, and the smallest and the largest value of its
 whole output, so that one corrupted value is seen as well. With value x_i at site i, standardised by clean samples to z_i:
@@ -42,7 +42,7 @@ _FAR = 1e60
 
 @dataclass(frozen=True)
 class DrDna(LayersAlone):
-    """Surprise, distance and location of a layer's activations, compared with clean ones.
+    """Rule on surprise, distance and location of a layer's activations, compared with clean samples.
 
     The module has the formulas.
 
@@ -67,7 +67,7 @@ class DrDna(LayersAlone):
             raise UsageError(f"dr-dna: bins is {self.bins}; expected a number from 1 to {_MOST_BINS:,}")
 
     def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
-        """Edges and costs of cells, the whitening, places of extremes, and how terms of clean samples are distributed."""
+        """The statistics of clean samples that the terms need: histograms, whitening, extremes and scales."""
         low, high = profile.min(0), profile.max(0)
         width = np.maximum((high - low) / self.bins, _LEAST * np.maximum(1, np.abs(high)))
         cells = np.clip(((profile - low) / width).astype(np.int64), 0, self.bins - 1)

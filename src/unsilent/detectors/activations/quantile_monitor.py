@@ -1,4 +1,4 @@
-"""A quantile monitor: some quantiles of each layer, compared with those of clean samples.
+"""Rule on a few quantiles of each layer, compared with those of clean samples.
 
     score = the largest of |q - mean of clean q| / deviation of clean q, over the quantiles of a layer
 
@@ -26,13 +26,13 @@ _LEAST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class QuantileMonitor(LayersAlone):
-    """Quantiles of a layer, standardised by clean ones."""
+    """Rule on quantiles of a layer, standardised with clean samples."""
 
     name: ClassVar[str] = "quantiles"
     reads: ClassVar[str] = QUANTILES
 
     def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
-        """Mean and deviation of each quantile."""
+        """Mean and standard deviation of each quantile over clean samples."""
         mean, deviation = profile.mean(0), profile.std(0)
         least = np.maximum(_LEAST_SHARE * deviation.mean(), _LEAST * np.maximum(1, np.abs(mean)))
         return {"mean": mean, "deviation": np.maximum(deviation, least)}

@@ -1,4 +1,4 @@
-"""Rules on activations: a rule learns what layers compute for clean samples, and says how unusual a sample is.
+"""Interface of rules on activations: a rule is fitted to clean samples, and scores how unusual a sample is.
 
 A layer gives some numbers for each sample, its *reading*: float64[samples, numbers]. A rule gives a score for each layer and
 sample; larger is more unusual. Scores of the first layers up to one layer are cumulated to a *margin*, so that a sample can be
@@ -23,7 +23,7 @@ LARGEST_SCORE = 1e6
 
 
 class ActivationRule(Protocol):
-    """A rule with its settings, a frozen dataclass.
+    """A rule on activations with its settings, a frozen dataclass.
 
     Attributes:
         name: Name by which it is chosen.
@@ -34,7 +34,7 @@ class ActivationRule(Protocol):
     reads: ClassVar[str]
 
     def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
-        """Arrays that scores of one layer need, by name.
+        """The arrays, by name, that scoring one layer needs.
 
         Args:
             profile: Readings of clean samples, float64[n, numbers].
@@ -42,7 +42,7 @@ class ActivationRule(Protocol):
         """
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """Score of each sample in one layer, float64[n], without NaN; or in several at once, float64[layers, n].
+        """Score of each sample in one layer, float64[n], or in several, float64[layers, n]; never NaN.
 
         Args:
             layer: Arrays from `fit`; for several layers their arrays, stacked.
@@ -50,17 +50,17 @@ class ActivationRule(Protocol):
         """
 
     def cumulate(self, scores: Floats) -> Floats:
-        """Margins of n samples after each layer, float64[layers, n], from the scores of layers."""
+        """Scores of n samples up to each layer, float64[layers, n], from the scores of single layers."""
 
 
 class LayersAlone:
-    """The part of a rule that judges each layer by itself."""
+    """Base class of rules that score each layer independently."""
 
     def cumulate(self, scores: Floats) -> Floats:
-        """The largest score up to each layer, float64[layers, n]."""
+        """The largest score among the layers up to each one, float64[layers, n]."""
         return np.maximum.accumulate(scores, axis=0)
 
 
 def limit_scores(scores: Floats) -> Floats:
-    """Scores between plus and minus `LARGEST_SCORE`; NaN counts as the largest."""
+    """Limit scores to plus and minus `LARGEST_SCORE`; NaN becomes the largest."""
     return np.clip(np.nan_to_num(scores, nan=LARGEST_SCORE), -LARGEST_SCORE, LARGEST_SCORE)

@@ -1,4 +1,4 @@
-"""The rules on activations by name: ``dr-dna:bins=64`` is a rule with its settings."""
+"""The rules on activations by name, with settings in the form ``dr-dna:bins=64``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ ACTIVATION_RULES: dict[str, type[ActivationRule]] = {
 
 
 def make_activation_rule(text: str) -> ActivationRule:
-    """The rule of a text ``name:key=value,key=value``. Raises ``UsageError``.
+    """The rule described by a text ``name:key=value,key=value``.
+
+    Raises ``UsageError`` if there is none.
 
     >>> make_activation_rule("dr-dna:bins=64").bins
     64

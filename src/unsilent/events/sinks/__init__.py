@@ -62,12 +62,12 @@ def make_sinks(settings: SinkSettings, rank: int, world_size: int, compatibility
 
 
 def isolated(sink: Sink) -> Sink:
-    """A sink of the user's, whose errors do not reach the monitor."""
+    """A user's sink, wrapped so that its errors do not reach the monitor."""
     return IsolatedSink(lambda: sink, f"events for {getattr(sink, '__name__', type(sink).__name__)}")
 
 
 class IsolatedSink:
-    """A sink whose first error is logged and ends the sink, but not the job.
+    """A sink that is disabled after its first error, which is logged; the job continues.
 
     Args:
         make: Makes the sink; ``UsageError`` is raised, any other error counts as the first one.

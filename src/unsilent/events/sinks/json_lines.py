@@ -1,4 +1,4 @@
-"""Events as lines of JSON in a file; `unsilent.events.event_files` reads them."""
+"""Writes events as lines of JSON to a file, which `unsilent.events.event_files` reads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ class JsonLinesSink:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Write a line, or nothing. The file is opened each time, as its folder may be gone."""
+    """Append a complete line or nothing.
+
+    The file is opened each time because its folder may have been removed.
+    """
     with open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if file.write(line) != len(line):
@@ -61,7 +64,9 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _prepare(path: Path) -> None:
-    """Create the file; of one that is there, remove a last line that was not finished. Raises ``OSError``, ``ValueError``.
+    """Create the file, or remove an incomplete last line from an existing one.
+
+    Raises ``OSError`` and ``ValueError``.
 
     Nothing is changed that no monitor wrote.
     """

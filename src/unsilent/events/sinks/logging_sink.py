@@ -1,4 +1,4 @@
-"""Events as lines of the logger ``unsilent.monitor``."""
+"""Writes events to the logger ``unsilent.monitor``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_ALARMS_PER_STEP = 5
 
 
 class LoggingSink:
-    """Sink that logs a line for each event; an alarm is an error, and a warning of a rule is a warning.
+    """Sink that logs a line for each event: alarms as errors, and warnings of rules as warnings.
 
     What every rank reports alike is a line of one of them, for all of them may have one log; that of others has level DEBUG.
 

@@ -1,4 +1,4 @@
-"""Events as metrics for Prometheus, on 127.0.0.1 alone. Needs the extra ``prometheus``."""
+"""Publishes events as metrics for Prometheus, on 127.0.0.1 only. Needs the extra ``prometheus``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class PrometheusSink:
-    """Serves ``/metrics``.
+    """Sink that serves metrics at ``/metrics``.
 
     Args:
         port: 0: any that is free. The log names the port.

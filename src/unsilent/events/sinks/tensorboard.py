@@ -1,4 +1,4 @@
-"""Events as scalars and text for TensorBoard. Needs the extra ``tensorboard``."""
+"""Writes events as scalars and text for TensorBoard. Needs the extra ``tensorboard``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unsilent.events.event_kinds import Event, SamplingChanged, StepSummary
 
 
 class TensorBoardSink:
-    """Writes a log of TensorBoard.
+    """Sink that writes a TensorBoard log.
 
     Args:
         folder: Folder of this rank alone.
