@@ -25,7 +25,7 @@ _LEAST = 1e-3
 
 @dataclass(frozen=True)
 class Checksum(LayersAlone):
-    """Rule on the residual of a checksum, relative to the largest residual in clean samples."""
+    """The residual of a checksum, relative to the largest residual in clean samples."""
 
     name: ClassVar[str] = "abft"
     reads: ClassVar[str] = CHECKSUM

@@ -42,7 +42,7 @@ _FAR = 1e60
 
 @dataclass(frozen=True)
 class DrDna(LayersAlone):
-    """Rule on surprise, distance and location of a layer's activations, compared with clean samples.
+    """Surprise, distance and location of a layer's activations, compared with clean samples.
 
     The module has the formulas.
 

@@ -26,7 +26,7 @@ _LEAST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class QuantileMonitor(LayersAlone):
-    """Rule on quantiles of a layer, standardised with clean samples."""
+    """Quantiles of a layer, standardised with clean samples."""
 
     name: ClassVar[str] = "quantiles"
     reads: ClassVar[str] = QUANTILES

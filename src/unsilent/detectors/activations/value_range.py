@@ -26,7 +26,7 @@ _LEAST = 1e-30
 
 @dataclass(frozen=True)
 class ValueRange(LayersAlone):
-    """Rule on the distance of a layer's values from the range of clean samples, relative to the range's width."""
+    """The distance of a layer's values from the range of clean samples, relative to the range's width."""
 
     name: ClassVar[str] = "ranger"
     reads: ClassVar[str] = RANGE
@@ -49,7 +49,7 @@ class ValueRange(LayersAlone):
 
 @dataclass(frozen=True)
 class ClippedActivations(ValueRange):
-    """Rule on the excess of a layer's values above the largest clean value, which Clip-Act would clip."""
+    """The excess of a layer's values above the largest clean value, which Clip-Act would clip."""
 
     name: ClassVar[str] = "clip-act"
 
@@ -60,7 +60,7 @@ class ClippedActivations(ValueRange):
 
 @dataclass(frozen=True)
 class MagnitudeSymptom(LayersAlone):
-    """Rule on the largest magnitude in a layer, relative to the largest one in clean samples."""
+    """The largest magnitude in a layer, relative to the largest one in clean samples."""
 
     name: ClassVar[str] = "symptom"
     reads: ClassVar[str] = RANGE
@@ -77,7 +77,7 @@ class MagnitudeSymptom(LayersAlone):
 
 @dataclass(frozen=True)
 class Nonfinite(LayersAlone):
-    """Rule on NaN and infinity in a layer: score 1 if there is one, else 0."""
+    """NaN and infinity in a layer: score 1 if there is one, else 0."""
 
     name: ClassVar[str] = "nonfinite"
     reads: ClassVar[str] = RANGE
