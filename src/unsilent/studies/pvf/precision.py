@@ -43,7 +43,7 @@ from unsilent.studies.pvf.wanted_precision import Precision
 
 PILOT_PART = 0.05
 """Minimum ratio of a pilot to its plan; a shorter pilot is extended in the proportions of the plan. Plans made from shorter
-pilots are so often too small or too large that campaigns take more trials in all (docs/concepts/statistics.md has the figures)."""
+pilots are too small or too large so often that campaigns take more trials in all (docs/concepts/statistics.md has figures)."""
 PILOT_GROWTH = 4
 """Largest factor by which a pilot is extended at once: its plan may be far too large."""
 PLANNING_MARGIN = 0.9
