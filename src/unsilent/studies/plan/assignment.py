@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 TIME_LIMIT, GAP = 3.0, 1e-6
 """Maximum seconds of the solver for one assignment, and the relative gap at which the assignment counts as optimal."""
 _OBJECTIVE = 1e4
-"""Sum of the scaled objective: HiGHS stops at an absolute gap of 1e-6."""
+"""Sum of the scaled objective, large because HiGHS stops at an absolute gap of 1e-6."""
 _SHRINKAGES = (0.0, 1e-5)
 """Shares of the capacities that are left free in each attempt: HiGHS allows constraints to be violated by 1e-6."""
 

@@ -168,7 +168,7 @@ class OmittedRows:
 def rows_to_show(trace: FaultTrace, most: int = MOST) -> list[int | OmittedRows]:
     """The numbers of the rows to show, and the gaps between them, at most ``most`` in total.
 
-    Rows that differ and rows that a fault corrupts are shown. If there are too many, only the first and the last that differ are.
+    Rows that differ and rows that a fault corrupts are shown. If too many rows differ, only the first and the last of them are.
     """
     corrupted = [i for i in faults_by_row(trace) if i != BEFORE_FIRST_ROW][:_ALWAYS]
     bad = [i for i, row in enumerate(trace.rows) if row.change.nonfinite][:1]

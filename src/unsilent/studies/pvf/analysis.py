@@ -76,7 +76,7 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
     rows = make_rows(groups, lost[0] if lost else (), scores.loss_limits if scores else (0.0, 1.0), question)
     command = without_options(store.largest_budget()[1], PvfAnalysisOptions, PvfReportOptions)
     planned = PVF.count_planned_trials(store)
-    if stored.trial_count >= planned:  # all parts are complete, whichever of them was requested last
+    if stored.trial_count >= planned:  # all shards are complete, whichever was requested last
         command = command_without_shard(command)
     if command.startswith("unsilent "):
         usual = PvfEstimator().with_default_unit(spec.is_transient)

@@ -117,7 +117,7 @@ class PvfRow:
     widest_share_of_bits: float = 1.0
     """Share of the bits that belong to elements of the commonest width; a FIT from PVF x bits needs elements of one width."""
     score_lost: LostScore | None = None
-    """Loss of score or accuracy; None without score and labels, or if labels cannot tell whether an answer is right."""
+    """Loss of score or accuracy; None without score and labels, or if its judge's decisions cannot be compared with labels."""
 
     @property
     def interval(self) -> Interval:

@@ -178,7 +178,7 @@ class TargetInfo:
     elements_by_site: Mapping[str, int] = field(default_factory=dict)
     """Elements of each site, if a stratum has only some of them."""
     slots: int = 0
-    """Number of all possible faults if the campaign tries each of them."""
+    """Number of all possible or listed faults if the campaign tries each of them."""
     flips: tuple[int, ...] = ()
     """Numbers of flips of its trials; empty for all numbers of the campaign."""
 
@@ -236,7 +236,7 @@ class PvfBaseline(StoredBaseline):
     memory_parts: tuple[MemoryPart, ...] = ()
     memories: tuple[MemoryFacts, ...] = ()
     trial_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
-    """Fixed part of the expected seconds of a trial, computed from counted work, not measured."""
+    """Expected fixed seconds of a trial on one batch; ``sample_seconds`` adds those for each sample. Counted, not measured."""
     sample_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
     right_answers: str = ""
     """For each sample, 1 if the fault-free answer equals its label, else 0; empty without labels, or with a score."""
@@ -254,7 +254,7 @@ class PvfBaseline(StoredBaseline):
 class PvfTrialRow(StoredRow):
     """The stored row of one trial.
 
-    ``outcome_codes`` has one `Outcome` byte per sample. Time and worker are not part of the content that is compared.
+    ``outcome_codes`` has one `Outcome` byte per sample. Time and worker are not part of the row's content.
     """
 
     trial: TrialId
