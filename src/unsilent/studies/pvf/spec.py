@@ -45,7 +45,7 @@ STRATA = ("none", "bits", "dtype")
 FROM_LIST = "list"
 """Stands for the fault model and the sampling law if faults are given, not drawn."""
 FROM_ACCELERATOR = "accelerator"
-"""Stands for both if faults and their rates come from the described memories of an accelerator."""
+"""Stands for the fault model and the sampling law if faults come from the described memories of an accelerator."""
 DEFAULT_TRIALS, DEFAULT_MOST_TRIALS = 1000, 200_000
 """Trials per target and number of flips: of a campaign without a requested precision, and the maximum with one."""
 DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "samples", "flips", "fault", "at", "law")
