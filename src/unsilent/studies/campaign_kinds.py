@@ -1,7 +1,8 @@
 """All kinds of campaigns: the built-in ones, and those that installed packages register.
 
-A store names one of them by its application id, never a module to import. Another package registers a kind as an entry point of
-the group ``unsilent.kinds``, by the name of the kind; it is imported when its verb is asked for, or a store of no kind of ours.
+A store names its kind by an application id, never by a module to import. Another package registers a kind as an entry point of
+the group ``unsilent.kinds``, by the name of the kind. It is imported if its command is requested, or for a store that is not of a
+built-in kind.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ def read_result(path: str | os.PathLike[str]) -> Shown:
     """Read the result of a stored campaign, or the last run in the events of a monitored training.
 
     Args:
-        path: A store of any kind of campaign; a file of events of a monitored training, or a folder with those of one job.
+        path: Store of any kind of campaign, file of events of a monitored training, or folder with such files of one job.
 
     Raises:
         UsageError: the store has too few trials for a result, or the events cannot be read.
-        StoreError: the file is no store, or cannot be used.
+        StoreError: the file is not a store, or cannot be used.
     """
     path = check_path("path", path)
     if has_events(path):

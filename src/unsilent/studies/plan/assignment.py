@@ -25,11 +25,11 @@ from unsilent.basics.sizes import human_bytes
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 TIME_LIMIT, GAP = 3.0, 1e-6
-"""Seconds that the solver may take for one assignment, and the relative gap at which it counts as optimal."""
+"""Maximum seconds of the solver for one assignment, and the relative gap at which the assignment counts as optimal."""
 _OBJECTIVE = 1e4
-"""Sum of the scaled objective: HiGHS stops at an absolute gap of 1e-6."""
+"""Sum of the scaled objective, large because HiGHS stops at an absolute gap of 1e-6."""
 _SHRINKAGES = (0.0, 1e-5)
-"""Parts of the capacities left free: HiGHS allows constraints to be violated by 1e-6."""
+"""Shares of the capacities that are left free in each attempt: HiGHS allows constraints to be violated by 1e-6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class Block:
     """A block of memory.
 
     Attributes:
-        capacity: Bits that it holds; None: any number.
-        residual: Share of the faults in it that remain; 0: all are corrected, 1: unprotected memory.
-        latency: Of an access, in any unit.
-        energy: Per byte, in any unit.
+        capacity: Capacity in bits; None if it is unlimited.
+        residual: Share of the faults in the block that remain; 0 if all are corrected, 1 for unprotected memory.
+        latency: Latency of an access, in any unit.
+        energy: Energy per byte, in any unit.
     """
 
     name: str
@@ -133,7 +133,7 @@ def optimal_assignment(rates: Floats, sizes: Ints, memory: Memory) -> Assignment
 
 def _solve(rates: Floats, sizes: Ints, memory: Memory) -> tuple[Ints | None, bool]:
     """The assignment of the solver, or None, and whether it is proven to be optimal."""
-    from scipy import sparse  # slow to load, both
+    from scipy import sparse  # slow to import, like the next line
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     items, blocks = sizes.size, len(memory.blocks)
@@ -143,7 +143,7 @@ def _solve(rates: Floats, sizes: Ints, memory: Memory) -> tuple[Ints | None, boo
     cost *= _OBJECTIVE / max(float(cost.sum()), 1e-300)
     cost += (
         np.outer(sizes / sizes.sum(), energies / max(float(energies.max()), 1e-300)) * 1e-4
-    )  # decides between equals
+    )  # decides between assignments with equal failure rates
     each = sparse.kron(sparse.eye(items), np.ones((1, blocks)), format="csr")
     rows, limits = _rows(sizes, memory)
     for shrinkage in _SHRINKAGES:

@@ -3,7 +3,7 @@
 An item is one tensor, a block of its rows, or one class of its bits. The rate that remains under a plan is the mean over trials
 of outcome x share of the faults that remain where the fault hit, weighted by strata of the campaign. It is unbiased for every
 plan that these trials did not choose, whatever the strata are. So the trials of each stratum are split into two halves by their
-number: those with even numbers select what is protected, those with odd numbers predict. Where a campaign tried every fault, both
+number: those with even numbers select what is protected, those with odd numbers predict. If a campaign tried every fault, both
 halves are all trials, and nothing is estimated.
 """
 
@@ -28,12 +28,12 @@ class Item:
     """A part of the parameters that is protected as a whole.
 
     Attributes:
-        name: Of the tensor, or with its rows or class of bits: ``fc.weight[0:16]``, ``fc.weight/exponent-top``.
-        tensor: Site and dtype.
-        rows: First one and end; None: all of them.
-        bits: Bit positions of each element; None: all of them.
-        size: In bits.
-        share: Probability under the sampling law that a fault hits it.
+        name: Name of the tensor, with rows or class of bits if it is a part: ``fc.weight[0:16]``, ``fc.weight/exponent-top``.
+        tensor: Site and dtype of the tensor.
+        rows: First row and end of the rows; None for all rows.
+        bits: Bit positions of each element; None for all bits.
+        size: Size in bits.
+        share: Probability under the sampling law that a fault hits the item.
     """
 
     name: str
@@ -49,8 +49,8 @@ class StratumTrials:
     """Trials of one stratum of a campaign.
 
     Attributes:
-        share: Of the sampling law.
-        reachable: Items that its faults can hit, int64[m].
+        share: Share of the sampling law.
+        reachable: Items that faults of the stratum can hit, int64[m].
         hit_items: Item that each fault hit, int64[n].
         outcomes: Share of outputs that each fault made incorrect, float64[n].
         expected_mean: See `Stratum`.
@@ -72,8 +72,8 @@ class ItemTrials:
     """The trials of a campaign by stratum, with the item that each fault hit.
 
     Attributes:
-        look: At which look they count; None where the campaign was planned at once.
-        exact: What they are all of, as `Interval.method` says it; empty where trials are a sample.
+        look: Interim look up to which trials count; None if the campaign has no interim looks.
+        exact: `Interval.method` of results from all possible faults; empty if trials are a sample.
     """
 
     strata: tuple[StratumTrials, ...]
@@ -131,8 +131,8 @@ class ItemTrials:
 
         The strata have outcomes in [0, 1] and weights that sum to 1.
 
-        A term of a stratum lies between the lowest and the highest weight of its reachable items, and 0; a stratum with nothing
-        but weights of 0 is left out.
+        Terms of a stratum lie in the range of 0 and the weights of its reachable items. A stratum with only weights of 0 is left
+        out.
         """
         limits = [(min(0.0, weights[s.reachable].min()), max(0.0, weights[s.reachable].max())) for s in self.strata]
         scale = math.fsum(s.share * (high - low) for s, (low, high) in zip(self.strata, limits, strict=True))
@@ -162,8 +162,8 @@ class ParameterItems:
     def selection_rates(self) -> Floats:
         """The failure rate of each item, from the half of the trials that is used to select, float64[items].
 
-        Means are shrunk towards that of all parameters, as if one more trial of each item had shown it: no event in a few trials
-        is not taken for 0. Any rule may select, since other trials predict.
+        Means are shrunk towards that of all parameters, as if each item had one more trial with that mean, so that few trials
+        without an event do not give a rate of 0. Any rule may select, since other trials predict.
         """
         rates = self.selection.item_rates(len(self.items))
         if self.selection.exact:

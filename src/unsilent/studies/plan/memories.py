@@ -24,7 +24,7 @@ from unsilent.studies.plan.items import Item
 
 _PERCENT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
 LIMITS = 4
-"""Limits of latency, and of energy, that plans are made for, between the least and what the most reliable plan takes."""
+"""Number of limits of latency, and of energy, for which plans are made, from the least value up to that without limits."""
 LARGE = Region("param:any", "float32", (2**16,))
 
 
@@ -53,8 +53,8 @@ class CurrentPlace:
     """The memory in which each item is before a plan moves any.
 
     Attributes:
-        words: Where that is, as a report says it.
-        blocks: The block of each item, int64[items].
+        words: Description for reports.
+        blocks: Block of each item, int64[items].
     """
 
     words: str
@@ -64,8 +64,8 @@ class CurrentPlace:
 def accelerator_memory(accelerator: str, items: Sequence[Item]) -> tuple[Memory, float, CurrentPlace]:
     """The memories of an accelerator for parameters, their highest fault rate, and the current place of items.
 
-    Those are memories that name parameters in ``holds``, or nothing. Events are those in 1e9 hours; the share of faults that
-    remain in a block is relative to them. Raises ``UsageError`` where no such memory is described.
+    Memories for parameters name parameters in ``holds``, or have an empty ``holds``. The fault rate is in events per bit in 1e9
+    hours; the share of faults that remain in a block is relative to it. Raises ``UsageError`` if no such memory is described.
     """
     described = load_accelerator(accelerator).description.memories
     if not described:
@@ -138,8 +138,8 @@ def _altered(memory: DescribedMemory) -> float:
 def pareto_memories(memory: Memory, rates: Floats, sizes: Ints) -> dict[str, Memory]:
     """The memory with each of the limits whose plans are Pareto-optimal, by the name of the limit.
 
-    The plan with the fewest failures comes first. A plan is beaten by one that leaves no more failures and takes neither more
-    latency nor more energy. Raises ``UsageError`` where the parameters do not fit.
+    The plan with the fewest failures comes first. A plan is left out if another one is no worse in failures, latency and energy,
+    and differs in one of them. Raises ``UsageError`` if the parameters do not fit.
     """
     free = optimal_assignment(rates, sizes, memory).choice
     plans = {"no limit": (memory, free)}

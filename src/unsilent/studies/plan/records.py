@@ -9,9 +9,9 @@ from unsilent.basics.interval import Interval
 from unsilent.report.shown import Shown
 
 BASELINES = ("random", "smallest first", "largest first")
-"""Assignments that do not look at failure rates: the mean of many random orders, and orders by size."""
+"""Assignments that do not use failure rates: the mean over many random orders, and orders by size."""
 HALF = 0.5
-"""The part of a baseline's failure rate that a plan is compared with."""
+"""Fraction of a baseline's failure rate with which a plan is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class PlannedItem:
     """An item in a plan: a part of the parameters that is protected as a whole.
 
     Attributes:
-        name: Of the tensor, or with its rows or class of bits.
-        bytes: That it takes.
-        share: Probability that a fault hits it.
-        rate: Its contribution to the failure rate if it is not protected, from all trials.
-        blocks: The block that it is assigned to, by the name of the budget.
+        name: Name of the tensor, with its rows or class of bits if the item is only a part of it.
+        bytes: Size in bytes.
+        share: Probability that a fault hits the item.
+        rate: Contribution to the failure rate if the item is not protected, from all trials.
+        blocks: Block to which the item is assigned, by the name of the budget.
     """
 
     name: str
@@ -40,21 +40,23 @@ class PlannedBudget:
     Failure rates are shares of single faults that make an output incorrect.
 
     Attributes:
-        name: As it was given.
+        name: Budget as given in the options, or name of the limit.
         capacity: Bytes of protected memory; None for memories of an accelerator.
-        used: Bytes in each block, by its name.
-        optimal: Whether the solver proved that no other assignment is better, by the selecting half of the trials.
+        used: Bytes used in each block, by the name of the block.
+        optimal: Whether the solver proved that no other assignment is better, for the selecting half of the trials.
         predicted: Failure rate that remains, from the other half; its limits hold for all budgets together.
-        baselines: The same of `BASELINES`; missing where that order does not fit into the blocks.
-        change: Remaining rate minus that without the plan, by the trials of ``gains`` and with joint limits.
-        gains: Remaining rate minus `HALF` of that of each baseline, with joint limits: of the second campaign where there is
-            one, else predicted. An upper limit below 0 shows that at most half remains.
-        oracle, plan_by_truth: The lowest rate that any plan reaches by the truth (see `PlanResult`), and that of this one.
-        trials_factor: How many times more trials would predict to within 20 %; None where that cannot be foreseen.
-        latency: Mean over all bytes; energy: of all bytes; None for budgets.
+        baselines: Predicted failure rate that remains with each of `BASELINES`; those that do not fit into the blocks are
+            missing.
+        change: Remaining rate minus the rate without the plan, from the same trials as ``gains``, with joint limits.
+        gains: Remaining rate minus `HALF` of the rate of each baseline, with joint limits. It is from the second campaign if
+            there is one, else predicted. An upper limit below 0 shows that less than half remains.
+        oracle, plan_by_truth: Lowest rate of any plan according to the truth (see `PlanResult`), and the rate of this plan.
+        trials_factor: Factor on the number of trials for a prediction to within 20 %; None if it cannot be predicted.
+        latency: Mean latency over all bytes; None for budgets.
+        energy: Total energy of all bytes; None for budgets.
         second_campaign: Failure rate that remains in the second campaign, with joint limits; None without one.
         difference: ``predicted`` minus ``second_campaign``, with joint limits.
-        differs: Whether a difference is shown, with Holm's correction for the number of budgets.
+        differs: Whether the difference is significant, with Holm's correction for the number of budgets.
     """
 
     name: str
@@ -80,15 +82,15 @@ class PlanResult(Shown):
     """The plans for all budgets.
 
     Attributes:
-        bytes: Of all parameters.
-        unprotected: Failure rate without a plan (see ``compared_with``), from all trials, which select nothing here.
-        compared_with: What that is: without protection, or in which memories of an accelerator the parameters are.
-        truth: What the oracle goes by: a store that is taken for the truth, or all trials of the campaign, which makes its rate a
-            lower bound on average.
-        fit_per_bit: Failures of one bit of memory per 1e9 hours; None: not known, or not applicable to the campaign.
-        items: All parts of the parameters, those that contribute most first.
-        curve: Bytes protected and the rate predicted to remain, where parts are protected one after the other, those with the
-            highest rate per byte by the selecting half first.
+        bytes: Size of all parameters in bytes.
+        unprotected: Failure rate without a plan (see ``compared_with``), from all trials, since nothing is selected here.
+        compared_with: State without a plan, in words: no protection, or the memories of an accelerator that hold the parameters.
+        truth: Source of the oracle's rates: a store that is taken as the truth, or all trials of the campaign. With the latter,
+            the oracle's rate is on average a lower bound.
+        fit_per_bit: Failures of one bit of memory per 1e9 hours; None if not known or not applicable to the campaign.
+        items: All parts of the parameters, with the largest contributions first.
+        curve: Pairs of protected bytes and the rate predicted to remain. Parts are protected one after the other, in descending
+            order of the rate per byte in the selecting half.
     """
 
     REPORT = "unsilent.studies.plan.report:report"

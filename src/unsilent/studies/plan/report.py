@@ -26,9 +26,9 @@ from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlanRe
 
 _LEAST_AXIS = 1e-7
 _ASIDE = 1.035
-"""Factor between the places of the marks of one budget, so that they do not cover each other."""
+"""Factor between the positions of the marks of one budget, so that they do not overlap."""
 MOST_ITEMS = 20
-"""Parts of the parameters that a terminal lists."""
+"""Most parts of the parameters that a terminal lists."""
 MEMORIES_LEAD = (
     "Plans that no other one beats: none leaves fewer failures, by the half of the trials that selects, at no more latency and "
     "no more energy. What remains is relative to the memory for parameters whose bits fail most often, and what a memory "

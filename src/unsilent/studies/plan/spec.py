@@ -31,8 +31,8 @@ class PlanOptions:
     """Options of a plan and of its validation.
 
     Attributes:
-        validation_seed: None: that of the stored campaign plus 1.
-        validation_trials: Per component; None: as many in all as the store has.
+        validation_seed: Seed of the validation; None for the seed of the stored campaign plus 1.
+        validation_trials: Number of trials per component; None for about as many trials in total as the store has.
     """
 
     store: Annotated[Path, Option(

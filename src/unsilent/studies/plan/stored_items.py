@@ -21,13 +21,13 @@ from unsilent.studies.pvf.row_scopes import StoredTrials, single_element_trials
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow, TargetInfo, TensorInfo
 
 MOST_ROW_BLOCKS = 8
-"""Blocks of rows that a tensor is divided into at most."""
+"""Most blocks of rows into which a tensor is divided."""
 
 
 def check_plannable(store: PvfStore, granularity: str) -> None:
     """Raise ``UsageError`` if the trials of a campaign cannot be used for a plan.
 
-    The message gives the command of a campaign that can.
+    The message gives the command of a campaign that can be used.
     """
     spec = store.spec
     fitting = f"run unsilent pvf {spec.workload} --per tensor --strata bits --trials 500"
@@ -112,7 +112,7 @@ def _divided(tensor: TensorInfo, share: float, granularity: str) -> list[Item]:
             for name, bits in codec(tensor.dtype).bit_strata.items()
         ]
     rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
-    if granularity == "tensor" or rows == 1 or prod(tensor.shape) != tensor.elements:  # a selection has no known rows
+    if granularity == "tensor" or rows == 1 or prod(tensor.shape) != tensor.elements:  # a selection has unknown rows
         return [Item(label, key, None, None, size, share)]
     blocks = min(rows, MOST_ROW_BLOCKS)
     ends = [n * rows // blocks for n in range(blocks + 1)]

@@ -1,8 +1,8 @@
 """Plans which parameters of a stored PVF campaign to protect with a given amount of memory.
 
-Protected memory corrects faults; a plan chooses what to put there so that the remaining failure rate, ``sum share x PVF`` over
-all that is not protected, is smallest. One half of the trials of each stratum selects, the other half predicts, so the prediction
-is not too low because the best was selected. `unsilent.studies.plan.validation` checks it with a second campaign.
+Protected memory corrects faults. A plan selects the parameters in it so that the remaining failure rate, ``sum share x PVF`` over
+all unprotected parameters, is smallest. One half of the trials of each stratum selects, the other half predicts, so the selection
+does not bias the prediction. `unsilent.studies.plan.validation` checks the prediction with a second campaign.
 
 This study reads stores of ``unsilent pvf`` and runs its validation as such a campaign. No other study imports it.
 """
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from unsilent.workloads.base import InferenceWorkload
 
 RANDOM_ORDERS = 100
-"""Random assignments whose mean is the baseline; they are the same for the same items."""
+"""Number of random assignments whose mean is the baseline; they depend only on the items."""
 ASKED_PRECISION = 0.2
-"""Relative half-width that `PlannedBudget.trials_factor` is about."""
+"""Relative half-width for `PlannedBudget.trials_factor`."""
 
 
 def _plan(arguments: Mapping[str, Any]) -> PlanResult:
@@ -181,10 +181,10 @@ class Planning:
     """Predicts and judges the plans of all budgets.
 
     Attributes:
-        true_rates: Failure rate of each item by what is taken for the truth, float64[items].
+        true_rates: Failure rate of each item according to the trials that are taken as the truth, float64[items].
         unplanned: Share of the faults in each item that remain without a plan, float64[items].
         second: Trials of the second campaign; None without one.
-        joint: The confidence with which limits of all budgets hold together (Bonferroni).
+        joint: Confidence of each interval with which the limits of all budgets hold together (Bonferroni).
     """
 
     options: PlanOptions

@@ -1,8 +1,8 @@
 """Runs the second campaign that validates a plan.
 
-It has another seed than the campaign that was planned with, and is drawn by components without strata, so that shares of items
-come from the draws themselves. A fault in a protected part counts as if it had not been: its outcome is multiplied by the share
-of faults that remain there. One campaign therefore serves every budget.
+The seed differs from that of the first campaign. Trials are drawn by components without strata, so that shares of items come
+from the draws themselves. The outcome of a fault in a protected part is multiplied by the share of faults that remain
+there. One campaign is therefore enough for all budgets.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def run_validation(
     """Run or resume the second campaign.
 
     Args:
-        store: Of the campaign that was planned with.
-        workload: A live one, in place of a named one.
+        store: Store of the campaign from which the plan was made.
+        workload: A live workload, instead of a named one.
 
     Raises:
         UsageError: the seed or the file is that of ``store``, or a file must be named again.
-        StoreError: the workload is not the one that was planned with.
+        StoreError: the workload differs from that of ``store``.
     """
     spec = store.spec
     path = options.validation_store or options.store.with_suffix(".validation.sqlite")

@@ -35,7 +35,7 @@ TICK = {"color": "#8a97a3", "symbol": "line-ns-open", "size": 7, "line": {"width
 BAD = "#B00020"
 HEIGHT = 380
 _LARGEST = 307.0
-"""Largest power of ten that is drawn."""
+"""Largest exponent of ten that is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def _below(x: float, colour: str, dash: str) -> Figure:
 
 
 def _hover(number: int, row: TraceRow) -> str:
-    # The only markup in these strings is what stands here: names are escaped.
+    # These strings contain no other markup than that written here: names are escaped.
     step = f", micro-step {row.micro_step}" if row.micro_step else ""
     place = f"output {number}, {PHASE_NAMES.get(row.phase, '')}{step}, {label(row.dtype_and_shape)}"
     lines, change = [f"<b>{label(row.label, 70)}</b>", place], row.change

@@ -20,13 +20,13 @@ from unsilent.studies.propagation_report.plots import (
 )
 
 MOST, FAULTS = 60, 4
-"""Lines of the tables of outputs and of faults in a terminal."""
+"""Most lines of the tables of outputs and of faults in a terminal."""
 ROWS = 2000
-"""Rows of a page's tables; the figures, plain mode and the JSON have all."""
+"""Most rows of a page's tables; figures, plain mode and JSON have all rows."""
 NAME = 60
-"""Characters of a name in a terminal."""
+"""Most characters of a name in a terminal."""
 _ALWAYS = 8
-"""Rows with faults that are shown whatever happens to them."""
+"""Number of rows with faults that are always shown, even if they do not differ."""
 COLUMNS = columns(
     *("operation", "phase", "tensor", "#", "changed", "changed %", "relative", "absolute", "from 0", "NaN, ∞"),
     left=("phase", "tensor"),
@@ -168,7 +168,7 @@ class OmittedRows:
 def rows_to_show(trace: FaultTrace, most: int = MOST) -> list[int | OmittedRows]:
     """The numbers of the rows to show, and the gaps between them, at most ``most`` in total.
 
-    Shown are rows that differ and those that a fault corrupts; where they are too many, the first and the last of them.
+    Rows that differ and rows that a fault corrupts are shown. If too many rows differ, only the first and the last of them are.
     """
     corrupted = [i for i in faults_by_row(trace) if i != BEFORE_FIRST_ROW][:_ALWAYS]
     bad = [i for i, row in enumerate(trace.rows) if row.change.nonfinite][:1]

@@ -1,13 +1,13 @@
 """Computes the estimates of a PVF campaign from its store.
 
-Every estimate carries an interval that knows that one fault is scored on many samples; sums over targets are weighted by
-their share of the sampling law (`statistics.stratified`).
+Every interval takes into account that one fault is scored on many samples. Sums over targets are weighted by their share of the
+sampling law (`statistics.stratified`).
 
-Failures in time: raw FIT per bit x bits x PVF, with the limits of the PVF. FIT is failures per 10^9 hours. The product is the
-rate of single-bit faults after which an output (of the study's unit) would be wrong. It needs PVF of what the raw rate counts:
-one flip, of any bit of memory that stays (what a run computes is there for a moment only), every bit equally likely. A PVF over
-elements is that only where all elements have one width: elsewhere there is no FIT, and the reason instead. The raw rate is the
-reader's and taken as exact: its own uncertainty, which is often larger, is not in the limits.
+Failures in time (FIT) are failures per 10^9 hours. They are raw FIT per bit x bits x PVF, with the limits of the PVF: the rate of
+single-bit faults after which an output (of the study's unit) would be wrong. The PVF must be for the faults that the raw rate
+counts: one flip, with every bit equally likely, in memory that keeps its values (values computed in a run exist only briefly).
+A PVF over elements satisfies this only if all elements have one width; otherwise a reason is given instead of a FIT. The raw
+rate is given by the user and taken as exact: its own uncertainty, which is often larger, is not in the limits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def analyse(store: PvfStore, question: PvfEstimator) -> PvfResult:
         ) from error
 
 
-# Long because the result has so many fields, each of which is said once, here.
+# Long because the result has so many fields, each of which is computed once, here.
 def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
     spec, description = store.spec, store.baseline
     question = question.with_default_unit(spec.is_transient)
@@ -76,7 +76,7 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
     rows = make_rows(groups, lost[0] if lost else (), scores.loss_limits if scores else (0.0, 1.0), question)
     command = without_options(store.largest_budget()[1], PvfAnalysisOptions, PvfReportOptions)
     planned = PVF.count_planned_trials(store)
-    if stored.trial_count >= planned:  # all parts are there, whichever of them this store was asked for last
+    if stored.trial_count >= planned:  # all shards are complete, whichever was requested last
         command = command_without_shard(command)
     if command.startswith("unsilent "):
         usual = PvfEstimator().with_default_unit(spec.is_transient)
@@ -181,8 +181,8 @@ def heat_maps(hits: Sequence[SingleElementTrial], description: PvfBaseline, unit
 def _heat_map(flips: Sequence[SingleElementTrial], layout: Codec, description: PvfBaseline, unit: str) -> HeatMap:
     """The heat map of layers and bit positions, for the tensors of one dtype.
 
-    A cell that several targets share is weighted by their share of the law, and by how many of all their faults fell in it where
-    all are tried.
+    If several targets share a cell, each is weighted by its share of the law, and, if all faults are tried, by the number of its
+    faults in the cell.
     """
     shares = {t.name: t.share / max(t.slots, 1) for t in description.targets}
     counted = {t.name for t in description.targets if t.slots}
@@ -264,7 +264,7 @@ def lookup_rows(
         if not rows:
             continue
         weights = {name: shares[name] * _part(name, heat, tables.values(), description) for name in groups}
-        mass = sum(weights.values())  # strata without a hit weigh as much as they do
+        mass = sum(weights.values())  # strata without a hit keep their weight
         whole = stratified([Stratum.of(g, weights[name] / mass) for name, g in groups.items()], confidence)
         out.append(
             LookupRow(
@@ -300,14 +300,14 @@ FIT_REQUIREMENT = (
 )
 MIXED_WIDTHS_REASON = "mixed element widths"
 ONE_WIDTH = 0.99
-"""Share of the bits that must belong to elements of one width; the error of FIT stays below the rest."""
+"""Share of the bits that must belong to elements of one width; the error of FIT is at most the remaining share."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitRow:
     """The FIT of one target.
 
-    ``unmasked_fit`` is the rate of faults before the model masks any; ``reason`` says why there is no FIT.
+    ``unmasked_fit`` is the rate of faults before the model masks any; ``reason`` explains why there is no FIT.
     """
 
     row: PvfRow
@@ -356,8 +356,8 @@ def make_fit_row(row: PvfRow, fit_per_bit: float) -> FitRow:
 def fit_rows(result: PvfResult, fit_per_bit: float) -> tuple[FitRow, ...]:
     """The FIT of the rows with one flip, the largest first, then that of the model.
 
-    Empty if the fault model is not a bit flip in parameters, drawn per element. Rows without a wrong output rank by their
-    upper limit, so that a large part that might dominate stays visible.
+    Empty if the fault model is not a bit flip in parameters, drawn per element. Rows without a wrong output are ranked by their
+    upper limit, so that large parts stay visible.
     """
     check_rate(fit_per_bit)
     if result.transient or result.fault != "bitflip" or result.law != "per-element":

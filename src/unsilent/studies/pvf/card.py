@@ -1,10 +1,10 @@
 """The PVF card: a small JSON file with the settings, the results and the command of a campaign.
 
-A card is a function of its campaign and of how it is read (unit, confidence): it holds no time, host or path of a store, so
-that whoever runs its command again with the same files, versions and kind of device gets the same card, byte for byte. Its
-last field is the SHA-256 of everything else, which finds damage and careless edits; it says nothing of who made the card.
+A card depends only on its campaign and on the options of the analysis (unit, confidence). It contains no time, host or path of a
+store. Running its command again with the same files, versions and kind of device therefore gives the same card, byte for byte.
+The last field is the SHA-256 of all other fields. It detects damage and careless edits, but does not show who made the card.
 
-A card may come from anywhere. `read_card` believes nothing of it before it is checked.
+A card may come from an untrusted source. `read_card` therefore checks all of its contents.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from unsilent.studies.pvf.words import accuracy_text, info_text
 SCHEMA = "unsilent-pvf-card"
 VERSION = 3
 KNOWN = (VERSION,)
-"""Versions that can be read."""
+"""Versions of cards that can be read."""
 Level = Literal["model", "component", "layer"]
 FitLevel = Literal["memory", "model"]
 Share = Annotated[float, Ge(0), Le(1)]
@@ -128,16 +128,16 @@ class PvfCard:
     trials: Count
     info: Mapping[str, Any]
     fingerprint: Mapping[str, str]
-    """Hashes of weights, inputs, golden outputs and code, and the kind of machine: what the campaign's hash covers."""
+    """Content of the campaign's hash: hashes of weights, inputs, golden outputs and code, and the kind of machine."""
     files: Mapping[str, str]
-    """SHA-256 of the files that were named, by option."""
+    """SHA-256 of the named files, by option."""
     versions: Mapping[str, str]
     device: str
     dtype: str
     threads: Size
     rows: tuple[CardRow, ...]
     memory_fit: tuple[CardFitRow, ...]
-    """Empty where no memories are described."""
+    """FIT of memories; empty if no memories are described."""
     notes: tuple[str, ...]
     sha256: str
     """Checksum of all other fields as `sorted_json_text`."""
@@ -168,7 +168,7 @@ def make_card(store: PvfStore, question: PvfEstimator) -> PvfCard:
         ],
         "notes": [*result.notes, *result.imprecise_rows],
     }
-    # What a row of the result has besides the fields of a row of a card is left out when it is read.
+    # Fields of a result's row that a card's row does not have are left out when the card is read.
     card = _typed(json.dumps(as_json_values(values)), f"the card of {store.path}")
     return replace(card, sha256=checksum(card_json(card)))
 
@@ -235,7 +235,7 @@ def card_text(card: PvfCard) -> str:
 def is_card(path: Path) -> bool:
     """Whether a file looks like a card: by its first bytes, or by its name if it is not a store."""
     try:
-        if not path.is_file():  # opening a pipe would wait
+        if not path.is_file():  # opening a pipe would block
             return False
         with open(path, "rb") as file:
             head = file.read(64)
@@ -316,7 +316,7 @@ def _impossible(card: PvfCard) -> Iterator[str]:
         if not _are_limits(row, 1.0):
             yield f"row {number} has impossible values"
     for number, fit in enumerate(card.memory_fit):
-        most = fit.raw * (1 + 1e-9)  # those of all events, but for rounding
+        most = fit.raw * (1 + 1e-9)  # the rate of all events, with room for rounding
         rates = (fit.silent, fit.detectable, fit.incorrect)
         if fit.corrected + fit.detected > most or not all(_are_limits(rate, most) for rate in rates):
             yield f"row {number} of memory_fit has impossible values"
@@ -334,7 +334,7 @@ def _short(value: object) -> str:
 
 
 HASHES = ("weights", "inputs", "golden", "code", "components")
-"""Fingerprints that are shown; the others are the device, threads and versions."""
+"""Fingerprints that are shown; others are of the device, threads and versions."""
 FIT_LEAD = (
     "Failures in 10⁹ device hours (FIT), judged on one inference call. Silent: a call is incorrect and nothing reports it. "
     "Detectable: the memory reports an error, or the call ends with an error or a number that is not finite. Incorrect: silent "

@@ -1,6 +1,7 @@
 """Prepares the campaign of a card to run again: finds its files by content, and reads its options.
 
-A card may come from anyone. It chooses no file but by its content, imports no module, and says nothing of where results go.
+A card may come from an untrusted source. It can select files only by their content, cannot import modules, and cannot determine
+where results are written.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from unsilent.studies.pvf.spec import PvfBaseline, PvfBudget, PvfSpec
 from unsilent.workloads.zoo import ZOO
 
 CLASSES = (PvfSpec, PvfBudget, PvfAnalysisOptions)
-"""Options that a card gives."""
+"""Classes of the options that a card contains."""
 
 
 def find_contents(folder: Path, wanted: str, known: Path, is_folder: bool = False) -> Path | None:
@@ -42,15 +43,15 @@ def card_options(card: PvfCard, name: str, folder: Path | None, known_fields: Co
     Raises ``UsageError`` if a file is not found or the command cannot be run.
 
     Args:
-        card: What is run again.
-        name: Of the card, for errors.
-        folder: Where files are looked for; None: nowhere.
-        known_fields: Fields that are known already, so that their files are not needed.
+        card: The card of the campaign to run again.
+        name: Name of the card in error messages.
+        folder: Folder to search for files; None to search nowhere.
+        known_fields: Fields with known values, whose files are not needed.
     """
     known = named_files(card.spec)
     files = {option: path for option, path in known.items() if option not in known_fields}
     options = {option: text for option, text in _command_options(card, name).items() if option not in PvfSpec.FILES}
-    if "fault" in options:  # the file of a function is found by its content, wherever the command says that it is
+    if "fault" in options:  # the file of a function is found by its content, not by its path in the command
         options["fault"] = card.spec.fault
     if card.spec.workload not in ZOO and "workload" not in {*known, *known_fields}:
         raise UsageError(

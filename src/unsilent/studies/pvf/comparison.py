@@ -1,8 +1,8 @@
 """Compares two stored campaigns row by row: differences and ratios with intervals.
 
-Limits come from those of the two rows (`statistics.comparing`); where every trial of a row had the same fault in both campaigns
-they come from the differences trial by trial, which vary less. Whether rows differ is said after correction for the number of
-rows of their level (Holm), so that among rows that are alike none is called different but for an error of 1 - confidence.
+Limits come from the limits of the two rows (`statistics.comparing`). If every trial of a row had the same fault in both
+campaigns, they come from the differences trial by trial, which vary less. Tests of whether rows differ are corrected for the
+number of rows of their level (Holm): the probability that any of the equal rows is called different is at most 1 - confidence.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
 
 RowKey = tuple[str, str, str, int | None]
 LEAST_CONFIDENCE = 0.5
-"""Least confidence of an interval; so a p value above one half is given as 1."""
+"""Least confidence of an interval; a p value above one half is therefore reported as 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class ComparedRow:
     difference: Interval
     """B - A, from -1 to 1."""
     ratio: Interval
-    """B / A; None where A is 0. The upper limit may be infinite.
+    """B / A; None if A is 0. The upper limit may be infinite.
 
-    Its limits take A and B for independent, also where they are paired: then they are wide."""
+    Limits are computed as if A and B were independent; for paired trials they are therefore wide."""
     p: float | None
-    """p value of the hypothesis that A and B are alike; 1 where it is above 0.5, None where one of them has no estimate."""
+    """p value of the hypothesis that A and B are equal; 1 if it is above 0.5, None if A or B has no estimate."""
     adjusted_p: float | None
     """p value after Holm's correction for all rows of this level."""
     differs: bool
     is_paired: bool
-    """Whether both had the same faults, so that the difference is taken trial by trial."""
+    """Whether both campaigns had the same faults, so that the difference is taken trial by trial."""
     method: str
 
     @property
@@ -107,10 +107,10 @@ class Comparison:
     """Rows that the other campaign lacks."""
     command: str
     identical: bool
-    """Whether every trial of one is in the other and ended the same, and memories have the same rates."""
+    """Whether both have the same trials with the same outcomes, and the same rates of memories."""
     notes: tuple[str, ...] = ()
     fits: tuple[ComparedFit, ...] = ()
-    """FIT of the model, the memories and components, where both have memories."""
+    """FIT of the model, the memories and the components, if both campaigns have memories."""
 
     @property
     def confidence(self) -> float:
@@ -179,7 +179,7 @@ def _compared(a: PvfRow, b: PvfRow, trials_a: RowTrials, trials_b: RowTrials, qu
     interval_at = difference_by_confidence(trials_a, trials_b, question)
     apart = interval_at(question.confidence)
     p = None if apart.estimate is None else p_value(interval_at)
-    exact = trials_a.sample.exhaustive_of if trials_b.sample.exhaustive_of else ""  # both tried every fault there is
+    exact = trials_a.sample.exhaustive_of if trials_b.sample.exhaustive_of else ""  # both tried every possible fault
     return ComparedRow(
         a=a,
         b=b,
@@ -303,7 +303,7 @@ def _key(group: RowScope) -> RowKey:
     return group.level, group.parent, group.name, group.flips
 
 
-# -- what two campaigns have to have in common, and what they need not -----------------------------------------------
+# -- required and optional agreement of two campaigns ----------------------------------------------------------------
 
 
 def _check(a: PvfResult, b: PvfResult) -> None:
@@ -357,7 +357,7 @@ def _dtypes(store_a: PvfStore, store_b: PvfStore) -> tuple[str, str]:
         spec_value_text(PvfSpec, "dtype", store_a.spec.dtype),
         spec_value_text(PvfSpec, "dtype", store_b.spec.dtype),
     )
-    if store_a.spec.is_transient or store_b.spec.is_transient:  # the values that are corrupted say nothing of the model
+    if store_a.spec.is_transient or store_b.spec.is_transient:  # corrupted values do not show the dtype of the model
         return requested
     result = dtype_of(store_a.spec, store_a.baseline), dtype_of(store_b.spec, store_b.baseline)
     return result if result[0] != result[1] else requested

@@ -72,15 +72,15 @@ from unsilent.studies.pvf.words import common_facts, meaning
 Rates = tuple[FailureRates, ...]
 SCHEMA = "unsilent/comparison/2"
 MOST_ROWS_NAMED = 4
-"""Targets that a sentence names."""
+"""Most targets that a sentence names."""
 LONGEST_VALUE_TEXT = 40
-"""Characters of a value that is shown as changed."""
+"""Most characters that are shown of a changed value."""
 LOOKS = {
     "higher": ("B higher", SERIES_COLOURS[1]),
     "lower": ("B lower", SERIES_COLOURS[0]),
     "": ("no difference shown", "#8a97a3"),
 }
-"""Text in the legend and colour, by the direction of B against A."""
+"""Legend text and colour for each direction of the difference between B and A."""
 COMMON = ("fault", "law", "per", "unit", "judge", "confidence")
 SIDE = ("store", "campaign", "command", "workload", "info", "spec", "at", "seed", "device", "dtype", "threads", "samples",
         "batches", "trials_done", "trials_planned", "versions")  # fmt: skip
@@ -110,7 +110,7 @@ def compare_stores(one: PvfStore, other: PvfStore, fit_per_bit: float | None = N
 
     Args:
         fit_per_bit: Failures of one bit of memory per 1e9 hours.
-        choices: Those of `PvfAnalysisOptions`.
+        choices: Fields of `PvfAnalysisOptions`.
     """
     comparison = compare_campaigns(one, other, PvfEstimator(**choices))
     if fit_per_bit is not None:
@@ -359,7 +359,7 @@ def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -
     measure, level = comparison.a.measure_text, main_level(comparison.a)
     if comparison.fits:
         yield fit_difference_section(comparison.fits)
-    if comparison.fits and not comparison.rows:  # no fault reaches the model in one of them
+    if comparison.fits and not comparison.rows:  # no fault reaches the model in one of the campaigns
         return
     flips = sorted({row.flips for row in at_level(comparison.rows, level) if _drawn(row)}, key=lambda f: f or 0)
     parts: list[Part] = []
@@ -459,7 +459,7 @@ def forest(rows: Sequence[ComparedRow], several: bool = False) -> Figure:
 
 def _hover(row: ComparedRow) -> str:
     apart, times = signed(row.difference), ratio_text(row.ratio)
-    # The only markup in these strings is what stands here: names are escaped, numbers hold none but "<".
+    # These strings contain no other markup than that written here: names are escaped, numbers contain at most "<".
     lines = (
         f"B − A {apart.estimate} points {apart.limits}",
         f"A {estimate_text(row.a).estimate} %, n = {row.a.n:,}; B {estimate_text(row.b).estimate} %, n = {row.b.n:,}",

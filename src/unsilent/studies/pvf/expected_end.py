@@ -1,11 +1,9 @@
 """Forecasts the end of a campaign with ``--ci`` or ``--rel``: the number of trials and their duration.
 
-How many looks a campaign needs depends on outcomes that its pilot hardly shows. So its looks are simulated with rates of
-incorrect outputs that are drawn from what its trials leave open. What a trial costs is measured on the trials that are stored.
-
-The rate of each stratum is drawn from what its trials, and those of its class of bits, leave open. Trials
-that are still to come then end by that rate, and looks follow each other as in `PrecisionPlanner`, with half-widths of intervals
-taken from their approximation, `expected_half_width`.
+The number of looks that a campaign needs depends on rare outcomes, of which its pilot has few. The looks are therefore simulated.
+The rate of incorrect outputs of each stratum is drawn from a distribution given by its trials and those of its class of bits, and
+determines the outcomes of its further trials. Looks follow each other as in `PrecisionPlanner`, with an approximation to the
+half-widths of intervals. The duration of a trial is measured on stored trials.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ from unsilent.studies.pvf.row_scopes import RowScope, StoredTrials
 from unsilent.studies.pvf.spec import TargetInfo
 
 DRAWS = 100
-"""Simulated campaigns."""
+"""Number of simulated campaigns."""
 LAST = 15
-"""The last look that is simulated."""
+"""Last look that is simulated."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,9 +35,9 @@ class _Trials:
     """The counted trials of a stratum in every simulated campaign.
 
     Attributes:
-        forecast: Two outcomes, with the mean and variance that are expected.
-        top: The outcome of an incorrect trial, by draw: below 1 where a trial has several samples.
-        means: Mean outcome of the trials so far, by draw.
+        forecast: Stratum of two outcomes with the expected mean and variance.
+        top: Outcome of an incorrect trial in each simulated campaign; below 1 if a trial has several samples.
+        means: Mean outcome of the trials so far in each simulated campaign.
     """
 
     def __init__(
@@ -152,7 +150,7 @@ def _row(scope: RowScope, plans: dict[Cell, CellPlan], trials: dict[Cell, _Trial
 def _half_widths(parts: Floats, rates: Floats, confidence: Floats | float) -> Floats:
     """Half-widths of intervals over strata, from arrays float64[strata, n].
 
-    ``parts`` is the contribution of each stratum to the variance, and ``rates`` the most that one trial moves the estimate.
+    ``parts`` is the contribution of each stratum to the variance, and ``rates`` the largest effect of one trial on the estimate.
     """
     variance, coarsest = parts.sum(0), rates.max(0)
     step = np.divide((parts * rates).sum(0), variance, out=coarsest.copy(), where=variance > 0)
@@ -176,11 +174,11 @@ def _more_looks(
 
 
 LIKELY = (0.1, 0.5, 0.9)
-"""Quantiles of the simulated campaigns that are shown: the range, and its middle."""
+"""Quantiles of the simulated campaigns that are shown: the range and its middle."""
 STORING, STORED = 0.0002, 1000
-"""Seconds that a trial takes the driver, and how many measured trials that counts for: short rounds take longer for each."""
+"""Assumed seconds of the driver per trial, and the number of measured trials that this assumption counts as."""
 READING = 0.0001
-"""Seconds for each stored trial until the result is there, after the last trial: about what was measured."""
+"""Seconds per stored trial from the last trial to the result, about as measured."""
 
 
 def expected_end(
@@ -196,13 +194,13 @@ def expected_end(
     """The expected end of a campaign whose pilots are complete, forecast from the trials so far.
 
     Args:
-        view: All trials so far, read as a pilot.
-        rows: The rows that have to be precise.
-        target_half_width: Half-widths that are enough for these estimates.
-        confidence: Of the intervals of rows.
-        most_trials: Trials that a cell may have.
-        wall_seconds: How long trials take that keep one worker busy for so many seconds.
-        driver: Seconds of rounds in which no worker ran a trial, and the trials of these rounds.
+        view: Forecasts from all trials so far.
+        rows: The rows that must become precise.
+        target_half_width: Function that returns sufficient half-widths for given estimates.
+        confidence: Confidence of the intervals of rows.
+        most_trials: Maximum number of trials of a cell.
+        wall_seconds: Function that converts seconds of work of one worker to seconds of wall time.
+        driver: Seconds of rounds in which no worker ran a trial, and the number of trials of these rounds.
     """
     looks = simulated_last_looks(stored, view, rows, target_half_width, confidence, most_trials)
     each = trial_seconds(stored)
@@ -223,8 +221,8 @@ def expected_end(
 def trial_seconds(stored: StoredTrials) -> dict[Cell, float]:
     """The expected seconds of one more trial of each cell (target and number of flips).
 
-    A trial that evaluates more samples is taken to cost more by the counted costs. Trials that ran together have one time, that
-    of the first: so times of a cell that differ from those of all cells by no more than they scatter count for all cells.
+    Trials that evaluate more samples are assumed to take longer in proportion to their computed costs. Trials that ran together
+    have one time, stored with the first, so times scatter: the mean of a cell is shrunk towards that of all cells.
     """
     times: dict[Cell, list[float]] = {cell: [] for cell in stored.plans}
     for cell, plan in stored.plans.items():

@@ -1,7 +1,8 @@
 """Compares how often two models fail at the same fault rate per bit: PVF times bits.
 
-A model of half the bits is hit half as often, so the one with the higher PVF may fail less. The ratio of two rows of PVF, times
-that of their bits, is that of their failure rates (FIT) at any raw rate; its limits are those of the ratio of PVF.
+A model with half the bits is hit half as often, so the model with the higher PVF may fail less often. The ratio of the PVF of two
+rows, times the ratio of their bits, is the ratio of their failure rates (FIT) at any raw rate. Its limits are those of the ratio
+of PVF times the ratio of bits.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def content_hash(path: Path) -> str:
             for file in sorted(files_in(path)):
                 digest.update(f"{content_hash(file)} {file.relative_to(path).as_posix()}\n".encode())
             return digest.hexdigest()
-        with path.open("rb") as opened:  # it may be too large to be in memory
+        with path.open("rb") as opened:  # the file may be too large for memory
             while piece := opened.read(PART_BYTES):
                 digest.update(piece)
     except OSError as error:

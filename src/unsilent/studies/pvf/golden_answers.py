@@ -33,7 +33,7 @@ def right_answers_text(engine: PlainEngine, workload: InferenceWorkload, notes: 
     """
     labels = None if engine.score else labels_of(workload)
     if labels is None or (isinstance(engine.judge, Threshold) and engine.judge.tolerance > 0):
-        return ""  # within a tolerance an answer may become wrong and count as unchanged
+        return ""  # with a tolerance, an answer may become wrong and still count as unchanged
     if len(labels) != len(engine.golden):
         notes.append(
             f"No accuracy lost, because there are labels of {count_text(len(labels), 'batch')}, but "

@@ -113,7 +113,7 @@ def check_score_lost(row: PvfTrialRow, baseline: PvfBaseline) -> None:
 def check_codes(codes: bytes, samples: Sequence[int]) -> None:
     """Raise ``DamagedRecordError`` unless every sample has a known outcome.
 
-    Samples that were not evaluated must be whole batches, or a part of the only batch that was.
+    Samples that were not evaluated must be whole batches, or, if only one batch was evaluated, a part of that batch.
     """
     if len(codes) != sum(samples) or codes.translate(None, _CODES):
         raise DamagedRecordError(f"does not have one known outcome for each of {sum(samples)} samples")

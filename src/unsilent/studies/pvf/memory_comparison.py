@@ -1,6 +1,6 @@
 """Compares the failure rates of memories in two campaigns.
 
-P(incorrect) of such campaigns is of the events that come through the protection alone, so it does not say what protection does.
+P(incorrect) of such campaigns counts only events that come through the protection, so it does not show the effect of protection.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Draws faults in the memories of an accelerator, stratified by reported target, memory and error pattern.
 
-Every event falls on a bit and a time uniformly. In what is reloaded (parameters with ``reload``) a fault stays, so that each
-evaluation meets it; anything else is corrupted in one evaluation, if it is still needed then. What the memory's code makes of an
-event is computed for each fault; a trial is a fault that comes through.
+The bit and the time of every event are uniformly distributed. A fault in reloaded memory (parameters with ``reload``) stays, so
+each evaluation is affected. Any other fault affects one evaluation, if the value is still needed then. The effect of the memory's
+code is computed for each fault; a trial is a fault that comes through.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryPart
 
 MOST_REDRAWS = 1_000_000
 RAREST = 1e-4
-"""Share of a pattern's events that come through, below which no trial is run: one would draw too many events."""
+"""Patterns with a smaller share of events that come through are not tried: a trial would draw too many events."""
 KINDS_IN_WORDS = {"param": "parameters", "op": "outputs of operations", "input": "inputs", "kv": "cache entries"}
 ALL_SITES = ("param:*", "op:*", "input:*", "kv:*")
 
@@ -53,10 +53,10 @@ class MemoryFaults:
     """The targets of a campaign, and the faults of its trials.
 
     Attributes:
-        targets: With a fault that comes through its memory's protection; none where it lets nothing through.
-        parts: All faults, of each pattern, in each reported part of each memory.
-        facts: Of each memory.
-        regions: All that is corrupted.
+        targets: Targets whose faults can come through the protection of their memory; empty if no fault can.
+        parts: Rates of all faults for each pattern in each reported part of each memory.
+        facts: Facts about each memory.
+        regions: All regions that faults corrupt.
 
     Raises:
         UsageError: no memory holds anything of the workload.
@@ -187,7 +187,7 @@ class MemoryFaults:
             step = region.step or 0
             value = self._observers[step].values.get((region.site, region.occurrence))
             if value is None or not value.reads or (value.is_cached and site.kind == "op" and caches):
-                continue  # nothing reads it, or the cache holds it
+                continue  # nothing reads the value, or the cache holds it
             for window in [Window(value.written, value.reads[-1].operation)] if site.kind == "kv" else windows(value):
                 share = seconds(self._ends[step], window) / total
                 if share:

@@ -36,7 +36,7 @@ def memory_fit_rows(
                 math.fsum(getattr(part, kind) for part in mine) for kind in ("raw", "corrected", "detected")
             )
             patterns = {part.memory: part.pattern for part in mine}
-            # The same for each.
+            # Live bits are equal for all patterns of a memory.
             bits = math.fsum(part.live_bits for part in mine if part.pattern == patterns[part.memory])
             silent, detectable, incorrect = _rates(mine, stored, question)
             wrong = silent.scaled(calls[name]) if level == "memory" else None
@@ -51,8 +51,8 @@ def _rates(
 ) -> tuple[Interval, Interval, Interval]:
     """The FIT of silently incorrect calls, of detectable errors, and of all incorrect calls.
 
-    Where shares of outcomes were counted from drawn events, limits of the trials and of each share hold together (Bonferroni),
-    and the limits of FIT are the least and the most that they allow.
+    If shares of outcomes were counted from drawn events, limits of the trials and of each share hold together (Bonferroni), and
+    the limits of FIT are the lowest and highest values that these limits allow.
     """
     names = {part.target for part in parts}
     targets = [target for target in stored.description.targets if target.name in names]
@@ -83,7 +83,8 @@ def _rates(
 class _Through(NamedTuple):
     """The rate of events that pass the protection, with the margins of its limits.
 
-    ``less`` and ``more``: how far the rate may be from its limits; ``least`` and ``most``: as factors of each part's rate.
+    ``less`` and ``more`` are the distances from the rate to its lower and upper limit. ``least`` and ``most`` are the smallest
+    ratio of a lower limit to the rate over all parts, and the largest ratio of an upper limit.
     """
 
     rate: float

@@ -1,7 +1,7 @@
 """Records of faults in the memories of an accelerator, and of their failure rates.
 
-FIT are failures in 1e9 device hours. A failure is an event in a memory that makes an inference call incorrect, judged on one
-call; a call is one batch of the workload, and calls follow each other without a pause.
+FIT is the number of failures in 1e9 device hours. A failure is an event in a memory that makes an inference call incorrect,
+judged on one call. A call is one batch of the workload, and calls follow each other without a pause.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from annotated_types import Ge, Lt
 from unsilent.basics.interval import Interval
 
 NOTHING_TRIED = "by the description, without trials"
-"""Method of a FIT of what no fault comes through, or too few do to be tried."""
+"""Method of a FIT without trials, because no faults come through the protection or too few to be tried."""
 Rate = Annotated[float, Ge(0), Lt(math.inf)]
 
 
@@ -24,11 +24,12 @@ class MemoryPart:
     """The rates of events of one pattern in one reported part of a memory, before the model masks any.
 
     Attributes:
-        target: Of the trials; there are none where nothing comes through the protection.
-        group, component, layer: As of the target.
+        target: Target of the trials; it has no trials if nothing comes through the protection.
+        group, component, layer: Group, component and layer of the target.
         live_bits: Bits x share of the time in which a fault in them is read.
-        raw: Events; the sum of ``corrected``, ``detected`` and ``altered`` (the memory returns other bits and reports nothing).
-        draws: Drawn events from which these three were counted; 0 where they are exact.
+        raw: Rate of all events: the sum of ``corrected``, ``detected`` and ``altered`` (the memory returns other bits and reports
+            nothing).
+        draws: Number of drawn events from which these three were counted; 0 if they are exact.
     """
 
     target: str
@@ -65,11 +66,11 @@ class MemoryFitRow:
     """The FIT of a memory, an error pattern, a component, a layer or the model.
 
     Attributes:
-        raw, corrected, detected: Of the events: all, those that a code corrects, those that it reports.
+        raw, corrected, detected: Rates of all events, of those that a code corrects, and of those that it reports.
         silent: Incorrect calls without any error.
         detectable: Errors that a memory reports, and calls that end with an error or a number that is not finite.
-        incorrect: Incorrect calls, silent ones and those that end with an error; without what memories report.
-        wrong_calls: Silently incorrect calls in 1e9 device hours; of memories alone.
+        incorrect: All incorrect calls, silent or with an error; errors that a memory reports are not included.
+        wrong_calls: Silently incorrect calls in 1e9 device hours; None if the row is not a memory.
     """
 
     level: str

@@ -31,7 +31,7 @@ FIGURE_LEAD = (
     "has no mark on this scale."
 )
 APART = 0.16
-"""From the middle of its row to each of the two marks."""
+"""Distance of each of the two marks from the middle of its row."""
 BY_DESCRIPTION = "by description"
 FIT_ESTIMATE_NAMES = ("level", "target", "measure", "")
 

@@ -1,7 +1,7 @@
 """Forecasts outcomes from pilot trials, and chooses the number of samples of a trial.
 
-A pilot is short, so nothing of it is taken at its face value: means are pulled towards that of all strata of the same class of
-bits, and variances are those of slightly more events than were seen.
+Estimates from a short pilot are imprecise. Means are therefore shrunk towards the mean of all strata of the same class of bits,
+and variances are computed with slightly more events than were observed.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from unsilent.studies.pvf.row_scopes import StoredTrials
 from unsilent.studies.pvf.spec import TargetInfo
 
 PILOT = 4
-"""Trials of each stratum before anything is decided, at least."""
+"""Minimum number of pilot trials of each stratum."""
 PILOT_OF_TARGET = 24
-"""Trials of all strata of a target together at least, as where it has one stratum."""
+"""Minimum number of pilot trials of a target, over all its strata."""
 PILOT_OF_CLASS = 20
-"""Trials of a class of bits over all targets at least: classes are what means are pulled towards."""
+"""Minimum number of pilot trials of a class of bits, over all targets; means are shrunk towards those of classes."""
 WIDE_SAMPLES = 16
-"""Samples of the few pilot trials that show how samples of one fault differ."""
+"""Samples of each wide trial; these few pilot trials show how samples of one fault differ."""
 WIDE_OF_CLASS = 2
-"""Such trials of each class of bits at least; each may cost as much as 16 others."""
+"""Minimum number of wide trials of each class of bits; each may cost as much as 16 other trials."""
 PILOT_PER_WIDE = 16
-"""Other trials for one wide trial in a longer pilot, so that wide ones cost no more than these."""
+"""Other trials for each wide trial in a longer pilot, so that wide trials do not cost more than these."""
 PSEUDO_COUNT = 4.0
-"""Trials that the mean of the class counts for: in simulations 2 to 6 do equally well."""
+"""Number of trials that the mean of the class counts as; in simulations, 2 to 6 do equally well."""
 PSEUDO_EVENTS = 0.5
-"""Further outcomes of either kind in each class, for variances: a class without events in a pilot may have some."""
+"""Outcomes of either kind that are added in each class for variances: a class without events in a pilot may have some later."""
 WITHIN = 0.5
-"""Part of the variance that is assumed to lie within faults before any was seen."""
+"""Part of the variance that is assumed to lie between samples of one fault before trials show it."""
 WITHIN_WEIGHT = 0.5
-"""How much that counts: like two trials of a stratum of which half the outputs are wrong."""
+"""Weight of `WITHIN`: that of two trials of a stratum with half of the outputs wrong."""
 SAVING = 0.03
-"""More samples a trial are chosen where they save at least this part: costs are estimates, and few samples spread risk."""
+"""More samples per trial are chosen only if they save at least this part of the cost, since costs are estimates."""
 
 _MANY = 1000.0
-"""Trials of an outcome that is expected, not seen."""
+"""Number of trials that an expected outcome counts as."""
 
 
 def class_of(stratum: str) -> str:
@@ -84,7 +84,7 @@ class Forecast:
 
     Attributes:
         mean: Share of incorrect outputs.
-        likely: The same a little nearer to one half, for variances: what was not seen may happen.
+        likely: Mean for variances, slightly nearer to one half, since outcomes that were not observed may happen.
         within: Part of the variance of single outcomes that lies between samples of one fault; the rest lies between faults.
     """
 
@@ -104,8 +104,8 @@ def variance_left(sample_count: int, samples: Sequence[int]) -> float:
 
     ``sample_count`` is the number of samples in the mean; 0 stands for all.
 
-    ``samples``: of each batch. How batches differ is unknown, so of several batches a whole one leaves what as many samples of
-    anywhere leave.
+    ``samples`` has the number of samples of each batch. Differences between batches are unknown, so a whole batch counts like as
+    many samples from all batches.
     """
     whole = sum(samples)
     if not sample_count or whole == 1:
@@ -117,8 +117,8 @@ def variance_left(sample_count: int, samples: Sequence[int]) -> float:
 def forecasts(pilots: Mapping[Cell, Tally], left: Callable[[int], float] | None) -> dict[Cell, Forecast]:
     """The forecast of each stratum, from its own pilot trials and those of its class of bits.
 
-    ``left``: of so many samples, the variance within a fault that is left (`variance_left`); None where all trials are alike, and
-    ``within`` is then what they lack of the variance of single samples, so that ``left`` is 0 for all of them.
+    ``left`` returns the part of the variance within a fault that remains in a mean of so many samples (`variance_left`). It is
+    None if all trials evaluate equally many samples; ``within`` then covers all that they lack of the variance of single samples.
     """
     members: dict[tuple[str, int | None], list[Cell]] = defaultdict(list)
     for name, flips in pilots:
@@ -183,8 +183,8 @@ class PilotView:
 
     Attributes:
         stored: The trials.
-        forecasts: By stratum and number of flips.
-        cost: What a trial costs; None where the number of samples of a trial is given.
+        forecasts: Forecast of each stratum at each number of flips.
+        cost: Cost of a trial; None if the number of samples per trial is given, or batches have one sample.
     """
 
     def __init__(self, stored: StoredTrials, plans: Sequence[CellPlan], with_all: bool = False) -> None:
@@ -231,7 +231,7 @@ class PilotView:
 def choose_samples(trials: Callable[[int], int], cost: TrialCost, samples: Sequence[int]) -> int:
     """The number of samples per trial with the least total cost; 0 stands for all samples.
 
-    Of more samples each saves fewer trials: the first number that costs more than the one before ends the search.
+    Each further sample saves fewer trials, so the search ends at the first number that costs more than the one before.
     """
     best, least = 1, math.inf
     before = math.inf

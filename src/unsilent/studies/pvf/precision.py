@@ -1,10 +1,9 @@
 """Plans campaigns that stop when every reported row is precise enough.
 
-A pilot of every stratum shows where outcomes vary, and goes on until it is long enough for its plan; what it shows fixes how many
-samples a trial evaluates, where that is left open, and the trials of look 0 (Neyman's allocation, and enough everywhere for what
-the pilot did not show). If a row then is not precise enough, its
-strata grow from look to look by a fixed factor. All is decided from complete rounds, so it depends on neither jobs nor executor
-nor interruptions.
+A pilot of every stratum shows where outcomes vary, and is extended until it is long enough for its plan. It determines the number
+of samples per trial, unless that is given, and the trials of look 0 (Neyman's allocation, with enough trials everywhere for
+outcomes that the pilot did not show). If a row is then not precise enough, its strata grow from look to look by a fixed factor.
+All decisions use complete rounds, so they do not depend on jobs, executor or interruptions.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ from unsilent.studies.pvf.spec import TargetInfo
 from unsilent.studies.pvf.wanted_precision import Precision
 
 PILOT_PART = 0.05
-"""Part of its plan that a pilot is at least: it goes on, sorted as the plan is, until it is. A plan made from less is wrong so
-often, too small or too large, that campaigns take more trials in all (docs/concepts/statistics.md has the figures)."""
+"""Minimum ratio of a pilot to its plan; a shorter pilot is extended in the proportions of the plan. Plans made from shorter
+pilots are too small or too large so often that campaigns take more trials in all (docs/concepts/statistics.md has figures)."""
 PILOT_GROWTH = 4
-"""How many times longer a pilot becomes at once, at most: its plan may be far too large."""
+"""Largest factor by which a pilot is extended at once: its plan may be far too large."""
 PLANNING_MARGIN = 0.9
-"""A plan aims a little below what is asked, since the pilot's variances are estimates."""
+"""A plan aims slightly below the requested half-width, since the pilot's variances are estimates."""
 HOPELESS = 20
-"""A plan of so many times the trials that there may be is refused without a longer pilot."""
+"""A plan that needs this many times the allowed trials is refused without a longer pilot."""
 REPLAN_FACTOR = 3.0
-"""A tighter precision that needs so many times more trials is planned anew, with all that is known as its pilot."""
+"""A tighter precision that needs this many times more trials gets a new plan, with all earlier trials as its pilot."""
 _FARTHEST = 40
 
 
@@ -61,9 +60,9 @@ class PrecisionPlanner:
     """Decides which trials a campaign runs next, round by round.
 
     Attributes:
-        most_trials: Trials that a target may have at a number of flips, its pilot included.
-        wall_seconds: How long trials take that keep one worker busy for so many seconds.
-        imprecise_rows: Rows that stay wider than asked because of ``most_trials``, as sentences.
+        most_trials: Maximum number of trials of a target at each number of flips, including the pilot.
+        wall_seconds: Function that converts seconds of work of one worker to seconds of wall time.
+        imprecise_rows: Names of the rows that stay wider than requested because of ``most_trials``.
         end: The end that was expected when the last round was decided; None for a pilot.
     """
 
@@ -75,9 +74,9 @@ class PrecisionPlanner:
     end: ExpectedEnd | None = None
     _round_began: float = 0.0
     _driver: tuple[float, int] = (0.0, 0)
-    """Seconds of rounds in which no worker ran a trial, and the trials of these rounds."""
+    """Seconds of rounds in which no worker ran a trial, and the number of trials of these rounds."""
     _stored: StoredTrials | None = None
-    """Trials of the store when the last round was decided: a planner is for one store."""
+    """Trials of the store when the last round was decided; a planner is used for one store only."""
 
     def requested_trials(self, store: PvfStore) -> Iterator[TrialId]:
         """All trials of the rounds so far."""
@@ -88,7 +87,8 @@ class PrecisionPlanner:
         """The plans of the next round; empty if no more trials are needed or allowed.
 
         Raises:
-            UsageError: the plan of look 0 needs more than ``most_trials``; says what is needed and what can be had.
+            UsageError: the plan of look 0 needs more than ``most_trials``; the message has the needed trials and the possible
+                precision.
         """
         whole, earlier = time.monotonic() - self._round_began, self._stored
         stored = self._read(store)
@@ -144,7 +144,7 @@ class PrecisionPlanner:
         question = self.question.with_default_unit(stored.spec.is_transient)
         precision_text = f"{self.precision} at {question.confidence:g} per {question.unit}"
         groups = self._chosen([g for flips in stored.spec.flips for g in target_groups(stored, flips)])
-        if not stored.description.targets:  # nothing comes through the protection of memories
+        if not stored.description.targets:  # no fault comes through the protection of memories
             return []
         if not stored.plans:
             return self._pilots(stored, precision_text)
@@ -214,7 +214,7 @@ class PrecisionPlanner:
     ) -> dict[Cell, int]:
         """The number of trials of each stratum at the first interim look, enough for every row.
 
-        Strata of none of these rows get as many as their pilot had.
+        Strata that belong to none of these rows get as many trials as their pilot had.
         """
         of_target = {name: plan.samples for plan in plans for name in plan.pilot_trials}
         needed = {(target.name, group.flips) for group in groups for target in group.targets}
@@ -223,7 +223,7 @@ class PrecisionPlanner:
             for plan in plans
             for name, count in plan.pilot_trials.items()
         }
-        for group in reversed(groups):  # small ones first: what these need is mostly enough for what they sum up to
+        for group in reversed(groups):  # small rows first: their trials are mostly enough for sums of these rows
             strata = view.strata(group.targets, group.flips, of_target)
             cells = [(t.name, group.flips) for t in group.targets]
             aim = self._aim(view, group.targets, group.flips)

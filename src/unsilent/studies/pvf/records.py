@@ -1,7 +1,7 @@
 """Result records of the PVF study, from which all reports are made.
 
-Also which rows of a result are shown where, and gates for continuous integration: ``top_mlp<=0.01`` holds when the
-*upper* limit of every matching row does.
+This module also selects the rows of a result that are shown, and has gates for continuous integration: ``top_mlp<=0.01`` holds
+if the *upper* limit of every matching row is at most 0.01.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryFitRow
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec
 
 ACCURACY = "accuracy"
-"""The task metric of workloads with labels and without a score of their own."""
+"""Task metric of workloads with labels but no score of their own."""
 
 
 def flips_suffix(flips: int | None) -> str:
@@ -45,7 +45,8 @@ def samples_text(samples: Mapping[str, int]) -> str:
 class LostScore:
     """The mean of the fault-free score minus the faulty score, with limits.
 
-    Of accuracy: share of answers that are right without a fault and not with it; wrong ones that become right are not subtracted.
+    For accuracy this is the share of answers that are right without a fault but not with it; wrong answers that become right
+    are not subtracted.
     """
 
     estimate: float | None
@@ -59,7 +60,7 @@ class LostScore:
 
         def lost(share: float) -> float:
             result = least + share * size
-            return 0.0 if abs(result) < 1e-12 * size else result  # rounding of what is 0
+            return 0.0 if abs(result) < 1e-12 * size else result  # 0 but for rounding
 
         estimate = None if interval.estimate is None else lost(interval.estimate)
         return cls(estimate, lost(interval.low), lost(interval.high))
@@ -79,44 +80,44 @@ class PvfRow:
     level: str
     """``model``, ``component``, ``layer``, ``tensor`` or ``bit``."""
     parent: str
-    """The component a layer or tensor, the layer a bit belongs to; ``""`` for model and component."""
+    """Component of a layer or tensor, or layer of a bit; ``""`` for model and component."""
     flips: int | None
-    """Faults drawn per trial; None where the fault model itself says how many (a rate, a run, a count)."""
+    """Faults drawn per trial; None if the fault model determines their number (a rate, a run, a count)."""
     estimate: float | None
-    """PVF; None when no trial corrupted this target."""
+    """PVF; None if no trial corrupted this target."""
     low: float
     high: float
     confidence: float
     n: int
     """Independent trials (faults) behind the estimate."""
     unit: str
-    """``sample`` or ``batch``: what one incorrect output is counted on."""
+    """Unit of one output: ``sample`` or ``batch``."""
     units: int
     """Samples (or batches) judged over all trials."""
     masked: int
     benign: int
     sdc: int
     due: int
-    """Counts of units; PVF counts sdc + due. In a row over several targets they are plain sums, not weighted by share."""
+    """Counts of units by outcome; PVF counts sdc + due. In a row over several targets they are plain sums without weights."""
     due_kinds: Mapping[str, int]
-    """The due count split into nonfinite, exception, crash, hang."""
+    """Count of ``due``, split into nonfinite, exception, crash and hang."""
     elements: int
     bits: int
     method: str
-    """How estimate and interval were made, in a few words."""
+    """Method of the estimate and its interval, in a few words."""
     silent_share: float | None
     """Share of the incorrect outputs that are silent, weighted like the estimate; None without incorrect outputs."""
     incorrect_trials: int = 0
-    """Trials in which at least one output was incorrect: how many faults decide this row."""
+    """Trials in which at least one output was incorrect."""
     joint_low: float = 0.0
     joint_high: float = 1.0
-    """Limits that hold together for all rows of this level and number of flips (Bonferroni): for saying that two differ."""
+    """Limits that hold together for all rows of this level and number of flips (Bonferroni); they show which rows differ."""
     outcome_mix: Mapping[str, float] = field(default_factory=dict)
-    """Share of the units by outcome (masked, benign, sdc and the due kinds), every stratum weighted by its share of the law."""
+    """Share of the units by outcome (masked, benign, sdc and the due kinds), with strata weighted by their share of the law."""
     widest_share_of_bits: float = 1.0
-    """Share of the bits that belong to elements of the commonest width: a FIT from PVF x bits needs them all alike."""
+    """Share of the bits that belong to elements of the commonest width; a FIT from PVF x bits needs elements of one width."""
     score_lost: LostScore | None = None
-    """None where the workload has no score and no labels, or its judge decides nothing that a label could say."""
+    """Loss of score or accuracy; None without score and labels, or if its judge's decisions cannot be compared with labels."""
 
     @property
     def interval(self) -> Interval:
@@ -155,9 +156,9 @@ class PvfResult(CampaignResult):
     seed: int
     confidence: float
     spec: Mapping[str, Any]
-    """The whole campaign spec as JSON values."""
+    """Campaign spec as JSON values."""
     command: str
-    """The exact command that reproduces this."""
+    """Exact command that reproduces the campaign."""
     store: str
     campaign: str
     """Campaign hash."""
@@ -172,28 +173,28 @@ class PvfResult(CampaignResult):
     versions: Mapping[str, str]
     device: str
     dtype: str
-    """The dtype of ``--dtype``, else the commonest dtype of the parameters; for values of a run every corrupted dtype."""
+    """Dtype of ``--dtype``, else the commonest dtype of the parameters; for faults in values of a run, every corrupted dtype."""
     threads: int
     rows: tuple[PvfRow, ...]
     heat_maps: tuple[HeatMap, ...]
-    """One for each dtype that single flips fell on, the dtype with most elements first."""
+    """Heat map of each dtype that single flips fell on, the dtype with most elements first."""
     lookups: tuple[LookupRow, ...]
     notes: tuple[str, ...] = field(default=())
-    """Sentences a reader must see: what limits these numbers."""
+    """Sentences on limitations of these numbers that a reader must see."""
     imprecise_rows: tuple[str, ...] = ()
-    """Sentences on rows that were not allowed enough trials for the precision that was asked."""
+    """Sentences on rows that were not allowed enough trials for the requested precision."""
     samples_of_trials: Mapping[str, int] = field(default_factory=dict)
-    """Samples of one batch that a trial evaluates, by reported target, 0 for all; empty where all trials evaluate all."""
+    """Samples of one batch that a trial evaluates, by reported target (0: all); empty if all trials evaluate all samples."""
     pilot_trials: int = 0
-    """Trials that only decided how many others there are; 0 where none was run, or no other."""
+    """Trials that only decided the number of other trials; 0 if there was no pilot, or if there are only pilot trials."""
     graphed_trials: int = 0
     """Trials that CUDA graphs evaluated."""
     transient: bool = False
     """Whether values of one evaluation were corrupted (operations, inputs, caches) rather than parameters."""
     score_name: str = ""
-    """Name of the task metric whose loss rows show: that of the workload's score, else "accuracy"; empty where there is none."""
+    """Name of the task metric whose loss is shown: that of the workload's score, else "accuracy"; empty without a metric."""
     golden_score: float | None = None
-    """The fault-free mean of the workload's score."""
+    """Fault-free mean of the workload's score; None without a score."""
     memory_fit: tuple[MemoryFitRow, ...] = ()
     """Failure rates of the memories of an accelerator, by memory, pattern, component, layer and of the model."""
     memories: tuple[MemoryFacts, ...] = ()
@@ -217,10 +218,10 @@ class PvfResult(CampaignResult):
 EVENTS_COMING_THROUGH = "events that come through the protection"
 """Name of events in memories that are neither corrected nor reported."""
 ALL_PARAMETERS = "param:*"
-"""Where faults fall unless it is said: every parameter of the model."""
+"""Default address of faults: every parameter of the model."""
 LEVELS = ("component", "layer", "tensor")
 MOST_LAYERS_SHOWN = 20
-"""Rows of layers (and tensors) that a terminal shows; the rest is counted."""
+"""Rows of layers (and tensors) that a terminal shows; others are counted."""
 
 
 class ResultRow(Protocol):
@@ -336,7 +337,7 @@ class Gate:
     def rows(self, result: PvfResult) -> list[PvfRow]:
         """The rows that the gate is about; raises ``UsageError`` if there are none."""
         output = [r for r in result.rows if r.target == self.target and self.flips in (None, r.flips)]
-        if output:  # a component and its only layer may share a name: the coarser level is meant
+        if output:  # a component and its only layer may have the same name: take the coarser level
             return [r for r in output if r.level == output[0].level]
         if self.flips is None:
             raise unknown_name_error("target of --assert", self.target, {r.target for r in result.rows})

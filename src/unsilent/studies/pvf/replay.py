@@ -39,19 +39,19 @@ def replay_pvf_trial(
     """Run a stored trial again.
 
     Args:
-        confirmed, options: What the user names again, see `with_confirmed_files`.
-        trace: Also compare every operation of one batch with the golden run: of ``batch``, else of the first
-            whose output the stored trial changed (the first that its faults act in, where it changed none).
-        log: Also say what the faults find and write.
+        confirmed, options: Files and options that the user names again, see `with_confirmed_files`.
+        trace: Also compare every operation of one batch with the golden run. The batch is ``batch`` if given, else the first
+            whose output the stored trial changed; if it changed none, the first batch in which its faults act.
+        log: Also report the values that the faults find and write.
 
     Raises:
-        UsageError: something has to be named, or there is nothing to trace. StoreError: there is no such trial, or its workload
-            is not the stored one any more.
+        UsageError: a file or option must be named again, or there is nothing to trace.
+        StoreError: the trial does not exist, or its workload differs from the stored one.
     """
     stored, samples = store.row(trial), store.baseline.samples
     spec = with_confirmed_files(store.spec, confirmed, PVF.builtin_values, options)
     chosen = _batch(stored, samples, batch) if trace else None
-    # A trace needs no shortcuts, which take time to prepare.
+    # A trace does not need the shortcuts of other engines, which take time to prepare.
     settings = WorkerSettings(engine="plain") if trace else None
     with (
         _drawable(spec, stored) as (drawable_spec, number, ignored),
@@ -122,7 +122,7 @@ def _check_alive(row: PvfTrialRow, trial: TrialId) -> None:
 def _drawable(spec: PvfSpec, stored: PvfTrialRow) -> Iterator[tuple[PvfSpec, TrialId, tuple[str, ...]]]:
     """A campaign in which the trial can be drawn, the trial's id in it, and the fields that may differ.
 
-    Of a list of faults, which is not needed any more, that is a campaign of a list of this fault alone.
+    For a trial from a list of faults, the campaign has a list of this fault alone; the original list is not needed.
     """
     if spec.faults is None:
         yield spec, stored.trial, ()

@@ -1,7 +1,7 @@
 """The report on a PVF campaign.
 
-Nothing with trials is dropped silently (what is left out is counted or named); an estimate of zero stays a point, marked as an
-upper limit; no data is None, never zero.
+Rows with trials that are left out are counted or named. An estimate of zero is drawn as a point, marked as an upper limit.
+Missing data are None, never zero.
 """
 
 from __future__ import annotations
@@ -334,9 +334,9 @@ def _fit_plot(fits: Sequence[FitRow]) -> Iterator[Plot]:
 
 
 SERIES = 8
-"""Lines that one figure can tell apart."""
+"""Most lines that can be distinguished in one figure."""
 BARS = 40
-"""Bars that one figure can hold."""
+"""Most bars in one figure."""
 
 
 # -- against the number of flips ---------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def curves_figure(lines: PvfCurves, measure: str) -> Figure:
     bottom = axis_bottom([row for rows in lines.series.values() for row in rows])
     traces = []
     for i, (name, rows) in every:
-        # Shifted a little along x, or the error bars of all series would lie on each other.
+        # Series are shifted slightly along x, so that their error bars do not overlap.
         shift = 1.035 ** (i - (len(every) - 1) / 2)
         pairs = zip(rows, hover[i], strict=True)
         places = [(row.flips * shift, row, text) for row, text in pairs if row.flips is not None]
@@ -405,13 +405,13 @@ def lookup_figure(lookups: Sequence[LookupRow], measure: str) -> Figure:
 # -- how trials ended --------------------------------------------------------------------------------------------------
 
 Split = tuple[PvfRow, dict[str, float]]
-"""A row, and its units by how they ended: shares weighted by the law, or counts."""
+"""A row and its units by outcome: shares weighted by the law, or counts."""
 
 
 def split_rows(result: PvfResult) -> tuple[list[PvfRow], int]:
     """The most vulnerable rows, whose outcomes are drawn, and the number of other rows.
 
-    The model is left out where its parts are shown: its counts pool strata that were not sampled in proportion.
+    The model is left out if its parts are shown, since its counts pool strata that were not sampled in proportion.
     """
     rows = [row for row in at_level(result.rows, main_level(result)) if row.units > 0]
     least = sorted(map(vulnerability_key, rows), reverse=True)[:BARS][-1:]

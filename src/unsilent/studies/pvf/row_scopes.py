@@ -1,6 +1,6 @@
 """Groups the trials of a store for the rows of estimates.
 
-Groups are strata, targets, what these sum up to, and layers by where single faults fell.
+Groups are strata, targets, sums of targets, and the layers in which single faults fell.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unsilent.studies.pvf.records import LostScore, PvfRow
 from unsilent.studies.pvf.spec import PvfBaseline, PvfTrialRow, TargetInfo, TensorInfo
 
 TrialNumbers = tuple[tuple[int, range], ...] | None
-"""Samples of a trial and numbers of the trials with so many; None for all trials there are."""
+"""Pairs of a number of samples and the numbers of the trials that evaluate so many; None for all trials."""
 NOTHING = Tally(np.zeros((0, len(Outcome)), np.int64))
 
 
@@ -35,14 +35,14 @@ class StoredTrials:
     ``earlier`` holds the trials read before, so that only new ones are read.
 
     Attributes:
-        spec, description: Of the campaign.
-        rows: By (stratum, flips), numbers ascending.
-        plans: What the last rounds decided.
+        spec, description: Spec and baseline of the campaign.
+        rows: Rows of trials by (stratum, flips), in ascending order of trial numbers.
+        plans: Plans that the last rounds decided.
         groups: The reported target of each stratum.
     """
 
     _score_limits: tuple[float, float] | None = None
-    """Where losses of a score are counted, the least and the most that there can be."""
+    """Least and most possible loss if losses of a score are counted, else None."""
 
     def __init__(self, store: PvfStore, unit: str, earlier: StoredTrials | None = None) -> None:
         self.spec, self.description = store.spec, store.baseline
@@ -95,7 +95,7 @@ class StoredTrials:
     def sample(self, targets: Sequence[TargetInfo], flips: int | None) -> StratifiedTrials:
         """The trials that count for a row over some strata, up to their last common interim look."""
         look = self.last_common_look((t.group for t in targets), flips)
-        if look == -1:  # a pilot is all there is of some
+        if look == -1:  # some targets have only a pilot
             look = None
         result = []
         for target in targets:
@@ -160,7 +160,7 @@ class StoredTrials:
     def lost_task_metric(self) -> StoredTrials | None:
         """These trials, counted by their loss of score or accuracy; None if neither is known.
 
-        Of accuracy, only right answers that a fault changed count as incorrect.
+        For accuracy, only right answers that a fault changed count as incorrect.
         """
         scores = self.description.scores
         if scores is None and not self.description.right_answers:
@@ -183,7 +183,7 @@ class RowScope:
     sample: StratifiedTrials
     elements: int
     bits: Counter[int]
-    """Bits by the width of the elements they belong to."""
+    """Number of bits by the width of the elements that they belong to."""
 
     @property
     def tally(self) -> Tally:
@@ -248,7 +248,7 @@ def _rolled_up(
     bits: Counter[int] = Counter()
     for target in members:
         bits.update(dict(target.bits_by_width))
-    # Targets by bits have the same elements again at every position.
+    # Targets of single bits have the same elements at every bit position, so these are counted once.
     elements = sum(t.elements for t in members if len(members) == 1 or t.bits is None or 0 in t.bits)
     return RowScope(name, level, parent, flips, tuple(members), stored.sample(members, flips), elements, bits)
 
@@ -256,7 +256,7 @@ def _rolled_up(
 def layer_groups(hits: Sequence[SingleElementTrial], stored: StoredTrials) -> list[RowScope]:
     """The groups of trials whose single fault fell in the same layer.
 
-    Given the layer that was hit, such a trial is a uniform draw from it, so the estimate is fair; its n is whatever chance gave.
+    Given the layer that was hit, such a trial is a uniform draw from it, so the estimate is unbiased; its n is random.
     """
     if not hits:
         return []
@@ -274,7 +274,7 @@ def layer_groups(hits: Sequence[SingleElementTrial], stored: StoredTrials) -> li
         bits = Counter[int]()
         for tensor in layer_tensors:
             bits[tensor.width] += tensor.elements * tensor.width
-        strata = strata or (StratumTally(1.0, NOTHING),)  # the fault model corrupts nothing there
+        strata = strata or (StratumTally(1.0, NOTHING),)  # the fault model corrupts nothing in this layer
         look = stored.last_common_look([component], 1)
         whole = stored.sample(members, 1)
         sample = StratifiedTrials(strata, None if look == -1 else look, whole.exhaustive_of)
@@ -346,8 +346,8 @@ def make_rows(
     """One row per group; joint limits hold for all rows of a level and number of flips.
 
     Args:
-        lost: The same groups, of `StoredTrials.lost_task_metric`; empty without labels and score.
-        limits: The least and the most that can be lost, (0, 1) of accuracy.
+        lost: Groups of `StoredTrials.lost_task_metric` that match ``groups``; empty without labels and score.
+        limits: Least and most possible loss; (0, 1) for accuracy.
     """
     family = Counter((g.level, g.flips) for g in groups)
     losses: list[LostScore | None] = [LostScore.of(question.estimate(group.sample), *limits) for group in lost]

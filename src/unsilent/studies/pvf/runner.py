@@ -64,9 +64,9 @@ from unsilent.workloads.registry import load
 PROOF_EVERY = 500
 PROOF_GOLDENS, LEAST_PROOF_GOLDENS = 300, 60
 MOST_SORTED_ELEMENTS = 2**24
-"""Elements of a model that are sorted by sign: their numbers are held in memory."""
+"""Most elements of a model that are sorted by sign; their numbers are held in memory."""
 FIRST_PROOFS = (1, 10)
-"""Trials, or time in golden runs, before a proof that the model is intact and trials are independent."""
+"""Numbers of trials before the first proofs that the model is intact and trials are independent."""
 
 
 class DrawnTrial(NamedTuple):
@@ -88,16 +88,16 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
     """Runs the trials of one loaded workload, with its golden run.
 
     Args:
-        spec: The campaign.
-        workload: A live workload instead of the one ``spec`` names.
-        progress: Called with how far training is.
-        worker_settings: What it may cost.
+        spec: Settings of the campaign.
+        workload: A live workload instead of the one that ``spec`` names.
+        progress: Called with the progress of training.
+        worker_settings: Engine, memory and number of workers.
 
     Raises:
-        UsageError: anything in the spec that does not fit the workload, before the first trial.
+        UsageError: a setting does not fit the workload; raised before the first trial.
     """
 
-    # Long because every step needs those before it, and what does not fit has to be refused before the first trial.
+    # Long because every step needs those before it, and settings that do not fit must be refused before the first trial.
     def __init__(
         self,
         spec: PvfSpec,
@@ -232,7 +232,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
     def answer(self, what: str, trial: TrialId, batch: int = 0) -> FaultTrace | Receipt:
         """A trace of how a trial's faults spread through one batch, or a receipt of what they wrote.
 
-        ``what`` is ``trace`` or ``receipt``; a receipt says what the faults find and write where they corrupt first.
+        ``what`` is ``trace`` or ``receipt``. A receipt has the values that the faults find and write where they first act.
         """
         if what == "trace":
             return trace_batch(self.engine, batch, self.draw(trial), progress=self._progress)
@@ -265,7 +265,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         count = trial.sample_count or self.spec.samples or 0
         if not count or count >= sum(self.engine.samples):
             return DrawnTrial(step, faults)
-        ends = np.cumsum(self.engine.samples)  # a batch is drawn by its samples, so that every sample is as likely
+        ends = np.cumsum(self.engine.samples)  # batches are drawn by their size, so that all samples are equally likely
         step = int(np.searchsorted(ends, rng.integers(ends[-1]), side="right"))
         size = self.engine.samples[step]
         samples = np.sort(rng.choice(size, min(count, size), replace=False)).astype(np.int64)
@@ -301,8 +301,8 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         """Run trials in order; the engine may evaluate several together.
 
         Args:
-            alone: Nothing else of the campaign runs meanwhile, so running out of memory is an outcome;
-                else it is `DeferredTrial`.
+            alone: Nothing else of the campaign runs meanwhile, so running out of memory is an outcome; otherwise it gives a
+                `DeferredTrial`.
 
         Raises:
             ProcessUnusable: the model could not be restored after a trial, or a fault-free run raises.
@@ -314,7 +314,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         acting = [d for d in drawn if d.faults]
         samples = [d.samples for d in acting] if any(d.samples is not None for d in acting) else None
         outcomes = self.engine.trials([d.faults for d in acting], samples)
-        if alone:  # a trial that may have stopped a device does nothing but a run of its own
+        if alone:  # a trial that may have stopped a device gets one run of its own and nothing else
             outcomes = (self.engine.trial(d.faults, d.samples) for d in acting)
         for trial, drawn_trial in zip(trials, drawn, strict=True):
             with unusable_if_raised():
@@ -355,7 +355,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
             after: The outcome of the trial that has just run, if one has.
 
         Raises:
-            InjectionError: the model is not the one the campaign began with, although it is intact.
+            InjectionError: the model differs from the one with which the campaign began.
             ProcessUnusable: reading the model or a fault-free run raises.
         """
         raised = "" if after is None else after.error
@@ -468,14 +468,14 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         for flips in self.spec.flips:
             targets = [t for t in self.targets.values() if not t.flips or flips in t.flips]
             if flips is None or not any(self._capacity(t, flips) for t in targets):
-                continue  # nothing to corrupt at all: drawing says why
+                continue  # there is nothing to corrupt: drawing raises an error with the reason
             short = [t for t in targets if self._capacity(t, flips) < flips]
             if short:
                 raise UsageError(
                     f"{flips} flips were requested, but {short[0].name!r} can hold at most {self._capacity(short[0], flips)}"
                     f" ({len(short)} of {len(targets)} targets are too small); use fewer flips or narrow --at"
                 )
-        # One draw of each kind: whatever cannot be drawn is known before the first trial.
+        # Draw one fault of each kind, so that faults that cannot be drawn are found before the first trial.
         for target in self.targets.values():
             for population in self._evaluations[target.name].populations:
                 for flips in target.flips or self.spec.flips:
@@ -492,7 +492,7 @@ class TrialRunner(Runner[PvfSpec, PvfBaseline, PvfTrialRow]):
         device = resolve_device(spec.device)
         result["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
         result["threads"] = str(spec.threads)
-        result["torch"] = str(torch.__version__)  # a class of its own: who unpickles it loads torch
+        result["torch"] = str(torch.__version__)  # not a plain string: unpickling it would import torch
         result["numpy"] = ".".join(np.__version__.split(".")[:2])
         result["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge, function_file(spec.fault))
         if self.scores is not None:

@@ -1,9 +1,9 @@
 """Records of campaigns of ``unsilent pvf``: settings, budget, baseline and trial row.
 
-`PvfSpec` is what was asked, `PvfBudget` how many trials, `PvfBaseline` what was found out before the first trial and
-`PvfTrialRow` what happened in one.
+`PvfSpec` has the settings, `PvfBudget` the number of trials, `PvfBaseline` the facts established before the first trial, and
+`PvfTrialRow` the result of one trial.
 
-The fingerprint of such a campaign is of weights, inputs, golden outputs, judge, device kind, threads and versions.
+The fingerprint of such a campaign covers weights, inputs, golden outputs, judge, kind of device, threads and versions.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 
 STRATA = ("none", "bits", "dtype")
 FROM_LIST = "list"
-"""Stands for the fault model and the sampling law where faults are given, not drawn."""
+"""Stands for the fault model and the sampling law if faults are given, not drawn."""
 FROM_ACCELERATOR = "accelerator"
-"""Stands for both where the memories of an accelerator say what goes wrong how often."""
+"""Stands for the fault model and the sampling law if faults come from the described memories of an accelerator."""
 DEFAULT_TRIALS, DEFAULT_MOST_TRIALS = 1000, 200_000
-"""Trials per target and number of flips: of a campaign that is planned at once, and at most where a precision is asked."""
+"""Trials per target and number of flips: of a campaign without a requested precision, and the maximum with one."""
 DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "samples", "flips", "fault", "at", "law")
-"""Options that mean nothing where faults are given."""
+"""Options that have no effect if faults are given."""
 DESCRIBED_FAULT_OPTIONS = ("strata", "samples", "flips", "fault", "at", "law", "faults")
-"""Options that mean nothing where an accelerator is described."""
+"""Options that have no effect if an accelerator is described."""
 
 
 ALL = 0
-"""Stands for ``all`` where a number of trials or samples is asked."""
+"""Stands for ``all`` as a number of trials or samples."""
 
 
 def _number_or_all(option: str, noun: str, most: int) -> Callable[[int | str], int]:
@@ -86,9 +86,10 @@ def read_width(width: float | str) -> str:
 class PvfSpec(Spec):
     """The settings of a campaign, without those that change only its cost.
 
-    ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `FROM_LIST` where
-    faults are given, `FROM_ACCELERATOR` where memories are described. ``strata`` dtype: in each of its dtypes. ``samples``: how
-    many each trial evaluates, 0 for all of all batches, None where each trial says it (`TrialId.sample_count`).
+    ``flips`` is (None,) if the fault model determines the number of flips (a rate, a run). ``fault`` and ``law`` are `FROM_LIST`
+    if faults are given, and `FROM_ACCELERATOR` if memories are described. ``strata`` "dtype" means one stratum for each dtype.
+    ``samples`` is the number that each trial evaluates: 0 for all of all batches, None if it depends on the trial
+    (`TrialId.sample_count`).
     """
 
     FILES: ClassVar[tuple[str, ...]] = ("data", "weights", "faults", "accelerator")
@@ -146,7 +147,7 @@ class PvfSpec(Spec):
     def is_transient(self) -> bool:
         """Whether faults corrupt values of one evaluation rather than only parameters.
 
-        Of those of an accelerator's memories an inference call is the unit, so they count as such.
+        Faults in an accelerator's memories count as such, since their unit is an inference call.
         """
         return self.accelerator is not None or any(map(is_transient, self.at))
 
@@ -169,17 +170,17 @@ class TargetInfo:
     bits_by_width: tuple[tuple[int, int], ...]
     """Pairs of an element width and the bits that may be corrupted in elements of it."""
     group: str = ""
-    """The reported target: itself, or the one that it is a stratum of."""
+    """Reported target: this target itself, or the target of which it is a stratum."""
     bits: tuple[int, ...] | None = None
-    """Bits that are corrupted; None for all of them."""
+    """Bit positions that are corrupted; None for all of them."""
     dtype: str = ""
-    """The only dtype, where that is known."""
+    """Dtype of all elements, if it is known."""
     elements_by_site: Mapping[str, int] = field(default_factory=dict)
-    """Elements of each site, where a stratum takes some of them."""
+    """Elements of each site, if a stratum has only some of them."""
     slots: int = 0
-    """Faults there are, where they are all to be tried."""
+    """Number of all possible or listed faults if the campaign tries each of them."""
     flips: tuple[int, ...] = ()
-    """Numbers of flips of its trials; empty for all of the campaign."""
+    """Numbers of flips of its trials; empty for all numbers of the campaign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class TensorInfo:
     component: str
     dtype: str
     shape: tuple[int, ...]
-    """The largest over the batches, where the tensor is there once in each."""
+    """Largest shape over the batches if the tensor occurs once in each batch."""
     elements: int
     """Elements that may be corrupted, over all batches."""
     width: int
@@ -217,7 +218,7 @@ class GoldenScores:
     def loss_limits(self) -> tuple[float, float]:
         """The least and the most score that samples can lose.
 
-        The least is 0 or below, since a faulty score may be better.
+        The least is at most 0, since a faulty score may be better.
         """
         return self.least - self.highest, self.most - self.lowest
 
@@ -235,14 +236,14 @@ class PvfBaseline(StoredBaseline):
     memory_parts: tuple[MemoryPart, ...] = ()
     memories: tuple[MemoryFacts, ...] = ()
     trial_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
-    """Expected seconds of a trial, whatever it evaluates, and further ones for each sample: counted, not measured."""
+    """Expected fixed seconds of a trial on one batch; ``sample_seconds`` adds those for each sample. Counted, not measured."""
     sample_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
     right_answers: str = ""
-    """For each sample 1 where the fault-free answer is that of its label, else 0; empty without labels, or with a score."""
+    """For each sample, 1 if the fault-free answer equals its label, else 0; empty without labels, or with a score."""
     scores: GoldenScores | None = None
-    """Scores of golden outputs, of a workload with a score."""
+    """Scores of golden outputs; None for a workload without a score."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of the files that were named, by option, so that they are found again."""
+    """SHA-256 of the named files, by option, so that they can be found again."""
 
     def targets_at(self, flips: int | None) -> tuple[TargetInfo, ...]:
         """The targets whose trials may have this number of flips; their shares sum to 1."""
@@ -253,12 +254,12 @@ class PvfBaseline(StoredBaseline):
 class PvfTrialRow(StoredRow):
     """The stored row of one trial.
 
-    ``outcome_codes`` is one `Outcome` byte a sample; time and worker are not part of its content.
+    ``outcome_codes`` has one `Outcome` byte per sample. Time and worker are not part of the row's content.
     """
 
     trial: TrialId
     faults: Annotated[str, codec.FAULTS_JSON]
-    """JSON list of resolved faults (or their digest where there are very many elements)."""
+    """JSON list of resolved faults, or their digest if there are very many elements."""
     outcome_codes: bytes
     incorrect_batches: Annotated[int, Ge(0)]
     severity: float
@@ -266,16 +267,16 @@ class PvfTrialRow(StoredRow):
     seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC]
     worker: Annotated[int, RUN_SPECIFIC] = 0
     graphed: Annotated[bool, RUN_SPECIFIC] = False
-    """Whether CUDA graphs evaluated it; the outcome is the same either way."""
+    """Whether CUDA graphs evaluated the trial; they do not change its outcome."""
     score_lost: float = math.nan
-    """Mean over the evaluated samples of fault-free minus faulty score; NaN without a score, or where none was evaluated."""
+    """Mean over the evaluated samples of fault-free minus faulty score; NaN without a score or without evaluated samples."""
 
     def derived(self) -> dict[str, int]:
         """The number of samples by outcome."""
         return {o.name.lower(): self.outcome_codes.count(o) for o in Outcome}
 
 
-# -- what is asked besides it, and how a spec is made of that -------------------------------------------------------------
+# -- the request with its further options, and the spec made from it ------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -310,8 +311,7 @@ class PvfBudget:
 def make_pvf_spec(options: Request) -> PvfSpec:
     """The checked settings of a request, with texts in canonical form.
 
-    Raises ``UsageError`` for what would be ignored, and where flips are given both here and in the fault model, are repeated or
-    below 1.
+    Raises ``UsageError`` for options that would be ignored, and if flips are repeated, below 1, or also given in the fault model.
     """
     from unsilent.faults.mixtures import asked_fault_model
 

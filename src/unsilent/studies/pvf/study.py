@@ -1,8 +1,8 @@
 """Runs the PVF study: estimates P(incorrect output | corrupted parameter).
 
 Source: Jiao et al., arXiv 2405.01741 (the acronym also means program vulnerability factor, which is something else).
-"Incorrect" is judged against the golden output. This module asks the campaign and hands back records; what they are
-computed from is in `unsilent.studies.pvf.analysis`.
+"Incorrect" is judged against the golden output. This module runs the campaign and returns records, which
+`unsilent.studies.pvf.analysis` computes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 TRIALS_FOR_DURATION = 16
-"""Trials of each target that its time is estimated from."""
+"""Trials of each target from which the duration is estimated."""
 FAULT = replace(Argument.of_option(options_of(PvfSpec)["fault"]), hint="str | FaultModel")
 WORKLOAD = Argument(
     "workload",
@@ -74,7 +74,7 @@ def run_pvf(run: CampaignRun) -> PvfResult:
 def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: PvfStore, watcher: Observer) -> None:
     """Report how long all faults will take, from a few trials of each target.
 
-    Raises ``UsageError`` for more trials than can be stored.
+    Raises ``UsageError`` if there are more trials than can be stored.
     """
     baseline = cast(PvfBaseline, executor.establish_baseline())
     total = sum(t.slots for t in baseline.targets)

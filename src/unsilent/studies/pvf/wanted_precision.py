@@ -9,14 +9,14 @@ from unsilent.basics.interval import Interval
 from unsilent.basics.sizes import parse_share
 
 LEAST_HALF_WIDTH = 0.0002
-"""Half-width that is enough where a relative one is asked: a share of zero has none."""
+"""Half-width that is always enough for a requested relative one, which an estimate of zero could never reach."""
 
 
 @dataclass(frozen=True)
 class Precision:
     """The half-width that rows must reach: ``max(relative * estimate, absolute)``.
 
-    ``rows``: globs of the names of rows that it is asked of; none: all rows.
+    ``rows``: globs of the names of rows that must reach it; empty for all rows.
     """
 
     absolute: float

@@ -1,9 +1,9 @@
 """Sentences of the report on a PVF campaign.
 
-Names stand in backquotes. The finding claims no more than the intervals carry: two targets are called different only
-where their joint limits (which hold for all of them at once) do not overlap; the factor between them is then "at least"
-the lower limit of the one over the upper limit of the other. Plain limits would call some pair of equal targets different
-far too often: the pair is chosen after looking.
+Names are in backquotes. The finding claims no more than the intervals support: two targets are called different only if their
+joint limits (which hold for all targets at once) do not overlap. The factor between them is then "at least" the lower limit of
+the higher over the upper limit of the lower. With plain limits, equal targets would be called different far too often, since the
+pair is selected by its estimates.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PLACES = {
     "input:*": "the inputs",
     "kv:*": "the key/value cache",
 }
-"""Addresses that select all of a kind, in words."""
+"""Descriptions of the addresses that select all sites of a kind."""
 
 
 def headline(result: PvfResult) -> str:
@@ -65,10 +65,10 @@ def headline(result: PvfResult) -> str:
     if not tried:
         return "No trial has been run yet."
     if level == "model" or len(tried) == 1 or all(r.estimate == 0 for r in tried):
-        # Nothing to compare: the model row if it has an estimate, else the row itself.
+        # There is nothing to compare: use the model row if it has an estimate, else the row itself.
         model = [r for r in at_level(result.rows, "model") if r.flips == flips and r.estimate is not None]
         return f"{_subject(result, (model or tried)[0])}{_probability((model or tried)[0])}."
-    # Compared with the one that is surely lowest, if any: a part with few trials would hide every difference.
+    # Compare with the target of lowest upper limit: a target with few trials would hide every difference.
     top, bottom = tried[0], min(tried[1:], key=lambda row: row.joint_high)
     start = _subject(result, top) + _probability(top)
     if top.joint_low > bottom.joint_high:
@@ -121,7 +121,7 @@ def _subject(result: PvfResult, row: PvfRow) -> str:
     if result.spec.get("faults"):
         return f"A fault of the `{fault}`" + ("" if row.level == "model" else f" {inside}")
     where = _everywhere(result) if row.level == "model" else inside
-    # Without parameters: any bit may flip. With them the text of the fault model says what is meant.
+    # Without arguments, any bit may flip. A fault model with arguments is described by its own text.
     if row.flips is not None and result.fault == "bitflip":
         what = "A random single-bit flip" if row.flips == 1 else f"A fault of {row.flips:,} random bit flips"
         return f"{what} {where}"
@@ -143,7 +143,7 @@ def _probability(row: PvfRow) -> str:
     text = estimate_text(row)
     if row.estimate == row.high == 0:
         return f" made {wrong} {row.n:,} trials, which cover all faults"
-    if has_list_bounds(row):  # what is known of the list
+    if has_list_bounds(row):  # bounds for the whole list
         seen = f"{row.n:,} trials" if row.estimate == 0 else f"{text.estimate} %"
         return f" made {wrong} {seen} (probability over the whole list: {text.low} to {text.high} %)"
     if row.estimate == 0:
@@ -152,7 +152,7 @@ def _probability(row: PvfRow) -> str:
 
 
 def _factor(top: PvfRow, bottom: PvfRow) -> str:
-    least = top.joint_low / bottom.joint_high if bottom.joint_high else 0.0  # it is known to be 0
+    least = top.joint_low / bottom.joint_high if bottom.joint_high else 0.0  # the lower PVF is known to be 0
     return "more than" if least < 1.1 else f"at least {lower_bound_text(least)} times"
 
 
@@ -332,7 +332,7 @@ def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
 
 
 HAS_END = {"--ci", "--rel", "--faults"}
-"""Options with which a campaign ends by itself."""
+"""Options that determine when a campaign ends."""
 
 
 def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
