@@ -37,7 +37,7 @@ class ValueModel(ABC):
     """Base of the value models; immutable and hashable."""
 
     counted_noun: ClassVar[str] = "elements"  # what a count counts, for messages
-    always_in_text: ClassVar[tuple[str, ...]] = ()  # parameters that the text always has, because the name does not imply them
+    always_in_text: ClassVar[tuple[str, ...]] = ()  # parameters that are in the text even at their default
 
     function: str | None = None
     """Name and hash, in the form that a `Fault` has, of the user's function that computes new words from the old ones."""
