@@ -36,7 +36,7 @@ class Corrupted(NamedTuple):
 class ValueModel(ABC):
     """Base of the value models; immutable and hashable."""
 
-    counted_noun: ClassVar[str] = "elements"  # what a count counts, for messages
+    counted_noun: ClassVar[str] = "elements"  # noun of counted slots, for messages
     always_in_text: ClassVar[tuple[str, ...]] = ()  # parameters that are in the text even at their default
 
     function: str | None = None
