@@ -97,7 +97,7 @@ def check_name(noun: str, name: object, known: Collection[str]) -> None:
 
 @contextmanager
 def system_errors(problem: str, advice: str = "") -> Iterator[None]:
-    """Makes an ``OSError`` within a ``UsageError``: the problem, the reason that the system gives, and the advice."""
+    """Context that turns an ``OSError`` into a ``UsageError``: the problem, the system's reason, and the advice."""
     try:
         yield
     except OSError as error:
@@ -106,7 +106,7 @@ def system_errors(problem: str, advice: str = "") -> Iterator[None]:
 
 @contextmanager
 def content_errors(problem: str, advice: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Makes what reading a file raises a ``UsageError``: the problem, the first line of the error, and the advice.
+    """Context that turns errors in reading a file into a ``UsageError``: the problem, their first line, and the advice.
 
     Args:
         kinds: Further error classes besides ``ValueError`` and ``RecursionError``.

@@ -51,7 +51,7 @@ def _control_groups(root: Path) -> Iterator[int]:
 
 
 def _left(folder: Path, limit_name: str, used_name: str, cache_name: str) -> Iterator[int]:
-    """Memory limit minus use, where file cache that can be freed does not count as used."""
+    """Memory limit minus use, in bytes; file cache that can be freed does not count as used."""
     limit, used = _number(folder / limit_name), _number(folder / used_name)
     if limit is None or used is None or limit >= _UNLIMITED:
         return
