@@ -13,7 +13,7 @@ from unsilent.basics.errors import UnsilentError
 P = ParamSpec("P")
 T = TypeVar("T")
 _OPTION = re.compile(r"(?<![\w'\"-])--([a-z]+(?:-[a-z]+)*)(?: (?=[\d'\"A-Z]|\w+:\w))?")
-"""An option, with the blank before a value; a lower-case word after it is the sentence."""
+"""Pattern of an option, with the blank before a value; a lower-case word after it belongs to the sentence."""
 RENAMED = {"with": "options"}
 """Options whose names are keywords in Python."""
 
@@ -31,8 +31,8 @@ def name_arguments_in(text: str, known: Collection[str] | None) -> str:
 def names_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Decorator that makes a function's errors name its arguments instead of command-line options.
 
-    What checks them is shared with the command, and names its options. Names of no argument are left as they are: they belong to
-    a command that the error advises.
+    The checks are shared with the command and name its options. Other option names are unchanged: they belong to a command that
+    the message recommends.
     """
     parameters = inspect.signature(function).parameters
     known = None if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()) else parameters

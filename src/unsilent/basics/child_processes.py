@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 INSIDE = "UNSILENT_INSIDE_WORKER"
-"""Set in the environment of worker processes: a campaign must not start campaigns."""
+"""Environment variable that is set in worker processes, because a campaign must not start campaigns."""
 EXIT_TIMEOUT = 0.3
-"""Seconds that a process has to end by itself once its connection is closed."""
+"""Seconds in which a process must end after its connection was closed."""
 
 
 def start_child(
@@ -35,7 +35,7 @@ def start_child(
             pass_fds=[child_end.fileno()],
             stdin=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # a group of its own: Ctrl-C is for the driver, a kill reaches its children too
+            start_new_session=True,  # own process group: Ctrl-C reaches only the driver, a kill also the child's children
         )
     return process, Connection(parent_end.detach())
 
@@ -43,7 +43,7 @@ def start_child(
 def receive(process: subprocess.Popen[bytes], connection: Connection) -> Any:
     """Wait for the next message of a child; raises ``EOFError`` or ``OSError`` if the child is gone.
 
-    Its children may hold the socket open after it died, so the process itself is looked at as well.
+    The child's own children may keep the socket open after its death, so the process itself is checked as well.
     """
     while not connection.poll(0.2):
         if process.poll() is not None and not connection.poll():
@@ -62,7 +62,7 @@ def end_child(process: subprocess.Popen[bytes], connection: Connection) -> None:
 
 def kill_with_children(process: subprocess.Popen[Any]) -> None:
     """Kill a process that leads its own process group, and all processes that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # all are gone
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # all have ended
         os.killpg(process.pid, signal.SIGKILL)
 
 

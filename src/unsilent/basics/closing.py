@@ -1,4 +1,4 @@
-"""The bases of what is closed by ``close``, at the end of a ``with`` as well."""
+"""Base classes of objects with a method ``close``, which also runs at the end of a ``with`` block."""
 
 from __future__ import annotations
 

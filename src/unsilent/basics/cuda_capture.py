@@ -27,14 +27,14 @@ def capture(
     Each launch of the graph overwrites the memory of the result.
 
     Args:
-        function: Function that has run before, so that libraries have chosen kernels and allocated what they need once.
-        pool: Memory that is shared with other graphs, which then must not run at the same time.
+        function: Function that has run before, so that libraries have chosen kernels and allocated their one-time memory.
+        pool: Memory that is shared with other graphs, which must not run at the same time.
 
-    Code that asks whether it is captured is told that it is not: it might take another way than without a graph. Nothing is
-    waited for, and no cached memory is given back, as `torch.cuda.graph` does.
+    Code that checks whether it is captured gets the answer no, because it might behave differently in a capture. Unlike
+    `torch.cuda.graph`, this function does not synchronise and does not free cached memory.
 
     Raises:
-        Exception: whatever CUDA raises where the function waits for the device, or copies to the host.
+        Exception: any error of CUDA, if the function waits for the device or copies to the host.
     """
     current, side = torch.cuda.current_stream(device), side_stream(device)
     graph = torch.cuda.CUDAGraph()

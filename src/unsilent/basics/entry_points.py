@@ -1,7 +1,7 @@
 """Components that other installed packages register as entry points, loaded when they are first needed.
 
-A part is imported when it is asked for. One that cannot be imported, or is something else than its group says, is an error of one
-line that names its package; until somebody asks for it, it is not noticed.
+A component is imported on first use. If it cannot be imported or has the wrong type for its group, a one-line error names its
+package; before the first use no error is raised.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class WithInstalled(Mapping[str, T]):
     """Mapping from names to component classes: this package's own first, then those of other packages.
 
     Args:
-        noun: Noun of a part, for errors.
+        noun: Noun of a component, for errors.
         group: Group of entry points.
-        own: Parts of this package, whose names no other package can take.
+        own: Components of this package, whose names other packages cannot use.
     """
 
     def __init__(self, noun: str, group: str, own: Mapping[str, T]) -> None:
@@ -76,7 +76,7 @@ class WithInstalled(Mapping[str, T]):
         part = load_part(self._noun, entry)
         if not callable(part):
             raise wrong_part_error(entry, f"a {type(part).__name__}", f"a class or function that makes a {self._noun}")
-        return part  # type: ignore[no-any-return]  # what it makes is seen when it is called
+        return part  # type: ignore[no-any-return]  # the type of its result is checked when it is called
 
     def __contains__(self, name: object) -> bool:
         return name in self._own_parts or name in installed_parts(self._group, self._own_parts)

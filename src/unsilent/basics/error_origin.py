@@ -1,10 +1,10 @@
 """Decision whether an error comes from the user's code or from a defect of this package.
 
-The frame that decides is the innermost one that is neither a library's nor the interpreter's. Where it is one of ours, the
-error is ours, also when a library that we called raised it. Two exceptions, in which we only pass a call on: functions
-marked with `calls_user_code` (a user's model may consist of library code alone), and code of ours that a library or the
-user's code calls back to run an operation (a dispatch mode, a hook). A name that an object of ours does not have is the error
-of the line that asked for it, not of the ``__getattr__`` that says so.
+The innermost frame outside libraries and the interpreter decides. If it belongs to this package, the error is ours, even if a
+library that we called raised it. There are two exceptions, in which we only forward a call: functions marked with
+`calls_user_code` (a user's model may consist only of library code), and code of this package that a library or the user's code
+calls back to run an operation (a dispatch mode, a hook). A missing attribute of one of our objects is an error of the line that
+reads the attribute, not of the ``__getattr__`` that raises it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def is_user_error(error: BaseException, handler_frames: int) -> bool:
             continue
         while frames and _in_package(frames[-1].co_filename) and frames[-1] not in _PASSING:
             frames.pop()
-        if not in_library or not frames:  # raised in our own line, or nobody called us back
+        if not in_library or not frames:  # raised in our own line, or not in a callback
             return False
     return False
 
@@ -93,7 +93,7 @@ def unexpected_error(error: BaseException) -> InternalError | UserCodeError:
 
 
 def _kind_and_text(error: BaseException) -> str:
-    """The type of an error, and the first line of what it says."""
+    """The type of an error, and the first line of its message."""
     text = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}{': ' if text else ''}{text}"
 

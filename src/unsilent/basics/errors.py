@@ -1,14 +1,14 @@
 """Errors that a user can meet.
 
-UnsilentError            anything this package raises on purpose
-├── UsageError           bad input: one line saying what was found, what was expected, what to do (exit code 2)
-│   └── UserCodeError    the user's own file raised; carries its traceback to be shown in a frame
+UnsilentError            any error that this package raises on purpose
+├── UsageError           bad input: one line with the value found, the value expected, and advice (exit code 2)
+│   └── UserCodeError    the user's own file raised an error; contains the traceback, which is shown in a frame
 ├── Interrupted          a campaign was interrupted; the message says whether trials are stored (exit code 130)
-├── InternalError        our own code raised what it must not; carries the traceback to be reported (exit code 1)
-├── InjectionError       a fault could not be applied, hit another number of times than asked, or was not undone
-│   └── ValueModelError  the user's function that makes new words of old ones raises, or returns something else (exit code 2)
-├── ProcessUnusable      after an exception the model cannot be restored, or a fault-free run raises: trials need another process
-└── StoreError           a campaign store is foreign, corrupt, locked, full, or holds another campaign (exit code 2)
+├── InternalError        a defect of this package; contains the traceback, which should be reported (exit code 1)
+├── InjectionError       a fault could not be applied, was applied the wrong number of times, or was not undone
+│   └── ValueModelError  the user's function for new words raised an error or returned a wrong value (exit code 2)
+├── ProcessUnusable      the model cannot be restored after an exception, or a fault-free run fails: trials need another process
+└── StoreError           a campaign store is foreign, corrupt, locked, full, or contains another campaign (exit code 2)
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class ProcessUnusable(UnsilentError):
     """The process cannot run further trials, for example after a device-side assertion.
 
     Attributes:
-        caused_by_trial: Whether it is certainly the trial that was running that did it.
-        while_preparing_shortcuts: Whether it happened while the engine's shortcuts were prepared, so no trial
-            did it.
+        caused_by_trial: Whether the running trial certainly caused the error.
+        while_preparing_shortcuts: Whether the error occurred during the preparation of the engine's shortcuts, so no trial
+            caused it.
     """
 
     def __init__(self, reason: str, known: bool = False, shortcuts: bool = False) -> None:
@@ -97,7 +97,7 @@ def check_name(noun: str, name: object, known: Collection[str]) -> None:
 
 @contextmanager
 def system_errors(problem: str, advice: str = "") -> Iterator[None]:
-    """Makes an ``OSError`` within a ``UsageError``: the problem, the reason that the system gives, and the advice."""
+    """Context that turns an ``OSError`` into a ``UsageError``: the problem, the system's reason, and the advice."""
     try:
         yield
     except OSError as error:
@@ -106,10 +106,10 @@ def system_errors(problem: str, advice: str = "") -> Iterator[None]:
 
 @contextmanager
 def content_errors(problem: str, advice: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Makes what reading a file raises a ``UsageError``: the problem, the first line of the error, and the advice.
+    """Context that turns errors in reading a file into a ``UsageError``: the problem, their first line, and the advice.
 
     Args:
-        kinds: Kinds of errors, besides ``ValueError`` and ``RecursionError``.
+        kinds: Further error classes besides ``ValueError`` and ``RecursionError``.
     """
     caught: tuple[type[Exception], ...] = (ValueError, RecursionError, *kinds)
     try:
@@ -119,11 +119,11 @@ def content_errors(problem: str, advice: str, *kinds: type[Exception]) -> Iterat
 
 
 _MOST_SHOWN = 150
-"""Characters of one name in an error."""
+"""Most characters of one name in an error."""
 _MOST_LISTED = 600
-"""Characters of all names in an error."""
+"""Most characters of all names in an error."""
 _MOST_COMPARED = 10_000
-"""Names that are looked through for the closest one, which takes a second or so."""
+"""Most names that are searched for the closest one, which takes about a second."""
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -139,7 +139,7 @@ def wrong_value_error(name: str, value: object, expected: str) -> UsageError:
 def unknown_name_error(noun: str, name: object, known: Iterable[str], limit: int = 20) -> UsageError:
     """The error for an unknown name, with the closest match first and then all known names.
 
-    ``noun`` is the noun ("workload"), ``name`` what was asked, ``known`` what exists (at most ``limit`` are listed).
+    ``noun`` is the noun ("workload"), ``name`` the requested name, ``known`` the existing names (at most ``limit`` are listed).
     """
     name = name if isinstance(name, str) else escape_unprintable(repr(name))
     names = sorted(known, key=_natural)

@@ -1,13 +1,13 @@
 """Records of how a fault spreads through a run. They do not need torch, so the command line can show them.
 
-One row is one output of one operation, in execution order; what only gives another view of memory, or memory that nobody has
-written, has no row. Numbers compare the faulty run with its golden twin:
+One row is one output of one operation, in execution order. Operations that only return a view or uninitialised memory have no
+row. Numbers compare the faulty run with its golden twin:
 
     changed    elements whose bits differ (0 and -0 do, two NaNs with the same bits do not)
     relative   largest |faulty - golden| / |golden|, in float64, over changed elements with a finite golden value other than 0
-               and a finite faulty one; None where there is none
-    from_zero  changed elements that are 0 in the golden run and finite and not 0 in the faulty one: no ratio there
-    absolute   largest |faulty - golden| over changed elements that are finite in both; None where there is none
+               and a finite faulty one; None if there is no such element
+    from_zero  changed elements that are 0 in the golden run and finite and not 0 in the faulty one; they have no ratio
+    absolute   largest |faulty - golden| over changed elements that are finite in both; None if there is no such element
     nonfinite  elements that are NaN or infinite in the faulty run and finite in the golden one
 
 ``relative`` and ``absolute`` are None for integers and booleans, and at most the largest float64.
@@ -21,9 +21,10 @@ from typing import Any
 
 SCHEMA = "unsilent/trace/2"
 PHASES = ("fwd", "recomputed", "bwd", "outside", "update")
-"""``outside``: what a step does outside of the model once a backward pass has run, clipping say; its addresses are ``fwd``."""
+"""Phases of a row. ``outside``: operations outside the model after a backward pass, for example gradient clipping; their
+addresses have the phase ``fwd``."""
 BEFORE_FIRST_ROW = -1
-"""The place of a fault that is there before the first operation runs."""
+"""Row number of a fault that exists before the first operation runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,10 @@ class OutputDifference:
 class TraceRow:
     """Row of a trace: one output of one operation.
 
-    ``name``: of the operation; in the backward of the forward operation whose node runs it, in the update with the parameter it
-    works for. ``kernel``: in the backward what the node runs (``convolution_backward.0``), ``accumulated`` for the gradient of a
-    parameter once a backward pass has added to it, else empty. ``output``: its number. ``faulty_type``: dtype and shape of
-    the faulty run where they are not the same; then all elements count as changed.
+    ``name``: name of the operation; in the backward pass, name of the forward operation whose node runs it; in the update, name
+    with the updated parameter. ``kernel``: in the backward pass, the operation that the node runs (``convolution_backward.0``),
+    or ``accumulated`` for the gradient of a parameter after a backward pass has added to it; otherwise empty. ``output``: number
+    of the output. ``faulty_type``: dtype and shape in the faulty run if they differ; then all elements count as changed.
     """
 
     name: str
@@ -79,11 +80,10 @@ class TraceRow:
 class TracedFault:
     """A fault of a traced run.
 
-    ``row``: the number of the row it corrupts (`BEFORE_FIRST_ROW`: memory, before the first); None where that is not
-    known.
+    ``row``: number of the corrupted row (`BEFORE_FIRST_ROW`: memory before the first row); None if it is unknown.
+    ``bits``: number of bits that the fault changed; None if they were not counted.
 
-    A fault in a gradient corrupts what the last of the backward kernels gives, on its way to who reads it: the row itself is
-    golden then. ``bits``: changed by it, where that was counted.
+    A fault in a gradient corrupts the result of the last backward kernel after it is recorded, so the row itself stays golden.
     """
 
     site: str
@@ -98,7 +98,7 @@ class OperationDivergence:
 
     ``golden`` and ``faulty`` name the operations; ``faulty`` is empty if that run ended.
 
-    ``error``: what the faulty run raised. Rows from there on are not compared and left out.
+    ``error``: error that the faulty run raised. Rows from this point on are not compared and are left out.
     """
 
     row: int
@@ -120,7 +120,7 @@ class OperationDivergence:
 class FaultTrace:
     """A faulty run compared with its golden twin, output by output.
 
-    ``runs``: how many runs it took, golden and faulty. ``notes``: what a reader should know.
+    ``runs``: number of golden and faulty runs. ``notes``: remarks for the reader.
     """
 
     rows: tuple[TraceRow, ...]

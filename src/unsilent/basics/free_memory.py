@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _UNLIMITED = 1 << 60
-"""Version 1 control groups write a huge number for "no limit"."""
+"""Limits from this value on mean "no limit": version 1 control groups then give a huge number."""
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that this process can still allocate, limited by machine and control groups; None if unknown.
 
     Args:
-        root: Folder with ``proc`` and ``sys``.
+        root: Folder that contains ``proc`` and ``sys``.
     """
     result = [*_machine(root), *_control_groups(root)]
     return max(0, min(result)) if result else None
@@ -31,7 +31,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _control_groups(root: Path) -> Iterator[int]:
-    """Bytes that each control group above this process has left."""
+    """Number of bytes left in each control group of this process and in the groups above it."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -51,7 +51,7 @@ def _control_groups(root: Path) -> Iterator[int]:
 
 
 def _left(folder: Path, limit_name: str, used_name: str, cache_name: str) -> Iterator[int]:
-    """Memory limit minus use, where file cache that can be freed does not count as used."""
+    """Memory limit minus use, in bytes; file cache that can be freed does not count as used."""
     limit, used = _number(folder / limit_name), _number(folder / used_name)
     if limit is None or used is None or limit >= _UNLIMITED:
         return
@@ -62,7 +62,7 @@ def _left(folder: Path, limit_name: str, used_name: str, cache_name: str) -> Ite
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # not there, or "max"
+    except (OSError, ValueError):  # no such file, or its value is "max"
         return None
 
 

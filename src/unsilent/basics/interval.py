@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, replace
 
 COUNTED = "counted"
-"""The method of a number without limits: nothing was estimated."""
+"""Method of a known number, which has no limits because it is not an estimate."""
 PART_OF_LIST = "part of a list"
-"""Ending of the method where limits are bounds: what the faults of the list that were not run could make of the estimate."""
+"""Ending of the method if the limits are bounds: the range of the estimate for all possible outcomes of the faults in the list
+that were not run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from unsilent.basics.errors import missing_name_error
 class LazyModule(ModuleType):
     """A placeholder for a module that is imported on first use.
 
-    Give type checkers the real one: ``if TYPE_CHECKING: import numpy as np``.
+    Type checkers need the real module: ``if TYPE_CHECKING: import numpy as np``.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -35,13 +35,13 @@ def lazy_names(
 
     Args:
         package: Name of the package.
-        names: Names that the package has, by the module that has them.
+        names: Public names, by the module that defines them.
         present: Further public names, which the package imports itself.
     """
     module_of = {name: module for module, of_module in names.items() for name in of_module}
     public = sorted((*module_of, *present))
 
-    # `error_origin` blames who asked for the name, and knows this function by its name.
+    # `error_origin` recognises this function by its name and assigns the error to the caller.
     def __getattr__(name: str) -> Any:
         if name not in module_of:
             raise missing_name_error(package, name, public)
@@ -54,7 +54,7 @@ class LazyFunction:
     """A placeholder for a function ``module:name`` whose module is imported on the first call.
 
     Args:
-        options: A dataclass that the function takes in place of keyword arguments, as its last argument.
+        options: Dataclass that the function takes as its last argument instead of keyword arguments.
     """
 
     def __init__(self, name: str, options: Callable[..., Any] | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 Path = tuple[str, ...]
-"""The keys and places that lead to a value."""
+"""Path of keys and indices to a value."""
 
 
 def parts_of(value: Any) -> Iterable[tuple[Any, Any]] | None:

@@ -23,7 +23,7 @@ class Argument:
 
     Attributes:
         hint: Type that the signature shows.
-        default: `REQUIRED` makes it an argument that may be given without its name.
+        default: Default value; with `REQUIRED` the argument may be given without its name.
     """
 
     name: str
@@ -62,11 +62,11 @@ def option_function(
     """Make a function whose arguments are the options of dataclasses, with errors that name arguments.
 
     Args:
-        run: Called with the arguments of a call by name, defaults included.
-        text: First part of the docstring, before the arguments are listed.
-        module: The module that has it, so that it can be pickled.
-        further: Arguments besides the options, or instead of one of the same name.
-        returns: The class of what it returns; None: the docstring does not say.
+        run: Function that is called with all arguments by name, including defaults.
+        text: First part of the docstring, before the list of arguments.
+        module: Module that contains the function, so that it can be pickled.
+        further: Arguments besides the options, or instead of the option with the same name.
+        returns: Class of the returned value; None: the docstring does not name it.
     """
     options = [Argument.of_option(option) for option in options_of(*option_classes).values()]
     by_name = {argument.name: argument for argument in (*options, *further)}

@@ -1,7 +1,7 @@
 """Options of commands and functions, declared once on the fields of frozen dataclasses.
 
 ``trials: Annotated[int, Option("Trials of each target.", PRECISION)] = 1000`` is an option of the command line, a key of a TOML
-file and an argument of a Python function. A field that is marked `NOT_AN_OPTION` is none: it is derived from others.
+file and an argument of a Python function. A field marked `NOT_AN_OPTION` is not an option; it is derived from other fields.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PANELS = ("Workload", "Faults", "Precision", "Execution", "Output")
 """Panels of the help, in this order."""
 WORKLOAD_PANEL, FAULTS_PANEL, PRECISION_PANEL, EXECUTION_PANEL, OUTPUT_PANEL = PANELS
 NOT_AN_OPTION = "internal"
-"""Marks a field that nobody asks for."""
+"""Mark of a field that users cannot set."""
 MOST_BYTES = 2**20
 """Largest TOML file of options that is read, in bytes."""
 LARGEST = 2**63 - 1
 """Largest whole number, as a store can hold it."""
 LONGEST_SHOWN = 256
-"""Bits of a number in a message."""
+"""Most bits of a number that is written in full in a message."""
 _NOUNS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", Path: "a file name"}
 _METAVARS = {int: "<int>", float: "<float>", Path: "<path>"}
 _BY_FIELD = object()
@@ -44,18 +44,18 @@ class Option:
 
     Attributes:
         help: One or two sentences.
-        panel: The heading that it stands under.
-        name: Name of the option; empty: the field's.
-        default_text: Text of the default in help, where that is not the field's own.
-        unset_value: Stands for nothing said, where something else than the field's default decides then.
-        parser: Makes the value from what was given; None: by the type of the field.
-        formatter: The reverse, a text for each time that the option is given.
-        is_repeatable: Whether it may be given more than once.
-        separator: Separator of whole numbers.
-        short_flag: A short name on the command line.
-        missing_error: Makes it an argument of the command that has to be given; the error where it is not.
-        is_argument: Makes it an argument of the command, in the order of the fields.
-        metavar: Stands for its value in help, where that is not its type; of an argument, its name.
+        panel: Heading of the option in the help.
+        name: Name of the option; empty: the name of the field.
+        default_text: Text of the default in the help; empty: the field's default.
+        unset_value: Value of an option that was not given, if it differs from the field's default.
+        parser: Function that converts the given value; None: conversion by the type of the field.
+        formatter: Inverse of ``parser``; returns one text for each time that the option is given.
+        is_repeatable: Whether the option may be given more than once.
+        separator: Separator of several whole numbers.
+        short_flag: Short name on the command line.
+        missing_error: Error message if a required positional argument is missing; empty: the option is not required.
+        is_argument: Whether the option is a positional argument of the command, in the order of the fields.
+        metavar: Placeholder of the value in the help (empty: the type), or the name of a positional argument.
     """
 
     help: str
@@ -149,7 +149,7 @@ class OptionField:
     def parse_value(self, value: Any, name: str, *, typed: bool = False) -> Any:
         """Convert a given value to the field's type; raises ``UsageError`` that calls the option ``name``.
 
-        ``typed``: it has a type already, as in Python or TOML, so that a text is no number.
+        ``typed``: whether the value already has a type (in Python or TOML), so that a text is not read as a number.
         """
         if self.option.parser is not None:
             return self.option.parser(value)
@@ -310,13 +310,13 @@ def options_of(*classes: type) -> Mapping[str, OptionField]:
 
 
 class Request:
-    """Options that were asked for, of some dataclasses: ``request[Spec]`` is the one of that class.
+    """Given options of some dataclasses; ``request[Spec]`` is the dataclass ``Spec`` with its options.
 
     Attributes:
         options: Options of all the dataclasses.
-        given_values: Values of those that were asked.
-        script: Arguments of a script of the user's.
-        observer: Receives progress; None: nobody does.
+        given_values: Values of the options that were given.
+        script: Arguments of the user's script.
+        observer: Object that receives progress; None: no progress is reported.
     """
 
     script: tuple[str, ...] = ()
@@ -337,7 +337,7 @@ class Request:
 
     @classmethod
     def from_call(cls, classes: Sequence[type], arguments: Mapping[str, Any]) -> Request:
-        """The options that arguments of a function ask for; arguments of other names are left out."""
+        """The options that are given as arguments of a function; other arguments are ignored."""
         field_names = {asking.python_name: name for name, asking in options_of(*classes).items()}
         values = {field_names[name]: value for name, value in arguments.items() if name in field_names}
         return cls(classes, values, call=True)
@@ -347,7 +347,7 @@ class Request:
         return f"{asking.python_name}=" if self._call else asking.flag
 
     def read_toml(self, path: Path) -> None:
-        """Take what a TOML file asks and the command line does not; raises ``UsageError``."""
+        """Add the options of a TOML file that were not given on the command line; raises ``UsageError``."""
         record = parse_toml(read_plain(path, MOST_BYTES), str(path))
         field_names = {asking.option_name: name for name, asking in self.options.items() if name != "config"}
         for key, value in record.items():
@@ -359,16 +359,16 @@ class Request:
                 self.given_values[name] = read
 
     def refuse_given(self, names: Collection[str], why: str) -> None:
-        """Raise ``UsageError`` where one of these was given and would be ignored."""
+        """Raise ``UsageError`` if one of these options was given, because it would be ignored."""
         if ignored := [self._named(name) for name in names if name in self.given_values]:
             raise UsageError(f"{why}: leave out {', '.join(ignored)}")
 
     def value(self, name: str) -> Any:
-        """The value that was asked for in one field, or its default."""
+        """The given value of a field, or its default."""
         return self.given_values.get(name, self.options[name].default)
 
     def __getitem__(self, cls: type[T]) -> T:
-        """The dataclass of a class, filled; raises ``UsageError`` where an argument of the command is missing."""
+        """An instance of a dataclass with the given options; raises ``UsageError`` if a required argument is missing."""
         options = options_of(cls)
         for name, asking in options.items():
             if asking.option.missing_error and name not in self.given_values:
@@ -376,7 +376,7 @@ class Request:
         return cls(**{name: value for name, value in self.given_values.items() if name in options})
 
     def command_line(self, verb: str, *classes: type) -> str:
-        """The command line that asks for this, of these dataclasses; the seed is named in any case."""
+        """The command line with the given options of these dataclasses; it always contains the seed."""
         arguments: list[str] = []
         words: list[str] = []
         for asking, value in self._named_values(classes):
@@ -389,7 +389,7 @@ class Request:
         return shlex.join(["unsilent", *verb.split(), *arguments, *words])
 
     def python_call(self, function: str, *classes: type) -> str:
-        """The call in Python that asks for the same, of an argument that no text can name."""
+        """The Python call with the given options of these dataclasses, for a workload that has no name as text."""
         words = []
         for asking, value in self._named_values(classes):
             if not asking.is_argument:

@@ -1,10 +1,10 @@
 """Reading of pickled values without unpickling: no function that the pickle names is called.
 
-Opcodes and their arguments are those that `pickletools` lists. Calls, objects and names become records below, so a pickle that
-would run code when loaded is read like any other. Floats and byte strings carry the position of their bytes in the pickle.
-Protocols 0 to 5 of what ``pickle``, ``torch.save`` and numpy write. Containers of Python hold what they would hold after loading;
-what no pickler writes and would make a loader see something else (one key twice, a state that is set twice, one storage that is
-described in two ways) is refused.
+Opcodes and their arguments are those listed by `pickletools`. Calls, objects and names become records of this module, so a pickle
+that would run code when loaded is read like any other. Floats and byte strings contain the position of their bytes in the pickle.
+Protocols 0 to 5 in the form that ``pickle``, ``torch.save`` and numpy write can be read. Python containers have the same content
+as after loading. Constructs that no pickler writes and that a loader could read differently (a repeated key, a state that is set
+twice, two descriptions of one storage) are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = {
 }  # fmt: skip
 _STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
 _BYTES = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9, "BYTEARRAY8": 9}
-"""Bytes of the opcode before the content."""
+"""Number of bytes of the opcode before its content."""
 
 
 class PickleDamaged(ValueError):
@@ -94,11 +94,11 @@ SETS = {"builtins.set", "builtins.frozenset"}
 SIZE = "torch.Size"
 BYTES = "_codecs.encode"
 _CONTAINERS = {*DICTS, *SETS, SIZE}
-"""Containers that are filled when they are made, so that their arguments are read at that moment."""
+"""Containers that are filled when they are created, so that their arguments are read at that moment."""
 _SCALARS_AS_KEYS = {"builtins.complex", "torch.device"}
-"""Equal ones can be described in several ways, and one equals a number."""
+"""Types that are not allowed as keys: equal values have several descriptions, and a complex number can equal a number."""
 MOST_MEMORY = 2**29
-"""Bytes that the objects of a pickle may take: those of 100,000 tensors take about half."""
+"""Most bytes for the objects of a pickle; those of 100,000 tensors need about half of it."""
 _MEMORY = {
     **dict.fromkeys(("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"), 130), **dict.fromkeys(("MARK", "EMPTY_LIST"), 90),
     **dict.fromkeys(("EMPTY_DICT", "DICT", "EMPTY_SET", "FROZENSET", "REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"), 300),
@@ -106,7 +106,7 @@ _MEMORY = {
     **dict.fromkeys(("SETITEM", "APPEND", "BINPERSID", "PERSID", "BINFLOAT", *_BYTES), 160),
 }  # fmt: skip
 _LEAST_MEMORY = 70
-"""Bytes of memory that an opcode takes at most, besides its argument: the first ones, or any other (as of Python 3.11)."""
+"""Most bytes of memory for any other opcode, besides its argument (Python 3.11)."""
 _MOST_KEY_PARTS = 16
 _MOST_KEY_DEPTH = 3
 
@@ -115,16 +115,16 @@ def read_pickle(content: bytes, most_memory: int = MOST_MEMORY, start: int = 0) 
     """The value of a pickle, made of plain values, lists, tuples and the records of this module, and its end.
 
     Args:
-        content: Bytes with a pickle at ``start``; positions count from the first of all bytes.
-        most_memory: Bytes that what its opcodes make may take, besides texts and bytes; more are refused.
+        content: Bytes with a pickle at ``start``; positions count from the first byte of ``content``.
+        most_memory: Most bytes for the objects of the pickle, besides texts and byte strings.
 
     Raises:
-        PickleDamaged: it is cut off, damaged, or not made as any known pickler does.
+        PickleDamaged: the pickle is cut off, damaged, too large, or unlike the output of any known pickler.
     """
     machine = _Machine(most_memory)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of backslashes in strings of protocol 0
+            warnings.simplefilter("ignore", DeprecationWarning)  # for backslashes in strings of protocol 0
             return machine.run(_opcodes(content, start)), machine.end
     except PickleDamaged:
         raise
@@ -274,13 +274,13 @@ class _Machine:
     def new_object(self) -> None:
         function, arguments = self.two()
         result = Call(function, arguments)
-        if result.name in _CONTAINERS and arguments != ():  # its arguments are ignored, or not, as the class likes
+        if result.name in _CONTAINERS and arguments != ():  # some classes ignore their arguments, others do not
             raise PickleDamaged(f"it makes a {result.name} in a way that pickle does not")
         self.stack.append(result)
 
     def persistent(self) -> None:
         named = self.stack.pop()
-        # Loaders make a storage when its key comes first, and ignore what is said of it later.
+        # Loaders create a storage at the first occurrence of its key, and ignore later descriptions.
         if _is_storage(named) and self.storages.setdefault(named[2], named[:5]) != named[:5]:
             raise PickleDamaged("it describes one storage in two ways")
         self.stack.append(Persistent(named))
@@ -396,12 +396,12 @@ _VALUES: dict[str, Callable[[Any, int], Any]] = {
     "GLOBAL": lambda argument, _: _python3_name(*argument.split(" ", 1)),
     "PERSID": lambda argument, _: Persistent(argument),
 }
-"""Opcodes that are a value, and how it is made of their argument and position."""
+"""Opcodes of values, each with a function that makes the value from argument and position."""
 _NUMBERED: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(("BINPUT", "LONG_BINPUT", "PUT"), _Machine.put),
     **dict.fromkeys(("BINGET", "LONG_BINGET", "GET"), _Machine.get),
 }
-"""Opcodes on what was numbered before."""
+"""Opcodes that store or read memoised values."""
 _ACTIONS: dict[str, Callable[[_Machine], Any]] = {
     "MARK": _Machine.mark,
     "EMPTY_TUPLE": _pushes(tuple),

@@ -19,7 +19,7 @@ from unsilent.basics.errors import UsageError, first_line, system_errors
 def open_plain(path: str | Path, name: str = "") -> BinaryIO:
     """Open a regular file for reading bytes; errors call it ``name``, by default its path.
 
-    Raises ``UsageError`` for what cannot be read or is not a regular file: a pipe would wait, a device has no end.
+    Raises ``UsageError`` if the file cannot be read or is not a regular file: a pipe would block, a device has no end.
     """
     try:
         file = open(Path(path).expanduser(), "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
@@ -36,7 +36,7 @@ def open_plain(path: str | Path, name: str = "") -> BinaryIO:
 def read_plain(path: str | Path, max_bytes: int, name: str = "") -> bytes:
     """The content of a regular file of at most ``max_bytes`` bytes; raises ``UsageError``."""
     with open_plain(path, name) as file, system_errors(f"cannot read {name or path}"):
-        # What is known to be too large is not read; a file may grow, or not say its size.
+        # A file that is known to be too large is not read. The content is checked as well: a file may grow or report no size.
         is_large = os.fstat(file.fileno()).st_size > max_bytes
         content = b"" if is_large else _read_at_most(file, max_bytes + 1)
     if is_large or len(content) > max_bytes:
@@ -47,7 +47,7 @@ def read_plain(path: str | Path, max_bytes: int, name: str = "") -> bytes:
 def read_lines(path: str | Path, max_bytes: int, max_line: int, name: str = "") -> Iterator[bytes]:
     """The lines of a regular file with their line ends, read one at a time; the last line may have no end.
 
-    Raises ``UsageError``, also for more than ``max_bytes`` bytes, or more than ``max_line`` in one line.
+    Raises ``UsageError``, also for more than ``max_bytes`` bytes, or more than ``max_line`` bytes in one line.
     """
     with open_plain(path, name) as file, system_errors(f"cannot read {name or path}"):
         if os.fstat(file.fileno()).st_size > max_bytes:
@@ -68,17 +68,17 @@ def _too_large(source: object, limit: int, kind: str) -> UsageError:
 
 
 MOST_JSON_MEMORY = 2**29
-"""Bytes that the values of one JSON text may take in memory."""
+"""Most bytes of memory for the values of one JSON text."""
 _JSON_COSTS = {b"[": 110, b"{": 200, b":": 200, b",": 64}
-"""Bytes of memory for each of these: a list; a dict; a key, its place and its pair; a value and its place (as of Python 3.11)."""
+"""Bytes of memory for each character: a list; a dict; a key with its place and pair; a value with its place (Python 3.11)."""
 
 
 def json_memory(content: bytes) -> int:
     """Upper estimate of the memory in bytes that the values of a JSON text need, without parsing it.
 
-    They can take more than 30 times the bytes of the text, which may also be a part, or several texts.
+    The values can need more than 30 times the bytes of the text. The content may also be a part of a text, or several texts.
     """
-    # As text, and the texts in it; one character beyond ASCII makes all of its text wider.
+    # The text itself and the strings in it; one non-ASCII character makes its whole string wider.
     as_text = len(content) * (2 if content.isascii() else 8)
     return as_text + sum(cost * content.count(character) for character, cost in _JSON_COSTS.items())
 
@@ -87,7 +87,7 @@ def parse_json(content: bytes, **hooks: Any) -> Any:
     """The value of a JSON text in UTF-8; ``hooks`` as in ``json.loads``.
 
     Raises:
-        ValueError: it is no JSON, nests too deeply, or its values would take more than `MOST_JSON_MEMORY`.
+        ValueError: the content is not JSON, is nested too deeply, or its values would need more than `MOST_JSON_MEMORY`.
     """
     if (needed := json_memory(content)) > MOST_JSON_MEMORY:
         raise ValueError(f"it would take {needed >> 20} MiB of memory, at most {MOST_JSON_MEMORY >> 20} are used")
@@ -98,7 +98,7 @@ def parse_json(content: bytes, **hooks: Any) -> Any:
 
 
 _NAME_PARTS = 64
-"""Most parts of a dotted name of TOML; the standard library's reader takes quadratic time for them."""
+"""Most parts of a dotted name in TOML; the standard library's reader needs quadratic time for them."""
 _DECIMAL = re.compile(rb"(?<![\d.])\d+\.\d+(?![\d.])")
 
 
@@ -113,7 +113,7 @@ def parse_toml(content: bytes, where: str) -> dict[str, Any]:
         )
     try:
         return tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, too
+    except (ValueError, RecursionError) as error:  # for example a number with thousands of digits
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else first_line(error)[:200]
         raise UsageError(f"cannot read {where} as TOML: {reason}; correct it there") from None
 

@@ -1,7 +1,7 @@
 """Text from outside (names in models and files, error messages) made safe for files, terminals and pages.
 
-The names of a model's modules and tensors pass here where they enter (`unsilent.sites.modules`), so that addresses, stores,
-exports and reports all have the same text; reports escape what they read again, as a store may be anybody's.
+The names of a model's modules and tensors are escaped on input (`unsilent.sites.modules`), so that addresses, stores,
+exports and reports all have the same text. Reports escape the text of a store again, because stores are not trusted.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ for _power, _letter in enumerate("kmgtp", 1):
 _TEXT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 _SHARE = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(%?)\s*")
 LARGEST = 1 << 62
-"""Bytes; more is taken for a slip of the finger."""
+"""Most bytes; larger numbers are treated as typing errors."""
 
 
 def parse_whole_number(text: str) -> int | None:
@@ -62,7 +62,7 @@ def parse_bytes(text: str) -> int:
 def as_byte_count(value: float | str | None, name: str = "memory") -> int | None:
     """A number of bytes from a number or a text; None stays None.
 
-    Raises ``UsageError`` for anything else, ``name`` being the argument's.
+    Raises ``UsageError`` for any other value; ``name`` is the name of the argument in the message.
 
     >>> as_byte_count("2GiB"), as_byte_count(2e9), as_byte_count(None)
     (2147483648, 2000000000, None)

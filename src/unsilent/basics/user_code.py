@@ -1,8 +1,8 @@
 """Loading of the user's objects by ``FILE.py:NAME`` or module name, and attribution of errors in the user's code.
 
-Invariant: an exception in the user's code leaves here as `UserCodeError`, one in ours as `InternalError` (see `blame`);
-`UsageError` raised on the way (a judge that does not exist, say) passes unchanged, for it is already one clear line.
-The file is compiled from its text at every load, so that no stale byte code is run and none is written next to it.
+Invariant: an exception in the user's code is raised again as `UserCodeError`, one in this package as `InternalError` (see
+`error_origin`). A `UsageError` (for example for an unknown judge) passes unchanged, because it is already one clear line.
+The file is compiled from its text at every load, so that stale byte code is never run and none is written next to it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_BYTES = 2**26
 def find_user_object(ref: str) -> Any:
     """The object that ``path/to/file.py:name`` or ``package.module:name`` names.
 
-    Raises ``UsageError`` when the file, module or name does not exist, ``UserCodeError`` when importing it raises.
+    Raises ``UsageError`` if the file, module or name does not exist, ``UserCodeError`` if the import raises an error.
     """
     place, _, name = (ref, "", "") if ref.endswith(".py") else ref.rpartition(":")
     if place.endswith(".py") or "/" in place or os.sep in place:
@@ -97,13 +97,13 @@ def _public(module: types.ModuleType) -> list[str]:
 def user_code(ref: str, noun: str = "workload") -> Iterator[None]:
     """Context that turns errors of the user's code into ``UserCodeError`` and other errors into ``InternalError``.
 
-    Errors of ours that are meant for the user, and Ctrl-C, pass unchanged.
+    Errors of this package for the user, and Ctrl-C, pass unchanged.
     """
     try:
         yield
     except (UnsilentError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        if is_user_error(error, 2):  # this function and the one that uses it
+        if is_user_error(error, 2):  # the frames of this function and of its caller
             raise user_code_error(ref, error, noun) from None
         raise internal_error(error) from error

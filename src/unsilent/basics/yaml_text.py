@@ -8,13 +8,13 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.printable import short_repr
 
 MOST_EVENTS = 20_000
-"""Values and brackets in a file."""
+"""Most values and brackets in a file."""
 
 
 def load_yaml(content: bytes, name: str, deepest: int) -> Any:
     """The value of a YAML document; refuses aliases, Python tags, great length and nesting beyond ``deepest``.
 
-    Raises ``UsageError``; ``name`` is what the document is called in it.
+    Raises ``UsageError``; ``name`` is the name of the document in the message.
     """
     try:
         import yaml

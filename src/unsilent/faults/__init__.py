@@ -1,6 +1,6 @@
 """Faults of values: bit codecs, fault models and the `Fault` record.
 
-Pure numpy, loaded on first use; runs no model.
+Uses only numpy, which is loaded on first use; does not run models.
 """
 
 from __future__ import annotations

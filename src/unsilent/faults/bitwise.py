@@ -20,7 +20,7 @@ Corruption = tuple[str, Array]  # the operation and its operands, as in a Fault
 class Corrupted(NamedTuple):
     """The corrupted elements of a region, ``elements`` [m], and how each is corrupted, ``way`` [m].
 
-    ``single_event``: the elements are one run, so a bit position that is drawn for them is drawn once for all of them.
+    ``single_event``: one event corrupts all the elements, so a random bit position is drawn once for all of them.
     """
 
     region: Region
@@ -36,11 +36,11 @@ class Corrupted(NamedTuple):
 class ValueModel(ABC):
     """Base of the value models; immutable and hashable."""
 
-    counted_noun: ClassVar[str] = "elements"  # what a count counts, for messages
-    always_in_text: ClassVar[tuple[str, ...]] = ()  # parameters that texts always name, for the name does not say them
+    counted_noun: ClassVar[str] = "elements"  # noun of counted slots, for messages
+    always_in_text: ClassVar[tuple[str, ...]] = ()  # parameters that are in the text even at their default
 
     function: str | None = None
-    """The function of the user that makes new words of the old ones, as a `Fault` names it."""
+    """Name and hash, in the form that a `Fault` has, of the user's function that computes new words from the old ones."""
 
     @property
     def region_requirement(self) -> str:
@@ -129,7 +129,7 @@ class MultiBit(BitValueModel):
     def operation_and_operands(self, corrupted: Corrupted, rng: np.random.Generator) -> Corruption:
         single = _masks(corrupted.region.dtype, self.bits, 1)
         chosen = np.zeros(1 if corrupted.single_event else corrupted.size, dtype=single.dtype)
-        # Floyd's way to draw a subset, for all elements at once
+        # Floyd's algorithm for a random subset, for all elements at once
         for last in range(single.size - self.flips, single.size):
             drawn = single[rng.integers(last + 1, size=chosen.size)]
             chosen |= np.where(chosen & drawn, single[last], drawn)

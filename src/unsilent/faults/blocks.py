@@ -1,8 +1,8 @@
 """Patterns of aligned elements: blocks along the order of runs, and tiles of a matrix.
 
 Hardware moves values in groups that begin at multiples of their size: the outputs of one cycle, a line of a buffer, the tile of
-one matrix instruction. A placement is one such group, and all are equally likely, also the shorter one at the end of a tensor.
-A group is one physical event: as with runs, a bit position that is drawn is drawn once for all its elements, while a value
+one matrix instruction. A placement is one such group. All groups are equally likely, including a shorter one at the end of a
+tensor. A group is one physical event: as with runs, a random bit position is drawn once for all its elements, while a value
 (``random``, ``copy``, ``uniform``) is drawn for each of them.
 """
 
@@ -44,8 +44,8 @@ class Aligned(Pattern):
 class Block(Aligned):
     """``n`` consecutive elements that start at a multiple of ``n``; the last block of a tensor may be shorter.
 
-    ``cycles``: that many blocks one after the other, cut at the end of the tensor; ``None``: a uniformly drawn number of them,
-    from one up to the end of the tensor.
+    ``cycles``: number of consecutive blocks, cut at the end of the tensor; ``None``: a uniformly drawn number, from one block up
+    to all blocks until the end of the tensor.
     """
 
     n: int
@@ -78,7 +78,7 @@ class Block(Aligned):
 class Tile(Aligned):
     """An aligned tile of ``rows`` x ``columns``; a tile at the edge of the matrix may be smaller.
 
-    The matrix has the fastest axis of the order of runs as its columns and all other axes as its rows.
+    The columns of the matrix are the fastest axis in the order that runs follow, its rows are all other axes.
     """
 
     rows: int

@@ -1,7 +1,7 @@
 """Bit codecs: how each dtype lays a number out in a machine word.
 
-Sources: IEEE 754-2019 (float16/32/64); bfloat16 is the upper half of a float32; the two 8-bit formats are
-those of the Open Compute Project's OFP8 (``e4m3fn`` has no infinity, and only magnitude 0x7f is NaN).
+Sources: IEEE 754-2019 (float16/32/64); bfloat16 is the upper half of a float32; the two 8-bit formats come
+from OFP8 of the Open Compute Project (``e4m3fn`` has no infinity, and only magnitude 0x7f is NaN).
 Integers are two's complement.
 
 Invariants: bit 0 is the least significant bit; ``decode`` is exact; ``encode`` rounds once, from float64, to
@@ -33,7 +33,7 @@ class Codec:
     """Field widths of one dtype, and the conversion between words and numbers.
 
     ``exponent_bits`` and ``mantissa_bits`` are field widths in bits. An integer has no exponent; its value bits count
-    as mantissa and, if signed, its top bit as sign. ``numpy_dtype`` is numpy's own dtype of this layout, if it has
+    as mantissa and, if signed, its top bit as sign. ``numpy_dtype`` is the numpy dtype with this layout, if numpy has
     one.
     """
 
@@ -56,11 +56,10 @@ class Codec:
         return "exponent" if position < self.mantissa_bits + self.exponent_bits else "sign"
 
     def selected_bits(self, bits: str | int) -> tuple[int, ...]:
-        """The bits of this dtype that ``bits`` names, in ascending order; empty if it has none of them.
+        """The bits of this dtype that ``bits`` selects, in ascending order; empty if the dtype has none of them.
 
         ``bits`` is a class (``all``, ``sign``, ``exponent``, ``exponent_msb``, ``mantissa``), a position
-        (``30``) or a range (``23-30``), or several joined by ``+``. Raises ``UsageError`` on text that is
-        none of these.
+        (``30``) or a range (``23-30``), or several joined by ``+``. Raises ``UsageError`` for any other text.
         """
         return _matching(self.name, str(bits))
 
@@ -68,8 +67,9 @@ class Codec:
     def bit_strata(self) -> dict[str, tuple[int, ...]]:
         """All bits of the dtype, grouped by the expected effect of a flip, as strata for sampling.
 
-        The top exponent bit makes a weight huge, those below it mostly zero, the low ones change its size; few mantissa
-        bits change more than an eighth. An integer's value bits are halved.
+        A flip of the top exponent bit makes a weight huge, a flip of the next ones mostly makes it zero, and a flip of the
+        low ones changes its size; few mantissa bits change a weight by more than an eighth. The value bits of an integer are
+        split into two halves.
         """
         top = self.mantissa_bits + self.exponent_bits
         cuts = {"sign": (top, self.bits if self.signed else top)}
@@ -100,15 +100,15 @@ class Codec:
         array = np.ascontiguousarray(words, dtype=self.word_dtype).reshape(np.shape(words))
         if self.numpy_dtype is None:
             return self._decode_fields(array)
-        with np.errstate(invalid="ignore"):  # a signalling NaN is quieted; that is no news here
+        with np.errstate(invalid="ignore"):  # a signalling NaN becomes quiet, which needs no warning
             return array.view(self.numpy_dtype).astype(np.float64 if self.kind == "float" else np.int64)
 
     def encode(self, values: npt.ArrayLike) -> Array:
         """The words nearest to ``values`` (float64; ties to even), in the same shape.
 
-        Beyond the largest finite number, where rounding would pass it, a float becomes infinity. A dtype without
-        infinity saturates, infinity included, as torch casts from version 2.12 on (NaN stays NaN), and so does an
-        integer dtype, which takes NaN as 0; integer arrays enter it exactly.
+        A number that would round to more than the largest finite one becomes infinity. A dtype without infinity
+        saturates, also for infinity, like casts of torch from version 2.12 on (NaN stays NaN). An integer dtype saturates
+        as well and converts NaN to 0; integer arrays are converted to it exactly.
         """
         if self.kind == "int":
             return self._saturate(np.asarray(values))
@@ -136,13 +136,13 @@ class Codec:
     def _encode_fields(self, numbers: Array) -> Array:
         finite = np.isfinite(numbers)
         magnitude = np.where(finite, np.abs(numbers), 0.0)
-        # frexp has its significand in [0.5, 1). Below the smallest normal the step between neighbours stays
+        # frexp returns significands in [0.5, 1). Below the smallest normal number the step between neighbours is
         # constant.
         power = np.where(magnitude == 0, self._emin, np.frexp(magnitude)[1] - 1)
         power = np.maximum(power, self._emin).astype(np.int64)
         steps = np.rint(np.ldexp(magnitude, self.mantissa_bits - power)).astype(np.int64)
-        # ``steps`` holds the implicit leading one, so a carry out of rounding moves into the exponent by
-        # itself. The clamp keeps numbers far beyond the format from overflowing the sum.
+        # ``steps`` includes the implicit leading one, so a carry from rounding goes into the exponent without
+        # further work. The clamp prevents an overflow of the sum for numbers far outside the format.
         raised = np.minimum(power - self._emin, 1 << self.exponent_bits)
         overflow = self.smallest_nonfinite_word - (not self.has_inf)
         word = np.minimum(steps + (raised << self.mantissa_bits), overflow)
@@ -160,7 +160,7 @@ class Codec:
         numbers = np.rint(np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
         inside = (numbers > low) & (numbers < high)
         ends = np.where(numbers > 0, np.int64(high), np.int64(low))
-        # Only what is inside is cast: casting a float beyond the integer's range has no defined result.
+        # Only numbers in range are cast: the cast of a float outside the integer's range has no defined result.
         whole = np.where(inside, np.where(inside, numbers, 0.0).astype(np.int64), ends)
         return np.asarray(whole.astype(self.numpy_dtype)).view(self.word_dtype)
 

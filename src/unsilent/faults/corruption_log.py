@@ -25,10 +25,10 @@ def corrupted_log_lines(
     """The log lines of one step: worker, layer, tensor shape, and each element's index, old and new value.
 
     Args:
-        receipt: Receipt of the step; its hits in order.
-        shape, positions: Of the tensor as the log's reader knows it, and indices int64[n, d] into it, one for
-            each corrupted element of the receipt.
-        values: New values as asked for (None: as they were read back).
+        receipt: Receipt of the step.
+        shape: Shape of the tensor in the layout of the log.
+        positions: Indices int64[n, d] into ``shape``, one for each corrupted element of the receipt, in the receipt's order.
+        values: New values to log (None: the values that were read back).
     """
     before = [x for hit in receipt.applied_faults for x in hit.fault.codec.decode(hit.before).tolist()]
     after = [x for hit in receipt.applied_faults for x in hit.fault.codec.decode(hit.after).tolist()]

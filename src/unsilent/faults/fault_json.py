@@ -1,7 +1,7 @@
 """Reading a `Fault` from untrusted JSON.
 
-Invariant: what `read_fault` returns can be applied to a tensor of its dtype and shape without an index out of
-bounds; everything else raises ``UsageError`` in one line that says what was found and what was expected.
+Invariant: a fault that `read_fault` returns can be applied to a tensor of its dtype and shape without an index out of
+bounds. Any other record raises a ``UsageError`` of one line with the value that was found and the one that was expected.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from unsilent.faults.sampling import Ints
 _KNOWN = ("version", *(f.name for f in fields(Fault)))
 _REQUIRED = ("version", *(f.name for f in fields(Fault) if f.default is MISSING))
 _LARGEST = 2**63 - 1
-_LONGEST = 4096  # characters of a name
-_DEEPEST = 64  # dimensions
+_LONGEST = 4096  # most characters of a name
+_DEEPEST = 64  # most dimensions
 
 
 def read_fault(record: Mapping[str, Any]) -> Fault:
@@ -114,7 +114,7 @@ def _reach(record: Mapping[str, Any]) -> Ints:
 def _refuse(key: str, result: Any, expected: str) -> NoReturn:
     try:
         text = repr(result)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or nesting without end
+    except (ValueError, RecursionError):  # an integer with thousands of digits, or very deep nesting
         text = f"a {type(result).__name__}"
     text = text if len(text) <= 60 else text[:57] + "..."
     raise UsageError(f"fault record: {key} is {text}; expected {expected}")

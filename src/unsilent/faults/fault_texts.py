@@ -1,6 +1,6 @@
 """Parsing of the option ``--fault``: the weighted parts of a mixture, and the user's file of functions.
 
-0.7*bitflip + 0.3*burst:length=3      a mixture: a fault is one of them, by their weights
+0.7*bitflip + 0.3*burst:length=3      a mixture: each fault is drawn from one of the models by weight
 my_faults.py:stuck-row:count=4        a function of the old bits in a Python file, see `value_functions`
 """
 

@@ -29,7 +29,7 @@ class Mixture:
 
     Attributes:
         parts: Fault models, at least two.
-        weights: Weight of each part, more than 0; shares are weights divided by their sum.
+        weights: Weight of each part, above 0; the probability of a part is its weight divided by the sum of all weights.
     """
 
     parts: tuple[FaultModel, ...]
@@ -53,12 +53,12 @@ class Mixture:
 def asked_fault_model(text: str) -> FaultModel | Mixture:
     """Parse a fault model that the user gave; runs the user's file if the model is a function in one.
 
-    Never for a text that a file names (see `unsilent.campaigns.confirmed_files`). Raises ``UsageError``.
+    Must not be used for a text that comes from a file (see `unsilent.campaigns.confirmed_files`). Raises ``UsageError``.
     """
     if not isinstance(text, str):
         return fault_model(text)
     check_paths(text)
-    function_file(text)  # of one file
+    function_file(text)  # raises an error for functions in several files
     parts = weighted_parts(text)
     models = tuple(lasting_fault_model(part, function_fault_model) for _, part in parts)
     return models[0] if len(models) == 1 else Mixture(models, tuple(weight for weight, _ in parts))

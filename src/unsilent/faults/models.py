@@ -2,12 +2,11 @@
 
 A fault model is written ``name:key=value,…`` and re-created from that text: ``bitflip``, ``bitflip:count=8``,
 ``bitflip:bits=exponent,rate=1e-6``, ``burst:length=3``, ``zero:run=16``,
-``random:block=16,cycles=any``, ``scale:factor=2,count=4,stride=32``. Every one takes the pattern's parameters
-``count``, ``rate``, ``run``, ``stride``, ``block``, ``cycles``, ``tile``, ``whole`` and ``heads`` besides its own. What a user
-asks for may also be a function of theirs or a mixture: see `mixtures.asked_fault_model`.
+``random:block=16,cycles=any``, ``scale:factor=2,count=4,stride=32``. Besides its own parameters, every model takes those of the
+pattern: ``count``, ``rate``, ``run``, ``stride``, ``block``, ``cycles``, ``tile``, ``whole`` and ``heads``. A user may also give
+a function or a mixture: see `mixtures.asked_fault_model`.
 
-Invariant: what is drawn depends on the model, the regions, the law and the generator's state, on nothing
-else.
+Invariant: a draw depends only on the model, the regions, the law and the generator's state.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from unsilent.faults.record import Fault
 from unsilent.faults.slices import Head, Whole
 from unsilent.faults.values import VALUES
 
-_TOGETHER = ({"count", "stride"}, {"block", "cycles"})  # the only ones that go together
+_TOGETHER = ({"count", "stride"}, {"block", "cycles"})  # the only combinations of pattern parameters
 
 
 def pattern_from_parameters(
@@ -94,9 +93,10 @@ class FaultModel:
     value: ValueModel
     pattern: Pattern = field(default_factory=One)
     lasts: int | None = 1
-    """Batches (of values of a run) or steps (of a training) in which the same elements are corrupted; None: to the end."""
+    """Number of batches (for values of a run) or steps (for a training) in which the same elements are corrupted; None: until the
+    end."""
     begins: tuple[int, int] | None = None
-    """The first and the last batch or step, counted from 0, in which a fault may begin; None: any of them."""
+    """First and last batch or step, counted from 0, in which a fault may begin; None: any."""
 
     @property
     def text(self) -> str:
@@ -140,16 +140,16 @@ class FaultModel:
     def capacity(self, regions: Regions) -> int:
         """Number of distinct slots that ``regions`` have for this model, whatever its pattern.
 
-        (element, bit) pairs for ``bitflip``, elements for the others; 0 where nothing can be corrupted.
+        Slots are (element, bit) pairs for ``bitflip`` and elements for the other models; 0 if nothing can be corrupted.
         """
         return as_population(regions).slots(self.value.ways, self.value).total
 
     def draw(self, regions: Regions, rng: np.random.Generator, law: str = "per-element") -> tuple[Fault, ...]:
         """Draw faults from this model: one fault per corrupted tensor, in the order of ``regions``.
 
-        ``law`` is a key of `SAMPLING_LAWS`. A rate may corrupt nothing: ``()``. Passing a `Population`, or the same
-        `Region` objects again, spares counting them again. Raises ``UsageError`` where nothing can be corrupted,
-        or not that many.
+        ``law`` is a key of `SAMPLING_LAWS`. A rate may corrupt nothing; the result is then ``()``. Slots are not counted
+        again if a `Population` or the same `Region` objects are passed again. Raises ``UsageError`` if nothing can be
+        corrupted, or fewer slots than requested.
         """
         check_law(law)
         population = as_population(regions)
@@ -224,7 +224,7 @@ class Factory:
         self.name = name
         self.value = value
         self.__doc__ = value.__doc__
-        # Signature and annotations are what `name_and_parameters.build` reads to convert the parameters of a text.
+        # `name_and_parameters.build` reads signature and annotations to convert the parameters of a text.
         value_signature, pattern_signature = inspect.signature(value), inspect.signature(pattern_from_parameters)
         self.__signature__ = value_signature.replace(
             parameters=[

@@ -12,11 +12,12 @@
     comm:allreduce.0/in                           the payload of a collective, before (in) or after it (out)
     file:model/fc.weight                          a tensor in a checkpoint file, by section and name
 
-``grad_in`` is the gradient of the first operand, made of the gradient of the output (its ``first``) and the operation's second
-operand (its ``second``); ``grad_wt`` that of the second, made of the first operand and the gradient of the output. Further
-outputs are ``out.1``, ``out.2`` …: of ``grad_wt``, the gradients of the third operand and on.
+``grad_in`` computes the gradient of the first operand from the gradient of the output (its ``first``) and the operation's second
+operand (its ``second``). ``grad_wt`` computes the gradient of the second operand from the operation's first operand and the
+gradient of the output. Further outputs are ``out.1``, ``out.2`` …; in ``grad_wt`` they are the gradients of the third and later
+operands.
 
-All but ``param``, ``optim`` and ``file`` are *transient*: they live in one evaluation of one batch, or in one step.
+All kinds except ``param``, ``optim`` and ``file`` are *transient*: they exist in one evaluation of one batch, or in one step.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ OPERANDS = ("out", "first", "second", "third")
 CACHED = ("key", "value")
 SIDES = ("in", "out")
 CAST = "_to_copy"
-"""The operation that copies a tensor to another dtype. Autocast adds some to a module's call; its name alone never means them."""
+"""Operation that copies a tensor to another dtype. Autocast adds such operations to a module's call; the module's name alone
+never selects them."""
 ROOT = "(root)"
-"""The model itself, outside of all its children."""
+"""Name of the model itself, outside all its submodules."""
 
 
 class SiteName(NamedTuple):

@@ -1,8 +1,7 @@
 """Patterns: the choice of the slots that a fault corrupts.
 
-One small frozen dataclass each. ``pick`` returns the corrupted places as `LocatedSlots`, ordered by region, from a
-`Slots` table made for the pattern's ``places`` (how many placements a region has). Patterns of aligned blocks
-are in `blocks`; `asked` makes a pattern of the parameters of a text.
+Each pattern is a small frozen dataclass. ``draw_slots`` draws the corrupted places as `LocatedSlots`, ordered by region, from
+`Slots` that were counted with the pattern's ``count_placements``. Patterns of aligned blocks are in `blocks`.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class One(Count):
 
 @dataclass(frozen=True)
 class Rate(Pattern):
-    """A draw of every slot independently with probability ``p``, the bit error rate for flips."""
+    """An independent draw of every slot with probability ``p``, which is the bit error rate for flips."""
 
     p: float
 
@@ -134,7 +133,7 @@ class Rate(Pattern):
                 f"{self.text} corrupts each element or bit with the same probability, so the law {law} does not apply; use "
                 "per-element, or a count"
             )
-        # A uniform set of binomial size is the same as deciding slot by slot.
+        # A uniform set of binomial size has the same distribution as a separate decision for each slot.
         return slots.locate(draw_distinct(rng, slots.total, int(rng.binomial(slots.total, self.p))))
 
     def with_count(self, k: int) -> Pattern:

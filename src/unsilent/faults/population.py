@@ -1,13 +1,13 @@
 """Regions of elements that may be corrupted, and the numbered slots in them.
 
 A *slot* is one distinct way to corrupt: an (element, bit) for flips, an element for everything else, a (start,
-bit) for runs, a (block, bit) for blocks. Slots are numbered through all regions in order, so that a draw is a
-set of numbers and no table of slots exists; an order of axes is arithmetic on these numbers.
+bit) for runs, a (block, bit) for blocks. Slots are numbered consecutively through all regions, so a draw is a
+set of numbers and needs no table of slots; a different order of axes is arithmetic on these numbers.
 
 Two sampling laws: ``per-element`` is uniform over the elements of all regions and then over the ways to
 corrupt that element; ``per-tensor`` is uniform over the tensors first (what PyTorchFI does), so elements of
-small tensors are corrupted more often. Regions that cannot be corrupted (a dtype without the named bits, no
-elements) are left out of both.
+small tensors are corrupted more often. Both laws leave out regions that cannot be corrupted (a dtype without
+the selected bits, or no elements).
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def _renumbered(flat: Ints, shape: Sequence[int], read: Sequence[int], write: Se
 
 
 Ways = Callable[["Region"], int]
-"""Counts something in a region."""
+"""Function that counts something in a region."""
 
 
 @dataclass(frozen=True, eq=False)
 class Region:
     """Elements that may be corrupted inside one tensor; a region is equal only to itself.
 
-    ``elements`` is ``None`` for all elements, else int64[n]: distinct flat C-order indices into ``shape``
-    (its order is the order that runs follow). ``axes``: all axes of the tensor in the order that runs follow,
-    slowest first (``None``: C order); a selection is sorted to it. Raises ``UsageError`` for an unknown dtype,
-    indices outside the tensor, or axes that are not all of its axes. ``step`` and ``occurrence``: when a fault
-    drawn here acts, where the tensor is there for a moment only (see `Fault`).
+    ``elements`` is ``None`` for all elements, else int64[n]: distinct flat C-order indices into ``shape``, in
+    the order that runs follow. ``axes``: all axes of the tensor in the order that runs follow, slowest first
+    (``None``: C order); ``elements`` are sorted by this order. ``step`` and ``occurrence``: when a fault drawn
+    here acts, if the tensor is transient (see `Fault`). Raises ``UsageError`` for an unknown dtype, indices
+    outside the tensor, repeated indices, or axes that are not all axes of the tensor.
     """
 
     site: str
@@ -136,7 +136,8 @@ class LocatedSlots(NamedTuple):
 class Slots:
     """Numbered slots of all regions of a population.
 
-    ``places`` int64[R]: elements (or starts of a run, or blocks) per region; ``ways`` int64[R]: ways to corrupt each.
+    ``places`` int64[R]: number of elements (or starts of a run, or blocks) in each region; ``ways`` int64[R]: number of
+    ways to corrupt each of them.
     """
 
     def __init__(self, places: Ints, ways: Ints) -> None:
@@ -151,7 +152,7 @@ class Slots:
         """Cumulative mass of the regions, weight of a slot, and whether all slots weigh the same, for each law."""
         result = {}
         for law, mass in (("per-element", self.places), ("per-tensor", (self.places > 0).astype(np.int64))):
-            share = self.counts // np.maximum(mass, 1)  # slots per unit of mass: divides without remainder
+            share = self.counts // np.maximum(mass, 1)  # slots per unit of mass, without remainder
             same = np.unique(share[mass > 0]).size <= 1
             result[law] = (np.cumsum(mass), 1.0 / np.maximum(share, 1), same)
         return result

@@ -14,12 +14,12 @@ from unsilent.faults.record import Fault
 
 Words = NDArray[np.unsignedinteger]
 MAX_ITEMS_SHOWN = 4
-"""Tensors, and elements of each, that a receipt shows as text."""
+"""Number of tensors, and of elements of each tensor, that the text of a receipt shows."""
 
 
 @dataclass(frozen=True, eq=False)
 class AppliedFault:
-    """An applied fault: the words (unsigned[n]) at ``fault.elements`` before and after."""
+    """An applied fault, with the words (unsigned[n]) at ``fault.elements`` before and after it."""
 
     fault: Fault
     before: Words
@@ -51,7 +51,7 @@ class AppliedFault:
 class Receipt:
     """The faults that an injection applied.
 
-    ``requested_elements`` elements were to be written, ``verified_elements`` were read back as intended.
+    ``requested_elements`` is the number of elements to write, ``verified_elements`` the number that were read back as intended.
     """
 
     applied_faults: tuple[AppliedFault, ...]

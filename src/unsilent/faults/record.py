@@ -1,13 +1,13 @@
 """`Fault`: the record of one fully determined corruption of one tensor.
 
-The same record replays in memory, in a file, in a gradient or in a payload, so it speaks of words and flat
-positions only. Invariants: ``elements`` are distinct and ascending; arrays are read-only; the JSON form
+The same record can be replayed in memory, in a file, in a gradient or in a payload, so it contains only words and flat
+positions. Invariants: ``elements`` are distinct and ascending; arrays are read-only; the JSON form
 restores an equal record.
 
     xor and or set   operands are words, one per element: before (op) operand
-    copy_from        operands are flat positions in the same tensor, whose words before the fault are taken
-    scale            operands are float64 factors; the product is taken in float64 and encoded again
-    function         operands are 64 random bits each, with which ``function`` (name and hash) makes new words of the old ones
+    copy_from        operands are flat positions in the same tensor, whose words before the fault are copied
+    scale            operands are float64 factors; the product is computed in float64 and encoded again
+    function         operands are 64 random bits each; ``function`` (name and hash) computes new words from the old ones and them
 
 ``held`` is for hardware that keeps a value in another format than the tensor does (a float16 operand register): the word is
 converted to that dtype, corrupted there, and converted back, so that it is rounded as well.
@@ -30,19 +30,20 @@ OPERATIONS = (*MASKS, "set", "copy_from", "scale", "function")
 TIMING_FIELDS = ("rank", "step", "micro_step", "occurrence", "first_step", "last_step")
 LABELS = ("phase", "operand")
 OPTIONAL = ("held", "reach", "function")
-"""Left out of the JSON form where they are None."""
+"""Fields that are left out of the JSON form if they are None."""
 LAYOUTS = ("strided", "stuffed")
-"""``stuffed``: the gradient of a convolution's output as a convolution of stride 1 reads it, with zeros between and around."""
+"""Layouts of a tensor. ``stuffed`` is the gradient of a convolution's output with zeros between and around its elements, the way
+a convolution of stride 1 reads it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fault:
     """A resolved corruption of one tensor.
 
-    The constructor trusts its arguments and makes the two arrays read-only; `from_json` is the checked way
-    in. ``elements`` int64[n]: flat C-order indices into ``shape``. ``operands`` [n]: see the module. ``affected_outputs``
-    int64[m]: flat positions of the operation's output that see the corrupted operand (None: all that use it). The rest
-    says on which rank and when the fault acts (``None``: not restricted).
+    The constructor does not check its arguments and makes the arrays read-only; `from_json` checks a record.
+    ``elements`` int64[n]: flat C-order indices into ``shape``. ``operands`` [n]: see the module. ``reach`` int64[m]: flat
+    positions of the operation's output that see the corrupted operand (None: all that use it). ``rank``, ``step`` and the
+    fields after them select the rank and the time at which the fault acts (``None``: not restricted).
     """
 
     VERSION: ClassVar[int] = 1
@@ -89,7 +90,7 @@ class Fault:
         """Apply the fault to ``words`` and return a new array, both [n] of the codec's word dtype.
 
         ``source`` [n], for ``copy_from`` only: the words at ``operands`` before the fault. Raises
-        ``UsageError`` where an array is missing or does not have one word per element.
+        ``UsageError`` if an array is missing or does not have one word per element.
         """
         self._check(words, "words")
         if self.held is not None:

@@ -1,13 +1,13 @@
 """Drawing of distinct numbers, uniformly or by weight, without a list of all candidates.
 
-`draw_distinct` is a uniform subset. `successive_sample_counts` is weighted sampling without replacement in the sense of drawing
-one by one and redrawing what was drawn already (successive sampling; counts per group follow Wallenius'
+`draw_distinct` draws a uniform subset. `successive_sample_counts` is weighted sampling without replacement: slots are drawn
+one by one, and a slot that was already drawn is drawn again (successive sampling; counts per group follow Wallenius'
 distribution). It runs the equivalent race of exponential clocks (Efraimidis and Spirakis, 2006): every slot
-rings after an Exp(weight) time, the first k to ring are the sample. Slots of one group share a weight, so
-only counts per group are needed until few remain.
+rings after an Exp(weight) time, and the first k to ring are the sample. Slots of one group share a weight, so
+only counts per group are needed until few slots remain.
 
-Invariants: cost grows with k and the number of groups, never with the number of slots (unless k is over half
-of them); always terminates, also for k equal to the number of slots.
+Invariants: the cost grows with k and the number of groups, never with the number of slots (unless k is over half
+of them); sampling always terminates, even if k is the number of slots.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Ints = npt.NDArray[np.int64]
 
 _ROUNDS = 6
 _WORD = (1 << 64) - 1
-_RACE = 4096  # as many clocks as are raced one by one
+_RACE = 4096  # number of clocks that are raced one by one
 
 
 def draw_distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
     """Draw ``k`` distinct numbers of ``range(total)``, in ascending order, with every set equally likely."""
     if k == 1:
         return rng.integers(total, size=1)
-    if 2 * k > total:  # draw what is left out instead: redrawing collisions would get slow
+    if 2 * k > total:  # draw the excluded numbers instead, because redrawing collisions would be slow
         is_drawn = np.ones(total, dtype=np.bool_)
         is_drawn[draw_distinct(rng, total, total - k)] = False
         return np.flatnonzero(is_drawn)
@@ -39,8 +39,8 @@ def draw_distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
 def successive_sample_counts(rng: np.random.Generator, slots: Ints, weight: npt.NDArray[np.float64], k: int) -> Ints:
     """Numbers of drawn slots per group when ``k`` distinct slots are drawn one by one with given weights.
 
-    ``slots`` int64[R]: slots per group; ``weight`` float64[R], positive: the weight of each single slot of
-    that group; ``k <= slots.sum()``. Returns int64[R], at most ``slots``, with sum ``k``.
+    ``slots`` int64[R]: number of slots in each group; ``weight`` float64[R], positive: weight of each single slot
+    in a group; ``k <= slots.sum()``. Returns int64[R], each at most its entry in ``slots``, with sum ``k``.
     """
     taken, pool, need = np.zeros_like(slots), slots.copy(), k
     window = np.inf  # the clocks of the pool ring within this time from now; exponential clocks have no memory
@@ -65,7 +65,8 @@ def successive_sample_counts(rng: np.random.Generator, slots: Ints, weight: npt.
 def shuffled_index(k: int, total: int) -> int:
     """The ``k``-th number of ``range(total)`` in a fixed shuffled order.
 
-    A Feistel network over the next even power of two, walked until it ends inside the range (Black and Rogaway 2002).
+    Uses a Feistel network over the next even power of two, repeated until the result is in the range (Black and Rogaway
+    2002).
     """
     half = max(1, ((total - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

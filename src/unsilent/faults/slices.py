@@ -2,8 +2,8 @@
 
 All slices of all tensors are equally likely; a slice is one physical event, as with runs.
 
-    channel  one index of the axis of channels: of a parameter the first axis (what its weights make); of a value with four or
-             more axes, and of what a convolution, pooling or batch norm returns, the second; of other values the last
+    channel  one index of the channel axis: the first axis of a parameter (its output channels); the second axis of a value with
+             four or more axes and of a result of a convolution, pooling or batch norm; the last axis of any other value
     row      all elements along the last axis of a matrix
     column   all elements along the axis before the last one
     expert   one index of the first axis of three or more: the experts of a stacked parameter
@@ -27,7 +27,8 @@ from unsilent.faults.sampling import Ints
 WHOLE = ("channel", "row", "column", "expert")
 CONVOLUTION = "convolution"
 IMAGE_OPERATIONS = ("batch_norm", "group_norm", "pool", "upsample", "instance_norm")
-"""Parts of names of operations on tensors whose second axis has the channels; of a convolution, that of its input and output."""
+"""Parts of the names of operations whose tensors have their channels in the second axis, besides the input and output of a
+convolution."""
 _LEAST_AXES = {"row": 2, "column": 2, "expert": 3}
 
 

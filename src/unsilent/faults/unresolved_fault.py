@@ -1,6 +1,6 @@
 """A fault with a known site whose elements are drawn once the shape of the tensor is known.
 
-Faults act in one step, from a first to a last one, or always (a permanent fault): `faults_in_step`.
+A fault acts in one step, from a first to a last step, or always (a permanent fault); see `faults_in_step`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from unsilent.faults.sampling import Ints
 
 FASTEST = ("channels", "positions")
 _REACH = int.from_bytes(b"reach")
-"""Names the stream of randomness that the reach is drawn from."""
+"""Key of the random stream from which the affected outputs are drawn."""
 
 
 @dataclass(frozen=True)
 class UnresolvedFault:
     """A fault whose elements are not drawn yet; ``seed`` determines the elements and values.
 
-    ``model`` may be given as its text. ``index``: which elements may be corrupted, as in an address (``3,5``; None: all).
-    ``micro_step``, ``occurrence``, ``rank``, ``first_step`` and ``last_step`` mean what they mean in a `Fault`.
-    ``window``: which outputs see the operand (None: all of its users); ``held``: the dtype that the hardware
-    holds the value in. ``fastest``: what runs follow, the ``channels`` (the last axis of their order) or the
-    ``positions`` (all others). Raises ``UsageError`` for a window on what is no operand of an operation, and an unknown dtype.
+    ``model`` may be given as its text. ``index``: the elements that may be corrupted, as in an address (``3,5``; None: all).
+    ``micro_step``, ``occurrence``, ``rank``, ``first_step`` and ``last_step`` mean the same as in a `Fault`.
+    ``window``: the outputs that see the corrupted operand (None: all that use it). ``held``: the dtype in which the hardware
+    holds the value. ``fastest``: the axis that varies fastest along a run, either ``channels`` (the last axis) or
+    ``positions`` (all other axes). Raises ``UsageError`` for an unknown dtype, for a window if the site is not an operand of an
+    operation, and for steps that contradict each other.
     """
 
     site: str
@@ -75,9 +76,9 @@ class UnresolvedFault:
     ) -> tuple[Fault, ...]:
         """Draw the fault's elements in a tensor like this; empty if a rate hits no element.
 
-        ``elements``: those that may be corrupted (None: all). ``axes``: the order of the tensor's axes that runs follow, slowest
-        first, with the channels last (None: C order, or that of ``elements``). Raises ``UsageError`` where the tensor cannot
-        hold what is asked.
+        ``elements``: elements that may be corrupted (None: all). ``axes``: the order of the tensor's axes that runs follow,
+        slowest first, with the channels last (None: C order, or the order of ``elements``). Raises ``UsageError`` if the tensor
+        cannot have the requested corruption.
         """
         if self.fastest == "positions" and shape:
             *other_axes, channels = range(len(shape)) if axes is None else axes
@@ -92,7 +93,7 @@ class UnresolvedFault:
     def affected_outputs(self, dependents: npt.NDArray[np.bool_], channel_axis: int) -> Ints | None:
         """The outputs that see the corrupted operand; None if all outputs that use it do.
 
-        See `Window.within`. Drawn independently of the elements, and the same whenever it is asked.
+        See `OutputWindow.draw_affected_outputs`. The draw is independent of the elements; repeated calls give the same outputs.
         """
         if self.window is None:
             return None
@@ -105,10 +106,10 @@ Timed = TypeVar("Timed", bound=Fault | UnresolvedFault)
 def faults_in_step(faults: Iterable[Timed], step: int) -> list[Timed]:
     """The faults that act in this step, by ``step`` or by ``first_step`` and ``last_step`` (None: open).
 
-    A fault that says nothing of the kind always acts.
+    A fault without any of these fields always acts.
 
-    An `UnresolvedFault` that acts in several steps corrupts the same elements in each of them, and draws the same values:
-    hardware that is broken stays broken in one place.
+    An `UnresolvedFault` that acts in several steps corrupts the same elements with the same drawn values in each of them,
+    because a hardware defect stays in one place.
     """
     return [fault for fault in faults if _acts(fault, step)]
 

@@ -4,8 +4,8 @@
     def clear(words, random, dtype):
         return words & ~np.uint32(0xFF)
 
-A file is code and runs when it is named; a `Fault` says only the name and the hash of the file, so that a record from anywhere
-names no code. Such a fault is applied by the function that was loaded in this process.
+A file is code and runs if the user names it. A `Fault` contains only the function's name and the hash of the file, so a record
+from an unknown source cannot make code run. Such a fault is applied by the function that was loaded in this process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from unsilent.faults.models import FaultModel, pattern_from_parameters
 NAME = re.compile(r"[A-Za-z][\w-]{0,59}", re.ASCII)
 MOST_ARGUMENTS = 3
 _LOADED: dict[str, ValueFunction] = {}
-"""Functions of this process, by what a `Fault` says of them."""
+"""Functions loaded in this process, by the key (name and hash) that a `Fault` contains."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class ValueFunction:
 def value_model(name: str) -> Callable[[Callable[..., Any]], ValueFunction]:
     """Decorator that makes a function of the old bits a fault model called ``FILE.py:NAME``.
 
-    The function is called as ``function(words)``, ``function(words, random)`` or ``function(words, random, dtype)``, by the
-    number of its arguments: ``words`` are the bits of the corrupted elements as unsigned integers of their width, ``random`` has
-    64 random bits for each of them (uint64[n], fixed by the fault) and ``dtype`` is a name like ``bfloat16``. It returns the new
-    words, an array of the same dtype and shape, and must depend on nothing else, so that a fault can be repeated: it is called
-    twice, and a second result that differs is an error.
+    The function is called as ``function(words)``, ``function(words, random)`` or ``function(words, random, dtype)``, depending on
+    the number of its arguments: ``words`` are the bits of the corrupted elements as unsigned integers of their width, ``random``
+    has 64 random bits for each of them (uint64[n], fixed by the fault) and ``dtype`` is a name like ``bfloat16``. The function
+    returns the new words, an array of the same dtype and shape. They must depend on nothing else, so that a fault can be
+    repeated: the function is called twice, and different results are an error.
 
     Raises:
-        UsageError: the name is not made of letters, digits, ``-`` and ``_``, or the function takes other arguments.
+        UsageError: the name has other characters than letters, digits, ``-`` and ``_``, or the function takes other arguments.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UsageError(f"value_model has the name {name!r}; expected letters, digits, - and _, a letter first")
@@ -76,7 +76,7 @@ class FunctionValue(ValueModel):
     """Replace by what a Python function of the user makes of the old bits.
 
     Attributes:
-        function: Name of the function and hash of its file, as a `Fault` has them.
+        function: Name of the function and hash of its file, in the form that a `Fault` has.
     """
 
     function: str = field(repr=False)
@@ -106,7 +106,7 @@ def function_fault_model(text: str) -> FaultModel | None:
 def load_value_function(file: str, name: str) -> FunctionValue:
     """Run a Python file and return its value model of this name; raises ``UsageError``."""
     key, path = f"{name}@{function_hash(file)}", Path(file).expanduser()
-    known = sys.modules.get(user_module_name(path))  # a campaign's fingerprint looks for it there
+    known = sys.modules.get(user_module_name(path))  # the fingerprint of a campaign looks for the module there
     if key in _LOADED and known is not None and known.__file__ == str(path.resolve()):
         return FunctionValue(key)
     module = file_module(path, file, "value model")
@@ -131,7 +131,8 @@ def apply_function(key: str, words: Array, random: Array, dtype: str) -> Array:
     The function is called twice: a fault can only be repeated, and judged by any engine, if the function is pure.
 
     Raises:
-        ValueModelError: the function is not loaded, raises, returns another thing, or other words the second time.
+        ValueModelError: the function is not loaded, raises an error, returns anything but new words, or returns different words
+            in the second call.
     """
     name = escape_unprintable(key.rpartition("@")[0])
     if key not in _LOADED:
@@ -144,7 +145,7 @@ def apply_function(key: str, words: Array, random: Array, dtype: str) -> Array:
         result, again = (function(*(words.copy(), random.copy(), dtype)[:count]) for _ in range(2))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit as well: it is no outcome of a trial
+    except BaseException as error:  # also SystemExit, which is not an outcome of a trial
         raise ValueModelError(f"value model {name} raised {type(error).__name__}: {error}") from error
     if not isinstance(result, np.ndarray) or (result.dtype, result.shape) != (words.dtype, words.shape):
         got = f"{result.dtype} of shape {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__

@@ -1,11 +1,11 @@
 """Value models that replace the whole value of a corrupted element.
 
-One small frozen dataclass each. A value model says how many ways it has to corrupt an element of a region (0:
-this region cannot be corrupted), and what is done to each corrupted (element, way). Only bit flips have several
-ways, so that a number of flips means that many distinct bits; the others draw the rest after the element.
-Several ways need the operation ``xor``: masks that hit one element are merged.
+Each value model is a small frozen dataclass. It returns the number of ways to corrupt an element of a region (0:
+the region cannot be corrupted), and the operation for each corrupted (element, way). Only bit flips have several
+ways, so that ``n`` flips are ``n`` distinct bits; the other models draw their values after the element.
+A model with several ways must use the operation ``xor``, because masks for one element are merged.
 
-Adding one: a class with a one-line docstring, a row in ``VALUES``, a row in the contract test.
+To add a value model: a class with a one-line docstring, a row in ``VALUES``, a row in the contract test.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Random(ValueModel):
         layout, n = corrupted.region.codec, corrupted.size
         if layout.kind == "int":
             return "set", rng.integers(0, (1 << layout.bits) - 1, size=n, dtype=layout.word_dtype.type, endpoint=True)
-        # Finite magnitudes are the numbers below the first that is not, so no pattern has to be redrawn.
+        # Finite magnitudes are exactly the words below the first non-finite one, so no word has to be redrawn.
         magnitude = rng.integers(0, layout.smallest_nonfinite_word, size=n, dtype=np.uint64)
         sign = rng.integers(0, 2, size=n, dtype=np.uint64) << np.uint64(layout.bits - 1)
         return "set", (magnitude | sign).astype(layout.word_dtype)

@@ -1,8 +1,8 @@
 """Printing of lines and tables on a console, in plain or rich form.
 
-Plain mode writes one table of columns separated by two or more blanks, without blanks inside a column, colour or boxes, and every
-other line behind ``# ``: fit for pipes. Names come from outside and are never read as rich markup: everything is built from
-`rich.text.Text`.
+Plain mode is for pipes: it writes one table without colour or boxes, whose columns are separated by two or more blanks and
+contain no blanks; every other line begins with ``# ``. Names come from outside and are never read as rich markup: all text is
+built from `rich.text.Text`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 WIDEST = 10_000
-"""Characters of a line of what is no terminal (a pipe, a log), which gets every row of a table as one line."""
+"""Line width in characters for output that is not a terminal (a pipe, a log), which gets every table row as one line."""
 
 
 def print_lines(console: Console, lines: Sequence[str], plain: bool, first: str = "", no_wrap: bool = False) -> None:

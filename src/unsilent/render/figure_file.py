@@ -1,7 +1,7 @@
 """Writing of a report's figure to a file for a paper: svg, pdf or png, drawn by matplotlib.
 
-The data are those of the page, which plotly draws there. Fonts and widths are those of a page with two columns. The same figure
-gives the same bytes each time. Needs the extra ``figures``.
+The data are the same as on the page, where plotly draws them. Fonts and widths are those of a page with two columns. The same
+figure always gives the same bytes. Needs the extra ``figures``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import GREY, GRID, INK, Figure
 
 COLUMN_WIDTH, PAGE_WIDTH, MOST_HEIGHT = 3.3, 6.9, 9.0
-"""Inches."""
+"""Sizes in inches."""
 FONT_SIZE = 8
 METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
 """Metadata to leave out, by format, so that the same figure has the same bytes."""
@@ -35,15 +35,15 @@ LOOK = {
     "grid.color": GRID, "grid.linewidth": 0.6, "pdf.fonttype": 42, "svg.hashsalt": "unsilent", "savefig.dpi": 300,
 }  # fmt: skip
 _LETTER = 4.5
-"""Points that a letter takes on average."""
+"""Average width of a letter in points."""
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def write_figure(report: Report, name: str, path: str | os.PathLike[str]) -> Path:
     """Write one figure of a report and return the path.
 
-    Raises ``UsageError`` for a name that it does not have, another ending than .svg, .pdf or .png, a file that cannot be written,
-    or where matplotlib is missing.
+    Raises ``UsageError`` for an unknown figure name, a file name that does not end in .svg, .pdf or .png, a file that cannot be
+    written, or if matplotlib is missing.
     """
     ending = Path(path).suffix.lower().removeprefix(".")
     if ending not in METADATA:
@@ -51,7 +51,7 @@ def write_figure(report: Report, name: str, path: str | os.PathLike[str]) -> Pat
     drawn, content = draw_figure(report, name), io.BytesIO()
     title = {"Title": escape_unprintable(report.plots[name].alt_text)}
     with _matplotlib().rc_context(LOOK), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)  # a name shows a box there
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)  # the figure shows a box instead
         drawn.savefig(content, format=ending, metadata=METADATA[ending] | title)
     return write_file(content.getvalue(), path, "the figure")
 

@@ -11,7 +11,7 @@ import numpy as np
 from unsilent.report.theme import Figure
 
 POINTS = 8 / 13
-"""Points of a pixel: text has 13 pixels on a page and 8 points in a paper."""
+"""Number of points for each pixel: text has 13 pixels on a page and 8 points in a paper."""
 MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "cross": "P", "x": "X", "pentagon": "p", "star": "*", "triangle-up": "^",
     "triangle-down": "v", "triangle-left": "<", "line-ns": "|", "line-ew": "_",
@@ -27,9 +27,9 @@ def draw_trace(axes: Any, trace: Figure, ends: dict[float, float]) -> Any:
     """Draw one series and return its artist for the legend.
 
     Args:
-        axes: Where it is drawn.
-        trace: The series as plotly has it.
-        ends: Where the bar of each row ends so far; the next series of bars begins there.
+        axes: Matplotlib axes for the series.
+        trace: Series in plotly's form.
+        ends: Current end of the bar in each row, at which the next series of bars begins.
     """
     draw: dict[str, Callable[[Any, Figure, dict[float, float]], Any]]
     draw = {"scatter": _scatter, "bar": _bars, "heatmap": _cells, "image": _picture}
@@ -86,7 +86,7 @@ def _markers(axes: Any, x: Any, y: Any, marker: Figure) -> None:
         shape, face = _symbol(symbol, colour(tone))
         look: dict[str, Any] = {"marker": shape, "s": (size * POINTS) ** 2, "alpha": marker.get("opacity"), "zorder": 3}
         look["linewidths"] = edge.get("width", 1 if face == "none" else 0) * POINTS
-        if shape in "|_":  # these are lines, which have no face
+        if shape in "|_":  # these symbols are lines and have no face
             axes.scatter(x[numbers], y[numbers], color=colour(tone), **look | {"linewidths": POINTS})
         else:
             rim = colour(tone if face == "none" else edge.get("color", tone))

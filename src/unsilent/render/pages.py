@@ -1,9 +1,9 @@
 r"""Functions shared by all HTML pages, which are self-contained and work offline.
 
-Everything is inlined once: style, the figures as JSON, plotly.js where a page has figures. Names are hostile: jinja2 escapes
-every value, figures are stored as JSON with ``<``, ``>`` and ``&`` written as ``\\uXXXX`` and are parsed, not
-executed, and a content security policy allows exactly the scripts written here (by hash) and no
-connection at all.
+Everything is inlined once: style, the figures as JSON, plotly.js if a page has figures. Names are not trusted: jinja2 escapes
+every value; figures are stored as JSON with ``<``, ``>`` and ``&`` written as ``\\uXXXX`` and are parsed, not
+executed; and a content security policy allows only the scripts in this package (by hash) and no
+connections.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def render_page(values: Mapping[str, Any], figures: Mapping[str, Figure]) -> str
 def _printable(value: object) -> object:
     """A value for a template, in which unprintable characters are escaped.
 
-    Markup stays as it is.
+    Markup is unchanged.
     """
     return escape_unprintable(value) if type(value) is str else value
 
@@ -68,7 +68,7 @@ def _printable(value: object) -> object:
 def write_file(content: bytes, path: str | os.PathLike[str], what: str) -> Path:
     """Write a file in one step, so that it is never incomplete, and return its path.
 
-    Raises ``UsageError`` where it cannot be written; a file that was there before is then untouched.
+    Raises ``UsageError`` if the file cannot be written; an existing file is then unchanged.
     """
     target = Path(path)
     try:
@@ -83,7 +83,7 @@ def is_unsilent_page(path: str | os.PathLike[str]) -> bool:
     """Whether a file is a page of this package; False if it cannot be read."""
     file = Path(path)
     try:
-        if not file.is_file():  # opening a pipe would wait
+        if not file.is_file():  # opening a pipe would block
             return False
         with open(file, "rb") as opened:
             return _MARK in opened.read(_HEAD)
@@ -109,7 +109,7 @@ def capitalised(text: str) -> str:
 def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
-    # A browser reads \r\n as \n before it hashes; the hash must be that of what it sees.
+    # A browser reads \r\n as \n before it computes the hash, so the hash must be that of the text with \n.
     return str(get_plotlyjs()).replace("\r\n", "\n")
 
 

@@ -12,7 +12,7 @@ FIELDS = ("estimate", "low", "high", "confidence", "n", "method")
 RUN_DETAILS = frozenset(
     ("command", "store", "seconds", "cpu_seconds", "golden_seconds", "per_hour", "versions", "machine", "notes")
 )
-"""Fields, and measures of estimates, that differ between two runs of the same campaign."""
+"""Names of fields, and of measures of estimates, that differ between two runs of the same campaign."""
 
 
 def report_json(report: Report) -> dict[str, Any]:

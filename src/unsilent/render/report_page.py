@@ -50,8 +50,7 @@ def heads_and_rows(table: Table) -> tuple[list[tuple[str, bool]], list[tuple[Tab
     """The non-empty columns of a table: their heads, and their rows for a page.
 
     Returns:
-        Of each column its name, and whether it is read from the left. The rows, with the text, the key, the mark and the bar of
-        each cell.
+        Name and left alignment of each column. Each row with the text, sort key, mark and bar of each of its cells.
     """
     lines = [texts(table.columns, row) for row in table.rows]
     filled = filled_columns(table.columns, lines)

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 LIMITS = ("estimate", "low", "high", "n")
 FIRST_LEAST, NAME_MOST = 14, 24
-"""Longer words of texts are folded: those above the second where there is no room, above the first where there is very little."""
+"""Word lengths above which words in texts may be folded: above the second if there is too little room, above the first if there
+is very little."""
 GAP = 2
-"""Blanks between columns."""
+"""Number of blanks between columns."""
 NOTEBOOK_WIDTH = 120
 PREFORMATTED = '<pre style="overflow-x: auto; line-height: 1.3">{code}</pre>'
 
@@ -76,8 +77,8 @@ def _plain(value: object) -> str:
 def print_table(table: Table, console: Console, has_all: str = "--plain") -> None:
     """Print a table without its empty columns.
 
-    Columns of low priority are left out where a terminal is too narrow; the option ``has_all`` shows them. What is no terminal
-    gets all columns, and every row as one line.
+    Columns with a high ``priority`` are left out if a terminal is too narrow; the option ``has_all`` shows them. Output that is
+    not a terminal gets all columns, and every row as one line.
     """
     from rich import box
     from rich.table import Table as Drawn
@@ -121,8 +122,8 @@ def whole_columns(lines: Sequence[Sequence[str]]) -> dict[int, int]:
 def fit_columns(columns: Sequence[Column], lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:
     """The columns that fit into ``room``, by number, with their widths.
 
-    Those of the highest priority are left out first, until words stay whole: of texts and heads all, and cells that are
-    compared in one line. Where that cannot be, these are broken at blanks, and then words.
+    Columns with the highest ``priority`` are left out until all words in texts and heads stay whole, and cells that are compared
+    stay on one line. If this is not possible, such cells are broken at blanks, and then words are broken.
     """
 
     def longest(number: int, only: Sequence[Sequence[str]]) -> int:

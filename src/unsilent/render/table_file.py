@@ -30,7 +30,8 @@ _RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 def write_table(report: Report, path: str | os.PathLike[str]) -> Path:
     """Write the main table of a report and return the path.
 
-    Raises ``UsageError`` for another ending than .tex, .md or .csv, a report without tables, a file that cannot be written.
+    Raises ``UsageError`` for a file name that does not end in .tex, .md or .csv, a report without tables, or a file that cannot
+    be written.
     """
     formats = {".tex": _latex, ".md": _markdown, ".csv": _csv}
     ending = Path(path).suffix.lower()
@@ -76,7 +77,7 @@ def _lines(table: Table, escape: Callable[[str], str], bold: str) -> tuple[list[
 def _latex(report: Report) -> str:
     heads, left, rows = _lines(_main_table(report), latex_text, r"\textbf{{{}}}")
     title = escape_unprintable(report.title)
-    # A line that begins with a bracket would be the argument of the line break before it.
+    # LaTeX would read a bracket at the beginning of a line as the argument of the preceding line break.
     lines = [f"{'{}' * line[0].startswith(('[', '*'))}{' & '.join(line)} \\\\" for line in rows]
     return "\n".join([
         f"% {title}", r"% Needs \usepackage{booktabs}.",

@@ -40,9 +40,10 @@ class Dots:
     """A series of estimates with limits.
 
     Attributes:
-        name: Name in the legend, where there is one.
-        colour, symbol: Of all dots, or of each.
-        rows: Place, estimate, and what is shown when it is pointed at.
+        name: Name in the legend, if there is a legend.
+        colour: Colour of all dots, or a list with a colour for each dot.
+        symbol: Symbol of all dots, or a list with a symbol for each dot.
+        rows: Place, estimate and hover text of each dot.
     """
 
     name: str
@@ -123,7 +124,7 @@ def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> lis
     hollow = {"color": _values_at(dots.colour, none), "symbol": upper_limit, "size": 11}
     limits = trace(none, [dots.rows[i][1].high for i in none], {**hollow, "line": {"width": 1.6}})
     drawn = trace(some, [v.estimate for v in values], marker, **named)
-    if not some:  # a legend names only what has a point
+    if not some:  # the legend names only series with a point
         drawn |= {"x": [None], "y": [None]}
     return [drawn, limits] if none else [drawn]
 

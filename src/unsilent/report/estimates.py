@@ -12,9 +12,9 @@ from unsilent.report.model import Cell, Column, Table, TextCell
 from unsilent.report.text import EstimateWithLimits
 
 NO_ESTIMATE_KEY = -9.0
-"""Number by which a cell without an estimate is sorted: below every share and every difference."""
+"""Sort key of a cell without an estimate, below every share and every difference."""
 FEW_TRIALS = 20
-"""With fewer trials an estimate says too little to be listed among the highest ones: such rows come last."""
+"""Number of trials below which an estimate is too uncertain to be listed among the highest ones; such rows come last."""
 
 
 class LimitsWithMethod(EstimateWithLimits, Protocol):
@@ -29,11 +29,11 @@ class Estimate:
     """An estimated number with the names of its subject.
 
     Attributes:
-        keys: Subject of the estimate, by name: columns of the table for machines, fields of ``results`` of JSON.
-        interval: The number with the limits that hold for it alone, their confidence and method; n.
-        unit: Unit that n counts, like ``sample``; empty where the report says it.
-        joint: Limits that hold for it and others together; None where there are none.
-        further: Further facts, by name, like counts of outcomes.
+        keys: Subject of the estimate, by name: columns of the machine-readable table, fields of ``results`` in JSON.
+        interval: Estimate with its individual limits, their confidence and method, and n.
+        unit: Unit that n counts, like ``sample``; empty if the report names it.
+        joint: Joint limits with other estimates; None if there are none.
+        further: Further facts by name, like counts of outcomes.
     """
 
     keys: Mapping[str, Cell]
@@ -69,8 +69,8 @@ def measured(keys: Mapping[str, Cell], measures: Mapping[str, Interval], unit: s
 def machine_table(estimates: Iterable[Estimate], names: Sequence[str]) -> Table:
     """A machine-readable table with a row for each estimate.
 
-    ``names`` are the columns of plain mode, in their order and whatever rows there are; the interval is the one without a
-    name. What else an estimate has (its unit, joint limits, further facts) is in ``results`` of JSON alone.
+    ``names`` are the columns of plain mode in order, whatever the rows; an empty name stands for the interval. Other facts of
+    an estimate (unit, joint limits, further facts) are only in ``results`` of the JSON object.
     """
     rows = [estimate.row for estimate in estimates]
     every = dict.fromkeys([*names, *(name for row in rows for name in row)])

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from unsilent.report.theme import GREY, HEAT, INK, SOFT, Figure, figure, label, labels, percent_label, vertical_line
 
 FIELD_NAMES = {"value": "value bits"}
-"""Headings over the columns, where they are longer than the name of the field."""
+"""Headings of columns that differ from the names of their fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
     """PVF by layer and bit position, from trials that flipped one bit of one dtype.
 
-    None for a layer and bit without a trial.
+    Values are None for a layer and bit without a trial.
     """
 
     dtype: str
     layers: tuple[str, ...]
     bits: tuple[int, ...]
     fields: Mapping[int, str]
-    """Bit position -> ``sign``, ``exponent`` or ``mantissa``; of an integer ``sign`` or ``value``."""
+    """Field of each bit position: ``sign``, ``exponent`` or ``mantissa``; for an integer ``sign`` or ``value``."""
     estimate: tuple[tuple[float | None, ...], ...]
     n: tuple[tuple[int, ...], ...]
 
@@ -59,9 +59,9 @@ def heat_figure(heat: HeatMap, scale_bottom: float, measure: str) -> Figure:
     fields = [heat.fields.get(bit, "") for bit in bits]
     starts = [i for i in range(len(bits)) if i == 0 or fields[i] != fields[i - 1]]
     ticks = [10.0**k for k in range(math.ceil(math.log10(scale_bottom) - 1e-9), 1)]
-    # Title and scale lie above the map: a map of one row has no room for them at its side, a phone none at all.
+    # Title and scale are above the map: there is no room beside a map of one row, or on a phone.
     corner = {"xref": "container", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"}
-    # 38: room for the half of the first tick's text that hangs over.
+    # 38: room for the left half of the first tick's text.
     bar: Figure = {"orientation": "h", "lenmode": "pixels", "len": 310, "xpad": 38}
     bar |= {"tickangle": 0, "ticklabeloverflow": "allow", "ypad": 28, "tickvals": [math.log10(t) for t in ticks]}
     bar |= {"ticktext": [("≤ " if i == 0 else "") + percent_label(t) for i, t in enumerate(ticks)], **corner}
@@ -107,7 +107,7 @@ def heat_series(
 def _field(name: str, first: int, last: int, columns: int) -> Figure:
     place: Figure = {"x": (first + last) / 2, "xanchor": "center", "y": 1, "yref": "paper", "yanchor": "bottom"}
     if 8 * (last - first + 1) < columns and first == 0:
-        # Too narrow for its name, which then leans over the names of the rows instead of over the next field.
+        # Too narrow for its name, which then extends over the names of the rows instead of over the next field.
         place |= {"x": last + 0.45, "xanchor": "right"}
     return {
         "text": label(FIELD_NAMES.get(name, name)),

@@ -1,6 +1,6 @@
 """The record of a report of any study: headline, numbers, findings, sections and estimates.
 
-Studies make it, renderers show it: in a terminal, as plain columns, as JSON, as a page. Text is cleaned where it is shown.
+Studies make the record, renderers show it in a terminal, as plain columns, as JSON or as a page. The renderers clean its text.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Column:
     Attributes:
         kind: ``text``; ``number`` (int, or float with ``digits``); ``estimate`` (`Interval`, shown with its
             limits); ``difference`` (`Interval` of a difference of shares, shown in points with signs).
-        unit: Unit shown behind the name.
-        scale: Factor of numbers that are shown (100: percent).
+        unit: Unit shown after the name.
+        scale: Factor for shown numbers (100: percent).
         digits: Format of a float, like ``.2f``, or a function that makes the text of any number; an int is shown with
-            thousands separated.
-        priority: 0 is always shown; where a terminal is too narrow, columns of the highest priority go first.
-        left_aligned: Text that is read, not compared.
-        of: Takes the cell from what a row is made of (see `Table.of`), or names its key, or its attribute (of an attribute:
-            ``curve.step``); None: the column's name, in attributes with ``_`` in place of blanks.
+            thousands separators.
+        priority: Order of omission in a narrow terminal: columns with the highest number are omitted first, 0 never.
+        left_aligned: Whether the column is left-aligned, for text that is read, not compared.
+        of: Function that returns the cell for a row object (see `Table.of`), or name of the object's key or attribute (possibly
+            nested: ``curve.step``); None: the column's name, for attributes with ``_`` instead of blanks.
     """
 
     name: str
@@ -80,16 +80,15 @@ class Column:
 
 
 Mark = tuple[str, str]
-"""A colour like ``#0072B2`` and a sign like ``●``: what stands for something in a figure."""
+"""A colour like ``#0072B2`` and a sign like ``●`` that mark a series in a figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextCell:
     """A cell with a given text.
 
-    ``key``: the number by which it is sorted; None: it is sorted by its text.
-
-    On a page with a mark, and over a bar between the ends ``bar``, 0 and 1 at most.
+    ``key``: the number by which it is sorted; None: it is sorted by its text. ``mark``, ``bar``: on a page, a mark before the
+    text, and the ends (0 to 1) of a bar below it.
     """
 
     text: str
@@ -99,7 +98,7 @@ class TextCell:
 
 
 Cell = str | int | float | bool | Interval | TextCell | None
-"""A value of a table; None: there is nothing; shown as ``–``."""
+"""A value in a table; None means no value and is shown as ``–``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +121,12 @@ class Table:
 
     Attributes:
         title: Line above the table.
-        terminal_rows: Most rows in a terminal; 0: this table is left to the page.
-        more_rows_text: Text of a terminal where there are more, of ``{shown}`` and ``{left}`` rows.
-        on_page: False where a page shows the same otherwise.
-        sortable: The page lets the reader sort and filter it.
-        plain_line_format: Form of a line for each row in plain mode, where only estimates are a table,
-            with cells by number (``switch {0}: {1}``); empty: it is left out.
+        terminal_rows: Most rows in a terminal; 0: the table is shown only on the page.
+        more_rows_text: Text in a terminal if there are more rows, with ``{shown}`` and ``{left}`` for the numbers of rows.
+        on_page: Whether the page shows the table; False if it shows the content in another form.
+        sortable: Whether readers of the page can sort and filter the table.
+        plain_line_format: Format of the line for each row in plain mode, in which only estimates are a table,
+            with cells by number (``switch {0}: {1}``); empty: the table is left out.
     """
 
     columns: tuple[Column, ...]
@@ -151,7 +150,7 @@ class Table:
     ) -> Table:
         """A table with one row built from each of ``rows``.
 
-        ``more``: further attributes.
+        ``more``: further attributes of the table.
         """
         heads = tuple(columns)
         lines = (TableRow(tuple(head.cell(row) for head in heads), is_emphasised(row), tooltip(row)) for row in rows)
@@ -221,16 +220,16 @@ class Report:
     Attributes:
         schema: Schema of the JSON object, like ``unsilent/noise/2``.
         report_type: Kind of report.
-        numbers: Term, text, and what is set smaller.
-        estimates: One row for each estimate, the table for machines: lines of plain mode, ``results`` of
+        numbers: Important numbers, each with term, text, and a detail in smaller type.
+        estimates: Machine-readable table with a row for each estimate: lines in plain mode, ``results`` in
             JSON.
-        sections: Their figures have names of their own.
-        facts: Facts on how the result was made, term and text.
+        sections: Sections of the report; all their figures have different names.
+        facts: Facts on how the result was made, each with term and text.
         notes: Notes on how to read the tables, without full stops.
-        repeat_command: The command that makes it again, to be copied.
-        next_commands: Use of the result in a few words, and the command for it.
-        method: Sentences on how the result was made, a line each paragraph.
-        further_json: Further fields of the JSON object, of any depth; ``results`` there replace those of
+        repeat_command: Command that makes the result again, to be copied.
+        next_commands: Further uses of the result, each in a few words with its command.
+        method: Sentences on how the result was made, one line for each paragraph.
+        further_json: Further fields of the JSON object, of any depth; ``results`` in it replace those of
             ``estimates``.
     """
 

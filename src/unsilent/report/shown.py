@@ -22,10 +22,11 @@ class Shown:
 
     A dataclass of results needs ``repr=False``.
 
-    The function that makes the report, and the renderers above this folder, are imported when something is shown.
+    The function that makes the report, and the renderers outside this folder, are imported when a result is shown.
 
     Attributes:
-        REPORT: Name of that function, ``module:name``; it takes the result. A subclass may have a method ``report`` instead.
+        REPORT: Name of the function that makes the report from the result, ``module:name``. A subclass may have a method
+            ``report`` instead.
     """
 
     __slots__ = ()
@@ -44,7 +45,7 @@ class Shown:
             options: Options of ``report()``.
 
         Raises:
-            UsageError: the file cannot be written, or is no page of ours.
+            UsageError: the file cannot be written, or an existing file is not a page of this package.
         """
         from unsilent.render.report_page import write_report
 
@@ -56,7 +57,7 @@ class Shown:
         ``unsilent report STORE --figure NAME -o FILE.pdf`` writes the same to a file with embedded fonts.
 
         Args:
-            name: Name of the figure; the error for an unknown name lists those there are.
+            name: Name of the figure; the error for an unknown name lists all names.
             options: Options of ``report()``.
 
         Raises:

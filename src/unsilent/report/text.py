@@ -1,10 +1,10 @@
 """Numbers, estimates and names as text.
 
 Digits follow the rounding rule of the Particle Data Group (one or two digits of the uncertainty), limits
-are rounded outwards, so a table never claims more than the interval supports. An estimate keeps as many digits
-as it takes not to differ from itself by more than `MOST_OFF`, however wide its interval is: one of four is 25 %,
+are rounded outwards, so a table never claims more than the interval supports. An estimate has enough digits
+that rounding changes it by at most `MOST_OFF`, however wide its interval is: one of four is 25 %,
 not 20 %. Names come from outside (state dicts, user files): control and bidirectional characters are shown as
-escapes; HTML and terminal markup are the renderers' business.
+escapes; renderers escape HTML and terminal markup.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from unsilent.basics.printable import escape_unprintable as escape_unprintable
 
 NO_TRIAL = "no trial"
 _JOINT = "\xa0"
-"""A blank at which no line is broken."""
+"""No-break space."""
 MOST_OFF = 0.025
-"""Part of an estimate by which rounding may change it."""
+"""Largest relative change of an estimate by rounding."""
 _PLACES = 6
 """Most decimals; numbers that need more are written as a power of ten."""
 
@@ -87,7 +87,7 @@ def estimate_text(value: EstimateWithLimits, scale: float = 100.0) -> EstimateTe
     # An upper limit alone is shown with two digits.
     places = _places((top - bottom) / 2) if estimate != 0 or top <= 0 else _two_digits(top)
     estimate_places = _places_needed(estimate * scale, places) if estimate else places
-    # A limit has the digits of the estimate where they are more, but not more than two of its own.
+    # If the estimate has more digits, a limit has them too, but at most two significant digits.
     ends = [max(places, min(estimate_places, _two_digits(limit))) for limit in (bottom, top)]
     lower, upper = _text(bottom, ends[0], ROUND_FLOOR), _text(top, ends[1], ROUND_CEILING)
     if estimate is None:
@@ -136,12 +136,12 @@ def interval_text(interval: Interval, scale: float = 1.0, most: float = math.inf
     if interval.high >= most * (1 - 1e-9):
         if interval.estimate == 0:
             return "0 [0, –]"
-        # Digits as if the upper limit were as far off as the lower one.
+        # The digits are chosen as if the upper limit had the same distance as the lower one.
         text = estimate_text(replace(interval, high=2 * (interval.estimate or 0.0) - interval.low), scale)
         return f"{text.estimate} [{text.low}, –]"
     text = estimate_text(interval, scale)
     if interval.estimate == 0 and not text.exact:
-        return f"0 {text.limits}"  # a spread of nothing, not a count of no events
+        return f"0 {text.limits}"  # a spread of 0, not a count of 0 events
     return text.in_sentence
 
 
@@ -283,7 +283,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
     A longer word is broken by `break_name`.
 
-    What stands in brackets stays in one line where it can, and so do a number and its percent sign.
+    Text in brackets stays on one line if possible, as do a number and its percent sign.
 
     >>> wrapped("of encoder.layers.10.weight alone", 16)
     ['of', 'encoder.layers.', '10.weight', 'alone']

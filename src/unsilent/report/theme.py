@@ -1,8 +1,8 @@
 """The common style of figures: colours, markers, labels and axes of probability.
 
 Plotly reads part of HTML in every text (`<b>`, `<a>`, entities), so each name passes through `label`, which
-cleans, shortens and escapes it. Colours are Okabe and Ito's, safe for colour-blind readers, and mean the
-same in all figures; shape or text repeats what colour says.
+cleans, shortens and escapes it. Colours are Okabe and Ito's, safe for colour-blind readers, and have the
+same meaning in all figures; shape or text repeats the information of the colour.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUTCOME_NAMES = {"sdc": "silent (SDC)", "due": "detectable (DUE)", "nonfinite": 
 MARKERS = ("circle", "square", "diamond", "cross", "x", "pentagon", "star")
 INK, SOFT, GRID, GREY = "#1f2933", "#5c6873", "#e8ebee", "#cfd5db"
 MOST_COLOURED = 3 * len(SERIES_COLOURS)
-"""Series from this number on are grey: their colours and shapes would repeat those of others."""
+"""Number of the first series that is grey, because its colour and shape would repeat those of another series."""
 HEAT = [[0, "#FFF8EC"], [0.25, "#FDD49E"], [0.5, "#FC8D59"], [0.75, "#D7301F"], [1, "#5F0000"]]
 
 

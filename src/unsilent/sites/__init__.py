@@ -1,4 +1,4 @@
-"""Places where values can go wrong: addresses, parameters and buffers of a model, values of a running evaluation."""
+"""Sites of values that can be corrupted: addresses, parameters and buffers of a model, values of a running evaluation."""
 
 from unsilent.faults.receipts import Receipt as Receipt
 from unsilent.sites.addresses import Address as Address

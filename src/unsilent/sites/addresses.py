@@ -1,6 +1,6 @@
 """Addresses of sites: ``param:layer1.0.conv1.weight``, globs for several sites, ``[3,5]`` for elements.
 
-Kinds: ``param`` (also where no kind is named), ``op:MODULE#OP.k/PHASE/OPERAND``, ``input:NAME``, ``kv:LAYER/key``; see
+Kinds: ``param`` (the default), ``op:MODULE#OP.k/PHASE/OPERAND``, ``input:NAME``, ``kv:LAYER/key``; see
 `unsilent.faults.naming`. An index in brackets is numpy's basic indexing (integers, slices, ``...``); a single integer on a
 tensor of several dimensions is a flat C-order index.
 """
@@ -69,8 +69,8 @@ class Address:
     def operations(self, known: Sequence[SiteName], non_sites: Collection[str] = ()) -> list[SiteName]:
         """The operation sites among ``known`` that this address selects.
 
-        A glob is compared with ``MODULE#OP.k`` and ``MODULE.OP.k``, so that ``op:layer1.*`` has all that runs in ``layer1``.
-        A module alone means its only operation, not counting casts. Raises ``UsageError`` when there is none, or several.
+        A glob is compared with ``MODULE#OP.k`` and ``MODULE.OP.k``, so that ``op:layer1.*`` selects all operations in ``layer1``.
+        A module alone selects its only operation, not counting casts. Raises ``UsageError`` if it has none or several.
         """
         stem, phase, operand = _operand(self.glob)
         every = known

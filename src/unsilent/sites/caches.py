@@ -48,8 +48,8 @@ class KvCacheObserver:
     """Context manager that reports the key/value cache before each outermost module call that receives one.
 
     Args:
-        model: Model whose modules with a parameter ``past_key_values`` are watched.
-        on_cache: Called with the number of the call, counted from 0, and the cache.
+        model: Model whose modules with a parameter ``past_key_values`` are observed.
+        on_cache: Function that is called with the number of the call, counted from 0, and the cache.
     """
 
     def __init__(self, model: nn.Module, on_cache: Callable[[int, Any], None]) -> None:

@@ -45,8 +45,8 @@ class AimedFault(NamedTuple):
 def corrupted_call(call: OperationCall, aims: Sequence[AimedFault], landings: Landings) -> Any:
     """The result of an operation with faults in its operands and outputs.
 
-    A corrupted operand is a corrupted copy that this operation alone sees; one that the operation writes is corrupted in its own
-    memory. Where a fault says which outputs see it, the operation runs twice and those are taken from the second run.
+    A corrupted operand is a corrupted copy that only this operation sees; an operand that the operation writes is corrupted in
+    its own memory. If only some outputs see a fault, the operation runs twice and these outputs are taken from the second run.
     """
     before = [aim for aim in aims if not aim.site.operand.startswith("out")]
     for aim in before:
@@ -84,7 +84,7 @@ def _splice(call: OperationCall, aim: AimedFault, golden: Tensor | None, landing
 def window_refusal(func: Any, site: SiteName, number: int) -> str:
     """Why a fault cannot be limited to some outputs; empty if it can.
 
-    ``number`` such faults precede it.
+    ``number``: number of earlier faults of this kind in the same call.
     """
     if operation_name(func) not in PRODUCTS or site.operand not in OPERANDS[1:3]:
         return (

@@ -1,9 +1,9 @@
 """Names for the operations of a model as they run: ``layer1.0.conv1#convolution.0``.
 
-An operation belongs to the innermost module whose call it runs in; ``k`` counts the operations of one name there, over
-one evaluation of one batch. Every dispatched operation counts, views too, so that a name does not depend on what else is
-watched. Hooks are global to the process while a `OperationNamer` is entered and are gone afterwards, also when the model raised;
-calls in other threads of the program are left out.
+An operation belongs to the innermost module in whose call it runs; ``k`` counts the operations of the same name in the module,
+over one evaluation of one batch. Every dispatched operation counts, including views, so that a name does not depend on which
+operations are observed. Hooks are global to the process while an `OperationNamer` is entered and are removed afterwards, even if
+the model raised an error; calls in other threads of the program are ignored.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from unsilent.sites.operands import operation_name
 from unsilent.sites.threads import StepThread
 
 OUTSIDE = "(run)"
-"""Module name of what the workload's ``run`` does outside of the model."""
+"""Module name of operations that the workload's ``run`` executes outside the model."""
 
 
 class OperationNamer:
     """Names each operation by the module that is being called; a context manager around one evaluation of a batch.
 
     Args:
-        model: The module whose children give the names. Modules that are not part of it go by their caller's
-            name.
+        model: Module whose submodules give the names. Operations of a module that is not part of it have the name of the
+            calling module.
 
     Attributes:
-        mode: The dispatch mode that it is entered with.
+        mode: Dispatch mode that is active together with it.
     """
 
     def __init__(self, model: nn.Module) -> None:

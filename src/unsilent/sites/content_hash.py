@@ -1,15 +1,15 @@
 """Hashes of tensors' bits, computed on the tensors' own device to prove that nothing has changed.
 
-On a device the hash is a sum of whole numbers, so it is the same in whatever order a device adds, and equal to that of a CPU. The
-bytes of a tensor are taken as 32-bit words, the last one filled with zeros, in chunks of `CHUNK` words:
+On a device the hash is a sum of integers, so it does not depend on the order of the additions and equals the hash on a CPU. The
+bytes of a tensor are read as 32-bit words, the last one padded with zeros, in chunks of `CHUNK` words:
 
     hash = sum over chunks c of r(c) * (sum over words i of the chunk of m(w(c, i) * k(i)))  modulo 2^64
 
-with odd factors ``r(c)`` and ``k(i)``, and m(x) = x xor (x >> 32). Multiplying by an odd number and m are one to one modulo
-2^64. So if one word changes, its term changes, and with it the sum: **every change within one word is noticed**, each single
-flipped bit among them. Changes of several words cancel by chance alone, about one in 2^64 for words that do not depend on the
-factors; m is there because without it flips of two high bits would cancel once in 2^32. For tensors on the CPU xxh3 is used,
-which is several times faster and has a chance of the same size; for it nothing is proven of single words.
+with odd factors ``r(c)`` and ``k(i)``, and m(x) = x xor (x >> 32). Multiplication by an odd number and m are both one-to-one
+modulo 2^64. So if one word changes, its term and the sum change: **every change within one word is noticed**, including every
+single flipped bit. Changes of several words cancel only by chance, with probability about 2^-64 for words that do not depend on
+the factors; without m, flips of two high bits would cancel with probability 2^-32. For tensors on the CPU xxh3 is used,
+which is several times faster and misses changes with a probability of the same size, but has no guarantee for single words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from unsilent.sites.memory import content_of
 
 CHUNK = 1 << 20
-"""Words of a chunk: 8 MiB of products at a time."""
+"""Number of words in a chunk, whose products take 8 MiB."""
 FACTORS_SEED = 0x5EED
 MASK = 2**64 - 1
 UPPER = 2**32 - 1
@@ -63,7 +63,7 @@ def device_hash(tensor: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for number, chunk in enumerate(words.split(CHUNK)):
         terms = chunk.to(torch.int64).mul_(factors[: len(chunk)])
-        terms.bitwise_xor_((terms >> 32).bitwise_and_(UPPER))  # the shift of a signed number brings its sign with it
+        terms.bitwise_xor_((terms >> 32).bitwise_and_(UPPER))  # the shift of a signed number copies its sign bit
         total += terms.sum() * chunk_factor(number)
     return total
 

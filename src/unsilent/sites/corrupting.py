@@ -1,6 +1,6 @@
 """Writing a fault's bits into a tensor, in place or into a copy, with verification.
 
-Works in the middle of a run: nothing here is seen by a dispatch mode, and autograd's version counters do not move.
+Can be used during a run: dispatch modes do not see these writes, and autograd's version counters do not change.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def copied(tensor: Tensor) -> Tensor:
 def corrupted_copy(tensor: Tensor, fault: Fault) -> Tensor:
     """A corrupted copy of a tensor (see `copied`); the tensor itself is unchanged.
 
-    Raises ``InjectionError`` where the fault does not fit or land.
+    Raises ``InjectionError`` if the fault does not fit or is not written as intended.
     """
     with no_dispatch():
         if why := misfit(tensor, fault):

@@ -16,11 +16,11 @@ from unsilent.sites.calls import OperationNamer
 class DispatchMode(TorchDispatchMode):
     """A dispatch mode that is hidden from torch's compiler, once the compiler has been loaded.
 
-    Torch hides every mode when its class is made, which imports the whole compiler: a second of CPU time and 70 MiB in each
-    worker, for models that are hardly ever compiled.
+    Torch hides every mode when its class is created, which imports the whole compiler: this would cost a second of CPU time and
+    70 MiB in each worker, although models are rarely compiled.
 
     Args:
-        calls: Names operations while the mode is active.
+        calls: Namer of the operations while the mode is active.
     """
 
     def __init__(self, calls: OperationNamer | None = None) -> None:

@@ -17,9 +17,9 @@ from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.memory import dtype_name
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
-"""Products of matrices and convolutions, forward and backward."""
+"""Names of matrix products and convolutions, forward and backward."""
 MORE_THAN = 16
-"""Elements of what is corrupted; smaller results are left alone."""
+"""Number of elements that a corrupted result must exceed."""
 OperationShape = tuple[str, tuple[int, ...]]
 """Name of an operation and the shape of its result."""
 
@@ -43,17 +43,17 @@ class FaultyDevice(DispatchMode):
     """Corrupts results of some operations with a given probability while it is active.
 
     Args:
-        fault: Returns the fault in a result.
+        fault: Function that returns the fault for a result.
         probability: Probability of a fault each time that one of the operations is computed.
-        operations: Names, which may go on.
+        operations: Beginnings of the names of the operations.
         seed: Seed of the draws.
 
     Attributes:
         is_on: Whether operations are corrupted; while False they are counted in ``seen``.
-        only: The operation and the shape of its result that alone are corrupted; None: all.
-        hits_left: Faults until the device computes right again; None: it never does.
-        seen: Number of times that operations of these names ran while the device was off.
-        hits: Faults so far.
+        only: Name and result shape of the only operation that is corrupted; None: all.
+        hits_left: Number of faults until the device computes correctly again; None: no limit.
+        seen: Number of times that each operation ran while the device was off.
+        hits: Number of faults so far.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ _ELSEWHERE = {
     "file": "corrupt the checkpoint: unsilent checkpoint corrupt FILE",
 }
 _DEFAULTS = {"op": (PHASES[0], "out"), "saved": ("first",), "comm": ("in",)}
-"""Parts of an address that are meant where it leaves them out."""
+"""Default parts of an address, by kind of site, if the address leaves them out."""
 
 
 @names_arguments
@@ -54,29 +54,29 @@ def inject(
     """A context manager that injects faults into a model, or into one training step of it.
 
     Args:
-        model: Any module; nothing is copied, hooked or wrapped that stays.
+        model: Any module; it is not copied, and no hook or wrapper remains afterwards.
         address_or_faults: An address (``"param:layer1.*"``, ``"op:layer1.0.conv1/grad_wt"``,
             ``"optim:fc.weight/exp_avg"``) for which a fault is drawn, or faults (resolved ones are replayed).
         fault: Fault model for an address, default ``"bitflip"`` (one uniformly drawn bit), or ``"FILE.py:NAME"``, a function
-            of the old bits; for operations a published preset, too (``"N16_RD"``), which says which operand is corrupted.
-        bit: Flip this bit position (0 = least significant) in *every* addressed element; instead of
-            ``fault``, which draws one of them.
+            of the old bits; for operations also a published preset (``"N16_RD"``), which determines the corrupted operand.
+        bit: Bit position (0 = least significant) to flip in *every* addressed element, instead of a draw with ``fault``.
         seed: Seed of the draw.
         law: Sampling law of the draw.
         optimizers: Optimizers whose state ``optim:`` corrupts.
         rank: Rank in which the fault acts.
-        micro_step: Number of the forward pass of a step that has several, from 0.
+        micro_step: Number of the forward pass in a step with several forward passes, from 0.
         occurrence: Number of the time that the site is reached, from 0.
 
     Returns:
-        ParameterInjection | StepInjection: The first for ``param:``. Entering it corrupts and gives a `Receipt`, leaving it
-        restores all bits, proven. The second for ``op:``, ``saved:``, ``comm:`` and ``optim:``, and for ``param:`` with
-        ``optimizers`` (which write parameters themselves), to be entered around one step (or one evaluation).
-        What that computes stays corrupted; its ``receipt`` says what landed, and leaving it raises unless all did.
+        ParameterInjection | StepInjection: A `ParameterInjection` for ``param:``. It corrupts on entry and returns a `Receipt`;
+        on exit it restores all bits and verifies them. A `StepInjection` for ``op:``, ``saved:``, ``comm:`` and ``optim:``, and
+        for ``param:`` with ``optimizers`` (because they write parameters), to be entered around one step or one evaluation. The
+        results of the step stay corrupted. The ``receipt`` lists the applied faults; the exit raises an error unless all faults
+        were applied.
 
     Raises:
         UsageError: the address matches nothing, or the fault does not fit it.
-        InjectionError: on entry when a fault did not land as asked, on exit when the bits were not restored.
+        InjectionError: on entry if a fault was not written as intended, on exit if the bits were not restored.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
@@ -105,7 +105,7 @@ def inject(
             for listed in faults
         ]
         resolved = [listed for listed in faults if isinstance(listed, Fault) and kind_of(listed.site) == "param"]
-        # The memory of parameters is corrupted at once; all else is corrupted while a step runs.
+        # The memory of parameters is corrupted at once; everything else is corrupted while a step runs.
         if len(resolved) == len(faults):
             return Parameters(model).inject(resolved, strict=True)
         return StepInjection(model, faults, chosen)
@@ -119,7 +119,7 @@ def inject(
     regions = parameters.select(address_or_faults)
     if bit is not None:
         drawn = fault_model(f"bitflip:bits={bit}")
-        # 1 where no tensor has the bit, so that drawing says so.
+        # The count is 1 if no tensor has the bit, so that the draw raises the error.
         drawn = drawn.with_count(max(1, drawn.capacity(regions)))
     else:
         drawn = fault if isinstance(fault, FaultModel) else _single_model(fault or "bitflip")
@@ -163,7 +163,7 @@ def _draw(
             f"op:{stem}", phase=rest[0] if rest else PHASES[0], seed=seed, index=address.index, **moment
         )
     rest += _DEFAULTS.get(address.kind, ())[len(rest) :]
-    # every slot that the bit has
+    # all slots with this bit
     text = f"bitflip:bits={bit},rate=1" if bit is not None else fault or "bitflip"
     drawn = text if isinstance(text, FaultModel) else _single_model(text)
     full_site = f"{address.kind}:{'/'.join((stem, *rest))}"

@@ -32,9 +32,9 @@ def _name(path: Path) -> str:
 def corrupted_inputs(batch: Any, faults: Sequence[Fault], applied_faults: list[AppliedFault]) -> Any:
     """The batch with corrupted copies of the tensors that ``input:`` faults name; the original is unchanged.
 
-    ``applied_faults``: what landed is added to it.
+    ``applied_faults``: list to which applied faults are appended.
 
-    Raises ``InjectionError`` where a fault names no tensor of the batch or does not fit it.
+    Raises ``InjectionError`` if a fault names no tensor of the batch or does not fit it.
     """
     if not faults:
         return batch

@@ -1,6 +1,6 @@
 """Application of faults to tensors during a run, with a record of the faults that did not fit.
 
-What is wanted is a resolved `Fault`, or a `UnresolvedFault` whose elements are drawn now that the tensor is there.
+The input is a resolved `Fault`, or an `UnresolvedFault` whose elements are drawn once the tensor exists.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from unsilent.sites.memory_ownership import distinct_elements
 from unsilent.sites.operands import operation_name
 from unsilent.sites.output_windows import OperandRerun, dependent_outputs
 
-# Activations are taken as NHWC and kernels as HWIO for operations on images and sequences (convolution, batch and
-# group norm, pooling); all else is taken as it lies, its last axis fastest: for products that is the axis of output
-# features, too.
+# For operations on images and sequences (convolution, batch and group norm, pooling) the order of axes is NHWC for
+# activations and HWIO for kernels. All other tensors keep their order, with the last axis fastest; in products this is
+# also the axis of output features.
 
 
 class AxisOrder(NamedTuple):
     """Order of the axes of a corrupted tensor and of the output that it affects.
 
     Attributes:
-        order: Axes of the corrupted tensor, slowest first (None: as they are).
+        order: Axes of the corrupted tensor, slowest first (None: unchanged).
         output: Axes of the output.
     """
 
@@ -43,15 +43,15 @@ class AxisOrder(NamedTuple):
 
 
 FLAT = AxisOrder()
-"""Axes in the order in which they lie."""
+"""Unchanged order of the axes."""
 
 
 def axes_of(func: Any, site: SiteName, ndim: int, transposed: bool = False) -> AxisOrder:
     """The order of axes of an operation's tensors, for faults at a site.
 
     Args:
-        ndim: Number of axes of its image tensors.
-        transposed: Whether a convolution is transposed, whose kernel then is [in, out, …].
+        ndim: Number of axes of the operation's image tensors.
+        transposed: Whether the operation is a transposed convolution, whose kernel is [in, out, …].
     """
     name = operation_name(func)
     if ndim < 3 or not any(part in name for part in (CONVOLUTION, *IMAGE_OPERATIONS)):
@@ -85,8 +85,8 @@ class Landings:
     """Faults of one run that were applied, and faults that did not fit.
 
     Attributes:
-        applied_faults: Faults that landed, in order.
-        misfits: Faults that did not fit where they were met, with the reason.
+        applied_faults: Faults that were applied, in order.
+        misfits: Faults that did not fit their tensors, each with the reason.
     """
 
     def __init__(self) -> None:
@@ -123,15 +123,15 @@ class Landings:
         """Corrupt a tensor in place, or a copy of it if ``copy``.
 
         Args:
-            site: Site where the fault is met, in full.
-            axes: Order of runs in the tensor, and the channels of the output.
-            use: What the operation makes of the tensor; None for what is no operand, or where that is not known.
+            site: Full name of the site of the tensor.
+            axes: Order of the axes of the tensor and of the output.
+            use: Rerun of the operation with another tensor; None if the tensor is not an operand or a rerun is not possible.
 
         Returns:
-            None, and remembered, where the fault does not fit.
+            The corrupted tensor, or None if the fault does not fit; the reason is then recorded.
 
         Raises:
-            UsageError: a draw asks for what no tensor like this has (an index outside of it, more elements than there are).
+            UsageError: the fault requests elements that the tensor does not have (an index out of range, or too many elements).
         """
         if why := self._misfit(wanted, tensor):
             self.refuse(wanted, why)
@@ -168,7 +168,7 @@ class Landings:
         shape = tuple(tensor.shape)
         elements = None if wanted.index is None else flat_elements(wanted.index, wanted.site, shape)
         if elements is None:
-            elements = distinct_elements(tensor) if overlaps(tensor) else None  # a cell of memory is one element
+            elements = distinct_elements(tensor) if overlaps(tensor) else None  # each memory cell counts as one element
         order = None if elements is not None else axes.order
         faults = wanted.resolve_for_tensor(dtype_name(tensor.dtype), shape, elements, order)
         if wanted.window is None:

@@ -1,7 +1,7 @@
 """Lifetimes of the values of an evaluation: from the operation that writes a value to the last one that reads it.
 
-A value is one state of one storage: an operation that writes into a storage ends the value that was there. Views are the same
-value; an operation that gives one, or memory that nothing wrote yet, moves no data.
+A value is one state of one storage: an operation that writes into a storage ends its previous value. Views are the same
+value; an operation that returns a view or uninitialised memory moves no data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from unsilent.sites.survey import own_elements
 class Read(NamedTuple):
     """One read of a value, or of a part of it, by an operation.
 
-    ``operand``: where a fault would corrupt what this operation alone reads; None where there is no such site.
+    ``operand``: region in which a fault corrupts only this operation's read; None if there is no such site.
     """
 
     operation: int
@@ -53,7 +53,7 @@ class StoredValue:
 class Window(NamedTuple):
     """A time span, between the ends of two operations, in which a fault in a value reaches the same readers.
 
-    ``operand``: what such a fault corrupts, where it is not the value for all its readers. ``part``: of the value's elements.
+    ``operand``: region that such a fault corrupts, if not the value for all its readers. ``part``: share of the value's elements.
     """
 
     begin: int
@@ -65,14 +65,14 @@ class Window(NamedTuple):
 def windows(value: StoredValue) -> Iterator[Window]:
     """The time spans in which a value is still needed; a fault after some reads affects only later ones.
 
-    Where several reads of the whole value are left, a fault is taken to reach all of its readers.
+    If several reads of the whole value remain, a fault is assumed to affect all readers.
     """
     if not value.reads:
         return
     first = value.reads[0].operation
     yield Window(value.written, first)
     later = [read for read in value.reads if read.operation > first]
-    if any(read.elements < value.elements for read in later):  # each its own part
+    if any(read.elements < value.elements for read in later):  # each reads its own part
         for read in later:
             part = 1.0 if read.operand is not None else min(1.0, read.elements / value.elements)
             yield Window(first, read.operation, read.operand, part)
@@ -92,7 +92,7 @@ class LifetimeObserver(DispatchMode):
         step: Number of the batch.
 
     Attributes:
-        moved: Values that each operation reads or writes, with bytes.
+        moved: Values that each operation reads or writes, each with its number of bytes.
         values: Values by site and occurrence; a parameter or operation that runs once has no occurrence.
     """
 

@@ -1,7 +1,7 @@
 """Access to single elements of a live tensor, whatever its dtype, device or strides.
 
-Everything goes through an integer view of the tensor's own storage, so no value is ever converted, NaN payloads survive
-and no copy of the tensor is made. Writes use ``.data``: a hardware fault does not tell autograd's version counter either.
+All access uses an integer view of the tensor's own storage, so values are never converted, NaN payloads are kept
+and the tensor is not copied. Writes use ``.data``, because a hardware fault does not change autograd's version counter either.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unsilent.faults import Codec, codec
 
 Words = NDArray[np.unsignedinteger]
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Signed integer dtype by width in bytes: what a tensor's bits are viewed as."""
+"""Signed integer dtypes in which a tensor's bits are viewed, by element width in bytes."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -41,7 +41,7 @@ def content_of(tensor: Tensor) -> Any:
     -0 differs from 0, and NaN equals itself.
     """
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    # A dimension of size 1 may have any stride in a contiguous tensor, and then no view of its bytes is given.
+    # A dimension of size 1 may have any stride in a contiguous tensor; its bytes then cannot be viewed directly.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data if dense.numel() else b""
 
 
@@ -72,8 +72,8 @@ class TensorMemory:
         self.shape = tuple(tensor.shape)
         self.codec: Codec = codec(dtype_name(tensor.dtype))
         words = tensor.data.view(WORDS[tensor.element_size()])
-        # Dense memory is indexed flat, other memory dimension by dimension; on the CPU through numpy, which is much
-        # quicker than torch for a few elements and shares the same memory.
+        # Dense memory is indexed flat, other memory dimension by dimension. On the CPU numpy is used, which is much
+        # faster than torch for a few elements and shares the same memory.
         self._words = words.view(-1) if words.is_contiguous() else words
         self._array = self._words.numpy().view(self.codec.word_dtype) if tensor.device.type == "cpu" else None
 

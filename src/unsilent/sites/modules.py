@@ -24,7 +24,7 @@ _PACKED = "_packed_params"
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of DDP and of a compiled module."""
+    """The model inside a DDP wrapper or a compiled module."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
@@ -35,17 +35,17 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def named_modules(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
-    """Modules like ``model.named_modules()``; raises ``UsageError`` if two names are written alike."""
+    """Modules like ``model.named_modules()``; raises ``UsageError`` if two names have the same text."""
     return _written(model.named_modules(remove_duplicate=remove_duplicate))
 
 
 def named_parameters(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters like ``model.named_parameters()``; raises ``UsageError`` if two names are written alike."""
+    """Parameters like ``model.named_parameters()``; raises ``UsageError`` if two names have the same text."""
     return _written(model.named_parameters(remove_duplicate=remove_duplicate))
 
 
 def named_buffers(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Buffers like ``model.named_buffers()``; raises ``UsageError`` if two names are written alike."""
+    """Buffers like ``model.named_buffers()``; raises ``UsageError`` if two names have the same text."""
     return _written(model.named_buffers(remove_duplicate=remove_duplicate))
 
 
@@ -78,7 +78,7 @@ def copied(model: nn.Module) -> nn.Module:
     """A deep copy of a model. Raises ``UsageError`` with the module that cannot be copied."""
     try:
         return copy.deepcopy(model)
-    except Exception as error:  # whatever an attribute of the user's raises
+    except Exception as error:  # attributes of user code can raise any error
         raise UsageError(
             f"the model cannot be copied: {_uncopied(model)} ({kind_and_line(error)}); expected a model that copy.deepcopy copies"
         ) from None

@@ -1,8 +1,8 @@
 """Operands and outputs of an operation by role, with the outputs that a fault can corrupt.
 
-``first`` and ``second`` are the factors of a product, as hardware sees them: activation and weight of a convolution, both
-matrices of an ``addmm`` (whose bias comes ``third``), indices and table of an embedding. Elsewhere they are the tensor arguments
-in order.
+In products, ``first`` and ``second`` are the factors from the view of hardware: activation and weight of a convolution, both
+matrices of an ``addmm`` (whose bias is ``third``), indices and table of an embedding. In other operations they are the tensor
+arguments in order.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _ROLES = {
     **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm", "_addmm_activation"), (1, 2, 0)),
     **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only"), (1, 0)),
 }
-"""Tensor arguments of first, second and third, where they are not the first ones."""
+"""Numbers of the tensor arguments that are first, second and third, if the order differs from that of the arguments."""
 
 
 PRODUCTS = ("convolution", "addmm", "mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot")
-"""Operations of two factors: each gradient is made of the gradient from above and of the other factor."""
+"""Operations of two factors; the gradient of each factor is computed from the output gradient and the other factor."""
 
 
 def operation_name(func: Any) -> str:
@@ -79,7 +79,7 @@ def corruptible_output(
 ) -> Tensor | None:
     """The output of an operation that a fault can corrupt, or None.
 
-    None for a view of an input, and for memory that nothing has written yet.
+    None for a view of an input, and for uninitialised memory.
     """
     out = next(itertools.islice(tensors_in(result), number, None), None)
     if out is None or not corruptible(out) or gives_uninitialised(func) or is_view(func, args, kwargs, result):

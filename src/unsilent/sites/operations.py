@@ -1,11 +1,12 @@
 """The operations of one evaluation as sites, and the faults applied to them while they run.
 
-One dispatch mode sees every operation with its real operands, below autograd and module hooks. It changes nothing but what
-a fault names: a run with the mode on and no fault gives the same bits, which `unsilent.sites.survey` checks.
+One dispatch mode sees every operation with its real operands, below autograd and module hooks. It changes only values with a
+fault: a run with the mode and without faults gives the same bits, which `unsilent.sites.survey` checks.
 
-An operation can be corrupted at ``out``, its first output, where that is memory it made or wrote (no view of an operand that
-it only read, nothing uninitialised), and at ``first`` and ``second``, its tensor arguments in positional order. A corrupted
-argument is a corrupted copy that this operation alone sees; one that the operation writes is corrupted in its own memory.
+An operation can be corrupted at ``out``, its first output, if the operation created or wrote this memory (not a view of an
+operand that it only read, not uninitialised memory), and at ``first`` and ``second``, its tensor arguments in positional order.
+A corrupted argument is a corrupted copy that only this operation sees; an argument that the operation writes is corrupted in its
+own memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from unsilent.sites.landing import Landings
 from unsilent.sites.operands import corruptible_output, gives_uninitialised, is_view, operand_number, operands_of
 
 Tell = Callable[[SiteName, "Tensor | None", "int | None"], None]
-"""Function that gets each site that is met: name, tensor (None where the operation cannot be corrupted), occurrence."""
+"""Function that receives each site in the run: name, tensor (None if the operation cannot be corrupted), occurrence."""
 
 
 class OperationInjector(DispatchMode):
@@ -36,11 +37,11 @@ class OperationInjector(DispatchMode):
     Args:
         model: Model whose modules give the names.
         faults: ``op:`` and ``kv:`` faults of this evaluation.
-        on_site: Called with every site that is met.
-        operands: Those of ``first`` and ``second`` that are reported, as well as ``out``.
+        on_site: Function that is called with every site in the run.
+        operands: Operands (``first``, ``second``) that are reported in addition to ``out``.
 
     Attributes:
-        landings: Faults that landed, and those that did not fit.
+        landings: Faults that were applied, and faults that did not fit.
     """
 
     def __init__(

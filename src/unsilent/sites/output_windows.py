@@ -1,6 +1,6 @@
 """Faults in an operand register that only some outputs see.
 
-The operation runs with the golden operand and with the corrupted one; what sees the fault is taken from the second.
+The operation runs with the golden and with the corrupted operand; outputs that see the fault are taken from the second run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class OperandRerun(NamedTuple):
 def dependent_outputs(use: OperandRerun, operand: Tensor, elements: Ints) -> NDArray[np.bool_]:
     """Mask of the outputs that depend on these elements of an operand, bool in the output's shape.
 
-    Those that become NaN where the operand is NaN, whatever the other factor (0 * NaN is NaN). Fast algorithms that share sums
-    among outputs (Winograd, FFT) are switched off for this. Raises ``UsageError`` for operands that know no NaN.
+    These are the outputs that become NaN if the elements are NaN, whatever the other factor (0 * NaN is NaN). Fast algorithms
+    that share sums among outputs (Winograd, FFT) are switched off for this. Raises ``UsageError`` for operands without NaN.
     """
     memory = TensorMemory(operand)
     if memory.codec.kind != "float":

@@ -1,8 +1,8 @@
 """Parameters and buffers as sites: their inventory in a model, and faults in place with verified undo.
 
-Every element of memory is counted once: a tied weight goes by the first name in ``named_parameters`` and a view of
-another parameter's memory gives only the elements that are not in it. Integer weights count too: they are memory. Index buffers
-(int64, bool: positions, counters, masks) are no weights, and are selected only by an address that matches nothing else.
+Every element of memory is counted once: a tied weight has the first of its names in ``named_parameters``, and a view of
+another parameter's memory contributes only the elements outside that parameter. Integer weights are included. Index buffers
+(int64, bool: positions, counters, masks) are not weights, and are selected only by an address that matches nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unsilent.sites.memory_ownership import StorageOwnership
 from unsilent.sites.modules import named_buffers, named_parameters, unregistered
 
 INDEX_DTYPES = (torch.int64, torch.bool)
-"""Dtypes of buffers that are no weights. Narrower integers are: quantised ones are int8, or packed into uint8 or int32."""
+"""Dtypes of buffers that are not weights. Narrower integers are: quantised weights are int8, or packed into uint8 or int32."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Parameters:
     """The inventory of a model's parameters and buffers, and the injector for them.
 
     Args:
-        model: The module. Tensors must stay where they are (no ``.to()``) while this object is used.
+        model: Module. Its tensors must stay in the same memory (no ``.to()``) while this object is used.
 
     Attributes:
         sites: Tensors by name, parameters first, each in the model's own order.
-        skipped: Names of tensors without elements or of a dtype that has no codec.
+        skipped: Names of tensors that have no elements or a dtype without a codec.
         index_buffers: Names in ``sites`` of buffers that hold indices or counters.
     """
 
@@ -216,8 +216,8 @@ class Parameters:
 class ParameterInjection:
     """Context manager that applies faults on entry, and restores and verifies the bits on exit.
 
-    Faults on the same tensor are applied in order and undone in reverse. ``strict`` also refuses, after restoring, when the
-    corrupted words were changed by anything else meanwhile: injections that overlap and are not nested, say.
+    Faults on the same tensor are applied in order and undone in reverse. With ``strict``, the exit also raises an error, after
+    restoring, if other code changed the corrupted words, for example an overlapping injection that is not nested.
     """
 
     def __init__(self, parameters: Parameters, faults: tuple[Fault, ...], strict: bool) -> None:
@@ -255,7 +255,7 @@ class ParameterInjection:
     def _restore(self) -> None:
         try:
             intact = self._write_back()
-        except BaseException:  # Ctrl-C in the middle: finish first, then let it through
+        except BaseException:  # interrupted by Ctrl-C: finish first, then raise again
             self._write_back()
             raise
         if not intact:

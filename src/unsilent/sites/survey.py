@@ -37,8 +37,8 @@ class Survey:
     Args:
         model: Model that runs.
         batches: Inputs of the model.
-        evaluate: Runs the batch of that number while ``watch`` is active, and refuses an output other than
-            the golden one.
+        evaluate: Function that runs the batch with this number while ``watch`` is active, and raises an error if the output
+            differs from the golden one.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Survey:
     def select_regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
         """The regions that ``op:``, ``input:`` and ``kv:`` addresses select, with each element only once.
 
-        Raises ``UsageError`` for an address that selects nothing, with what there is.
+        Raises ``UsageError`` for an address that selects nothing, with the available sites.
         """
         parsed = [Address.parse(text) for text in addresses]
         if any(a.kind != "input" for a in parsed):
@@ -143,7 +143,7 @@ class Survey:
 
 def own_elements(tensor: Tensor) -> NDArray[np.int64] | None:
     """The elements with their own memory in a tensor that may overlap itself (None: all)."""
-    with no_dispatch():  # asked in the middle of a run that is being watched
+    with no_dispatch():  # called during an observed run
         return None if torch._debug_has_internal_overlap(tensor) == 0 else distinct_elements(tensor)
 
 

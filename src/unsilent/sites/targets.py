@@ -1,6 +1,6 @@
 """Targets: corrupted elements grouped by component, layer, tensor or bit, with their shares of the sampling law.
 
-A fault in values of a run acts in one evaluation of one batch: `RegionsByBatch` draws the batch, the fault falls within it.
+A fault in a transient value acts in one evaluation of one batch: `RegionsByBatch` draws the batch, then the fault is drawn in it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ LEVELS = ("component", "layer", "tensor", "bit")
 LAWS = ("per-element", "per-tensor")
 OTHER = "other"
 INDEX_BUFFERS = "index-buffers"
-"""The component of indices and counters, where a campaign was asked for them."""
+"""Component of indices and counters, if a campaign selects them."""
 
 
 @dataclass(frozen=True)
 class Target:
     """A group of elements that a campaign corrupts.
 
-    ``share``: probability that one fault drawn over the whole selection falls here (sums to 1 over all targets of trials with as
-    many flips).
-    ``bits``: those that are corrupted, None for all. ``group``: what is reported, where it was split into strata.
-    ``weights``: mass of each region, where it is not that of the sampling law. ``flips``: numbers of flips of its trials, empty
-    for all of the campaign.
+    ``share``: probability that one fault drawn over the whole selection is in this target (sums to 1 over all targets of trials
+    with the same number of flips).
+    ``bits``: bits that are corrupted (None: all). ``group``: name of the reported group if it was split into strata.
+    ``weights``: mass of each region if it differs from that of the sampling law. ``flips``: numbers of flips in the target's
+    trials; empty for all numbers in the campaign.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Target:
 class RegionsByBatch:
     """The regions of a target grouped by batch; parameters are regions of all batches (``step`` None).
 
-    Drawing the batch by its mass and then a slot within it is the sampling law over all regions for one flip, and keeps
-    several flips in one evaluation. Where regions have weights, each is drawn by its own.
+    The batch is drawn by its mass, then a slot in it. For one flip this equals the sampling law over all regions; several
+    flips stay in one evaluation. If regions have weights, each region is drawn by its weight.
     """
 
     def __init__(self, target: Target, law: str) -> None:
@@ -112,7 +112,7 @@ def default_components(model: nn.Module) -> dict[str, tuple[str, ...]]:
 def component_of(site: SiteName, components: Mapping[str, Sequence[str]]) -> str:
     """The first component with a matching glob, else ``other``; ``input`` and ``kv`` are their own components.
 
-    Globs are over parameter names; ``layer1.*`` owns the operation ``layer1.0.conv1#convolution.0`` as well.
+    Globs match parameter names; ``layer1.*`` also includes the operation ``layer1.0.conv1#convolution.0``.
     """
     if site.kind in ("input", "kv"):
         return site.kind
@@ -134,12 +134,12 @@ def make_targets(
 ) -> tuple[Target, ...]:
     """Split the selected regions into targets; shares follow ``law`` and sum to 1.
 
-    ``strata`` splits every target further, each part a target of its own: ``dtype`` by dtype, so that all bits of a part are
-    equally likely; ``bits`` by classes of them as well (`Codec.bit_strata`), and the top exponent bit by the sign of the element
-    (``negative``: by parameter name, one for each element).
+    ``strata`` splits every target into several targets: ``dtype`` by dtype, so that all bits of a target are equally likely;
+    ``bits`` also by class of bits (`Codec.bit_strata`), and the top exponent bit by the sign of the element (``negative``: masks
+    of the negative elements by parameter name).
 
-    ``corruptible`` says whether a fault model can corrupt a tensor at all (exponent bits of an integer: no); a tensor that it
-    cannot is in no target and has no share.
+    ``corruptible`` returns whether a fault model can corrupt a tensor (exponent bits of an integer: no); other tensors are not in
+    any target and have no share.
 
     Raises ``UsageError`` for an unknown level or law.
     """
@@ -147,7 +147,7 @@ def make_targets(
         raise unknown_name_error("--per", per, LEVELS)
     if law not in LAWS:
         raise unknown_name_error("--law", law, LAWS)
-    regions = [r for r in selected if corruptible(r)] or selected  # none at all: drawing says why
+    regions = [r for r in selected if corruptible(r)] or selected  # if there is none, the draw raises the error
     total = sum(r.eligible_count for r in regions)
     by_name: dict[str, list[Target]] = {}
     for region in regions:
@@ -168,7 +168,7 @@ def _joined(pieces: Sequence[Target]) -> Target:
 def check_components(parameters: Parameters, components: Mapping[str, Sequence[str]]) -> None:
     """Check that every component owns a tensor; a typo in a glob would put its tensors into ``other``.
 
-    Raises ``UsageError`` for one that does not, or for globs that are no list.
+    Raises ``UsageError`` for a component without a tensor, or for globs that are not a list.
     """
     for globs in components.values():
         if isinstance(globs, str):
@@ -221,7 +221,7 @@ def _pieces(region: Region, site: SiteName, component: str, per: str, strata: st
 def _by_sign(target: Target, negative: NDArray[np.bool_] | None) -> list[Target]:
     """Split a target for the top exponent bit by the sign of its elements; other targets are unchanged.
 
-    A flip of it makes a value huge, and an activation function like ReLU often stops huge numbers of one sign only.
+    A flip of this bit makes a value huge, and an activation function like ReLU often stops huge values of only one sign.
     """
     if negative is None or not target.name.endswith("/exponent-top"):
         return [target]

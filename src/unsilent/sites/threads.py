@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 class StepThread:
     """The thread of a training step, together with the threads that torch uses for its backward passes.
 
-    Made in that thread; a thread of torch's own belongs to the step where ``mode`` is active in it, which torch passes on.
+    Must be created in the step's thread. A thread of torch belongs to the step if ``mode`` is active in it, because torch passes
+    the mode on to its threads.
 
     Args:
         mode: The dispatch mode of the step.
@@ -32,17 +33,17 @@ class StepThread:
         if self.is_current:
             return True
         if not isinstance(threading.current_thread(), threading._DummyThread):
-            return False  # a thread of the program makes steps of its own
+            return False  # another thread of the program runs its own steps
         return is_of_step or any(mode is self._mode for mode in _get_current_dispatch_mode_stack())
 
 
 class SharedContext(AbstractContextManager[None]):
     """A process-wide context: entered by the first of several users, exited by the last.
 
-    If each entered and left it alone, whoever leaves last would put back what another had set.
+    If each user entered and left it separately, the last one to leave would restore the setting of another user.
 
     Args:
-        make: Enters it, on the stack that is given.
+        make: Function that enters the context on the given stack.
     """
 
     def __init__(self, make: Callable[[ExitStack], object]) -> None:

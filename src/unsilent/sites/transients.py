@@ -20,10 +20,11 @@ class TransientInjection:
     """Context manager that applies transient faults to one evaluation of its ``batch``.
 
     Attributes:
-        batch: The inputs to run, corrupted copies where a fault names them.
+        batch: Inputs to run, with corrupted copies of those that a fault names.
 
     Raises:
-        InjectionError: at once, when an input is not there or is another. UsageError: a cache fault without ``occurrence``.
+        InjectionError: in the constructor, if an input does not exist or does not fit its fault.
+        UsageError: a cache fault has no ``occurrence``.
     """
 
     def __init__(self, model: nn.Module, batch: Any, faults: Sequence[Fault]) -> None:

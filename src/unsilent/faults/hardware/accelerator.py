@@ -1,16 +1,17 @@
 """An accelerator described by numbers, and its weighted fault models.
 
-Every group of flip-flops has a share of all flip-flops and an activeness (how often what it holds is used); together they say how
-often a fault that is used begins there. With the probability that such a fault is not masked they give the failure rate
+Every group of flip-flops has a share of all flip-flops and an activeness (the probability that its content is used). Their
+product is proportional to the rate of faults in the group that are used. Together with the probability that such a fault is not
+masked, it gives the failure rate
 
     FIT = raw * sum over groups of share * activeness * unmasked
 
 (FIdelity, MICRO 2020; ``raw``: the FIT of all flip-flops together, one FIT being a failure in 1e9 hours). Which
-outputs a group reaches follows from the array (`presets.presets_for_array`). Every fact has a grade: `GRADES`. Memories of
-the description are the business of `unsilent.faults.hardware.memories`.
+outputs a group affects follows from the array (`presets.presets_for_array`). Every fact has a grade: `GRADES`. Memories of
+the description are handled in `unsilent.faults.hardware.memories`.
 
-Invariants: shares and ``other`` add up to 1; weights of the entries add up to 1; an unmasked probability is never made up, so
-where one is missing there is no FIT.
+Invariants: shares and ``other`` add up to 1; weights of the entries add up to 1; an unmasked probability is never invented, so
+the FIT is unknown if one is missing.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _STAGES = {"first": "input", "second": "weight", "third": "accumulator", "out": 
 class WeightedPreset:
     """A fault model with a weight: ``preset``, for registers of dtype ``held`` in the flip-flop group ``group``.
 
-    ``fastest``: what runs of outputs follow, see `UnresolvedFault`. ``weight``: its share of all faults that are
-    used, 0 to 1.
+    ``fastest``: axis that varies fastest along a run of outputs, see `UnresolvedFault`. ``weight``: share of this fault
+    model among all faults that are used, 0 to 1.
     """
 
     group: str
@@ -56,7 +57,7 @@ class WeightedPreset:
 class AcceleratorRow:
     """A row of an accelerator's table: one fault model and the facts of its flip-flop group.
 
-    ``weight_split_reason``: why the group's weight is divided among its entries as it is; empty where there is one entry.
+    ``weight_split_reason``: reason for the split of the group's weight among its entries; empty if there is only one entry.
     """
 
     group: str

@@ -1,8 +1,8 @@
 """Validated tables of the TOML file that describes an accelerator.
 
 Every table of facts has a key ``evidence``: one grade for all its facts, or a table with one grade for each. No number about
-hardware has a default; what is left out is not known, or not there (no tail, nothing passed on, no tile). A file describes
-flip-flops (``array``, ``dtypes``, ``groups``, ``other``), memories, or both.
+hardware has a default. A key that is left out means that the value is unknown, or that the hardware does not have the feature
+(``tail``, ``onward``, ``tile``). A file describes flip-flops (``array``, ``dtypes``, ``groups``, ``other``), memories, or both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Stage = Literal["input", "weight", "accumulator", "output"]
 
 HELD_KINDS = ("param", "op", "input", "kv")
 """Kinds of sites that a memory can hold during inference."""
-ADD_UP = 1e-6  # how far shares may be from 1
+ADD_UP = 1e-6  # largest difference of the sum of shares from 1
 _LARGEST = 10**9
 
 
@@ -194,7 +194,7 @@ class StageDtypes(DescriptionTable):
 
 
 class CustomFault(DescriptionTable):
-    """A fault model of the description's own; ``part`` is its part of the group's weight (None: equal parts)."""
+    """A fault model that is defined in the description; ``part`` is its part of the group's weight (None: equal parts)."""
 
     operand: Literal["first", "second", "third", "out"]
     model: Annotated[str, _refusing(fault_model)]
@@ -255,13 +255,15 @@ class Memory(DescriptionTable):
     """A memory of the accelerator: its size, contents, error rate and protection.
 
     Attributes:
-        size: Bytes, as text.
-        fit_per_mbit: Events in 1e9 hours and 2**20 bits of data, of all patterns together, before any protection.
-        bandwidth: Bytes that it moves in a second, as text.
-        reload: Seconds after which its content is written again (reload or scrub); None: what it holds is loaded for one use.
-        protection, code_word: The code, and the bits of data of one of its words.
-        holds: Sites, as ``--at`` writes them.
-        latency, energy: Of an access, and of a byte, in any unit.
+        size: Size in bytes, as text.
+        fit_per_mbit: Number of events of all patterns in 1e9 hours per 2**20 bits of data, before any protection.
+        bandwidth: Bandwidth in bytes per second, as text.
+        reload: Seconds after which the content is written again (reload or scrub); None: the content is loaded for one use.
+        protection: Name of the error-correcting code.
+        code_word: Number of data bits in one word of the code.
+        holds: Sites that the memory holds, written like the values of ``--at``.
+        latency: Latency of one access, in any unit.
+        energy: Energy for one byte, in any unit.
     """
 
     facts: ClassVar[tuple[str, ...]] = (
@@ -325,7 +327,7 @@ class Memory(DescriptionTable):
 class AcceleratorDescription(DescriptionTable):
     """A whole description file.
 
-    ``groups`` is empty if no flip-flops are described; then there is no array either.
+    ``groups`` is empty and ``array`` is None if no flip-flops are described.
     """
 
     facts: ClassVar[tuple[str, ...]] = ("raw_fit", "other")

@@ -1,9 +1,9 @@
 """Shares of memory error events that the memory's code corrects, reports or misses, exact or sampled.
 
-What a code makes of an event repeats along a tensor: with the elements after which code words begin at the beginning of an
-element again. So all events of a few elements are decoded, with the number of places that are like each of them, and those at the
-end of the tensor. That needs a pattern whose elements follow from where it begins (one element, a run, a stride, a block) and at
-most `MOST_CASES` such cases. Other patterns are drawn.
+The outcome of an event is periodic along a tensor: the period is the number of elements after which the beginnings of a code word
+and an element coincide again. So only the events in one period, weighted by the number of equivalent places, and those at the end
+of the tensor are decoded. This requires a pattern whose start determines its elements (one element, a run, a stride, a block)
+and at most `MOST_CASES` cases. Otherwise events are sampled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unsilent.faults.patterns import Count, Pattern, Strided
 from unsilent.faults.population import Region
 
 DRAWS = 4096
-"""Events that are drawn where there are too many to decode all."""
+"""Number of sampled events if there are too many to decode all."""
 MOST_CASES = 100_000
 
 
@@ -40,7 +40,7 @@ class EventShares(NamedTuple):
 def outcome_shares(
     model: FaultModel, regions: Sequence[Region], code: Code | None, weights: Sequence[float] = (1.0,)
 ) -> EventShares:
-    """Shares of the outcomes of a model's events, which fall on each region by its weight.
+    """Shares of the outcomes of a model's events; each region receives events in proportion to its weight.
 
     Sampled events are the same in every call.
     """
@@ -55,7 +55,7 @@ def outcome_shares(
         events = sum(counts.values())
         for name, count in counts.items():
             shares[name] += weight * count / (total * events)
-    whole = math.fsum(shares.values())  # 1 but for rounding
+    whole = math.fsum(shares.values())  # 1 except for rounding
     return EventShares({name: share / whole for name, share in shares.items() if share})
 
 
@@ -126,7 +126,7 @@ def _counts_at(
     return counts
 
 
-# -- where and what an event flips ---------------------------------------------------------------------------------------
+# -- places and bits of an event -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _Places:
     step: int
     stride: int
     reach: int
-    """Elements from the first to behind the last one."""
+    """Number of elements from the first to the last one, inclusive."""
     size: int
 
     def at(self, index: int) -> range:

@@ -1,15 +1,15 @@
 """Codes that protect a memory, and their word-by-word effect on an event that flips bits.
 
-A code decodes the flips of each of its words: ``corrected`` if none is left, ``detected`` if the memory reports an error,
-``missed`` if flips are left and nothing is reported, ``miscorrected`` if the code flipped another bit besides.
+A code decodes each of its words. The outcome of flips is ``corrected`` if no flip remains, ``detected`` if the memory reports an
+error, ``missed`` if flips remain without a report, and ``miscorrected`` if the code flipped a further bit.
 
     parity    one check bit: an odd number of flips is detected, an even one is missed
     sec-ded   Hsiao's code (odd columns of least weight): one flip is corrected, two are detected, more may be miscorrected
     on-die    a Hamming code inside the memory device, which reports nothing: two flips often become three
     chipkill  a Reed-Solomon code over symbols of 8 bits (one chip each): a wrong symbol is corrected, two are detected
 
-Assumed: bit b of element e of a tensor is bit e x width + b of a row of words that begins with the tensor, and check bits do not
-fail themselves.
+Assumptions: bit b of element e of a tensor is bit e x width + b of a row of words that begins with the tensor, and check bits are
+never corrupted.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from unsilent.faults.record import Fault
 PROTECTIONS = ("none", "parity", "sec-ded", "on-die", "chipkill")
 OUTCOMES = ("corrected", "detected", "missed", "miscorrected")
 ALTERED = ("missed", "miscorrected")
-"""Outcomes in which the memory returns other bits than were written, and reports nothing."""
+"""Outcomes in which the memory returns wrong bits without a report."""
 MOST_CODE_WORD = 4096
 SYMBOL, FIELD = 8, 255
-"""Bits of a symbol, and symbols of the longest word of a Reed-Solomon code over them."""
+"""Number of bits in a symbol, and number of symbols in the longest word of a Reed-Solomon code."""
 Flips = frozenset[int]
 
 
@@ -57,9 +57,9 @@ class BinaryCode:
     """A linear code: the syndrome is the exclusive or of the columns of the flipped bits.
 
     Attributes:
-        columns: Columns of the bits of data.
-        corrects: Whether the bit whose column is the syndrome is flipped back.
-        reports: Whether a syndrome of no single bit is reported.
+        columns: Columns of the data bits.
+        corrects: Whether the bit whose column equals the syndrome is flipped back.
+        reports: Whether a syndrome that does not lead to a correction is reported.
     """
 
     columns: tuple[int, ...]
@@ -140,8 +140,8 @@ def make_code(protection: str, word: int) -> Code:
 def _lightest_columns(word: int, odd: bool) -> tuple[int, ...]:
     """Check columns of the lowest weights above 1 (only odd weights if ``odd``), balanced over the rows.
 
-    Hsiao's rule (IBM Journal of Research and Development 14, 1970). Which column belongs to which bit is not in it: the order
-    here is drawn once for each code.
+    Follows Hsiao's rule (IBM Journal of Research and Development 14, 1970). The rule does not assign columns to bits; the
+    order is drawn once for each code.
     """
     weights = range(3, 64, 2) if odd else range(2, 64)
     check = next(r for r in range(3, 64) if sum(comb(r, w) for w in weights if w <= r) >= word)
@@ -207,7 +207,7 @@ def decoded(fault: Fault, code: Code | None) -> tuple[str, Fault]:
 def decoded_bits(flipped: Sequence[int], code: Code, end: int | None) -> tuple[str, list[int]]:
     """The outcome of flips in a row of ``end`` bits (None: whole words), and the bits still wrong after decoding.
 
-    A miscorrection behind the end is left out.
+    A miscorrection after the end is ignored.
     """
     words: dict[int, set[int]] = defaultdict(set)
     for bit in flipped:

@@ -1,9 +1,10 @@
 """Outputs that are affected by a corrupted operand register while it holds the corrupted value.
 
-An operand that is wrong in a register, rather than in the buffer behind it, is seen by some of the outputs that use it.
-Channels (the outputs that units compute side by side) and positions (what is streamed past them, one a cycle) are both taken in
-aligned groups. Groups lie on the grid of the whole output, not on the list of outputs that use the operand: hardware streams the
-border of a padded convolution like the rest, and the operand meets a zero there. So a group may have fewer dependents than that.
+An operand that is wrong in a register, and not in the buffer before it, affects only some of the outputs that use it.
+Channels (computed by parallel units) and positions (streamed through the units, one in each cycle) both form
+aligned groups. The groups are aligned in the whole output, not in the list of outputs that use the operand: hardware streams the
+border of a padded convolution like the rest, and multiplies the operand by zero there. So some outputs of a group may not depend
+on the operand.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from unsilent.faults.sampling import Ints
 class OutputWindow:
     """An aligned group of ``channels`` channels and an aligned run of ``positions`` positions (None: all).
 
-    ``from_random_cycle``: the fault falls into one of the run's cycles; positions before it were computed with the right value.
-    ``from_random_unit``: the value travels from unit to unit and is corrupted in one of them; channels before it saw the
-    right one.
+    ``tail``: the fault occurs in one of the run's cycles; earlier positions were computed with the correct value.
+    ``onward``: the value is passed from unit to unit and is corrupted in one of them; earlier channels used the correct value.
     """
 
     channels: int | None = None
@@ -50,10 +50,11 @@ class OutputWindow:
     ) -> Ints:
         """Draw the outputs among ``dependents`` (bool, in the output's shape) that see the corrupted register.
 
-        Returns flat C-order positions, ascending, int64[m]; none only where nothing depends on the operand. Positions are all
-        axes but ``channel_axis``, flattened in C order. Every (group of channels, run of positions) that holds a dependent is
-        equally likely: a register holds its value equally long for each. The corrupted cycle is uniform from the first of the run
-        to the last that has a dependent, for after that nobody reads the register any more; the corrupted unit likewise.
+        Returns flat C-order positions, ascending, int64[m]; empty only if no output depends on the operand. Positions are all
+        axes except ``channel_axis``, flattened in C order. Every (group of channels, run of positions) with a dependent output is
+        equally likely, because a register holds its value equally long for each. The corrupted cycle is uniform from the first of
+        the run to the last with a dependent output, because the register is not read afterwards. The corrupted unit is drawn in
+        the same way.
         """
         flat = np.flatnonzero(dependents)
         if not flat.size or not dependents.ndim:

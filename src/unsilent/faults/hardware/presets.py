@@ -1,9 +1,9 @@
 """Published fault models of training accelerators, also for multiplier arrays of other sizes.
 
 Source: the 18 injection types of the artifact of *Understanding and Mitigating Hardware Failures in Deep Learning Training
-Systems* (ISCA 2023, DOI 10.1145/3579371.3589105). A preset says where: operand, elements, and the outputs that see
-them. What the elements become is its default and can be exchanged (``value=``), as the published campaigns themselves did. Where
-the published code does not do what a name says, the preset does what the name says, and its remark tells.
+Systems* (ISCA 2023, DOI 10.1145/3579371.3589105). A preset determines the operand, the elements, and the outputs that see
+them. Its new values are only a default and can be replaced (``value=``); the published campaigns replaced them as well. If the
+published code contradicts the name of an injection type, the preset follows the name, and its remark states the difference.
 
 Operands are (first, second, out) of the product: (X, W, Y) forward, (dY, W, dX) in ``grad_in``, (X, dY, dW) in ``grad_wt``.
 """
@@ -29,12 +29,12 @@ class Preset:
     """A named fault model of hardware.
 
     Attributes:
-        operand: Which operand of a product is corrupted.
+        operand: Operand of the product that is corrupted.
         fault_model_text: The fault model as text.
-        window: The outputs that one fault reaches; None: all.
-        kind: The flip-flops that it stands for.
-        hardware_defect: What is wrong in the hardware.
-        remark: Deviation of the published code.
+        window: Outputs that one fault affects; None: all.
+        kind: Kind of the flip-flops that the preset models.
+        hardware_defect: Description of the defect in the hardware.
+        remark: Difference between the published code and the preset.
     """
 
     name: str
@@ -58,9 +58,9 @@ class Preset:
         return "all that use it" if self.window is None else self.window.text
 
     def model_with_value(self, value: str | None) -> FaultModel:
-        """The fault model with another value and the same pattern, such as ``uniform:low=1e16,high=1e18``.
+        """The fault model with another value, for example ``uniform:low=1e16,high=1e18``, and the same pattern.
 
-        Raises ``UsageError`` for a text with a pattern of its own.
+        Raises ``UsageError`` if ``value`` contains a pattern.
         """
         if value is None:
             return self.model
@@ -90,9 +90,10 @@ class Preset:
 class ArraySizes(NamedTuple):
     """The sizes of a multiplier array that determine its fault models.
 
-    ``outputs``: fed in one cycle by one input register. ``reduction``: operands that one output takes in one cycle.
-    ``weight_hold``, ``input_hold``: cycles that a register keeps its value (None: as long as anything is streamed). ``tail``,
-    ``onward``: see `Window`. ``tile``: rows x columns that one instruction writes, where it writes a tile.
+    ``outputs``: number of outputs that one input register feeds in one cycle. ``reduction``: number of operands that one output
+    reads in one cycle. ``weight_hold``, ``input_hold``: number of cycles for which a register holds a weight or an input (None:
+    as long as values are streamed). ``tail``, ``onward``: see `OutputWindow`. ``tile``: rows and columns of the tile that one
+    instruction writes (None: it does not write a tile).
     """
 
     outputs: int
@@ -190,7 +191,7 @@ _REMARKS: Mapping[str, str] = {
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {p.name: replace(p, remark=_REMARKS.get(p.name, "")) for p in presets_for_array(ArraySizes(16, 64, 16, 1))}
 )
-"""The 18 published ones."""
+"""The 18 published presets."""
 
 
 def preset(name: str) -> Preset:

@@ -1,10 +1,10 @@
 """Lists of faults in files: this package's JSON lines, and files of SCI-FI, PyTorchALFI and hdf5_corrupter.
 
-A file is read into entries, one a trial (`read_entries`); an entry says what it corrupts in the words of its file, and `resolve`
-makes `Fault` records of it for the tensors that a model really has. Files come from anywhere: they are parsed, never executed,
+A file is read into entries, one for each trial (`read_entries`). An entry describes its corruption in the terms of its file, and
+`resolve_entry` converts it to `Fault` records for the tensors of a model. Files are not trusted: they are parsed, never executed,
 and the first error is reported with file, place and column.
 
-Adding a format: a module with a frozen dataclass that has ``entries``, and a row in `FORMATS`.
+To add a format: a module with a frozen dataclass that has ``entries``, and a row in `FORMATS`.
 """
 
 from unsilent.faults.lists.entries import FaultListEntry, ListedCorruption, NthLayer

@@ -1,14 +1,16 @@
 """The weight fault matrices of PyTorchALFI (Gräfe, Qutub, Geissler, Paulitsch; github.com/IntelLabs/pytorchalfi).
 
 Read in ``alficore/wrapper/ptfiwrap.py``, ``alficore/ptfiwrap_utils/pyfihelpers.py``, ``pytorchfi/pytorchfi/core.py`` and
-``errormodels.py`` at f51f508: a numpy array of integers, 7 rows, one fault a column, pickled to ``…_fault_locs.bin``. Of weights
-the rows are layer, k (output channel), channel, depth, height, width, value, with -1 where the layer has no such dimension: of a
-Linear height and width are its row and column. The layer is the number of the module among those of the scenario's
-``layer_types``, in the order of ``model.modules()``. The value of a bit flip counts **from the sign** of the float32, so it is
-bit 31 - value; that of a ``number`` is written as it is (an integer, since the array holds no others).
+``errormodels.py`` at f51f508: a numpy array of integers with 7 rows and one fault in each column, pickled to
+``…_fault_locs.bin``. The rows of weight faults are layer, k (output channel), channel, depth, height, width, value, with -1 if
+the layer does not have the dimension; height and width of a Linear are its row and column. The layer is the number of the module
+among the modules of the scenario's ``layer_types``, in the order of ``model.modules()``. The value of a bit flip counts **from
+the sign** of the float32, so it is bit 31 - value; the value of a ``number`` is written unchanged (an integer, like all numbers
+in the array).
 
-The file itself says nothing of this: neuron faults have as many rows, and which layers were counted stands in the scenario alone.
-So the user must give them (`PyTorchAlfi`). Neuron faults are refused: a column names a place in a batch, not the images in it.
+The file does not contain this information: neuron faults have the same number of rows, and only the scenario lists the counted
+layers. So the user must give both (`PyTorchAlfi`). Neuron faults are refused, because a column contains a place in a batch but
+not the images of the batch.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from unsilent.faults.lists.pickled import NotAnArray, read_array
 
 NUMPY = b"\x93NUMPY"
 KINDS = ("conv2d", "conv3d", "fcc")
-"""Names of PyTorchALFI for Conv2d, Conv3d and Linear."""
+"""PyTorchALFI's names for Conv2d, Conv3d and Linear."""
 ROWS = ("layer", "k", "channel", "depth", "height", "width", "value")
 SIGN = 31
 FORMAT_OPTION_EXAMPLE = "--faults-as pytorchalfi:rnd_mode=weights,rnd_value_type=bitflip,layer_types=conv2d+fcc"

@@ -16,7 +16,7 @@ class ColumnNames(NamedTuple):
 
     layer: str
     coordinates: tuple[str, ...]
-    """One name for each coordinate, or one for all."""
+    """One name for each coordinate, or one name for all coordinates."""
     operand: str
 
 
@@ -38,8 +38,8 @@ class ListedCorruption:
     """A corruption of one element of a layer's ``weight``, or of a parameter named by a path.
 
     ``index``: a flat C-order position, or coordinates. ``operation``: ``xor`` with the bit ``operand`` (0 is the least
-    significant one), or ``set`` to the number ``operand``. ``required_dtype``: the one dtype for which that is what the
-    tool does. ``bit_from_sign``: bit 0 of ``operand`` is the most significant one instead.
+    significant one), or ``set`` to the number ``operand``. ``required_dtype``: the only dtype for which the tool does
+    this. ``bit_from_sign``: bit 0 of ``operand`` is the most significant bit instead.
     """
 
     layer: str | NthLayer | ParameterPath

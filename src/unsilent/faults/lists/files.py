@@ -21,7 +21,7 @@ FORMATS: Mapping[str, Callable[..., Format]] = MappingProxyType(
 )
 MOST_BYTES = 64 * 2**20
 MOST_FAULTS = 200_000
-"""A fault takes about 300 bytes of a file, one kilobyte of memory and 30 us."""
+"""Maximum number of faults in a list. A fault takes about 300 bytes in a file, 1 kB of memory and 30 us."""
 EMPTY = "holds no fault; give a list of one or more faults, like the output of unsilent export STORE -o faults.jsonl"
 
 
@@ -33,7 +33,7 @@ def read_list_bytes(path: str) -> bytes:
 def read_entries(content: bytes, name: str, format_name: str | None = None) -> Iterator[FaultListEntry]:
     """The entries of a fault list in order; ``format_name`` names the format (None: detected from the content).
 
-    Raises ``UsageError``, while it goes, at the first thing that is wrong, and for a list without faults or with too many.
+    Raises ``UsageError`` at the first wrong entry, after the entries before it, and for a list with no or too many faults.
     """
     number = 0
     with errors_in(name):

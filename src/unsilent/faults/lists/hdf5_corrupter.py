@@ -1,10 +1,10 @@
 """The injection sequences that are written by hdf5_corrupter (github.com/diepe28/hdf5_corrupter).
 
 Read in ``corrupter.py``, ``hdf5_common.py`` and ``hdf5_corrupter.py`` at 676c62a: one JSON object, location -> its
-injections, in their order, each ``[index, bits]``. A location is a dataset, or the beginning of the names of several; the
-index is empty where it was not saved, and ``[0]`` for a scalar. The bits are a list of positions counted **from the
-sign** (bit 0); a single number for an integer (a position in the digits of ``bin(value)``, which its replay does not
-use); null where the injection's probability let it pass.
+injections in order, each ``[index, bits]``. A location is the name of a dataset, or the common beginning of several names. The
+index is empty if it was not saved, and ``[0]`` for a scalar. The bits are a list of positions counted **from the
+sign** (bit 0); a single number for an integer (a position in the digits of ``bin(value)``, which hdf5_corrupter does not
+use in a replay); or null if the injection was skipped by its probability.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fault lists in JSON lines of `Fault` records, as ``Fault.to_json`` and ``unsilent export`` write them.
 
-A line is one trial: a record, a list of records (one a tensor), or a row of ``unsilent export`` with its ``faults``. The head of
-a canonical export is passed over; the single object of an export to ``.json`` is read as well.
+A line is one trial: a record, a list of records (one for each tensor), or a row of ``unsilent export`` with its ``faults``. The
+head of a canonical export is skipped; the single object of an export to ``.json`` can be read as well.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SUPPORTED_TIMING_FIELDS: Mapping[str, tuple[str, ...]] = {
     "input": ("step",),
     "kv": ("step", "occurrence"),
 }
-"""Timing fields of a record, by the kind of its site. Values of a run must have them; a fault of a parameter without a
-batch (``step``) acts in all of them."""
+"""Timing fields of a record, by the kind of its site. Faults of transient values must have them; a fault of a parameter without a
+batch (``step``) acts in all batches."""
 
 
 @dataclass(frozen=True)

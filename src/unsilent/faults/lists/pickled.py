@@ -1,6 +1,6 @@
 """A pickled numpy array of plain numbers, read without unpickling (`unsilent.basics.pickle_values`).
 
-Anything but the structure that numpy writes for an array is refused. Protocols 3 to 5.
+Only the structure that numpy writes for an array in protocols 3 to 5 is accepted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unsilent.basics.pickle_values import ByteString, Call, Name, PickleDamaged, read_pickle
 
 _MOST_MEMORY = 20_000
-"""Most memory for the objects of a pickled array, which has about 100 opcodes; its numbers are bytes."""
+"""Most memory for the objects of a pickled array, without its numbers; such a pickle has about 100 opcodes."""
 _DTYPES = {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)} | {"f4", "f8"}
 
 

@@ -24,7 +24,7 @@ from unsilent.faults.population import Region
 from unsilent.faults.record import Fault
 
 TensorKey = tuple[str, int | None, int | None]
-"""Site, batch and occurrence of a tensor; None and None of a parameter."""
+"""Site, batch and occurrence of a tensor; batch and occurrence of a parameter are None."""
 _WEIGHT = ".weight"
 
 
@@ -34,8 +34,8 @@ class ModelTensors:
 
     Attributes:
         regions: Tensors that can be corrupted.
-        names: Every name of a parameter, tied ones too, with the one that is in ``regions``.
-        not_corruptible: Parameters that cannot be corrupted, and why.
+        names: All names of parameters, including those of tied parameters, each with the name that is in ``regions``.
+        not_corruptible: Names of parameters that cannot be corrupted, each with the reason.
         layers: Kind and name of the layers that may be counted, in order.
         batches: Number of batches.
     """

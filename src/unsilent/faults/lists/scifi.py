@@ -3,9 +3,10 @@
 Read in ``FaultGenerators/FaultListGenerator.py``, ``WeightFaultInjector.py`` and ``FaultInjectionManager.py`` at 886193e
 (2023-09) and 5fe2130: CSV with the header ``Injection,Layer,TensorIndex,Bit``; ``Layer`` is a module, whose ``weight`` is
 corrupted; ``TensorIndex`` is a flat C-order position, until 842f4c1 (2023-04) coordinates in brackets; ``Bit`` counts from the
-least significant one. The fault model is called stuck-at, but the lists hold no value, and without one the bit is flipped.
+least significant bit. The fault model is called stuck-at, but the lists contain no value; SCI-FI then flips the bit.
 
-Its neuron lists do not say what is written: the value is scaled by the range of the output while it runs. They are refused.
+Neuron lists of SCI-FI are refused, because they do not contain the new value: SCI-FI scales it by the range of the output while
+the model runs.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _corrupt(row: list[str]) -> ListedCorruption:
 
 
 def _index(text: str) -> int | tuple[int, ...] | None:
-    """Parse ``17`` or ``(0, 1, 2, 2)``; None for anything else."""
+    """Parse ``17`` or ``(0, 1, 2, 2)``; None for any other text."""
     text = text.strip()
     if not (text.startswith("(") and text.endswith(")")):
         return parse_whole_number(text)

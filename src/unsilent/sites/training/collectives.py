@@ -1,8 +1,8 @@
 """The payloads of collectives as sites: ``comm:all_reduce.0/in`` before, ``comm:all_reduce.0/out`` after.
 
-Seen are the collectives that are called in the step's own threads, those of DDP's and FSDP's backward included. A
-corrupted ``out``
-waits for the collective to end; a corrupted ``in`` that the collective does not write is a copy that it alone sends.
+Only collectives that are called in the step's own threads are observed, including those of the backward passes of DDP and FSDP.
+A fault in ``out`` waits for the end of the collective. A fault in an ``in`` that the collective does not write is applied to a
+copy that only this collective sends.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _NAMES = {
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
 }
-"""Torch's Python names of its dispatched operations, where they differ."""
+"""Torch's Python names of dispatched operations, if the two names differ."""
 _OUTPUT_FIRST = (
     *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
     *("alltoall", "alltoall_base", "gather", "scatter"),
 )
-"""Collectives that take where to write before what they send; the others send what they write."""
+"""Collectives whose output argument precedes the input argument; other collectives send the tensor that they write."""
 _SPACES = ("c10d", "_c10d_functional", "c10d_functional")
 
 

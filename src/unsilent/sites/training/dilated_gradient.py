@@ -1,10 +1,10 @@
 """A convolution's input gradient, computed like accelerators do: from an output gradient with inserted zeros.
 
-They convolve the output's gradient with stride 1, with zeros around it and, where the forward convolution has strides, between
-its elements.
+Accelerators convolve the output's gradient with stride 1, with zeros around it and, if the forward convolution has strides,
+between its elements.
 
-Faults in those zeros have no element of the gradient to corrupt. Only elements that depend on what was corrupted are taken from
-this way of computing; all others keep the bits that autograd's kernel gave them.
+A fault in these zeros does not correspond to an element of the gradient. Only elements that depend on a corrupted element are
+computed in this way; all others keep the bits from autograd's kernel.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class DilatedGradient:
     """The geometry of one convolution's input gradient.
 
     Args:
-        call: The convolution and its settings.
-        first, kernel: Its operands, [N, C, …] and [O, C, …].
+        call: Convolution with its settings.
+        first: First operand of the convolution, [N, C, …].
+        kernel: Kernel of the convolution, [O, C, …].
     """
 
     def __init__(self, call: OperationCall, first: Tensor, kernel: Tensor) -> None:

@@ -1,10 +1,10 @@
 """Corruption of the gradients that one operation's backward node computes.
 
-An output of the backward (``grad_wt/out``) is replaced on its way out of the node by a corrupted copy, so that only what follows
-sees it. An operand of one gradient (``grad_in/second``) is corrupted by running again what the node ran, with a corrupted one in
-the place of the golden one, and taking that one gradient alone: the others, which a kernel may compute from the same operand,
-stay golden. Which gradient belongs to which operand follows from the graph (the edge that an operand came by), never from the
-order of kernels.
+An output of the backward node (``grad_wt/out``) is replaced by a corrupted copy when the node returns it, so that only later
+operations see it. For a corrupted operand of one gradient (``grad_in/second``), the node's operations are run again with the
+corrupted operand, and only this gradient is taken from the rerun: other gradients, which a kernel may compute from the same
+operand, stay golden. The operand of a gradient follows from the autograd graph (the edge of the operand), never from the order of
+kernels.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class GradientInjector:
 
     Args:
         name: Name of the operation.
-        number: Number of its node.
-        call: Operation and arguments.
-        wanted: Sites with what is to be done there.
-        landings: Landings of the faults.
+        number: Number of the operation's backward node.
+        call: Operation with its arguments.
+        wanted: Sites with their faults.
+        landings: Record of the applied faults.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class GradientInjector:
     ) -> None:
         self.name, self.number = name, number
         self._func, self._landings = call[0], landings
-        # What is made comes after what it is made of.
+        # Faults in outputs come after faults in operands.
         self._wanted = sorted(wanted, key=lambda w: w[0].operand.startswith("out"))
         self._settings: OperationCall = call[0], tuple(None if isinstance(a, Tensor) else a for a in call[1]), {}
         tensors = operands_of(*call[1:])
         self._edges = [edge_of(t) for t in tensors]
-        self._tensors = [tensors] if self.has_operand_faults else []  # else nobody is kept alive
+        self._tensors = [tensors] if self.has_operand_faults else []  # otherwise no tensor is kept alive
         self._ran: list[BackwardOperation] = []
         self._handles: list[Any] = []
 
@@ -96,7 +96,7 @@ class GradientInjector:
     def attach(self, results: Any, see: Callable[[bool], None] | None = None) -> bool:
         """Find the autograd node of the results and hook it; False if there is no node.
 
-        ``see``: called around what the node runs, where that has to be seen.
+        ``see``: function that is called before (with True) and after the node runs, if its operations must be observed.
         """
         for out in tensors_in(results):
             if out.grad_fn is not None and out.grad_fn._sequence_nr() == self.number:
@@ -141,7 +141,7 @@ class GradientInjector:
         for site, fault in self._wanted:
             place, why = self._place(site, computed)
             if place is None:
-                if not self._landings.why(fault):  # an earlier backward pass knew better
+                if not self._landings.why(fault):  # keep the reason from an earlier backward pass
                     self._landings.refuse(fault, why)
                 continue
             golden = gradients[place]
@@ -153,7 +153,7 @@ class GradientInjector:
                 remade.add(place)
         self._ran = []
         if all(self._landings.has_landed(fault) for _, fault in self._wanted):
-            self.detach()  # else a later backward pass may bring what is not here yet
+            self.detach()  # a later backward pass may reach the other faults
         return tuple(gradients)
 
     def _place(self, site: SiteName, computed: tuple[Tensor | None, ...]) -> tuple[int | None, str]:
@@ -256,7 +256,7 @@ class BackwardReplay:
     Args:
         ran: Operations in order.
         old: Tensor that is replaced.
-        by_memory: Also where an operation reads its memory by another tensor, as it does what autograd saved.
+        by_memory: Whether other tensors with the same memory are replaced as well, such as those that autograd saved.
     """
 
     def __init__(self, ran: Sequence[BackwardOperation], old: Tensor, by_memory: bool) -> None:

@@ -1,9 +1,9 @@
 """A training step with faults in operations (forward, backward, update), collectives and memory.
 
-One dispatch mode, active for this step only, sees operations with their real operands: those of the modules that faults name,
-of the update or of the backward node that is hit, and all of the step where that is not enough to name them. It changes nothing
-but what a fault names: with no fault the step gives the same bits. Each fault lands exactly once; one that does not is an error,
-which says what there is. What a faulty step has computed stays: a snapshot of the training's state undoes it, nothing here does.
+One dispatch mode, active only in this step, sees operations with their real operands: those of the modules that faults name, of
+the update or of the corrupted backward node, or all operations of the step if their names require this. It changes only values
+with a fault: without faults the step gives the same bits. Each fault must be applied exactly once; otherwise an error lists the
+available sites. Results of a faulty step are not undone; use a snapshot of the training's state for this.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from unsilent.sites.training.updates import (
     state_of,
 )
 
-# Only a weak reference is held, so that a fault keeps nothing alive that the step would free. Corrupted is the memory
-# itself: every node that saved it sees the corruption, as it would a flipped bit.
+# Only a weak reference is held, so that a fault does not keep memory alive that the step would free. The memory itself
+# is corrupted: every node that saved it sees the corruption, as with a real bit flip.
 
 
 class SavedActivation(NamedTuple):
@@ -93,22 +93,22 @@ class StepInjection(DispatchMode):
 
     Args:
         model: Model whose modules and parameters give the names.
-        faults: Faults of this step, resolved or to be drawn; those of other ranks are left out.
+        faults: Faults of this step, resolved or to be drawn; faults of other ranks are ignored.
         optimizers: Optimizers whose state ``optim:`` faults corrupt.
-        number: Number of this step; faults that do not act in it are left out (None: all act).
-        moment: Moment of faults in memory (``param:``, ``optim:``): at the ``start`` of the step, between
-            the backward pass and the first ``update`` of an optimizer, or at the ``end``. Those in a
-            ``gradient:`` corrupt before the update.
-        whole_step: See all operations, from the beginning on: for other dispatch modes, entered in the step,
-            that are to see what faults have made of them.
+        number: Number of this step; faults that do not act in it are ignored (None: all act).
+        moment: Moment of faults in memory (``param:``, ``optim:``): at the ``start`` of the step, at the ``update`` (after the
+            backward pass, before the first update of an optimizer), or at the ``end``. Faults in a ``gradient:`` always act
+            before the update.
+        whole_step: Whether all operations are observed from the beginning. Needed for other dispatch modes that are entered in
+            the step and must see the corrupted operations.
 
     Attributes:
-        applied_faults: Faults that landed so far.
-        names: Operations that were met, by kind of site; where faults are wanted, until all landed.
+        applied_faults: Faults that were applied so far.
+        names: Operations that ran, by kind of site; with faults, only until all faults were applied.
 
     Raises:
-        UsageError: on entry for memory that is not there, on exit for an operation that did not run. InjectionError: on exit,
-            where a fault did not land exactly once, with the reason.
+        UsageError: on entry if the memory of a fault does not exist, on exit if an operation did not run.
+        InjectionError: on exit if a fault was not applied exactly once, with the reason.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class StepInjection(DispatchMode):
     def _around(self, stack: ExitStack) -> None:
         self._start()
         stack.enter_context(self._updates)
-        if self._starts_active or self._watched:  # else the modules mean nothing: faults in memory or in an update
+        if self._starts_active or self._watched:  # not needed for faults in memory or in an update
             stack.enter_context(self._calls)
             stack.enter_context(before_backward(self._before_backward))
         stack.enter_context(_RECOMPUTATION_TO_ITS_END)
@@ -177,7 +177,7 @@ class StepInjection(DispatchMode):
     def __exit__(self, *raised: Any) -> None:
         self._calls.follow_backward(None)
         if not self._starts_active:
-            self._leave()  # where an optimizer has raised
+            self._leave()  # if an optimizer raised an error
         super().__exit__(*raised)
         error = raised[1]
         if self._moment == "end" and error is None:
@@ -199,7 +199,7 @@ class StepInjection(DispatchMode):
                     "checkpointing?); another may have been hit"
                 )
 
-    # -- which operations are seen ---------------------------------------------------------------------------------
+    # -- choice of the observed operations -------------------------------------------------------------------------
 
     @property
     def _starts_active(self) -> bool:
@@ -208,8 +208,9 @@ class StepInjection(DispatchMode):
     def _moved(self, begins: bool) -> None:
         """Start or stop observing operations when a module call or an update begins or ends.
 
-        What is entered when something begins is left when it ends. So modes that others enter and leave in between are not
-        touched, nor what compiled code restores when it is left, and a backward pass may call modules in its own threads.
+        A mode that is entered at the beginning of a call or an update is left at its end. So modes that other code enters and
+        leaves in between, and states that compiled code restores, are not changed, and a backward pass may call modules in its
+        own threads.
         """
         if self._starts_active:
             return
@@ -260,7 +261,7 @@ class StepInjection(DispatchMode):
 
     def _before_backward(self, builds_graph: bool) -> None:
         self._settle()
-        if not self._starts_active and not builds_graph:  # then its operations are forward operations as well
+        if not self._starts_active and not builds_graph:  # with a graph, its operations are forward operations as well
             self._backward_begins()
 
     def _backward_begins(self) -> None:
@@ -268,7 +269,7 @@ class StepInjection(DispatchMode):
         self._corrupt_saved()
 
     def _see_node(self, operations: bool) -> None:
-        """Start or stop observing the operations of one backward node, in whatever thread it runs."""
+        """Start or stop observing the operations of one backward node, in any thread."""
         if operations and not self._is_there:
             self._enter_below()
             self._sees_node = True
@@ -285,7 +286,7 @@ class StepInjection(DispatchMode):
         if (collective := self._collectives.next_name(func)) is not None:
             return self._collective(collective, call)
         node = current_node()
-        if self._updates.active and node is None and not torch.is_grad_enabled():  # no closure of the optimizer's
+        if self._updates.active and node is None and not torch.is_grad_enabled():  # not in a closure of the optimizer
             return func(*args, **call[2]) if plans.all and not plans.faults_in_stage("optim") else self._update(call)
         if node is not None and not torch.is_grad_enabled():
             return self._backward(node, call)
@@ -336,7 +337,7 @@ class StepInjection(DispatchMode):
                 corrupted = self._corrupt(plan, operands_of(args, kwargs)[number], not written)
                 if corrupted is not None and not written:
                     args, kwargs = exchanged((args, kwargs), number, corrupted)
-                    self._sent.append(corrupted)  # it may still be read when this returns
+                    self._sent.append(corrupted)  # the collective may still read it afterwards
         result = func(*args, **kwargs)
         for plan in plans:
             if plan.site.operand == "out" and (out := received(func, args, kwargs, result)) is not None:
@@ -434,7 +435,7 @@ class StepInjection(DispatchMode):
     def _of(self, where: str) -> list[PlannedFault]:
         return [plan for plans in self._plans.faults_in_stage(where).values() for plan in plans]
 
-    # -- what all share --------------------------------------------------------------------------------------------
+    # -- shared by all stages --------------------------------------------------------------------------------------
 
     def _corrupt(self, plan: PlannedFault, tensor: Tensor, copy: bool) -> Tensor | None:
         corrupted = self._landings.corrupt(plan.site, plan.wanted, local(tensor), copy)
@@ -443,7 +444,7 @@ class StepInjection(DispatchMode):
     def _missed(self, plan: PlannedFault) -> InjectionError | UsageError:
         """The error for a fault that was not applied."""
         names = self.names
-        if not self._starts_active and not names["fwd"]:  # then the other modules that ran
+        if not self._starts_active and not names["fwd"]:  # list the other modules that ran
             module_name = plan.site.name.partition("#")[0]
             ran = {f"{module}#": None for module in (OUTSIDE, *self._calls.called_modules) if module != module_name}
             names = defaultdict(dict, names) | {"fwd": ran}
@@ -454,13 +455,13 @@ class StepInjection(DispatchMode):
 
 def _run_eagerly(stack: ExitStack) -> None:
     stack.enter_context(torch.compiler.set_stance("force_eager"))
-    stack.enter_context(warnings.catch_warnings())  # a compiled module would complain of our hooks
+    stack.enter_context(warnings.catch_warnings())  # a compiled module would warn about our hooks
     warnings.filterwarnings("ignore", message=".*global hooks on modules", category=UserWarning)
 
 
 _NOTHING_COMPILED = SharedContext(_run_eagerly)
 _RECOMPUTATION_TO_ITS_END = SharedContext(lambda stack: stack.enter_context(set_checkpoint_early_stop(False)))
-"""Runs recomputation to its end, so that all its operations are met."""
+"""Context in which recomputation is not stopped early, so that all its operations run."""
 
 
 def _distributed() -> bool:

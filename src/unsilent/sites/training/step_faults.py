@@ -18,7 +18,7 @@ from unsilent.sites.training.step_operation_names import OperationOccurrence
 _FORWARD = ("fwd", "saved")
 _GRADIENT = "grad"
 _RUN_AGAIN = (*_FORWARD,)
-"""Phases in which a fault can say which time is meant."""
+"""Phases in which a fault can have an occurrence."""
 _NOUNS = {"optim": "operation of the update", "comm": "collective"}
 
 
@@ -37,10 +37,12 @@ class StepFaults:
     """The faults of a step, by stage and site.
 
     Args:
-        faults: Faults and draws; those of other ranks than ``rank`` of ``ranks`` are left out.
+        faults: Resolved and unresolved faults; faults of other ranks are ignored.
+        rank: Rank of this process.
+        ranks: Number of ranks.
 
     Raises:
-        UsageError: a rank that is not there, or a moment that a site does not have.
+        UsageError: a fault has a rank that does not exist, or an occurrence or micro-step that its site does not have.
     """
 
     def __init__(self, faults: Iterable[FaultOrDraw], rank: int, ranks: int) -> None:
@@ -117,7 +119,8 @@ class StepFaults:
     ) -> InjectionError | UsageError:
         """The error for a fault that was not applied.
 
-        ``names``: what was met, by channel. ``micro_steps``: how many there were. ``backward``: whether a backward pass ran.
+        ``names``: names of the operations that ran, by stage. ``micro_steps``: number of micro-steps. ``backward``: whether a
+        backward pass ran.
         """
         site, wanted, where = plan.site, plan.wanted, step_stage(plan.site)
         if error := self.ambiguity_error(plan):
@@ -150,8 +153,8 @@ class StepFaults:
 def watched_modules(plans: Sequence[PlannedFault], modules: Collection[str]) -> frozenset[str] | None:
     """The modules whose operations must be observed for these faults; None: all operations of the step.
 
-    What an operation is called follows from its module alone. Everything has to be seen where a fault names none of ``modules``
-    (an operation outside of them, a collective), an operation that is run again, or nothing (no fault: the names are wanted).
+    The name of an operation depends only on its module. All operations must be observed for a fault outside ``modules`` (another
+    operation, or a collective) and for a recomputed operation, and without faults, because then the names are needed.
     """
     names: set[str] = set()
     for plan in plans:

@@ -1,12 +1,12 @@
 """Names of the operations of a training step, and their backward nodes.
 
-Autograd numbers its nodes, and takes the number of an operation's node just before the operation is dispatched; so the number
-that was given out last, when an operation that needs a gradient runs, is that of its node. A profiler pairs them so, too.
+Autograd numbers its nodes, and assigns the number of an operation's node just before the operation is dispatched. So when an
+operation that needs a gradient runs, the last assigned number belongs to its node. Profilers match them in the same way.
 
-Names count anew with every micro-step: a forward pass of the model that begins after a backward pass. What activation
-checkpointing runs again goes by the name it had, with occurrence 1: a call of a module is taken for the earlier call whose nodes
-lie in the same region and, where torch does not tell, nearest to the node that asked for it. Calls of one module in one region
-are run again in their order.
+Counts in names restart with every micro-step: a forward pass of the model that begins after a backward pass. Operations that
+activation checkpointing recomputes keep their names, with occurrence 1. A recomputed call of a module is matched with the earlier
+call in the same checkpointed region or, if torch does not give the region, with the call whose nodes are nearest to the node that
+requested it. Calls of one module in one region are recomputed in their original order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unsilent.sites.operands import operation_name
 from unsilent.sites.threads import StepThread
 
 RECOMPUTED = "(recomputed)"
-"""Module name of what is run again outside of any module's call."""
+"""Module name of operations that are recomputed outside any module call."""
 
 
 def current_node() -> Any:
@@ -65,7 +65,7 @@ class StepOperationNamer(OperationNamer):
     """Names the operations of one training step; ``moved`` is called when a module call begins (True) or ends.
 
     Attributes:
-        called_modules: Names of those that were called.
+        called_modules: Names of the modules that were called.
     """
 
     def __init__(self, model: nn.Module, moved: Callable[[bool], None] = lambda begins: None) -> None:
@@ -123,7 +123,7 @@ class StepOperationNamer(OperationNamer):
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         node = current_node()
-        if node is None and self._backward and len(self._stack) == 1:  # a backward pass may also run inside of a module
+        if node is None and self._backward and len(self._stack) == 1:  # a backward pass may also run inside a module
             self._micro_step += 1
             self._backward = False
             self._reset()
@@ -144,7 +144,7 @@ class StepOperationNamer(OperationNamer):
         """The original module call that is being recomputed."""
         where, calls = checkpoint_region(), self._calls[module]
         candidates = [call for call in calls if call.region == where and where is not None]
-        if not candidates:  # torch does not tell: those nearest to the node that asks
+        if not candidates:  # region unknown: the calls nearest to the requesting node
             least = min(call.distance(node) for call in calls)
             candidates = [call for call in calls if call.distance(node) == least]
             if self._reruns[node, module] >= len(candidates) or len({call.region for call in calls} - {None}):
@@ -167,7 +167,7 @@ class StepOperationNamer(OperationNamer):
     def follow_backward(self, begins: Callable[[], None] | None) -> None:
         """Follow backward passes in any thread; ``begins`` is called when one reaches the model's output.
 
-        For who sees no operations then, by which a pass that was not begun by torch's own functions could be noticed.
+        Needed if no operations are observed, which would reveal a backward pass that torch's own functions did not start.
         """
         self._backward_begins = begins
 
@@ -206,7 +206,7 @@ class _BackwardCallbacks:
         engine = self._engine
         builds_graph = bool(args[3] if len(args) > 3 else kwargs.get("create_graph"))
         for callback, thread in tuple(self._callbacks):
-            if thread.includes(is_of_step=True):  # threads of torch's own: a pass inside of a backward node
+            if thread.includes(is_of_step=True):  # also torch's threads: a pass inside a backward node
                 callback(builds_graph)
         return engine(*args, **kwargs)
 
@@ -218,7 +218,7 @@ _CALLBACKS = _BackwardCallbacks()
 def before_backward(callback: Callable[[bool], None]) -> Iterator[None]:
     """Context in which ``callback`` is called before every backward pass.
 
-    The callback is told whether the pass builds a graph itself (``create_graph``).
+    The argument of the callback is whether the pass builds a graph itself (``create_graph``).
     """
     _CALLBACKS.add(callback)
     try:
@@ -228,7 +228,7 @@ def before_backward(callback: Callable[[bool], None]) -> Iterator[None]:
 
 
 def checkpoint_region() -> int | None:
-    """The checkpointed region (non-reentrant) that is running, first or recomputed; None outside of any."""
+    """The checkpointed region (non-reentrant) that is running or being recomputed; None outside such regions."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     pack: Any = hooks[0] if hooks else None
     for cell in getattr(getattr(pack, "_torchdynamo_orig_callable", pack), "__closure__", None) or ():

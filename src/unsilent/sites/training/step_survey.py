@@ -35,7 +35,7 @@ from unsilent.sites.training.step_operation_names import OperationOccurrence, ne
 from unsilent.sites.training.updates import current_gradients, local, optimizer_state_names, state_of
 
 Shaped = tuple[str, tuple[int, ...]]
-"""Dtype and shape."""
+"""Dtype and shape of a tensor."""
 
 
 class SurveyedGradients(GradientInjector):
@@ -70,8 +70,8 @@ class StepSurvey(StepInjection):
     """Records the corruptible sites of one fault-free training step, for `select_regions`.
 
     Args:
-        model: Model as of `StepInjection`.
-        optimizers: Optimizers as of `StepInjection`.
+        model: Model whose modules and parameters give the names.
+        optimizers: Optimizers whose state is surveyed.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> None:
@@ -87,7 +87,7 @@ class StepSurvey(StepInjection):
     def select_regions(self, *addresses: str) -> tuple[Region, ...]:
         """The regions that addresses like ``op:layer1.*/grad_wt/out`` and ``optim:*`` select, in the step's order.
 
-        Raises ``UsageError`` for an address that selects nothing, with what there is.
+        Raises ``UsageError`` for an address that selects nothing, with the available sites.
         """
         chosen: dict[SiteName, Region] = {}
         for text in addresses or ("op:*/*/out",):
@@ -144,7 +144,7 @@ class StepSurvey(StepInjection):
         return result
 
     def _backward(self, node: Any, call: OperationCall) -> Any:
-        for site, activation in self._alive:  # what somebody keeps when the backward pass begins
+        for site, activation in self._alive:  # activations that are still referenced when the backward pass begins
             self._tell(site, activation.tensor())
         self._alive = []
         return super()._backward(node, call)

@@ -1,7 +1,7 @@
 """The operations of an optimizer's update, named by the parameter they update: ``op:fc.weight#addcdiv.0/optim/out``.
 
-The parameter that an operation works for follows from its memory: that of the parameter, its gradient or its state, and what was
-computed of these. An operation on lists (``_foreach_addcdiv_``) works for the parameter of each entry.
+The parameter of an operation follows from the memory that it uses: the memory of the parameter, its gradient or its state, or of
+results computed from them. An operation on lists (``_foreach_addcdiv_``) belongs to the parameters of all entries.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class UpdateTracker:
     """Context manager that follows the updates of optimizers in one step.
 
     Args:
-        before: Called before each of them.
-        moved: Called when one begins (True) or has ended.
+        before: Function that is called before each update.
+        moved: Function that is called when an update begins (with True) or has ended (with False).
 
     Attributes:
         active: Whether an optimizer's ``step`` is running.
-        names_are_wanted: Whether operations will be named, for which it looks at every tensor of an optimizer.
+        names_are_wanted: Whether operations must be named; this requires a search of all tensors of an optimizer.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class UpdateTracker:
         self._model = model
         self.active, self._before, self._moved = False, before, moved
         self.names_are_wanted = True
-        self._owners: dict[int, tuple[StorageWeakRef, str]] = {}  # a reference keeps the number from being given again
+        self._owners: dict[int, tuple[StorageWeakRef, str]] = {}  # a reference prevents reuse of the number
         self._counts: Counter[tuple[str, str]] = Counter()
         self._handles: list[Any] = []
         self._thread = StepThread()
@@ -126,7 +126,7 @@ class UpdateTracker:
             self._moved(False)
 
     def _is_followed(self, optimizer: Optimizer) -> bool:
-        """Whether an update belongs to the observed step, in whatever thread it runs."""
+        """Whether an update belongs to the observed step, in any thread."""
         if self._thread.is_current:
             return True
         parameter_ids = {id(p) for p in self._model.parameters()}
