@@ -54,8 +54,7 @@ class InferenceWorkload(Protocol):
 
 
 CALIBRATION, TEST, SHIFTED = CLEAN_PARTS = ("calibration", "test", "shifted")
-"""Parts of the clean samples: for calibrating a detector, for counting its false alarms, and unusual but correct ones.
-"""
+"""Parts of the clean samples: for calibrating a detector, for counting its false alarms, and unusual correct ones."""
 
 CleanSource = Callable[[str, int], Iterable[Any]] | Mapping[str, Iterable[Any]]
 """The source of the clean inputs of a `Workload`."""

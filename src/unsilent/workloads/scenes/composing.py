@@ -1,8 +1,8 @@
 """Scenes composed of scikit-learn's 8x8 digits: several digits of different sizes without overlap.
 
-Source of the digits: `workloads.digits`, with its split into training and held-out digits. Invariants: a held-out digit
-belongs to one part only; scene k of a group of digits has the same bits on every machine and for any number of
-requested scenes; no scene mixes digits of two batches of clean inputs.
+Source of the digits: `workloads.digits`, with its split into training and held-out digits.
+Invariants: a held-out digit belongs to one part only; scene k of a group of digits has the same bits on every machine and
+for any number of requested scenes; no scene mixes digits of two batches of clean inputs.
 """
 
 from __future__ import annotations
