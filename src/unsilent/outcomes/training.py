@@ -1,6 +1,6 @@
 """Outcome class of a faulty training run compared with its fault-free twin, by adjustable thresholds.
 
-| class | what it is |
+| class | meaning |
 |---|---|
 | `masked-bitwise` | the final state has the bits of the golden one |
 | `masked-benign` | bits differ, but nothing that matters |

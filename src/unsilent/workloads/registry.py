@@ -335,7 +335,7 @@ def _kind(result: Any) -> str:
 def _checked(ref: str, result: Any, parts: Sequence[str]) -> Any:
     """The result if it is a complete workload of the wanted kind.
 
-    Raises an error that says what it is otherwise.
+    Otherwise an error is raised that describes the result.
     """
     training = parts is TRAINING_PARTS
     wanted = "training" if training else "workload"
