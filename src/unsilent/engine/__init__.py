@@ -1,6 +1,6 @@
 """Engines that evaluate a workload with and without faults.
 
-`PlainEngine` runs the whole workload, `CachedEngine` only the operations that a fault affects.
+`PlainEngine` runs the whole workload. `CachedEngine` runs only the operations that a fault affects.
 """
 
 from unsilent.engine.engine_choice import ENGINES as ENGINES

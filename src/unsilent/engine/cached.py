@@ -1,12 +1,13 @@
 """The engine that evaluates only the operations that a fault affects, with the same bits as the plain engine.
 
-A batch is put on a tape once; a trial re-executes the operations that read corrupted memory and what follows from them,
-until nothing that is still needed differs from golden. Source of the idea: SCI-FI (Gavarini et al. 2023), which starts late
-and drops faults at the borders of top-level layers; here it is done for every operation of any model.
+A batch is recorded on a tape once. A trial re-executes the operations that read corrupted memory and the operations
+that depend on them, until no value that is still needed differs from golden. Source of the idea: SCI-FI (Gavarini et
+al. 2023), which starts late and drops faults at the borders of top-level layers. This engine does so at every operation
+of any model.
 
-A tape is trusted only after comparisons of raw bits: executing all of it gives the golden output; where something
-came from nowhere, it gives what the plain run gives with every parameter shaken; and at each proof of a campaign a trial is
-run both ways.
+A tape is used only after comparisons of raw bits. Executing all of it must give the golden output. If it contains
+tensors of unknown origin, it must give the same output as a plain run while every parameter is corrupted. At each check
+of a campaign, a trial is run both ways.
 """
 
 from __future__ import annotations
@@ -43,23 +44,23 @@ from unsilent.sites.inputs import named_inputs
 from unsilent.workloads.base import InferenceWorkload
 
 PACK = 64
-"""Trials that are given to the engine at a time."""
+"""Number of trials that are given to the engine at a time."""
 PACK_BYTES = 64 << 20
-"""The largest value of a tape times the trials that go through it together stays below."""
+"""Limit in bytes for the largest value of a tape times the number of trials that are evaluated together."""
 PASSES_BEFORE_HOLDING = 8
-"""Passes over a tape after which its golden values are held: fresh memory for them costs about as much as so many evaluations."""
+"""Passes over a tape after which its golden values are held; fresh memory costs about as much as they do."""
 HELD_AT_ONCE = 16 << 20
-"""Bytes of golden values of a tape that are held from the start."""
+"""Size in bytes up to which the golden values of a tape are held from the start."""
 
 
 class CachedEngine(PlainEngine):
     """Evaluates a workload under faults by running only the operations that a fault affects.
 
-    ``sampled``: whether trials are to be evaluated on some samples of a batch, which takes preparation.
+    ``sampled``: whether trials will be evaluated on some samples of a batch, which needs preparation.
 
     Attributes:
-        replayers: One a batch, None where it runs plainly; ``fallback_reasons`` says why, by batch.
-        diverged_count: Evaluations that were begun on a tape and had to be run plainly.
+        replayers: One per batch, or None if the batch is run in full; ``fallback_reasons`` has the reason by batch.
+        diverged_count: Number of evaluations that were begun on a tape and had to be run in full.
     """
 
     def __init__(
@@ -83,13 +84,13 @@ class CachedEngine(PlainEngine):
         self.fallback_reasons: dict[int, str] = {}
         self.ledger = TrialCosts()
         self._ready: dict[int, Any] = {}
-        """Outputs of the trial at hand that are known already, by batch."""
+        """Known outputs of the current trial, by batch."""
         self.record()
 
     def record(self) -> None:
         """Record every batch on a tape, and check each tape before it is used.
 
-        Raises ``ProcessUnusable`` where the checks, which corrupt parameters and inputs, end in a device that only raises.
+        Raises ``ProcessUnusable`` if the device only raises after the checks, which corrupt parameters and inputs.
         """
         with preparing():
             self._record_all()
@@ -125,7 +126,7 @@ class CachedEngine(PlainEngine):
             tape = record(lambda: self._run(self.batches[i]), self.model, named_inputs(self.batches[i]))
         except Unrecordable:
             raise
-        except Exception as error:  # it runs, but not under a dispatch mode
+        except Exception as error:  # the model runs, but not under a dispatch mode
             raise Unrecordable(f"recording it raised {type(error).__name__}: {error}") from None
         replayer = Replayer(tape)
         timed = self._timed.setdefault(replayer.structure, replayer)
@@ -143,7 +144,7 @@ class CachedEngine(PlainEngine):
         able = [(i, r) for i, r in enumerate(self.replayers) if r is not None]
         device = able[0][1].tape.device if able else torch.device("cpu")
         tapes = [r.tape for _, r in able]
-        least = self.sharers * sum(map(minimum_memory, tapes))  # which is in use already
+        least = self.sharers * sum(map(minimum_memory, tapes))  # this memory is in use already
         budget = max(default_budget(device), least) if self.memory is None else self.memory
         operations = float(self._operations or self._sampled)
         self.plan = plan_memory(tapes, budget, operations=operations, worker_count=self.sharers)
@@ -167,7 +168,7 @@ class CachedEngine(PlainEngine):
             replayer.hold()
         else:
             self._unheld[i] = replayer
-        if first is replayer and not self._operations:  # for faults in parameters
+        if first is replayer and not self._operations:  # only for faults in parameters
             replayer.try_blocks()
         if replayer.structure not in self._checked or replayer.tape.unexplained:
             self._check_hidden(i, replayer)
@@ -188,8 +189,8 @@ class CachedEngine(PlainEngine):
     def _hold_one_more(self, faults: Sequence[Fault]) -> None:
         """Hold the golden values of one more batch that is used often.
 
-        Only one batch at a time, so that no trial takes long. Trials of some samples need so many golden values that
-        those of the batch of ``faults`` are held at once.
+        Only one batch per call, so that no trial takes long. Trials on some samples need so many golden values that
+        those for the batch of ``faults`` are held at once.
         """
         steps = {fault.step for fault in faults} if self._sampled else set()
         due = next((i for i, r in self._unheld.items() if i in steps or r.passes >= PASSES_BEFORE_HOLDING), None)
@@ -204,7 +205,7 @@ class CachedEngine(PlainEngine):
         """Check that the output depends on nothing that the tape does not contain."""
         hidden_read_check(self, i, replayer, partial(assemble_output, replayer))
         perturbation_check(self, i, replayer.tape)
-        self._run(self.batches[i])  # what the model raised meanwhile must not have left it raising
+        self._run(self.batches[i])  # check that an earlier exception has not left the model unusable
 
     def output_without_tape(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of a full run of one batch.
@@ -235,7 +236,7 @@ class CachedEngine(PlainEngine):
     def output_from_tape(self, batch: int, faults: Sequence[Fault], packed: bool = True) -> Any:
         """The output of a batch computed from its tape.
 
-        ``packed``: on single samples where that is possible. Raises `Diverged` if the batch has to be run in full.
+        ``packed``: on single samples if possible. Raises `Diverged` if the batch has to be run in full.
         """
         replayer = self.replayers[batch]
         assert replayer is not None
@@ -279,7 +280,7 @@ class CachedEngine(PlainEngine):
         together = [faults if able else () for faults, able in zip(many, transient, strict=True)]
         ready = self._packed(together) if sum(transient) > 1 else {}
         for i, faults in enumerate(many):
-            if self._refresh():  # whoever is given the outcomes may write into the model
+            if self._refresh():  # the receiver of the outcomes may write into the model
                 ready = {}
             self._ready = ready.pop(i, {})
             try:
@@ -297,7 +298,7 @@ class CachedEngine(PlainEngine):
             self, [None if chosen is None else SampledTrial(f, chosen) for f, chosen in zip(many, samples, strict=True)]
         )
         for i, (faults, chosen) in enumerate(zip(many, samples, strict=True)):
-            if self._refresh():  # whoever is given the outcomes may write into the model
+            if self._refresh():  # the receiver of the outcomes may write into the model
                 ready = {}
             yield ready[i] if i in ready else self.trial(faults, chosen)
 
@@ -306,7 +307,7 @@ class CachedEngine(PlainEngine):
         return same_outcome_for_all(Outcome.SPARED, self.samples[batch])
 
     def preferred_group_size(self, transient: bool, sampled: bool = False) -> int:
-        """How many trials the engine should be given at a time, because it may run them together.
+        """The number of trials to give to the engine at a time, because it may run them together.
 
         ``sampled``: trials that are evaluated on some samples only.
         """
@@ -339,7 +340,7 @@ class CachedEngine(PlainEngine):
         assert replayer is not None
         try:
             outputs = self._take(batch, replayer, [acting for _, acting in sharing])
-        except Exception:  # one of them fails, and alone each says so for itself
+        except Exception:  # one trial fails; run alone, each reports its own error
             return {}
         finally:
             replayer.drop_recomputed()
@@ -365,7 +366,7 @@ class CachedEngine(PlainEngine):
             (result,) = self._take(batch, replayer, [faults])
             if isinstance(result, Diverged):
                 raise result
-        except Exception:  # whatever happens on the tape, the plain run says what it means
+        except Exception:  # any exception on the tape: the plain run decides the outcome
             self.diverged_count += 1
             between = time.process_time()
             try:
@@ -382,8 +383,9 @@ class CachedEngine(PlainEngine):
     def _take(self, batch: int, replayer: Replayer, many: Sequence[Sequence[Fault]], packed: bool = True) -> list[Any]:
         """Outputs of some trials for one batch, computed from the tape.
 
-        The golden output if nothing differs, and `Diverged` for a trial that has to be run in full. ``packed``: on
-        rows where that can be. Faults of parameters, which only a single trial may have, are in place.
+        The output is the golden output if nothing differs, and `Diverged` for a trial that has to be run in full.
+        ``packed``: on rows if possible. Faults in parameters, which only a single trial may have, must be injected
+        already.
         """
         with torch.no_grad():
             starts = [trial_entry_of(replayer.tape, self.parameters, faults) for faults in many]
@@ -458,7 +460,7 @@ class CachedEngine(PlainEngine):
 def preparing() -> Iterator[None]:
     """Context for preparations, in which an unexpected exception is raised as ``ProcessUnusable``.
 
-    A trial is not to blame for it.
+    The exception is then not counted as the result of a trial.
     """
     try:
         yield

@@ -52,7 +52,7 @@ def torch_dtype(dtype: str) -> torch.dtype:
 def place_model(model: nn.Module, device: str, dtype: str | None) -> nn.Module:
     """The model on the device, with floating-point tensors in ``dtype``.
 
-    The model itself if nothing has to change, else a copy. The user's own model is never moved or rounded.
+    The result is the model itself if nothing has to change, else a copy. The user's model is never moved or rounded.
     """
     if not device.startswith("cpu"):
         torch.backends.cudnn.benchmark = False
@@ -73,7 +73,8 @@ def _fits(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> bo
 def place(value: Any, device: str, dtype: str | None) -> Any:
     """A nested input with its tensors on the device and floating-point tensors in ``dtype``.
 
-    A part of a larger tensor, as ``images.split(64)`` gives, is copied: its memory is then that of this input alone.
+    A part of a larger tensor, for example from ``images.split(64)``, is copied, so that its memory belongs to this
+    input alone.
     """
 
     def placed(path: Path, tensor: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The first operation whose result differs between two fault-free runs.
 
-Used only for the message about a workload that cannot be repeated. Both runs are watched by a dispatch mode that
-hashes the raw bits of what every operation is given from outside and of what it makes. Memory that nobody has written
-yet is zeroed first, so that it is not taken for a difference; if that makes the runs equal, it was read.
+Used only for the message about a workload that cannot be repeated. In both runs a dispatch mode hashes the raw bits of
+the external inputs and of the results of every operation. Uninitialised memory is zeroed first, so that it is not taken
+as a difference. If zeroing makes the runs equal, uninitialised memory was read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OperationRecorder(DispatchMode):
         self.steps: list[OperationRecord] = []
         self._clear = clear
         self._result_storages: dict[int, Any] = {}
-        """Storages of results by address, held so that no address is used twice."""
+        """Storages of results by address, kept alive so that no address is used twice."""
 
     def run(self, run: Callable[[], Any]) -> list[OperationRecord]:
         """Record the operations of one run."""
@@ -59,7 +59,7 @@ class OperationRecorder(DispatchMode):
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, arguments_hash, outside = self._calls.next_name(func), digest_given(args, kwargs), 0
-        if not func.is_view:  # a view reads nothing: the operation that uses it is the one to name
+        if not func.is_view:  # a view reads nothing: the operation that uses it is named
             outside = digest([t for t in operands_of(args, kwargs) if _storage(t) not in self._result_storages])
         result = func(*args, **kwargs)
         results = [*flatten(result), *written_by(func, args, kwargs)]
@@ -84,11 +84,11 @@ def first_difference(run: Callable[[], Any], model: nn.Module) -> str | None:
 
     Args:
         run: One evaluation.
-        model: The model that runs; its modules give the operations their names.
+        model: The model that runs; operations are named after its modules.
 
     Returns:
-        None where every operation gives the same bits twice, or where watching makes the run fail: the caller has an error
-        to tell already.
+        the description, or None if every operation gives the same bits twice, or if the run fails under the recorder.
+            In that case the caller reports an error of its own.
     """
     try:
         result = _first_difference(run, model, clear=True)
@@ -136,7 +136,7 @@ def _storage(tensor: Tensor) -> int | None:
     """An identifier of the memory of a tensor, or None for a tensor without strided memory."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:  # sparse and the like
+    except NotImplementedError:  # for example sparse tensors
         return None
 
 

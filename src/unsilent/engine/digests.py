@@ -28,7 +28,7 @@ def own_generator(values: Sequence[Any]) -> bool:
 def digest(values: Sequence[Any]) -> int:
     """xxh3-64 hash of tensors (dtype, shape, all bits) and of other values as text.
 
-    Computed below all dispatch modes, so that none of them sees it.
+    The hash is computed below all dispatch modes, so that none of them sees it.
     """
     result = xxhash.xxh3_64()
     with no_dispatch():
@@ -65,7 +65,7 @@ def digest_unordered(tensor: Tensor) -> int:
         for part in _parts(local(tensor).detach()):
             words = words_of(part).cpu().numpy().ravel()
             words = words.view(f"u{words.itemsize}").astype(np.uint64)
-            # The finaliser of SplitMix64: neighbours among floats must not add up to the same.
+            # The finaliser of SplitMix64, so that neighbouring floats do not give equal sums.
             words += np.uint64(0x9E3779B97F4A7C15)
             for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
                 words ^= words >> np.uint64(shift)

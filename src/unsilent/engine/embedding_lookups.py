@@ -1,7 +1,7 @@
 """Counts of how often each row of each embedding table is looked up in one evaluation.
 
-Lookups are seen at operation level, so that functional embeddings and tables shared with an output layer are found as
-well as ``nn.Embedding`` and ``nn.EmbeddingBag`` modules.
+Lookups are counted at operation level. This includes functional embeddings and tables shared with an output layer,
+besides ``nn.Embedding`` and ``nn.EmbeddingBag`` modules.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The choice of the engine for a campaign.
 
-It changes the cost of a result, never the result.
+The choice changes the cost of a result, never the result.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def make_engine(
     ``engine``: ``auto`` uses every shortcut that passes its checks, ``plain`` uses none.
 
     Args:
-        memory: Bytes for golden values, default a quarter of what is free.
-        worker_count: Processes that share them.
+        memory: Bytes for golden values; default: a quarter of the free memory.
+        worker_count: Number of processes that share the memory.
         score: Score of faulty outputs, besides the judge.
-        sampled: Whether trials are to be evaluated on some samples of a batch.
+        sampled: Whether trials will be evaluated on some samples of a batch.
 
     Raises:
-        UsageError: as `PlainEngine`; an unknown engine; a memory budget below the minimum.
+        UsageError: errors of `PlainEngine`; an unknown engine; a memory budget below the minimum.
     """
     if engine not in ENGINES:
         raise unknown_name_error("--engine", engine, ENGINES)

@@ -16,7 +16,7 @@ from unsilent.sites import Parameters
 from unsilent.sites.operands import operand_number
 
 WORD = 4
-"""Bytes of the elements that `Blocks` work on; a wider corrupted element counts at each of them."""
+"""Bytes of the elements of blockwise operations; a wider corrupted element counts at each of its words."""
 
 
 def trial_entry_of(tape: Tape, parameters: Parameters, faults: Sequence[Fault]) -> TrialEntry:
@@ -25,7 +25,7 @@ def trial_entry_of(tape: Tape, parameters: Parameters, faults: Sequence[Fault]) 
     Faults in parameters must be in memory already.
 
     Raises:
-        Diverged: a fault that this tape cannot place; the plain run says what is wrong with it.
+        Diverged: a fault has no place on this tape; the plain run reports the error.
     """
     start = TrialEntry()
     for fault in faults:

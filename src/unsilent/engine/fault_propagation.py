@@ -1,8 +1,8 @@
 """The values and operations on a tape that faults reach, computed for many faults without executing anything.
 
-A set of faults is a Python integer, bit ``i`` for fault ``i``: a set operation on thousands of faults then costs less than
-a microsecond, and the tape is walked once for all of them. Everything here is what *can* happen: a fault whose effect
-dies out on the way reaches less.
+A set of faults is a Python integer, bit ``i`` for fault ``i``: a set operation on thousands of faults then costs less
+than a microsecond, and the tape is walked once for all of them. The results are upper bounds: a fault whose effect dies
+out on the way reaches less.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 from unsilent.engine.tape import Tape
 
 Bits = int
-"""A set of numbers."""
+"""A set of numbers as a bit mask."""
 BLOCK = 1 << 20
-"""Bits that are looked at at once."""
+"""Number of bits that are processed at once."""
 
 
 class PropagationStart(NamedTuple):
     """The operations and values on a tape at which a fault starts.
 
-    Operations that are re-executed in any case, and values that differ from the beginning.
+    These are operations that are re-executed in any case, and values that differ from the beginning.
     """
 
     nodes: tuple[int, ...] = ()
@@ -36,9 +36,9 @@ class PropagationStart(NamedTuple):
 class FaultPropagation:
     """The faults that reach each operation and each value of a tape, as bit sets.
 
-    ``ran``: the operation is re-executed. ``dirty``: the value may differ. ``needed``: an operation that is re-executed
-    reads it and it is golden. ``may_end_at``: when it has been made nothing else that is still read differs, so that comparing it
-    with golden could end the trial.
+    ``ran``: the operation is re-executed. ``dirty``: the value may differ. ``needed``: the value is golden and a
+    re-executed operation reads it. ``may_end_at``: after the value is computed, no other value that is still read
+    differs, so that comparing it with golden could end the trial.
     """
 
     ran: list[Bits]
@@ -57,7 +57,7 @@ def propagate_faults(tape: Tape, sources: Sequence[PropagationStart]) -> FaultPr
             forced[index] = forced.get(index, 0) | 1 << number
         for value in source.values:
             result.dirty[value] |= 1 << number
-            result.needed[value] |= 1 << number  # what is corrupted is a copy of it
+            result.needed[value] |= 1 << number  # a copy of the value is corrupted
     live: set[int] = {v for s in sources for v in s.values if tape.values[v].producer is None}
     for node in tape.nodes:
         reads = node.values
@@ -75,7 +75,7 @@ def propagate_faults(tape: Tape, sources: Sequence[PropagationStart]) -> FaultPr
 def _make(tape: Tape, result: FaultPropagation, values: Iterable[int], bits: Bits, live: set[int]) -> None:
     """Store which faults reach the values of an operation.
 
-    ``live``: earlier values that differ for some source and are still read.
+    ``live``: earlier values that differ for some fault and are still read.
     """
     busy = 0
     for value in live if bits else ():
@@ -100,7 +100,7 @@ def set_weights(sets: Sequence[Bits], weights: ArrayLike) -> NDArray[np.float64]
     numbers: dict[Bits, int] = {}
     places = [numbers.setdefault(s, len(numbers)) for s in sets]
     distinct, sums = list(numbers), np.zeros(len(numbers))
-    # What each byte is worth at each place is looked up: an eighth of the work of unpacking bits.
+    # The weight of each byte at each place is looked up, which is an eighth of the work of unpacking bits.
     eights = np.pad(heavy, (0, -heavy.size % 8)).reshape(-1, 8)
     worth = (eights @ np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").T).ravel()
     first = np.arange(len(eights)) * 256

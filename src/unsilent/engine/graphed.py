@@ -1,13 +1,14 @@
 """The engine for a GPU, which evaluates a trial by launching one CUDA graph per batch.
 
-A trial waits for nothing; the verdicts of many trials are read together.
+The CPU does not wait for a trial; the verdicts of many trials are read together.
 
-A model of many small operations keeps a GPU waiting for Python. A graph of the whole evaluation, with the verdict inside, costs a
-fraction of that. Faults go into the memory that the graph reads. What a graph cannot do goes the way of `CachedEngine`: faults in
-operations, in indices (which may stop the device), judges that need whole outputs, models that read results back.
+With a model of many small operations, a GPU waits for Python. A graph of the whole evaluation, with the verdict inside,
+takes a fraction of that time. Faults are written into the memory that the graph reads. `CachedEngine` evaluates what a
+graph cannot: some faults in operations, faults in indices (which may stop the device), judges that need whole outputs,
+and models that read results back.
 
-A graph is trusted only after comparisons of raw bits: without a fault it gives the golden output, with every parameter and input
-shaken it gives what a plain run gives, and at each proof of a campaign a trial is run both ways.
+A graph is used only after comparisons of raw bits. Without a fault it must give the golden output. With every parameter
+and input corrupted it must give the output of a plain run. At each check of a campaign, a trial is run both ways.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from unsilent.sites.inputs import named_inputs
 from unsilent.sites.memory import TensorMemory
 
 GROUPS, TRIED = 2, 128
-"""Groups of trials on rows, and trials of each, before their cost is believed; the first group finds cold caches."""
+"""Number of groups of trials on rows, and of trials in each, before their cost is used; the first has cold caches."""
 
 
 @dataclass
@@ -71,7 +72,7 @@ class GraphCosts:
     def trials_on_rows(self, by_graphs: float, trials: int) -> int:
         """The number of sampled trials to evaluate on single samples instead of by graphs.
 
-        They are the first ones of ``trials``: all, none, or a few while the cost is not known. ``by_graphs``: seconds
+        These are the first of the ``trials``: all, none, or a few while the cost is not known. ``by_graphs``: seconds
         of a trial by graphs, which evaluate whole batches.
         """
         if self.groups_on_rows < GROUPS:
@@ -88,9 +89,9 @@ def is_cheapest(graph: BatchGraph, from_tape: float) -> bool:
 
 
 GROUP_SECONDS = 1.0
-"""Trials that run together take about as long at most, so that rows keep coming."""
+"""Approximate largest duration of trials that run together, so that results are returned regularly."""
 INDICES = (torch.int64, torch.int32, torch.bool)
-"""Tensors of these types may be indices: a corrupted index can stop the device, which must be the fault of one trial."""
+"""Tensors of these types may be indices: a corrupted index can stop the device, which must be blamed on one trial."""
 
 
 Staged = StagedFaults | StagedPointFaults
@@ -101,8 +102,9 @@ class GraphedEngine(CachedEngine):
     """Evaluates trials by CUDA graphs if that is measured to be cheapest, else like `CachedEngine`.
 
     Attributes:
-        graphs: Graphs by batch, of those that could be captured; ``graph_refusals`` says why another could not.
-        operation_graphs: Graphs with points where faults of operations enter; made when the first such fault comes.
+        graphs: Graphs of the batches that could be captured, by batch; ``graph_refusals`` has the reasons for the
+            others.
+        operation_graphs: Graphs with injection points for faults in operations; made for the first such fault.
         capture: Function that makes a graph of a function; None: CUDA, on a CUDA device.
         placed_on: The device of the model.
         inputs: Memory of inputs that can be corrupted in place, by batch and site.
@@ -174,7 +176,7 @@ class GraphedEngine(CachedEngine):
     # -- trials ------------------------------------------------------------------------------------------------
 
     def preferred_group_size(self, transient: bool, sampled: bool = False) -> int:
-        """How many trials the engine should be given at a time.
+        """The number of trials to give to the engine at a time.
 
         At least as many as for `CachedEngine`, and enough for graphs.
         """
@@ -209,7 +211,7 @@ class GraphedEngine(CachedEngine):
         known, seconds = self.recordings, 0.0
         for i, faults in enumerate(many):
             if i in ready:
-                self._refresh()  # whoever is given the outcomes may write into the model
+                self._refresh()  # the receiver of the outcomes may write into the model
                 is_valid = self.recordings == known
                 yield ready[i].of_samples(samples_of_trial[i]) if is_valid else self.trial(faults, samples_of_trial[i])
                 continue
@@ -247,14 +249,14 @@ class GraphedEngine(CachedEngine):
         for first in range(0, len(numbers), self._capacity):
             part = numbers[first : first + self._capacity]
             for i in part:
-                PlainEngine.check_and_prepare(self, many[i])  # the tape need not be prepared
+                PlainEngine.check_and_prepare(self, many[i])  # the tape needs no preparation
             try:
                 outcomes = self._run_graphs([many[i] for i in part], graphs)
             except UnsilentError:
                 raise
-            except Exception as error:  # one of them fails, and alone each says so for itself
+            except Exception as error:  # one trial fails; run alone, each reports its own error
                 with unusable_if_raised(kind_and_line(error)):
-                    clock(self.placed_on)()  # unless the device has stopped
+                    clock(self.placed_on)()  # raises if the device has stopped
                 break
             result.update((i, outcome) for i, outcome in zip(part, outcomes, strict=True) if outcome is not None)
         return result
@@ -295,7 +297,7 @@ class GraphedEngine(CachedEngine):
     def _seconds_from_tape(self, batch: int, faults: Sequence[Fault]) -> float:
         """Seconds of an evaluation from the tape.
 
-        Estimated from the operations after the first corrupted one if not measured yet.
+        The time is estimated from the operations after the first corrupted one if it was not measured yet.
         """
         key, replayer = cost_class_of(batch, faults), self.replayers[batch]
         known = self.ledger.costs.get(key)

@@ -3,8 +3,8 @@
 References to the tensors stay valid.
 
 The copy holds parameters, buffers, gradients, state and settings of optimizers, schedulers and the like, and the
-generators of torch (with those of CUDA devices in use), numpy and Python. A counter in user code or a data loader's
-place is not seen here. What can go into a file, and come back in another process, is the snapshot of a training
+generators of torch (with those of CUDA devices in use), numpy and Python. A counter in user code or the position of a
+data loader is not included. For saving to a file and restoring in another process, use the snapshot of a training
 workload.
 """
 
@@ -23,7 +23,7 @@ from unsilent.sites.memory import drop_repeated_dimensions
 from unsilent.workloads.trainings.randomness import save_generator_states
 
 TensorCopier = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""Where copies are kept: makes one of each tensor, of the same dtype, shape and strides."""
+"""Function that makes a copy of each tensor, with the same dtype, shape and strides, where copies are to be kept."""
 
 
 def clones(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -38,15 +38,14 @@ class HeldTraining:
     """A copy of the state of a training: model, optimizers and other objects with state.
 
     Args:
-        stateful_objects: Schedulers, scalers and the like: whatever has ``state_dict`` and
-            ``load_state_dict``.
-        gradients: Hold those, too.
-        further: Other tensors, whose content is held.
-        copies: Where copies are kept.
+        stateful_objects: Schedulers, scalers and other objects with ``state_dict`` and ``load_state_dict``.
+        gradients: Whether gradients are held, too.
+        further: Other tensors whose content is held.
+        copies: Function that makes the copies.
         generators: Random generators besides the global ones.
 
     Attributes:
-        generators: Puts the generators back, and nothing else.
+        generators: Function that restores only the generators.
         live: The tensors of the state.
     """
 
@@ -81,11 +80,12 @@ class HeldTraining:
         live.update((id(t), t) for t in further)
         settings = [(key, value) for table in (*entries, *groups) for key, value in table.items() if key != "params"]
         live.update((id(t), t) for _, value in settings for t in tensors_in(value))
-        # What is no tensor and can be changed in place is copied as it is; tensors in it are put back by their content.
+        # Values that are not tensors and can be changed in place are copied; tensors in them are restored by their
+        # content.
         self._plain: list[tuple[Any, Any]] = [
             (value, copy.copy(value)) for _, value in settings if isinstance(value, (list, dict))
         ]
-        # Of a tensor that repeats the same memory (``expand``) each cell once.
+        # If a tensor repeats the same memory (``expand``), each cell is copied once.
         self.live = [drop_repeated_dimensions(t) if t.layout is torch.strided else t for t in live.values()]
         self._copies = copies(self.live)
         self._stateful_objects = [(holder, copy.deepcopy(holder.state_dict())) for holder in stateful_objects]
@@ -130,7 +130,8 @@ class HeldTraining:
         for attributes, kept_attributes in self._attributes:
             for name in [k for k, v in attributes.items() if isinstance(v, _PLAIN) and k not in kept_attributes]:
                 del attributes[name]
-            # What was plain then or is plain now; other things are put back by their content, or are not known.
+            # Values that were plain then or are plain now; other values are restored by their content, or are not
+            # known.
             for name, value in kept_attributes.items():
                 if isinstance(value, _PLAIN) or isinstance(attributes.get(name), _PLAIN):
                     attributes[name] = value

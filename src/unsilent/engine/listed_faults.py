@@ -1,8 +1,8 @@
 """Faults from a list in a file, used in place of randomly drawn faults.
 
-They are resolved for the workload and sorted into targets, one fault per trial. What is measured is the list itself:
-trial k of a target is the k-th of its faults in the file's order, a target's share is its part of the list, and once
-all were run nothing is left to estimate.
+They are resolved for the workload and sorted into targets, one fault per trial. The list itself is measured: trial k of
+a target is the k-th of its faults in the file's order, and a target's share is its part of the list. After all faults
+were run, the result is exact.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unsilent.sites.modules import named_modules
 from unsilent.sites.targets import LEVELS, Target, component_of
 
 KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "conv3d": nn.Conv3d, "fcc": nn.Linear}
-"""Layers that a list may count, by the names that lists have for them."""
+"""Types of layers that a list may count, by their names in lists."""
 
 Faults = tuple[Fault, ...]
 
@@ -35,14 +35,14 @@ class ListedFaults:
 
     Args:
         path: Path of the list.
-        kind: The format, None where the content says it.
+        kind: The format; None if the content shows it.
         per: Unit of a target.
-        components: Name -> modules.
-        most_elements: Most elements that the faults of a trial may have.
+        components: Name of a component -> its modules.
+        most_elements: Largest number of elements that the faults of a trial may have.
 
     Attributes:
-        targets: Targets of the faults, with the elements they touch as regions.
-        regions: Regions of all of these.
+        targets: Targets of the faults, with the elements that they corrupt as regions.
+        regions: Regions of all targets.
         digest: Digest of the file's content.
         note: A sentence for the reader of a report.
 
@@ -113,7 +113,7 @@ def _tensors(engine: PlainEngine, entries: Sequence[FaultListEntry]) -> ModelTen
     """The tensors of the workload of all kinds that occur in the list."""
     sites = [parse_site(p.site) for e in entries for p in e.corruptions if isinstance(p, Fault)]
     addresses = dict.fromkeys(_everything(site) for site in sites) or {"param:*": None}
-    if "param:*" in addresses:  # which leaves out index buffers
+    if "param:*" in addresses:  # param:* leaves out index buffers
         addresses |= dict.fromkeys(f"param:{name}" for name in engine.parameters.index_buffers)
     regions = engine.select_regions(tuple(addresses))
     layers = [

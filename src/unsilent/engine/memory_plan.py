@@ -1,9 +1,9 @@
 """The choice of golden values to hold in limited memory, and the default memory budget.
 
-A trial reads golden values as well as corrupted ones, and compares with them to end early. A value that is not held is made
-again, from the nearest values that are. `plan_memory` starts with everything useful and gives up one value after the
-other, always one that costs little for its bytes: P(a trial needs it) times the operations that lead to it from what is
-still held. The order does not depend on the budget, so a larger budget holds a superset and never costs more.
+A trial reads golden values as well as corrupted ones, and compares with them to end early. A value that is not held is
+computed again from the nearest held values. `plan_memory` starts with all useful values and drops one after the other,
+each time a value with a low cost for its bytes: P(a trial needs it) times the cost of the operations that compute it
+from held values. The order does not depend on the budget, so a larger budget holds a superset and never costs more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unsilent.engine.fault_propagation import (
 from unsilent.engine.tape import Tape
 
 UNKNOWN = 1 << 30
-"""Bytes to be had where nothing can be found out."""
+"""Available bytes that are assumed if the free memory is not known."""
 SHARE = 4
 
 
@@ -51,21 +51,21 @@ def default_budget(device: torch.device | str) -> int:
 
 
 DIES_OUT = 0.1
-"""Chance that a fault has no effect any more at a place where a comparison could tell."""
+"""Assumed probability that a fault has no effect any more at a place where values can be compared."""
 SAME_ANSWER = 0.5
-"""Chance that Python reads the golden bits back although they may differ."""
+"""Assumed probability that Python reads the golden bits back although they may differ."""
 GROUPS = 4096
-"""A longer tape is looked at in that many pieces, to find what making a value again takes."""
+"""Number of groups of operations into which a longer tape is divided, to find the cost of computing a value again."""
 FAR = 100
-"""Values that are looked at for what leans on one that is given up."""
+"""Largest number of values that are searched for those that depend on a dropped value."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """The golden values to hold, and their number of bytes.
 
-    ``kept_values``: golden values by tape. ``held``: bytes, ``minimum`` included: what is held whatever the plan.
-    ``unlimited_bytes``: bytes with which nothing would have to be made again.
+    ``kept_values``: golden values by tape. ``held``: bytes, including ``minimum``, the bytes that every plan holds.
+    ``unlimited_bytes``: bytes with which no value would have to be computed again.
     """
 
     kept_values: tuple[frozenset[int], ...]
@@ -188,7 +188,7 @@ class _Graph:
     def chains(self, held: Collection[int]) -> list[Bits]:
         """The operations that have to run before each operation when only ``held`` values are available.
 
-        As bit sets of groups of neighbouring operations.
+        They are bit sets of groups of neighbouring operations.
         """
         count = len(self.made)
         items: list[Bits] = []
@@ -232,8 +232,9 @@ def _walk(value: int, held: Collection[int], neighbours: Callable[[int], Iterabl
 class _Order:
     """The order in which values of a tape are dropped when memory is short, computed on demand.
 
-    Works in rounds: the cheaper half of what is held goes, in order, except what leans on another value of the same round
-    (its cost has just changed). So there are about log2(values) rounds, each linear in the tape.
+    It works in rounds. Each round drops the cheaper half of the held values, in order, except those that depend on
+    another value of the same round, because their cost has just changed. There are about log2(values) rounds, each
+    linear in the tape.
     """
 
     def __init__(self, tape: Tape, law: Mapping[int, float], operations: float) -> None:
@@ -294,9 +295,9 @@ def _other_uses(
 ) -> NDArray[np.float64]:
     """Seconds that a held value saves beyond its recomputation.
 
-    A trial can end early by comparing with it, or avoid a full run.
+    With this value, a trial can end early after a comparison, or avoid a full run.
     """
-    # An output that is golden need not be put together and judged; that is taken for one operation.
+    # A golden output need not be assembled and judged; this saving is counted as one operation.
     answer = seconds.sum() / max(1, len(seconds))
     onward = np.array([seconds[v.readers].sum() + answer * v.output for v in tape.values])
     saved: NDArray[np.float64] = set_weights(result.may_end_at, odds) * onward * DIES_OUT

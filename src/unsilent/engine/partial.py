@@ -1,9 +1,9 @@
 """Computing only a block of output channels, because a weight affects only one output channel.
 
-A block of a convolution or a matrix product is another call of the kernel, and may give other bits. So every block of every
-operation is computed once from golden values and compared, and timed; an operation is done in blocks only where all of
-them agreed and a block was cheaper. Single columns and unaligned blocks do not agree in general, nor do float64, depthwise
-convolutions and fewer than 16 outputs: these are never tried.
+A block of a convolution or a matrix product is another call of the kernel, and may give other bits. So every block of
+every operation is computed once from golden values, compared and timed. An operation is run in blocks only if all
+blocks agree and a block is cheaper. Single columns, unaligned blocks, float64, depthwise convolutions and fewer than 16
+outputs do not agree in general and are never tried.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OUTPUTS: Mapping[str, Mapping[int, int]] = {
     "aten::addmm": {0: -1, 2: 1},
     "aten::mm": {1: 1},
 }
-"""Operation -> argument -> the dimension of it along which the outputs lie (dimension 1 of the result)."""
+"""Operation -> argument -> its dimension that corresponds to the outputs (dimension 1 of the result)."""
 
 
 def blockwise_output_count(node: Node) -> int:
@@ -40,7 +40,7 @@ def blockwise_output_count(node: Node) -> int:
         return 0
     channels: int = out.shape[1]
     if node.func._schema.name != "aten::convolution" and channels % BLOCK:
-        return 0  # rows of the result then lie at other addresses than rows of a block, and kernels heed that
+        return 0  # result rows are then aligned differently from rows of a block, which affects kernels
     return channels if channels > BLOCK else 0
 
 

@@ -2,10 +2,10 @@
 
 All parameters and inputs are corrupted, and the tape and a plain run must then give the same output.
 
-A tape sees operations. What a run depends on besides, it cannot see: code that holds a parameter by itself (a kernel with a
-closure, compiled code, a view of numpy's made long ago). Two experiments tell. *Blind*: memory is corrupted while all operations
-run on golden values, so whoever notices reads behind our back. *Shaken*: all parameters and inputs are corrupted at once, and
-the plain run must give what the tape gives.
+A tape contains only operations. Other dependences of a run are not on it, for example code that holds a parameter
+itself (a kernel with a closure, compiled code, an old numpy view). Two experiments detect them. *Blind*: memory is
+corrupted while all operations run on golden values, so a changed result shows a read that is not on the tape. *Shaken*:
+all parameters and inputs are corrupted at once, and the plain run must give the same output as the tape.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from unsilent.engine.cached import CachedEngine
 
 MOST = 1 << 14
-"""Elements of one tensor that are corrupted."""
+"""Largest number of elements of one tensor that are corrupted."""
 SPREAD = 0.5
-"""Largest share of themselves by which floating-point numbers change when shaken strongly."""
+"""Largest relative change of floating-point numbers under strong corruption."""
 HIDDEN = "the output depends on parameters or inputs through something other than operations, maybe compiled code"
 
 
@@ -40,7 +40,7 @@ def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outp
     """Check that no operation reads parameter memory that is not on the tape.
 
     The tape is executed on copies of the parameters while the parameters themselves are corrupted, and must give the
-    golden output. ``outputs`` turns what the tape gives into the output. Raises `Unrecordable`.
+    golden output. ``outputs`` converts the results of the tape to the output. Raises `Unrecordable`.
     """
     tape = replayer.tape
     live, memory_values = tape.externals, set(tape.by_storage.values())
@@ -60,10 +60,10 @@ def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outp
 def perturbation_check(engine: CachedEngine, batch: int, tape: Tape) -> None:
     """Check a tape against a plain run while every parameter and input is corrupted at once.
 
-    With milder corruptions if the run takes another path under strong ones.
+    Milder corruptions are used if the run takes another path under strong ones.
 
     Raises:
-        Unrecordable: plain run and tape differ; or both experiments failed although there is something to be suspected.
+        Unrecordable: plain run and tape differ; or both experiments failed and the tape has reads of unknown origin.
     """
     mixed = input_element_swap_faults(engine.batches[batch], batch)
     if tape.unexplained and any(_left_alone(t) for _, t in named_inputs(engine.batches[batch])):
@@ -162,7 +162,7 @@ def _left_alone(tensor: Tensor) -> bool:
 def first_unexplained_read_text(tape: Tape) -> str:
     """The first operation on a tape that reads a tensor of unknown origin, as text.
 
-    With the last place before it at which Python read a tensor.
+    The text includes the last place before it at which Python read a tensor.
     """
     met = min((r for v in tape.unexplained for r in tape.values[v].readers), default=None)
     if met is None:

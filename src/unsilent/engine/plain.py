@@ -1,8 +1,8 @@
 """The plain engine, which evaluates the full workload for each trial and compares it with a golden run.
 
-The golden run is made twice and must be finite and bit-identical; a workload that draws from torch's random stream is
-seeded before every batch, so that golden and faulty runs see the same numbers. Every shortcut that comes later must give
-the same rows as this engine.
+The golden run is made twice and must be finite and bit-identical; a workload that draws random numbers from torch is
+seeded before every batch, so that golden and faulty runs get the same numbers. Every other engine must give the same
+results as this engine.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class TrialOutcome:
     error: str = ""
     """First exception raised: its type and the first line of its message."""
     out_of_memory: bool = False
-    """Whether that was for want of memory, of the device or of the host."""
+    """Whether the exception was caused by exhausted memory of the device or of the host."""
     graphed: bool = False
-    """Whether it was evaluated by CUDA graphs."""
+    """Whether the trial was evaluated by CUDA graphs."""
 
     def of_samples(self, samples: Samples) -> TrialOutcome:
         """The outcome of these samples only, if one batch was evaluated."""
@@ -93,21 +93,21 @@ class PlainEngine:
 
     Args:
         workload: The workload that runs.
-        device, dtype: Where and in which floating-point type (None: as it is).
-        score: Score of faulty outputs, besides the judge; None: they are not scored.
+        device, dtype: Device and floating-point type (None: unchanged).
+        score: Score of faulty outputs, besides the judge; None if they are not scored.
 
     Attributes:
         parameters: The model's sites.
         survey: Survey of a running evaluation.
         samples: Number of samples of each batch.
         golden: Golden outputs.
-        golden_scores: Scores of golden outputs, float64[samples] of each batch; empty without a score.
+        golden_scores: Scores of golden outputs, float64[samples] for each batch; empty if there is no score.
         golden_seconds: Wall time of one fault-free evaluation.
-        batch_seconds: CPU time of its batches.
+        batch_seconds: CPU time of each batch in it.
         notes: Sentences for the reader of a report.
 
     Raises:
-        UsageError: the golden run raises nothing but is not finite, not repeatable, or does not fit the judge (names the batch).
+        UsageError: the golden run is not finite, not repeatable, or does not fit the judge (names the batch).
     """
 
     notes: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ class PlainEngine:
     def _record_golden(self) -> None:
         states, written = _random_states(), self._writes()
         first = self._first_outputs()
-        # Buffers that a run uses as scratch memory: a faulty run may leave something else there.
+        # Buffers that a run uses as scratch memory: a faulty run may leave other content there.
         self._scratch = [(t, t.detach().clone()) for t, before in written if t._version != before]
         self.seeded = any(not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True))
         if self.seeded:
@@ -161,7 +161,7 @@ class PlainEngine:
                 again = self._run(batch)
             self.golden_seconds += time.perf_counter() - start
             self.batch_seconds.append(time.process_time() - cpu)
-            # At once: the memory of the output may be used again.
+            # Copied at once, because the memory of the output may be used again.
             check_golden(golden_output, again, i, partial(self._first_difference, batch))
         with user_code(self.workload.name):
             self.samples = [sample_count(self.judge, g, b) for g, b in zip(first, self.batches, strict=True)]
@@ -217,8 +217,8 @@ class PlainEngine:
     def trial(self, faults: Sequence[Fault], samples: Samples = None) -> TrialOutcome:
         """The outcome of one trial: inject the faults, evaluate the batches in which they act, and restore.
 
-        A trial without faults is masked and is not run. ``samples``: the only ones that count, of the batch that the
-        faults act in (None: all). Raises ``ProcessUnusable`` where taking back raises, as on a device that an
+        A trial without faults is masked and is not run. ``samples``: the samples that count, within the batch that the
+        faults act in (None: all). Raises ``ProcessUnusable`` if restoring raises, for example on a device that an
         assertion has stopped.
         """
         if not faults:
@@ -229,7 +229,7 @@ class PlainEngine:
         self.check_and_prepare(faults)
         outcomes: list[BatchOutcome] = []
         error, short = "", False
-        each = bool(self._scratch)  # then one evaluation may overwrite the fault that the next is to meet
+        each = bool(self._scratch)  # then one evaluation may overwrite the fault that the next one needs
         try:
             with nullcontext() if each else self.inject_parameter_faults(faults):
                 for batch in range(len(self.batches)):
@@ -240,7 +240,7 @@ class PlainEngine:
                     except (KeyboardInterrupt, InjectionError):
                         raise
                     except BaseException as raised:
-                        # Of the model, or of a judge that cannot read such an output; SystemExit as well.
+                        # An exception of the model, or of a judge that cannot read such an output; also SystemExit.
                         error, short = error or kind_and_line(raised), short or out_of_memory(raised)
                         outcomes.append(same_outcome_for_all(Outcome.EXCEPTION, self.samples[batch]))
         except (UnsilentError, KeyboardInterrupt):
@@ -251,7 +251,7 @@ class PlainEngine:
         return TrialOutcome(tuple(outcomes), error, short)
 
     def preferred_group_size(self, transient: bool, sampled: bool = False) -> int:
-        """How many trials the engine should be given at a time, because it may run them together.
+        """The number of trials to give to the engine at a time, because it may run them together.
 
         ``sampled``: trials that are evaluated on some samples only.
         """
@@ -313,7 +313,7 @@ class PlainEngine:
         try:
             with torch.no_grad(), contain_user_process():
                 first, second = (self.score.of_samples(output, *batch_and_samples)[sample] for output in (one, other))
-        except Exception:  # of another sample
+        except Exception:  # an exception for another sample
             return True
         return bool(np.array_equal(first, second, equal_nan=True))
 
@@ -329,7 +329,8 @@ class PlainEngine:
     def check_and_prepare(self, faults: Sequence[Fault]) -> None:
         """Raise ``InjectionError`` for faults whose batch, or whose site in that batch, does not exist.
 
-        Without faults of parameters the run itself tells; with them it may rightly take another way than the golden one.
+        Without faults in parameters, the run itself shows whether a site exists. With them, it may take another path
+        than the golden run.
         """
         transient = [f for f in faults if is_transient(f.site)]
         mixed = len(transient) < len(faults)
@@ -370,8 +371,8 @@ class PlainEngine:
     def _evaluate(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of one batch under the faults that act in it.
 
-        Faults in parameters must be in memory already. An engine that knows the output to be bit-identical returns
-        ``self.golden[batch]`` itself: nothing to classify.
+        Faults in parameters must be in memory already. An engine that knows that the output is bit-identical returns
+        ``self.golden[batch]`` itself, which needs no classification.
         """
         transient = [f for f in faults if is_transient(f.site)]
         if not transient:
@@ -383,7 +384,7 @@ class PlainEngine:
         return output
 
     def receipt(self, faults: Sequence[Fault]) -> Receipt:
-        """The words that the faults of a trial find and write.
+        """The memory words that the faults of a trial read and write.
 
         Faults in parameters act in memory, other faults in a run of their batch.
         """
@@ -410,15 +411,16 @@ class PlainEngine:
         ``in_memory``: whether parameters are corrupted as well.
         """
         for fault, why in corrupt.missed:
-            # An earlier fault may have changed what runs afterwards; a site that was never there is an error all the same.
-            # With parameters corrupted, sites were checked before.
+            # An earlier fault may have changed later operations; a site that never existed is still an error. With
+            # parameters corrupted, sites were checked before.
             if not in_memory and not (corrupt.landed_count and self.survey.has_site_of(batch, fault)):
                 raise corrupt.error(fault, why)
 
     def select_regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
         """The regions in which faults may be injected, selected by addresses.
 
-        Raises ``UsageError`` for an address that selects nothing, or for memory and values of a run together.
+        Raises ``UsageError`` for an address that selects nothing, or if memory and values of a run are selected
+        together.
         """
         kinds = {is_transient(address) for address in addresses}
         if kinds == {True, False}:
@@ -445,11 +447,12 @@ class PlainEngine:
     def check_intact(self, by_copies: bool = False) -> None:
         """Check that weights, inputs, golden outputs and a fault-free run are the same as at the start.
 
-        ``by_copies``: compare the hashes that identify the campaign, for which a device copies all of it to the host.
+        ``by_copies``: compare the hashes that identify the campaign; for this, all data are copied from the device to
+        the host.
 
         Raises:
-            InjectionError: a bit of the model differs. UsageError: the workload writes into its inputs or outputs, or keeps
-                state that one run leaves for the next, so that a trial could depend on the ones before it, or forks a process
+            InjectionError: a bit of the model differs. UsageError: the workload writes into its inputs or outputs, or
+                keeps state from one run to the next, so that a trial could depend on earlier trials, or forks a process
                 and lets the child return.
         """
         self._check_memory(by_copies)
@@ -503,7 +506,7 @@ def acting_in(batch: int, faults: Sequence[Fault]) -> list[Fault]:
 def check_golden(one: Any, two: Any, batch: int, difference: Callable[[], str | None] = lambda: None) -> None:
     """Raise ``UsageError`` unless two golden outputs are finite and equal bit for bit.
 
-    ``difference`` finds the first operation that differs, should they.
+    ``difference`` finds the first operation that differs if the outputs are not equal.
     """
     ones = list(leaves(one))
     if not ones:

@@ -1,8 +1,8 @@
 """Recording of an evaluation as a tape of operations, without their values.
 
-A dispatch mode sees every operation below autograd. What a dispatch mode does not see is intercepted on `torch.Tensor`
-(``tolist``, ``numpy``, ``data_ptr`` …): Python then knows bits of a tensor, so a trial in which they differ must not
-be taken from the tape.
+A dispatch mode sees every operation below autograd. Reads without an operation are intercepted on `torch.Tensor`
+(``tolist``, ``numpy``, ``data_ptr`` …): Python then knows bits of a tensor, so a trial in which these bits differ must
+not be evaluated from the tape.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ HANDS_OUT = frozenset({
     "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "share_memory_",
     "__cuda_array_interface__",
 })  # fmt: skip
-"""Ways of `UNSEEN` that give away the memory itself: whoever has it may read and write it from then on."""
+"""Ways of `UNSEEN` that return the memory itself, which can then be read and written at any time."""
 SCALAR_READS = ("item", "__bool__", "__int__", "__float__", "__index__", "__complex__")
-"""Ways to read a number by an operation, which is seen unless another thread does it."""
+"""Ways to read a number by an operation, which is seen unless it runs in another thread."""
 MAKERS = ("tensor", "as_tensor", "asarray")
-"""Functions that make a tensor from numbers of Python, or of numpy, whose memory could be anything."""
+"""Functions that make a tensor from numbers of Python or numpy, which may have any origin."""
 LARGEST_CONSTANT = 1 << 20
-"""Bytes. Smaller tensors that are neither parameter nor input are copied, so that a run may write into them."""
+"""Size in bytes up to which tensors that are neither parameter nor input are copied, so that a run may write to them."""
 
 
 class Recorder(DispatchMode):
@@ -75,10 +75,10 @@ class Recorder(DispatchMode):
         self._broken: Unrecordable | None = None
         self._busy = False
         self.numbers = False
-        """Whether a tensor is being made from numbers of Python."""
+        """Whether a tensor is currently being made from numbers of Python."""
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._busy:  # our own look at a tensor
+        if self._busy:  # a read by this recorder
             return func(*args, **kwargs)
         name = self._calls.next_name(func)
         if self._broken is not None:
@@ -103,7 +103,7 @@ class Recorder(DispatchMode):
         before = self._random_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         result = func(*args, **kwargs)
         if before is not None and not ("attention" in name and torch.equal(before, self._random_state())):
-            node.generator = before, self._random_state()  # the same perhaps, and yet it may draw under a fault
+            node.generator = before, self._random_state()  # maybe equal, but it may draw under a fault
         try:
             if sizes != [t.untyped_storage().nbytes() for t in written]:
                 raise Unrecordable(f"{name} changes the size of existing memory")
@@ -121,12 +121,12 @@ class Recorder(DispatchMode):
 
     def _begin(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:
         result = list(_tensors(args, kwargs))
-        if operation_name(func) == "lift_fresh" and self.numbers:  # and what Python reads is watched
+        if operation_name(func) == "lift_fresh" and self.numbers:  # reads by Python are recorded
             self._numbers |= {s._cdata: weakref.ref(s) for s in (t.untyped_storage() for _, t in result)}
         reads = tuple(self._window(t) for _, t in result)
         if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
             raise Unrecordable(f"{name} draws from its own random generator")
-        positional, named = map_tensors((args, kwargs), lambda path, tensor: None)  # a tape keeps no value alive
+        positional, named = map_tensors((args, kwargs), lambda path, tensor: None)  # a tape holds no values
         node = Node(len(self.tape.nodes), name, func, positional, named, tuple(slot for slot, _ in result), reads)
         first: dict[int, int] = {}
         node.shared_arguments = tuple(
@@ -158,7 +158,7 @@ class Recorder(DispatchMode):
                     new_values.add(self._new(part, node.index))
             windows.append(window_of(_plain(part), self._value(part)))
         visible = any(not isinstance(w, StorageWindow) and w is not None for w in windows)
-        checks = not any(isinstance(w, StorageWindow) for w in windows)  # it gives nothing, so it is there to raise
+        checks = not any(isinstance(w, StorageWindow) for w in windows)  # without a result, its purpose is to raise
         if not new_values and not visible and not checks:
             return
         node.writes, node.results, node.new_values = tuple(writes.values()), tuple(windows), tuple(sorted(new_values))

@@ -35,8 +35,8 @@ def unusable_if_raised(reason: str = "", known: bool = False) -> Iterator[None]:
     """Context in which an unexpected exception is raised as ``ProcessUnusable``.
 
     Args:
-        reason: Reason that the trial before had raised.
-        known: Whether it is then certain that this trial did it.
+        reason: Reason why the previous trial raised.
+        known: Whether it is certain that this trial made the process unusable.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """The operations after which the effect of a fault can be followed for each sample separately.
 
-No later operation mixes samples. It is not enough that the samples of a trial do not reach an operation that mixes:
-the others may, under the same fault, and what they do to the result there comes back to these.
+No later operation mixes samples. It is not enough that the samples of a trial do not reach an operation that mixes
+samples: other samples may reach it under the same fault, and may then change the results of these samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _INDEXING = ("embedding", "_embedding_bag", "index", "gather", "scatter", "take", "one_hot")
 _SOLVING = ("linalg", "cholesky", "_linalg")
-"""Beginnings of names of operations that raise for some indices, and for some numbers."""
+"""Prefixes of the names of operations that raise for some indices, and of those that raise for some numbers."""
 
 
 def separate_operations(replayer: Replayer) -> frozenset[int]:

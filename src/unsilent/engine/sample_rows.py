@@ -1,12 +1,12 @@
 """Evaluation of single samples, called rows, in which samples from many trials share one call of an operation.
 
-Most operations of a batched model treat samples alike and apart. Where a value lies sample by sample in its memory, the
-corrupted samples alone are gathered, each tagged with its trial, and an operation runs on these *rows*: any samples of any
-trials together. That a sample of the result depends on its own sample alone is not believed: some samples are replaced by
-others (`switch_probe_runs`), and neither the rest nor they may notice each other. Another number of rows is another shape
-for a kernel and may give other bits, so each operation is tried at a few sizes, with samples in shuffled company, compared
-bit for bit and timed; only sizes that agreed are used, the cheapest first, and free places of a call are filled with
-golden samples.
+Most operations of a batched model treat samples equally and independently. If the memory of a value is ordered by
+sample, only the corrupted samples are gathered, each tagged with its trial, and an operation runs on these *rows*: any
+samples of any trials together. The independence of samples is tested: some samples are replaced by others
+(`switch_probe_runs`), which must not change the results of the rest, nor depend on them. Another number of rows is
+another shape for a kernel and may give other bits. Therefore each operation is tried at a few sizes, with shuffled
+samples, compared bit for bit and timed. Only sizes that agreed are used, the cheapest first, and free places of a call
+are filled with golden samples.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ Words = dict[int, Tensor]
 Tag = tuple[int, int]
 """Trial and sample."""
 SIZES = (1, 4, 16, 64)
-"""Rows of one call that are tried, up to four batches, besides the batch itself."""
+"""Numbers of rows of one call that are tried, up to four batches, besides the batch itself."""
 PROBES = 2
-"""Rounds on other samples than golden ones; every second one has infinities, NaN with payloads and the like among them."""
+"""Number of rounds with samples that are not golden; every second round includes infinities and NaN with payloads."""
 FEW = 50_000
-"""Words that an operation makes; where there are fewer, twice as many rounds are needed to see the same."""
+"""Number of words of an operation's results below which rounds are doubled, for the same chance of detection."""
 COMPARED = 100_000
-"""Words that are compared in each of these rounds before a size is believed."""
+"""Number of words that are compared in each of these rounds before a size is accepted."""
 CALLS = 16
-"""Calls of one size in each round on other samples than golden ones."""
+"""Number of calls of one size in each round with samples that are not golden."""
 POOL = 131_101
-"""Random numbers that are drawn; more are the same again, a prime number of places further on."""
+"""Number of random numbers that are drawn, a prime number; longer sequences repeat them."""
 CALL_SECONDS = 50e-6
-"""Seconds of gathering the rows of a call and taking its results apart."""
+"""Seconds for gathering the rows of a call and separating its results."""
 SPECIAL = (float("inf"), float("-inf"), -0.0, 1e-42, 3e38, -3e38)
 SPECIAL_SHARE = 0.02
 LINE = 64
-"""Bytes. Kernels treat elements by their address, so a sample keeps its place relative to this wherever it is moved."""
+"""Alignment in bytes that samples keep when they are moved, because kernels depend on the address of elements."""
 STRIDE = 128
-"""Bytes. Kernels that work element by element take so many at a time, and what is left over differently."""
+"""Bytes that elementwise kernels process at a time; they process the remainder differently."""
 
 
 @dataclass(slots=True)
@@ -84,11 +84,12 @@ class RowTestCase(NamedTuple):
 class RowPlan:
     """The operations of a tape that can run on single samples, and the numbers of samples per call.
 
-    ``keeps_places``: only in calls of the whole batch, each sample at its own place; that is possible for more operations.
+    ``keeps_places``: operations run only on the whole batch, each sample at its own place, which is possible for more
+    operations.
 
     Attributes:
-        batch: Samples of the batch, 0 where its inputs do not say.
-        sizes: Allowed numbers of rows of each operation and the CPU time of a call.
+        batch: Number of samples in the batch; 0 if its inputs do not show it.
+        sizes: Allowed numbers of rows for each operation, with the CPU time of a call.
     """
 
     def __init__(self, tape: Tape, keeps_places: bool = False) -> None:
@@ -107,7 +108,7 @@ class RowPlan:
                 if self._possible(node):
                     self.sizes[node.index] = {}
                     self._carrying.update(v for v in node.new_values if self._used(v))
-                elif node.func is not None and not node.reads:  # made of nothing, in the size of the batch perhaps
+                elif node.func is not None and not node.reads:  # made without inputs, maybe in the size of the batch
                     self._carrying.update(
                         v for v in node.new_values if self._apart(tape.values[v].storage_window, tape.values[v].nbytes)
                     )
@@ -222,8 +223,8 @@ class RowPlan:
     def try_row_counts(self, replayer: Replayer, except_for: Collection[int] = ()) -> None:
         """Test with how many samples per call each operation gives the same bits.
 
-        Done once. Operations in ``except_for``, or without golden values at hand, are left out. Operations of one kind
-        are tried once; all samples being alike in one of them says nothing about the others.
+        Done once. Operations in ``except_for``, or without available golden values, are left out. Operations of one
+        kind are tried once, on an operation whose samples are not all alike.
         """
         if self.measured:
             return
@@ -264,7 +265,7 @@ class RowPlan:
     def _alike(self, value: int, replayer: Replayer) -> bool:
         """Whether a value consists of integers that are equal for all samples.
 
-        Exchanging its samples would then test nothing.
+        In that case exchanging its samples would test nothing.
         """
         dtype = self.tape.values[value].storage_window.dtype
         if dtype.is_floating_point or dtype == torch.bool or value not in self._carrying:
@@ -292,7 +293,7 @@ class RowPlan:
                 are_apart = self._apart_on(node, golden, outputs, operands, whole[0], replayer)
                 yield RowTestCase(operands, whole[0]) if are_apart else None
             elif seed % 2 == 0:
-                yield None  # special values it may refuse, and will in a trial
+                yield None  # the operation may raise for special values, also in a trial
 
     def _apart_on(
         self, node: Node, golden: Words, outputs: Words, operands: Words, expected: Words, replayer: Replayer
@@ -340,7 +341,7 @@ class RowPlan:
         try:
             result = replayer.apply(node, tensors)
         except (RuntimeError, IndexError, ValueError):
-            return None  # it holds the size of the batch among its arguments
+            return None  # its arguments contain the size of the batch
         seconds = now() - start
         results = self.results(node, result, rows)
         return None if results is None else ({**results, **{w.new: parts[w.old] for w in node.writes}}, seconds)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from unsilent.engine.cached import CachedEngine
 
 MOST_SAMPLES = 0.5
-"""Share of a batch from which on its evaluation as a whole is cheaper than that of its rows."""
+"""Share of a batch above which evaluating the whole batch is cheaper than evaluating rows."""
 MOST_TOGETHER = 512
-"""Trials that are given to the engine at a time."""
+"""Largest number of trials that are given to the engine at a time."""
 ROWS_OF_A_BATCH = 64
-"""Trials of one batch that are wanted among them: with fewer, a pass over the tape costs more than what it computes."""
+"""Desired number of trials per batch among them; with fewer, the overhead of a pass over the tape dominates."""
 ROW_BYTES = 64 << 20
-"""The largest value of a tape for all samples that go through it together stays below."""
+"""Limit in bytes for the largest value of a tape over all samples that are evaluated together."""
 
 
 class SampledTrial(NamedTuple):
@@ -112,7 +112,7 @@ def _batch_outcomes(engine: CachedEngine, batch: int, trials: Sequence[SampledTr
                     scores[sample] = judged.scores[sample]
     except (InjectionError, ProcessUnusable, KeyboardInterrupt):
         raise
-    except Exception:  # of an operation or the judge, for one of them: the others are found by halves
+    except Exception:  # one trial raised in an operation or the judge: bisect to evaluate the others
         if len(trials) == 1:
             return [None]
         middle = len(trials) // 2

@@ -1,12 +1,12 @@
 """One pass over a tape for many trials of faults in parameters, each evaluated on a few samples of the batch.
 
-Only the rows of a trial's own samples are computed (`sample_rows`). The operations that read its corrupted memory run for the
-trial alone, while its faults are in memory; everything after them runs on the rows of all trials together. So a trial of one
-sample costs about that sample's share of the batch's evaluation.
+Only the rows of a trial's own samples are computed (`sample_rows`). The operations that read corrupted memory run for
+each trial alone, while its faults are in memory. All later operations run on the rows of all trials together. A trial
+with one sample therefore costs about that sample's share of the batch's evaluation.
 
-The result is what a run of the whole batch under the fault gives for these samples, because every operation that is used here
-was tested to treat samples apart and to give the same bits. A trial after whose fault any other operation comes, or an output
-that has no row for each sample, has to be run on the whole batch.
+For these samples, the result equals that of the whole batch under the fault, because every operation used here was
+tested to treat samples independently and to give the same bits. A trial has to be run on the whole batch if another
+operation follows its fault, or if the output has no row for each sample.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class SampledEntry(TrialEntry):
     """A trial with faults in parameters that is evaluated on ``samples``.
 
-    ``inject``: a function that puts its faults in memory.
+    ``inject``: a function that puts the trial's faults in memory.
     """
 
     samples: Sequence[int] = ()
@@ -58,8 +58,8 @@ class SampledWalk(Walk):
     def outputs(self) -> Iterator[tuple[list[Tag], Holders]]:
         """Outputs that contain the results of some trials and samples.
 
-        Each with its trials and samples, and tensors that hold the output's values. In one output no sample belongs to
-        two trials. A trial whose output is golden is in none.
+        Each comes with its trials and samples, and with tensors that hold the output's values. In one output, no sample
+        belongs to two trials. A trial with a golden output is in none of them.
         """
         self._visit_all()
         tags = {tag for value, rows in self._rows.items() if self._tape.values[value].output for tag in rows.tags}
@@ -69,7 +69,7 @@ class SampledWalk(Walk):
     def _visit(self, node: Node) -> None:
         trials_entering = [t for t in sorted(self._forced.get(node.index, ())) if t not in self._lost]
         read = [self._rows[v].tags for v in node.values if v in self._rows]
-        tags = max(read, key=len, default=[])  # in the order that most rows lie in already
+        tags = max(read, key=len, default=[])  # in the order of the operand with most rows
         if any(tags_of_value is not tags and tags_of_value != tags for tags_of_value in read):
             tags = list(dict.fromkeys([*tags, *(tag for tags_of_value in read for tag in tags_of_value)]))
         if trials_entering:
@@ -99,7 +99,7 @@ class SampledWalk(Walk):
         """
         entry = self._entries[trial]
         for value in node.values:
-            self._replayer.golden(value)  # made again, should it have to be, before parameters are corrupted
+            self._replayer.golden(value)  # computed again if necessary, before parameters are corrupted
         try:
             with entry.inject():
                 results = self._run_beside_golden(node, (trial, entry.samples[0])) if len(entry.samples) == 1 else None
@@ -110,14 +110,14 @@ class SampledWalk(Walk):
             raise
         except Diverged as why:
             self._lose(trial, why)
-        except Exception as error:  # the run of the whole batch says what it means
+        except Exception as error:  # the run of the whole batch decides the outcome
             self._lose(trial, Diverged(f"{node.name} raised {type(error).__name__}"))
         return {}
 
     def _run_on(self, node: Node, tags: list[Tag]) -> dict[int, CorruptedRows]:
         """Run an operation on some samples.
 
-        In separate calls if possible, else in whole batches with each sample at its own position.
+        It runs in separate calls if possible, else in whole batches with each sample at its own position.
         """
         assert self._plan is not None
         carried = [v for v in node.values if self._places.carries(v)]
@@ -132,7 +132,7 @@ class SampledWalk(Walk):
     def _run_beside_golden(self, node: Node, tag: Tag) -> dict[int, CorruptedRows] | None:
         """Run an operation on one sample with golden operands, in one call with its golden neighbours.
 
-        Nothing has to be copied for that. None where that is not possible.
+        No copies are needed for this. None if this is not possible.
         """
         plan, replayer = self._plan, self._replayer
         assert plan is not None
@@ -142,7 +142,7 @@ class SampledWalk(Walk):
             return None
         calls = plan.call_sizes(node.index, 1)
         size = calls[0] if calls is not None else 0
-        first = tag[1] // max(size, 1) * size  # a multiple, so that samples lie as they do in calls of their own
+        first = tag[1] // max(size, 1) * size  # a multiple, so that samples have the same places as in separate calls
         if not size or first + size > plan.batch:
             return None
         beside = {v: plan.words(replayer.golden(v))[first : first + size] for v in node.values if plan.carries(v)}

@@ -1,13 +1,14 @@
 """The tape: a list of the operations in one evaluation of one batch, without the values they compute.
 
-Memory that an operation writes into gets a new value, so nothing on a tape is ever mutated: it is functional, although it
-holds the very operations that ran, in-place ones included, and re-executing them gives the very same bits.
+Memory that an operation writes into gets a new value, so no value on a tape is ever changed. The tape is functional,
+although it holds the operations that ran, including in-place ones, and re-executing them gives the same bits.
 
-Values are what a piece of memory holds between two writes to it; tensors are *windows* on values. A view needs no operation of
-its own: it is another window on the same memory. So dirt is tracked by storage, whatever views of it a model makes.
+A value is the content of a piece of memory between two writes to it; tensors are *windows* on values. A view needs no
+operation of its own: it is another window on the same memory. Corruption is therefore tracked by storage, independent
+of views.
 
-Two tapes, or two operations, have the same structure when what was found out about one holds for the other: kernels are chosen by
-shapes, strides, data types, arguments and the alignment of memory, not by the numbers in it.
+Two tapes, or two operations, have the same structure if test results for one are valid for the other: kernels are
+chosen by shapes, strides, data types, arguments and the alignment of memory, not by the numbers in it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import xxhash
 from torch import Tensor
 
 Holders = dict[int, Tensor]
-"""A tensor on the memory of each value (its home window)."""
+"""A tensor on the memory of each value, by value (its home window)."""
 
 
 class Diverged(Exception):
@@ -85,7 +86,7 @@ def _tensor_on(storage: torch.UntypedStorage, like: Tensor, window: StorageWindo
 def words_of_storage(tensor: Tensor) -> Tensor:
     """The whole storage of a tensor as integers.
 
-    They are as wide as its size allows, because wide ones are compared faster.
+    The integers are as wide as the size allows, because wide integers are compared faster.
     """
     storage = tensor.untyped_storage()
     size = storage.nbytes()
@@ -111,7 +112,7 @@ class Unrecordable(Exception):
 class ArgumentSlot(NamedTuple):
     """The position of a tensor among an operation's arguments.
 
-    A position or keyword, and the index in a list there (-1: not in a list).
+    It is a position or keyword, and the index in a list there (-1: not in a list).
     """
 
     key: int | str
@@ -129,7 +130,7 @@ class Write(NamedTuple):
 class Node:
     """One operation on a tape.
 
-    If ``func`` is None, it is a place at which Python reads ``reads[0]`` without an operation.
+    If ``func`` is None, the node is a place at which Python reads ``reads[0]`` without an operation.
     """
 
     index: int
@@ -141,18 +142,18 @@ class Node:
     reads: tuple[StorageWindow, ...]
     writes: tuple[Write, ...] = ()
     results: tuple[Any, ...] = ()
-    """Flattened results: a `Window` for a tensor, the value itself for what Python gets to see (a number, None)."""
+    """Flattened results: a `Window` for a tensor, the value itself for what Python receives (a number, None)."""
     written: frozenset[int] = frozenset()
-    """Places in ``reads`` of those that it writes into."""
+    """Indices in ``reads`` of the values that the operation writes into."""
     shared_arguments: tuple[tuple[int, int], ...] = ()
-    """Arguments that were the very same tensor: an operation may ask whether query is key."""
+    """Pairs of arguments that were the same tensor object: an operation may test whether query is key."""
     generator: tuple[Tensor, Tensor] | None = None
-    """State of torch's generator before and after, where the operation draws random numbers."""
+    """State of torch's generator before and after, if the operation draws random numbers."""
     new_values: tuple[int, ...] = ()
-    """Values that exist since this operation, written ones included."""
+    """Values that this operation makes, including those that it writes."""
     seconds: float = 0.0
     values: frozenset[int] = field(init=False)
-    """Values it reads."""
+    """Values that the operation reads."""
 
     def __post_init__(self) -> None:
         self.values = frozenset(w.value for w in self.reads)
@@ -164,12 +165,12 @@ class Value:
 
     index: int
     producer: int | None
-    """The operation that made it; None: it was there before (a parameter, an input, a constant)."""
+    """The operation that made the value; None if it existed before (a parameter, an input, a constant)."""
     nbytes: int
     storage_window: StorageWindow
     readers: list[int] = field(default_factory=list)
     last: int = -1
-    """The last operation that reads it, -1 if none."""
+    """The last operation that reads the value; -1 if there is none."""
     output: bool = False
 
 
@@ -184,8 +185,8 @@ class FaultEntryPoint(NamedTuple):
 class Tape:
     """The operations of one evaluation, and the values they read and wrote.
 
-    ``externals``: tensors that were there before, by value; parameters are the live ones. ``output``: what the run
-    returned, ``output_tensors``: the tensors in it, and the windows that they are. ``device``: where the generator states belong.
+    ``externals``: tensors that existed before, by value; parameters are the model's own tensors. ``output``: the result
+    of the run. ``output_tensors``: the tensors in it, with their windows. ``device``: device of the generator states.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -194,7 +195,7 @@ class Tape:
     by_storage: dict[int, int] = field(default_factory=dict)
     """Value of each external storage, by its data pointer."""
     unexplained: list[int] = field(default_factory=list)
-    """Externals that appeared from nowhere: what operations that cannot be seen may have made of the parameters."""
+    """Externals of unknown origin, which unseen operations may have computed from the parameters."""
     inputs: dict[str, FaultEntryPoint] = field(default_factory=dict)
     caches: dict[tuple[str, int], FaultEntryPoint] = field(default_factory=dict)
     """Entries of the key/value cache by name and number of the call."""
@@ -231,7 +232,7 @@ def restore_shared_arguments(node: Node, tensors: list[Tensor]) -> None:
 
 
 ALIGNMENT = 64
-"""Bytes. Kernels may treat memory that starts between two multiples of this differently."""
+"""Alignment in bytes; kernels may treat memory differently if it does not start at a multiple of this."""
 
 
 def structure_of(tape: Tape) -> str:
@@ -253,7 +254,7 @@ def structure_of(tape: Tape) -> str:
 def kind_of_operation(tape: Tape, node: Node, note: Callable[[int], Any]) -> object:
     """A key that is equal for operations which call the same kernel on memory with the same layout.
 
-    ``note``: a function that returns what else matters about a value.
+    ``note``: a function that returns other relevant properties of a value.
     """
     numbers = {v: i for i, v in enumerate(dict.fromkeys([w.value for w in node.reads] + [*node.new_values]))}
     values = [

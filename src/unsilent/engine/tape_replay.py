@@ -1,10 +1,10 @@
 """Re-execution of the operations on a tape that depend on corrupted values.
 
-It ends as soon as no value that is still used differs from golden.
+The re-execution ends as soon as no value that is still used differs from golden.
 
-Everything an operation reads that is not dirty is golden: a value that is kept, or one that is made again from what is
-kept. Whatever could make the real run take another way (a number that Python reads, a shape that depends on data, an
-exception) ends the shortcut with `Diverged`; that trial is run plainly.
+All values that an operation reads are golden unless they are dirty. Golden values are held, or are computed again from
+held values. `Diverged` is raised if the real run might take another path (a number that Python reads, a shape that
+depends on data, an exception); that trial is run in full.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Replayer:
         self.blocks: dict[int, BlockwiseOperation] = {}
         """Operations that are computed in blocks of outputs."""
         self.planned: frozenset[int] = frozenset()
-        """Golden values that are to be held."""
+        """Golden values that will be held."""
         self.passes = 0
-        """Passes over the tape so far."""
+        """Number of passes over the tape so far."""
         self._golden_windows: dict[tuple[int, int], Tensor] = {}
         self._remade: Holders = {}
 
@@ -124,8 +124,8 @@ class Replayer:
     def _make_again(self, value: int) -> Tensor:
         """Recompute a golden value from held values.
 
-        What nothing reads any more is dropped on the way, so no more is alive than in a plain run; the rest stays until the
-        walk has passed its last reader, or `forget`.
+        Values without later readers are dropped on the way, so memory use is no higher than in a plain run. The others
+        stay until the walk has passed their last reader, or until `forget`.
         """
         needed: set[int] = set()
         stack = [value]
@@ -167,7 +167,7 @@ class Replayer:
     def needs_golden_values(self) -> bool:
         """Whether a pass without held golden values ends in a plain run.
 
-        So it does if Python reads a value back, which must be compared with golden.
+        This is true if Python reads a value back, which must be compared with golden.
         """
         return any(node.func is None for node in self.tape.nodes)
 
@@ -204,11 +204,12 @@ class Replayer:
     def run(self, starts: Sequence[TrialEntry], packed: bool = True) -> list[Holders | Diverged]:
         """Execute the operations that depend on the faults of some trials.
 
-        A trial that corrupts parameters must be the only one. ``packed``: on rows, where corruption stays within
-        samples or there are several trials.
+        A trial that corrupts parameters must be the only one. ``packed``: on rows, if corruption stays within samples
+        or there are several trials.
 
         Returns:
-            for each trial, holders of the output's values that differ from golden, or why it must be run plainly.
+            for each trial, holders of the output's values that differ from golden, or the reason why it must be run in
+                full.
         """
         rows = packed and (len(starts) > 1 or any(s.value_faults or s.operand_faults for s in starts))
         if rows:

@@ -3,10 +3,10 @@
 Every output of every operation is compared bit for bit.
 
     trace        any run that can be repeated from the same state
-    trace_step   a training step: state is put back before every run, and after the last
+    trace_step   a training step: state is restored before every run, and after the last
     trace_batch  one batch of an inference workload under the faults of a trial
 
-What the numbers mean is said in `unsilent.basics.fault_trace`.
+`unsilent.basics.fault_trace` describes the numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from unsilent.workloads.model_fitting import Progress, no_progress
 
 _ADDRESSED = {"outside": "fwd"}
 MEMORY = 1 << 30
-"""Bytes that golden outputs may take."""
+"""Largest number of bytes of golden outputs."""
 
 
 def trace(
@@ -56,14 +56,14 @@ def trace(
     """Compare faulty runs with golden runs.
 
     Args:
-        model: Whose modules and parameters give the names.
-        run: ``run(faulty, tracer)`` runs once, always from the same state, and enters ``tracer`` inside of
-            every other mode, around all that is to be seen.
-        training: The run may hold backward passes and updates; without, names are those of an evaluation.
-        memory: Bytes that golden outputs may take: with less than is needed, runs are repeated.
-        progress: Called with a line about each run.
-        faults: Function that is called after the runs for the faults there were, with the bits each changed (None: not counted),
-            to be marked in the picture.
+        model: Model with the modules and parameters that give the names.
+        run: ``run(faulty, tracer)`` runs once, always from the same state, and enters ``tracer`` inside every other
+            mode, around everything to be traced.
+        training: Whether the run may contain backward passes and updates; if not, names are those of an evaluation.
+        memory: Bytes for golden outputs; if this is not enough, runs are repeated.
+        progress: Function that is called with a line about each run.
+        faults: Function that is called after the runs and returns the faults to mark in the picture, with the bits that
+            each changed (None: not counted).
 
     Raises:
         UsageError: runs that should be the same differ (names the first operation), or the tracer was not entered.
@@ -95,13 +95,13 @@ def trace_step(
     """The spread of faults through one training step.
 
     Args:
-        step: Runs one step, whatever it does: forward and backward passes, updates. It must give the same
-            when it is run again from the same parameters, buffers, gradients, optimizer state,
-            ``stateful_objects`` and random generators; a step that takes its batch from an iterator does not.
+        step: Function that runs one step: forward and backward passes, updates. Its result must be the same when it is
+            run again from the same parameters, buffers, gradients, optimizer state, ``stateful_objects`` and random
+            generators; a step that takes its batch from an iterator does not.
         faults: See `Step`.
-        stateful_objects: Schedulers, scalers: what has a ``state_dict``.
+        stateful_objects: Schedulers, scalers and other objects with a ``state_dict``.
 
-    State is put back before every run, and after the last one. Raises as `trace` and `Step` do.
+    State is restored before every run, and after the last one. Raises the same errors as `trace` and `Step`.
     """
     state, applied_faults = HeldTraining(model, optimizers, stateful_objects), list[AppliedFault]()
 
@@ -133,7 +133,8 @@ def trace_batch(
 ) -> FaultTrace:
     """The spread of a trial's faults through the evaluation of one batch.
 
-    The model is restored afterwards. Raises as `trace` does, and ``InjectionError`` for a fault that is not there.
+    The model is restored afterwards. Raises the same errors as `trace`, and ``InjectionError`` for a fault that did not
+    land.
     """
     acting, missed = acting_in(batch, faults), list[str]()
     engine.check_and_prepare(acting)
@@ -202,7 +203,7 @@ def _place(site: SiteName, fault: Fault, rows: Sequence[TraceRow]) -> int | None
         if (row.name, _ADDRESSED.get(row.phase, row.phase)) == (site.name, phase)
         and (phase == "update" or row.micro_step == step)
     ]
-    if phase == "bwd":  # the last that the node runs; what autograd adds up behind it also goes by its name
+    if phase == "bwd":  # the last output of the node; sums by autograd after it have the same name
         rows_of_node = [i for i in mine if not rows[i].kernel.startswith("add.")] or mine
         return rows_of_node[-1] if rows_of_node else None
     exact = [i for i in mine if rows[i].output == output]

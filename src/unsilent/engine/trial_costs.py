@@ -1,8 +1,8 @@
 """Measured costs of trials with shortcuts and in plain runs, by class of site, for choosing between them.
 
-A class is one site (or so many sites at once) in one batch. Where the shortcut turned out dearer (trials that raise early, a
-first layer of a tiny model), the plain run is taken from then on. What a plain run costs is measured among the trials: warm
-caches make it cheaper than it was at set-up. Rows are the same either way.
+A class is one site (or a number of sites at once) in one batch. If the shortcut turns out more expensive (trials that
+raise early, a first layer of a tiny model), the plain run is used from then on. The cost of a plain run is measured
+among the trials, because warm caches make it cheaper than at set-up. Results are the same either way.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from unsilent.faults import Fault
 
 ENOUGH = 3
-"""Trials of a class before its costs are believed."""
+"""Number of trials of a class after which its costs are used."""
 NEAR, CLOSE = 0.5, 0.8
-"""Shares of a plain run from which on a shortcut is compared with plain runs among the trials: of its batch, of its own class."""
+"""Relative costs of a shortcut above which it is compared with plain runs: of its batch, and of its own class."""
 COMPARED = 5
-"""Number of trials by both ways that are compared."""
+"""Number of plain runs that are measured for a comparison."""
 PLAIN_ABOVE = 0.95
-"""A shortcut that saves less is left: so few runs tell no smaller difference, and never to lose is more than to gain a little."""
+"""Relative cost of a shortcut above which the plain run is used; so few runs cannot show a smaller difference."""
 RETRY_AFTER = 64
-"""Trials of a class after which the other way is tried once more; then after twice as many, and so on."""
+"""Number of trials of a class after which the other way is tried again; then after twice as many, and so on."""
 MEMORY = 64
-"""Trials after which half of what is known is forgotten."""
+"""Number of trials after which the weight of old measurements is halved."""
 
 Class = tuple[str, int]
 
@@ -54,7 +54,7 @@ class MeasuredCost:
 class SiteClassCosts:
     """Costs of one class of sites.
 
-    ``fallback_cost``: plain runs after the tape could not be followed to its end.
+    ``fallback_cost``: cost of plain runs after the tape could not be followed to its end.
     """
 
     tape_cost: MeasuredCost = field(default_factory=MeasuredCost)
@@ -66,7 +66,7 @@ class SiteClassCosts:
 class TrialCosts:
     """Costs of trials by class of site.
 
-    ``initial_plain_seconds``: seconds of a plain run of each batch, until some were made among the trials.
+    ``initial_plain_seconds``: seconds of a plain run of each batch, until some were measured among the trials.
     """
 
     def __init__(self, initial_plain_seconds: Sequence[float] = ()) -> None:
@@ -77,10 +77,10 @@ class TrialCosts:
     def add(self, key: Class, seconds: float, plain: float | None = None) -> None:
         """Add a trial by the shortcut.
 
-        ``plain``: seconds of the plain run that had to follow, which are part of ``seconds``.
+        ``plain``: seconds of the plain run that had to follow; ``seconds`` includes them.
         """
         known = self.costs.get(key)
-        if known is None:  # the first of its kind finds cold caches, and is no measure
+        if known is None:  # the first trial of a class has cold caches and is not counted
             self.costs[key] = SiteClassCosts()
             return
         known.tape_cost.add(seconds)
@@ -105,7 +105,7 @@ class TrialCosts:
         plain = self.initial_plain_seconds[key[1]] if batch is None else batch.mean
         if known.plain.trials >= COMPARED:
             plain = known.plain.mean
-        # A failing run may be over early, by an error.
+        # A failing run may end early with an error.
         failing = min(1.0, known.fallback_cost.trials / known.tape_cost.trials)
         expected = failing * known.fallback_cost.mean + (1 - failing) * plain
         return known.tape_cost.mean / expected if expected > 0 else 0.0

@@ -1,8 +1,8 @@
 """The expected cost of a trial, from counted work instead of measured time.
 
-It is the same on every machine and with every engine. The work of an evaluation is the multiplications and additions
-of its matrix products and convolutions, and the bytes that operations write. Only the ratio of the seconds matters,
-and to within a factor of two.
+The cost is the same on every machine and with every engine. The work of an evaluation consists of the multiplications
+and additions of its matrix products and convolutions, and of the bytes that operations write. Only the ratio of the
+seconds matters, to within a factor of two.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class DeviceSpeed(NamedTuple):
     """The assumed speed of a kind of device.
 
     Attributes:
-        flops, bytes_written: Per second.
+        flops, bytes_written: Floating-point operations and written bytes per second.
         trial: Seconds to draw a fault, inject it, run the operations that read it, judge, undo and store.
-        operation: Seconds of an operation in a trial: a call from Python takes longer, but is shared by many trials.
+        operation: Seconds of an operation in a trial; a call from Python takes longer, but many trials share it.
     """
 
     flops: float
@@ -32,9 +32,9 @@ class DeviceSpeed(NamedTuple):
 
 
 SPEEDS = {"cpu": DeviceSpeed(1.5e11, 1e10, 3e-4, 1e-6), "cuda": DeviceSpeed(1e13, 1e12, 1e-3, 1e-5)}
-"""Speeds of one core of a server, as measured on five models; of a CUDA device assumed, not measured."""
+"""Speeds by kind of device: of one core of a server, measured on five models; of a CUDA device, assumed."""
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
-"""Operations that multiply matrices: which of their arguments these are."""
+"""Operations that multiply matrices, with the indices of the arguments that are matrices."""
 
 
 class WorkCounter(DispatchMode):

@@ -18,7 +18,7 @@ class ValidationSample(NamedTuple):
     """One trial on one batch, with the trials that were evaluated together with it.
 
     ``group_faults``: the faults of all these trials; those of the trial itself are at ``group_index``.
-    ``group_samples``: the samples that counted of each; None for all.
+    ``group_samples``: the samples that counted in each trial; None for all.
     """
 
     batch: int
@@ -35,7 +35,7 @@ class ValidationSample(NamedTuple):
 class ValidationSamples:
     """One random trial of each kind for each batch, drawn uniformly.
 
-    Kinds: whether the output changed, and whether the trial ran alone.
+    The kind of a trial is whether the output changed, and whether the trial ran alone.
     """
 
     def __init__(self) -> None:

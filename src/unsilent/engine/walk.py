@@ -1,8 +1,8 @@
 """One pass along a tape for one trial or several, which runs the affected operations until no value differs.
 
-What differs from golden is held in two forms: whole values, by trial, and `Rows`, the corrupted samples of a value for all
-trials together. An operation that cannot run on rows gets the whole value. A trial whose real run may take another way
-than the tape ends as `Diverged`; the others go on.
+Values that differ from golden are held in two forms: whole values, by trial, and `CorruptedRows`, the corrupted samples
+of a value for all trials together. An operation that cannot run on rows gets the whole value. A trial whose real run
+may take another path than the tape ends as `Diverged`; the others go on.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
     from unsilent.engine.tape_replay import Replayer
 
 LONGEST_GAP = 16
-"""Operations between two looks at whether a fault has died out, on a device."""
+"""Largest number of operations between two comparisons with golden, on a device."""
 
 
 @dataclass
 class TrialEntry:
     """The values and operations on a tape at which the faults of a trial take effect.
 
-    ``corrupted``: operations that read corrupted memory of the model; ``offsets``: at which bytes of its storage, by value.
-    ``dirty``: values that differ from the beginning, private to the trial. ``value_faults``: faults on a value, from an
-    operation on. ``operand_faults``: faults on what one operation reads: which of its tensors, and the fault.
+    ``corrupted``: operations that read corrupted memory of the model. ``offsets``: positions of the corrupted bytes in
+    the storage, by value. ``dirty``: values that differ from the beginning, private to the trial. ``value_faults``:
+    faults in a value, which act from an operation on. ``operand_faults``: faults in operands of one operation: the
+    index of the tensor, and the fault.
     """
 
     corrupted: set[int] = field(default_factory=set)
@@ -67,7 +68,7 @@ class Walk:
         self._rows: dict[int, CorruptedRows] = {}
         self._lost: dict[int, Diverged] = {}
         self._gap, self._wait = 1, 1
-        self._entering = sorted(  # the next one last, those of one place in the order that they were given in
+        self._entering = sorted(  # the next fault is last; faults of one place are applied in the given order
             ((e.position, t, e, fault) for t, s in enumerate(starts) for e, fault in s.value_faults),
             key=lambda x: x[0],
         )[::-1]
@@ -86,7 +87,7 @@ class Walk:
     def run(self) -> list[Holders | Diverged]:
         """For each trial, the output values that may differ from golden, or the reason why it must be run plainly."""
         self._visit_all()
-        self._enter_until(len(self._tape.nodes))  # corrupted after its last reader: seen in the output, or not at all
+        self._enter_until(len(self._tape.nodes))  # faults after the last reader: only the output can show them
         for value in [v for v in self._rows if self._tape.values[v].output]:
             for trial in {t for t, _ in self._rows[value].tags}:
                 self._whole(trial, value)
@@ -108,7 +109,7 @@ class Walk:
     # -- one operation -----------------------------------------------------------------------------------------
 
     def _visit(self, node: Node) -> None:
-        if not self._rows and len(self._starts) == 1:  # nothing to pack: the usual case, kept short
+        if not self._rows and len(self._starts) == 1:  # nothing to pack: a short path for the usual case
             dirty = self._full[0]
             if not self._lost and (node.index in self._forced or any(v in dirty for v in node.values)):
                 results = self._run_alone(node, 0)
@@ -144,7 +145,7 @@ class Walk:
                 changed = replayer.blockwise(node, dirty, start.offsets)
                 return replayer.step(node, dirty) if changed is None else changed
             faults = start.operand_faults.get(node.index, ())
-            for k, fault in faults:  # memory that the operation writes is corrupted itself
+            for k, fault in faults:  # written memory is corrupted in place
                 if k in node.written:
                     self._corrupt_whole(trial, FaultEntryPoint(node.index, node.reads[k]), fault)
             return replayer.step(node, dirty, [(k, f) for k, f in faults if k not in node.written])
@@ -169,7 +170,7 @@ class Walk:
     def _looks(self) -> bool:
         """Whether to compare with golden now.
 
-        Each comparison waits for a device, so comparisons there become rarer while they find differences.
+        Each comparison waits for a device, so comparisons on a device become rarer while they find differences.
         """
         if self._tape.device.type == "cpu":
             return True
@@ -181,7 +182,7 @@ class Walk:
 
     def _take_rows(self, results: Mapping[int, CorruptedRows], node: Node) -> None:
         live = {v: rows for v, rows in results.items() if not self._spent(v, node.index)}
-        frontier = not self._rows  # nothing else that is packed is alive
+        frontier = not self._rows  # no other packed value is alive
         for value, rows in live.items():
             if frontier and len(live) == 1:
                 rows = self._differing(value, rows)
@@ -311,7 +312,7 @@ class Walk:
     def _shrink(self, trial: int, value: int, holder: Tensor) -> bool:
         """Convert a whole value to its differing samples if that is useful, and return whether it was done.
 
-        Useful if other trials can share calls, or if few samples differ.
+        The conversion is useful if other trials can share calls, or if few samples differ.
         """
         plan = self._plan
         if plan is None or not plan.carries(value) or not self._replayer.at_hand(value):

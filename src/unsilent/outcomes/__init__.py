@@ -12,7 +12,7 @@ from unsilent.outcomes.base import JudgeVerdict as JudgeVerdict
 from unsilent.outcomes.base import Outcome as Outcome
 
 NUMERIC = "tolerance:rtol=0.001,atol=0.00001"
-"""Judge of outputs that are no decision."""
+"""Judge of outputs that are not a decision."""
 
 
 def judge(what: Judge | str | Callable[[Any, Any, Any], Any]) -> Judge:
@@ -23,7 +23,7 @@ def judge(what: Judge | str | Callable[[Any, Any, Any], Any]) -> Judge:
         return build_named("judge", what, ALL_JUDGES)
     if not callable(what) or isinstance(what, type):
         raise UsageError(f"expected a judge, the name of a judge or a function, found {what!r}")
-    return Function(what) if hasattr(what, "__qualname__") else what  # an object's own repr names it
+    return Function(what) if hasattr(what, "__qualname__") else what  # the repr of an object shows its name
 
 
 def judges_samples_apart(what: Judge) -> bool:

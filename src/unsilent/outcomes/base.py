@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 LOG_LIKELIHOOD = "log-likelihood per token"
-"""The name of a score in nats of which reports show the ratio of perplexities as well."""
+"""Name of a score in nats; reports show the ratio of perplexities for it as well."""
 
 
 class Outcome(IntEnum):
@@ -30,7 +30,7 @@ class Outcome(IntEnum):
     SDC = 2
     """Decision differs and every value is finite: silent data corruption."""
     NONFINITE = 3
-    """NaN or infinity in this sample's output where golden had none: detectable."""
+    """NaN or infinity in this sample's output, but not in the golden output: detectable."""
     EXCEPTION = 4
     """The run raised: detectable."""
     CRASH = 5

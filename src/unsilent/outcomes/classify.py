@@ -1,6 +1,6 @@
 """Classification of two outputs by a judge: one outcome per sample (see `Outcome`).
 
-Order of precedence: bit-identical -> masked; a non-finite value in that sample where golden has none -> due, whatever the
+Order of precedence: bit-identical -> masked; a non-finite value in that sample, but not in golden -> due, whatever the
 decision; judged incorrect -> sdc; else benign.
 """
 
@@ -24,7 +24,8 @@ from unsilent.outcomes.tensors import leaves, samples_that_differ, samples_with_
 class BatchOutcome(NamedTuple):
     """Outcomes of a batch: ``codes`` uint8[n], one `Outcome` per sample; ``severity`` float64[n], 0 if masked.
 
-    ``scores``: of a workload with a score, those of the faulty output, float64[n]; NaN or None where they do not matter.
+    ``scores``: if the workload has a score, the scores of the faulty output, float64[n]; NaN or None if they do not
+    matter.
     """
 
     codes: NDArray[np.uint8]
@@ -69,7 +70,7 @@ def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -
     else:
         changed, nonfinite = (flags.cpu().numpy() for flags in changed_and_nonfinite(golden, faulty, samples))
     judged = changed & ~nonfinite
-    if not judged.any():  # nothing left to judge, and a judge need not cope with NaN
+    if not judged.any():  # nothing left to judge, and a judge need not handle NaN
         return outcome_of_samples(changed, nonfinite, None)
     same_shapes = [t.shape for t in leaves(golden)] == [t.shape for t in leaves(faulty)]
     try:
@@ -80,7 +81,7 @@ def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -
     except Exception:
         if same_shapes:
             raise
-        return same_outcome_for_all(Outcome.SDC, samples)  # an answer of another shape is another answer
+        return same_outcome_for_all(Outcome.SDC, samples)  # an answer with another shape is a different answer
     if len(verdict.incorrect) != samples:
         return same_outcome_for_all(Outcome.SDC, samples)
     return outcome_of_samples(changed, nonfinite, JudgeVerdict(verdict.incorrect[judged], verdict.severity[judged]))
@@ -91,7 +92,7 @@ def outcome_of_samples(
 ) -> BatchOutcome:
     """The batch outcome from masks of changed samples and of samples with new NaN or infinity, bool[n] both.
 
-    ``verdict``: on those that changed and are finite, in order; None where there are none.
+    ``verdict``: the verdict on the samples that changed and are finite, in order; None if there are no such samples.
     """
     codes, severity = np.zeros(len(changed), np.uint8), np.zeros(len(changed))
     if verdict is not None:
@@ -117,7 +118,8 @@ def changed_and_nonfinite(
 ) -> tuple[Tensor, Tensor]:
     """Masks of the samples that changed, and of those with new NaN or infinity, bool[samples] both.
 
-    ``wait=False``: everything stays on the device of the outputs, which must be one, and nothing waits for it.
+    ``wait=False``: everything stays on the device of the outputs, and the CPU does not wait for it. All outputs must be
+    on one device.
     """
     golden, faulty = list(leaves(golden_output)), list(leaves(faulty_output))
     place = faulty[0].device if faulty and not wait else torch.device("cpu")

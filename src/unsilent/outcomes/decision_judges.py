@@ -1,9 +1,10 @@
 """Judges that compare a model's decision for each sample (a class, a few tokens) with the fault-free decision.
 
-The few numbers that such a judge needs of an output, its *decision rows*, are found where the output is, on a GPU without waiting
-for it. They are compared on the CPU in numpy, for any number of trials at once. NaN never raises: it compares as different.
+The few numbers that such a judge needs from an output, its *decision rows*, are computed on the device of the output,
+on a GPU without waiting for it. They are compared on the CPU in numpy, for any number of trials at once. NaN never
+raises: it compares as different.
 
-Their answers can also be compared with the labels of a workload: `right_answers`.
+`right_answers` compares their answers with the labels of a workload.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
 
 def doubles(tensor: Tensor) -> Doubles:
     """The values of a tensor as numpy float64 on the CPU."""
-    with np.errstate(invalid="ignore"):  # a signalling NaN, as flips make
+    with np.errstate(invalid="ignore"):  # bit flips can make a signalling NaN
         return array_of(tensor).astype(np.float64, copy=False)
 
 
@@ -65,7 +66,7 @@ class DecisionJudge:
     """Base of the judges that compare decision rows; a subclass selects the rows and compares them."""
 
     DIMENSIONS: ClassVar[int] = 1
-    """Least number of dimensions of an output."""
+    """Smallest number of dimensions of an output."""
 
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
         """The verdict on a faulty output, as defined by `Judge`."""
@@ -123,7 +124,7 @@ class Top1(DecisionJudge):
     def compare(self, golden: NDArray[Any], faulty: NDArray[Any]) -> JudgeVerdict:
         golden, faulty = (scores.astype(np.float64, copy=False) for scores in (golden, faulty))  # whole numbers, bool
         rows, choice = np.arange(len(golden)), golden.argmax(1)
-        with np.errstate(all="ignore"):  # NaN and infinity are what faults make; they come out as infinite severity
+        with np.errstate(all="ignore"):  # faults make NaN and infinity, which get infinite severity
             before, after = (np.exp(x - x.max(1, keepdims=True)) for x in (golden, faulty))
             fall = before[rows, choice] / before.sum(1) - after[rows, choice] / after.sum(1)
         return make_verdict(choice != faulty.argmax(1), fall)
@@ -138,7 +139,7 @@ class TopK(DecisionJudge):
 
     Severity: share of the golden set that was lost. Output: [n, classes].
 
-    Of classes with equal scores the first ones count.
+    If classes have equal scores, the first ones count.
     """
 
     k: int = 5
@@ -251,9 +252,9 @@ class Segmentation(DecisionJudge):
 
     Severity: 1 - intersection over union of the golden and the faulty map.
 
-    Output: class scores [n, classes, height, width], or whole-number labels [n, height, width]. A map is taken as the set of its
-    pairs (pixel, label), without pairs of the label ``background``; an answer is incorrect if the intersection over union of the
-    two sets is below ``iou``. With ``iou=1`` a single pixel makes it incorrect.
+    Output: class scores [n, classes, height, width], or whole-number labels [n, height, width]. A map is the set of its
+    pairs (pixel, label), without the pairs whose label is ``background``. An answer is incorrect if the intersection
+    over union of the two sets is below ``iou``. With ``iou=1`` a single pixel makes it incorrect.
     """
 
     iou: float = 0.95
@@ -284,8 +285,8 @@ class Segmentation(DecisionJudge):
 def right_answers(judge: Judge, output: Any, labels: Any, samples: int) -> NDArray[np.bool_] | None:
     """Mask of the samples whose decision agrees with the label, bool[samples].
 
-    None where there are no labels, or the judge decides nothing that a label could say. Raises ``UsageError`` for labels that are
-    not one whole number a sample.
+    None if there are no labels, or if the judge makes no decision that can be compared with a label. Raises
+    ``UsageError`` if the labels are not one whole number per sample.
     """
     if labels is None or not isinstance(judge, DecisionJudge):
         return None

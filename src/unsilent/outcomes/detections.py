@@ -26,11 +26,10 @@ class DetectionSet:
 
     Severity: share of golden and faulty detections without a partner.
 
-    Output: a dict with ``boxes`` [n, k, 4] (left, top, right, bottom), ``scores`` [n, k] and ``labels`` [n, k], padded with
-    scores below ``score``; or a list with one such dict per image, without the first dimension, as detectors of torchvision
-    return.
-    Detections count from ``score`` on. Two are the same object if they have the same label and an intersection over union of
-    ``iou`` or more.
+    Output: a dict with ``boxes`` [n, k, 4] (left, top, right, bottom), ``scores`` [n, k] and ``labels`` [n, k], padded
+    with entries whose score is below ``score``; or a list with one such dict per image, without the first dimension, as
+    the detectors of torchvision return it. Only detections with a score of at least ``score`` count. Two are the same
+    object if they have the same label and an intersection over union of ``iou`` or more.
     """
 
     iou: float = 0.5
@@ -103,7 +102,7 @@ def _entries(output: Any) -> Sequence[Any]:
 def box_overlap(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
     """Intersection over union [j, k] of boxes [j, 4] and [k, 4] (left, top, right, bottom); 1 for equal boxes."""
     a, b = first[:, None], second[None]
-    with np.errstate(all="ignore"):  # infinite boxes give NaN, which is no overlap
+    with np.errstate(all="ignore"):  # infinite boxes give NaN, which counts as no overlap
         both = np.clip(np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]), 0, None).prod(-1)
         area = (a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1)
         return np.asarray(np.where((a == b).all(-1), 1.0, both / (area - both)))

@@ -37,7 +37,7 @@ def to_verdict(judge: Judge, answer: Any) -> JudgeVerdict:
 
     Args:
         answer: ``incorrect`` or the pair ``(incorrect, severity)``: tensors of any dtype and device, arrays,
-            lists or numbers, one value a sample.
+            lists or numbers, one value per sample.
 
     Raises ``UsageError`` for anything else.
     """

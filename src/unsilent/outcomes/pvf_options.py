@@ -16,7 +16,7 @@ class PvfAnalysisOptions:
     """Options for the analysis of stored trials; one store can be analysed with any of them.
 
     Attributes:
-        unit: None: what is usual for the campaign.
+        unit: ``sample`` or ``batch``; None for the default of the campaign.
     """
 
     unit: Annotated[str | None, Option(

@@ -1,8 +1,8 @@
 """Task metrics of single samples, such as the intersection over union of an image, and their loss by a fault.
 
-Rule for outputs without an answer: a sample that ends as due, or whose faulty score is not finite or cannot be computed, has the
-lowest score. This is the rule of accuracy, where a right answer that ends as due is lost. A sample whose output is bit-identical
-loses nothing.
+Rule for outputs without an answer: a sample has the lowest score if it ends as due, or if its faulty score is not
+finite or cannot be computed. Accuracy has the same rule: a right answer that ends as due is lost. A sample whose output
+is bit-identical loses nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class Score:
     """A task metric: how a workload scores the samples of an output.
 
     Attributes:
-        name: Of the metric, for readers.
-        function: ``score(output, batch)`` -> a number for each sample, which depends on that sample alone; higher is better.
-        lowest, highest: The scores that there can be.
-        batches: What ``function`` gets as its second argument, by batch; None: what the model gets.
+        name: Name of the metric, for readers.
+        function: ``score(output, batch)`` -> a number for each sample that depends on that sample alone; higher is
+            better.
+        lowest, highest: Lowest and highest possible score.
+        batches: Second argument of ``function`` for each batch; None for the input of the model.
     """
 
     name: str
@@ -74,10 +75,10 @@ def lost_score(codes: NDArray[np.uint8], faulty: Doubles, golden: Doubles, lowes
     """Mean difference of golden and faulty score over evaluated samples; NaN if none was evaluated.
 
     Args:
-        codes: One `Outcome` a sample, uint8[n].
-        faulty: Scores, float64[n]; of samples that end as benign or sdc alone they matter.
-        golden: Scores, float64[n].
-        lowest, highest: Faulty scores beyond these count as these, and those that are not finite as the lowest.
+        codes: One `Outcome` per sample, uint8[n].
+        faulty: Scores of the faulty outputs, float64[n]; only those of samples that end as benign or sdc matter.
+        golden: Scores of the golden outputs, float64[n].
+        lowest, highest: Faulty scores are limited to this range; those that are not finite count as the lowest.
     """
     evaluated = codes != Outcome.SPARED
     if not evaluated.any():

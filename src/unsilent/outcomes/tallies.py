@@ -17,7 +17,7 @@ from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.interim import confidence_at
 
 AT_ONCE = 2**24
-"""Outcomes that are counted in one go."""
+"""Number of outcomes that are counted in one go."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PvfEstimator(PvfAnalysisOptions):
     def estimate(self, sample: StratifiedTrials) -> Interval:
         """The PVF over strata, weighted by their shares of the sampling law.
 
-        Of a campaign that may stop at any of its looks the interval holds over all of them.
+        If a campaign may stop at any of its looks, the confidence of the interval holds over all looks together.
         """
         strata, look = sample.strata, sample.look_number
         total = sum(s.share for s in strata)
@@ -55,10 +55,11 @@ class PvfEstimator(PvfAnalysisOptions):
 class StratifiedTrials:
     """The trials behind one row of a result.
 
-    ``look_number``: the interim look at which they count, None if the campaign has no looks.
+    ``look_number``: number of the interim look, or None if the campaign has no looks.
 
-    ``exhaustive_of``: says what they are all of, so that nothing is estimated; empty where they are not all.
-    ``not_run_counts``: by stratum, faults of a list that were not run yet; empty where trials are drawn.
+    ``exhaustive_of``: name of the complete set that the trials cover, so that nothing is estimated; empty if they are a
+    sample.
+    ``not_run_counts``: for each stratum, number of listed faults that were not run yet; empty if trials are drawn.
     """
 
     strata: tuple[StratumTally, ...]
@@ -129,7 +130,8 @@ class Tally:
         A batch ends as the worst of its samples (due over sdc over benign over masked).
 
         Args:
-            counted: For each sample 1 where an incorrect outcome counts, else 0: it is taken as benign then. Empty: all count.
+            counted: For each sample, 1 if an incorrect outcome counts and 0 if it is taken as benign. Empty if all
+                count.
         """
         if counted:
             trials = [_without_uncounted(codes, counted) for codes in trials]
@@ -150,7 +152,7 @@ class Tally:
 class ScoreTally(Tally):
     """A tally that averages the lost score of each trial, as a share of the score's range.
 
-    ``shares``: float64[m], of the trials that evaluated a sample.
+    ``shares``: float64[m], one for each trial that evaluated a sample.
     """
 
     shares: NDArray[np.float64]

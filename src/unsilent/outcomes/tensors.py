@@ -33,7 +33,7 @@ def leaves(output: Any) -> Iterator[Tensor]:
 def array_of(value: Any) -> NDArray[Any]:
     """A tensor, array, list or number as a numpy array on the CPU; types unknown to numpy become float64.
 
-    What has no such form becomes an array of objects.
+    A value without such a form becomes an array of objects.
     """
     if isinstance(value, Tensor):
         value = value.detach().cpu()
@@ -70,7 +70,7 @@ def samples_that_differ(golden: Tensor, faulty: Tensor, samples: int) -> Tensor:
 
     A tensor without a sample dimension counts for all samples.
 
-    The result is on the device of the tensors, and nothing waits for it.
+    The result is on the device of the tensors, and the CPU does not wait for it.
     """
     if golden.shape != faulty.shape or golden.dtype != faulty.dtype:
         return torch.ones(samples, dtype=torch.bool, device=faulty.device)
@@ -80,12 +80,12 @@ def samples_that_differ(golden: Tensor, faulty: Tensor, samples: int) -> Tensor:
 def samples_with_nonfinite(tensor: Tensor, samples: int, wait: bool = True) -> Tensor:
     """Mask of the samples with NaN or infinity, bool[samples], on the tensor's device.
 
-    ``wait``: look at one number first, which says it of nearly all; on a GPU this waits for it.
+    ``wait``: check one sum first, which is enough for nearly all tensors; the CPU then waits for a GPU.
     """
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return torch.zeros(samples, dtype=torch.bool, device=tensor.device)
     tensor = float8_as_float32(tensor)
-    if wait and torch.isfinite(tensor.sum()):  # NaN and infinity stay in any sum they enter
+    if wait and torch.isfinite(tensor.sum()):  # the sum is NaN or infinite if a value is
         return torch.zeros(samples, dtype=torch.bool, device=tensor.device)
     return _any_of_sample(~torch.isfinite(tensor), samples)
 

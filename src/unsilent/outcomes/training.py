@@ -1,21 +1,21 @@
 """Outcome class of a faulty training run compared with its fault-free twin, by adjustable thresholds.
 
-| class | what it is |
+| class | meaning |
 |---|---|
 | `masked-bitwise` | the final state has the bits of the golden one |
-| `masked-benign` | bits differ, nothing else that counts does |
+| `masked-benign` | bits differ, but nothing that matters |
 | `immediate-nan` | the loss is not finite in the step of the fault |
-| `short-term-nan` | it becomes so within a few steps |
+| `short-term-nan` | the loss is not finite within a few steps |
 | `sharp-degrade` | the training metric drops at once and is low at the end |
-| `slow-degrade` | it declines over more steps than that, or ends in values that are not finite later |
-| `sharp-slow-degrade` | it drops at once, declines further, and is low at the end |
-| `low-test` | the training metric is as it should be, held-out accuracy is low |
+| `slow-degrade` | the training metric declines over more steps, or the loss is not finite later |
+| `sharp-slow-degrade` | the training metric drops at once, declines further, and is low at the end |
+| `low-test` | the training metric is normal, held-out accuracy is low |
 | `improved` | held-out accuracy is better, beyond noise |
 | `crashed` | the process crashed, raised or hung |
 
-Names and the 2 % of *masked* are those of the artifact of He et al. (ISCA 2023, DOI 10.1145/3579371.3589105): its README
-tells masked, immediate and slow degrade; the others are names of its files, whose definitions are not published. Thresholds
-without a published value are ours. Pure: arrays in, a word out.
+Names and the 2 % of *masked* are those of the artifact of He et al. (ISCA 2023, DOI 10.1145/3579371.3589105): its
+README distinguishes masked, immediate and slow degrade; the other names are those of its files, whose definitions are
+not published. Thresholds without a published value are ours.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ class Thresholds:
     """Thresholds of the outcome classes; shares are fractions of 1, so 0.02 is two points of accuracy.
 
     Attributes:
-        short_term: Steps after that of the fault within which a loss that is not finite counts as short-term
-            (ours).
-        window: Steps over which the training metric is averaged (ours).
-        sharp_within: Steps after that of the fault in which a drop is sharp, and drop: the share of golden's
-            metric that it takes (ours; the artifact's slow sample loses 18 % in the first step after the
-            fault, 44 % by the second, 67 % by the fourth).
-        gap: Gap of the training metric, averaged over the last ``end`` steps, that is low (the artifact's README:
-            masked is within about 2 %).
-        end: Steps (ours).
-        test_gap: Gap of held-out accuracy that is low (ours, as ``gap``).
+        short_term: Number of steps after the step of the fault within which a loss that is not finite counts as
+            short-term (ours).
+        window: Number of steps over which the training metric is averaged (ours).
+        sharp_within: Number of steps after the step of the fault within which a drop counts as sharp (ours).
+        drop: Share of golden's metric that a sharp drop exceeds (ours; the artifact's slow sample loses 18 % in the first
+            step after the fault, 44 % by the second, 67 % by the fourth).
+        gap: Gap of the training metric, averaged over the last ``end`` steps, from which it counts as low (the
+            artifact's README: masked is within about 2 %).
+        end: Number of steps at the end over which ``gap`` is averaged (ours).
+        test_gap: Gap of held-out accuracy from which it counts as low (ours, the same as ``gap``).
     """
 
     short_term: int = 10
@@ -110,9 +110,9 @@ class TrainingCurves:
     """Metric and losses of a training run from the step of the fault to its end.
 
     Attributes:
-        metric: float64[n], the training metric of each step from that of the fault on, more is better;
-            shorter than the golden one where the run ended early.
-        losses: float64[n].
+        metric: float64[n], the training metric of each step from the step of the fault on, higher is better; shorter
+            than the golden one if the run ended early.
+        losses: float64[n], the loss of each step.
         test_accuracy: Held-out accuracy at the end.
         same_bits: Whether the final state has the bits of the golden twin's.
     """
@@ -134,8 +134,8 @@ def classify_training(
     """The outcome class of one faulty training run.
 
     Args:
-        beyond_noise: Whether the run differs from golden by more than fault-free runs do; without that no
-            difference at the end is harm or improvement.
+        beyond_noise: Whether the run differs from golden by more than fault-free runs do. If not, no difference at the
+            end counts as harm or improvement.
 
     >>> flat = TrainingCurves(np.full(100, 0.9), np.full(100, 0.3), 0.9)
     >>> low = TrainingCurves(np.r_[0.9, np.full(99, 0.2)], np.full(100, 2.0), 0.2)
@@ -163,7 +163,7 @@ def classify_training(
         return TrainingOutcome.MASKED_BENIGN
     if test < -t.test_gap:
         return TrainingOutcome.IMPROVED
-    after = length - 1  # the faulty step itself, and a few batches, say nothing of how the training goes on
+    after = length - 1  # the faulty step itself, and a few batches, do not show how the training goes on
     if training_metric and after >= t.window and not float(below[-min(t.end, after) :].mean()) <= t.gap:
         return _degrade(below, golden.metric[:length], t)
     return TrainingOutcome.MASKED_BENIGN if test <= t.test_gap else TrainingOutcome.LOW_TEST

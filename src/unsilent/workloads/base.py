@@ -1,7 +1,7 @@
 """Inference workloads: a trained model, its evaluation batches, and the rule for when its answer changed.
 
-`InferenceWorkload` is the protocol; `Workload` the plain implementation that a model and an iterable of batches are
-enough for. The output of ``run`` may be a tensor or any nesting of tuples, lists and dicts of tensors whose first
+`InferenceWorkload` is the protocol. `Workload` is the plain implementation, which needs only a model and an iterable of
+batches. The output of ``run`` may be a tensor or any nesting of tuples, lists and dicts of tensors whose first
 dimension is the sample.
 """
 
@@ -20,7 +20,7 @@ from unsilent.outcomes.scores import SCORE_RANGE, Score
 from unsilent.workloads.batch_samples import count_samples
 
 UNNAMED = "custom"
-"""Name of a workload or a training of the user's that was given none."""
+"""Name of a workload or a training of the user without a name of its own."""
 
 
 @runtime_checkable
@@ -54,10 +54,10 @@ class InferenceWorkload(Protocol):
 
 
 CALIBRATION, TEST, SHIFTED = CLEAN_PARTS = ("calibration", "test", "shifted")
-"""Clean samples that a detector is calibrated with, those that its false alarms are counted on, and unusual but correct ones."""
+"""Parts of the clean samples: for calibrating a detector, for counting its false alarms, and unusual correct ones."""
 
 CleanSource = Callable[[str, int], Iterable[Any]] | Mapping[str, Iterable[Any]]
-"""Where a `Workload` gets its clean inputs from."""
+"""The source of the clean inputs of a `Workload`."""
 
 
 @runtime_checkable
@@ -68,11 +68,11 @@ class CalibratedWorkload(InferenceWorkload, Protocol):
         """Batches of clean inputs for one of the parts `CLEAN_PARTS`, in the form of `batches`.
 
         The originals of a part are used neither in the training, nor in `batches`, nor in another part. Every call
-        returns the same values; altered copies of one original are in one batch.
+        returns the same values. All altered copies of one original are in the same batch.
 
         Args:
             part: One of `CLEAN_PARTS`.
-            samples: Wanted; fewer come where there are not as many.
+            samples: Requested number of samples; fewer are returned if there are not enough.
         """
         ...
 
@@ -108,7 +108,7 @@ def labels_of(workload: InferenceWorkload) -> Sequence[Any] | None:
 def score_of(workload: InferenceWorkload) -> Score | None:
     """The score of a workload, or None if it has no method ``score(output, batch)``.
 
-    ``score_name`` and ``score_range`` are read if they are there. Raises ``UsageError`` for a range that is none.
+    ``score_name`` and ``score_range`` are read if they exist. Raises ``UsageError`` for an invalid range.
     """
     function = getattr(workload, "score", None)
     if not callable(function):
@@ -128,27 +128,32 @@ class Workload:
     Args:
         model: A trained module in eval mode, or a function returning one (called once).
         batches: Model inputs: a tensor, a dict (keyword arguments) or a tuple (positional arguments) per
-            batch. ``labelled=True`` takes the last item of each tuple as its labels, for a data loader that yields
+            batch. ``labelled=True`` takes the last item of each tuple as the labels, for a data loader that yields
             ``(inputs, labels)``.
-        labels: The right answers of each batch, in the order of ``batches``, for what compares answers with them.
-        score: ``score(output, batch)`` -> a number for each sample, the higher the better, which depends on that sample alone.
-            Campaigns report how much of it a fault costs. ``batch`` is as it was given, with its labels where ``labelled=True``.
-        score_name: Name of the score for readers, like "IoU".
-        score_range: The lowest and the highest score that there can be. An output without an answer has the lowest.
-        show: ``show(batch) -> text`` of a batch of one sample, for readers; default: its values, or a picture.
+        labels: The right answers for each batch, in the order of ``batches``, for reports that compare answers with
+            them.
+        score: ``score(output, batch)`` -> a number for each sample that depends on that sample alone; higher is better.
+            Campaigns report how much of the score is lost by faults. ``batch`` is the given batch, with its labels if
+            ``labelled=True``.
+        score_name: Name of the score for readers, for example "IoU".
+        score_range: The lowest and the highest possible score. An output without an answer has the lowest score.
+        show: ``show(batch)`` -> a text for readers that describes a batch of one sample; default: its values, or a
+            picture.
         judge: A judge object or the text of one (``"top1"``, ``"threshold:at=0.5"``); see
             ``unsilent.outcomes``.
         components: Name -> a glob over parameter names or a list of them; the first match owns a parameter.
             Default: the top-level children of the model.
-        run: ``run(model, batch) -> output``; default one call of the model.
-        input_range: Least and largest valid number of an input, or tensors of them that broadcast to an input, for attacks.
+        run: ``run(model, batch) -> output``; default: one call of the model.
+        input_range: Smallest and largest valid value of an input, for attacks: numbers, or tensors that broadcast to an
+            input.
         info: JSON values for the report.
         clean: Clean inputs for detectors, besides ``batches``: a dict from part (see `CLEAN_PARTS`) to an iterable of
-            batches, or a function ``clean(part, samples) -> batches``. See `CalibratedWorkload.clean_batches`. Where samples are
-            copies of fewer originals, an object that also has a method of `clean_originals`.
+            batches, or a function ``clean(part, samples) -> batches``. See `CalibratedWorkload.clean_batches`. If
+            several samples are copies of one original, a callable object with a method ``originals_of_samples``; see
+            `clean_originals`.
     """
 
-    score: Callable[[Any, Any], Any] | None = None  # of the class, so that subclasses may define it as a method
+    score: Callable[[Any, Any], Any] | None = None  # a class attribute, so that subclasses may define a method
     score_name: str = "score"
     score_range: tuple[float, float] = SCORE_RANGE
 
@@ -204,7 +209,7 @@ class Workload:
             )
         self._clean = clean
         self._clean_parts: dict[str, list[Any]] = {}
-        # Batches are read when they are first needed, as an iterable may take long or be of no use for a command.
+        # Batches are read when they are first needed, because this may take long and some commands do not need them.
         self._batches: list[Any] | None = None
         self._whole_batches: list[Any] | None = None
 
@@ -272,8 +277,8 @@ class Workload:
     def clean_originals(self, part: str, samples: int) -> Sequence[Sequence[int]]:
         """Numbers of the originals of the samples in each batch of `clean_batches`.
 
-        Samples with the same number are not independent. From the method ``originals_of_samples(part, samples)`` of
-        ``clean``; without it, each sample is an original of its own.
+        Samples with the same number are not independent. The numbers come from the method ``originals_of_samples(part,
+        samples)`` of ``clean``; without it, each sample is an original of its own.
 
         Raises:
             UsageError: the workload has no clean inputs of that part.

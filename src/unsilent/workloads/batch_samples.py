@@ -5,9 +5,10 @@
 - A list of tensors with one dtype and one number of dimensions has one sample per tensor, like images of different sizes, and a
   list of dicts has one per dict. Any other list holds inputs of one call, like ``[images, labels]`` of a data loader.
 
-The outermost list of a batch of `unsilent.workloads.base.call_model` holds inputs, as it is called with them (`as_inputs`).
+The outermost list of a batch of `unsilent.workloads.base.call_model` holds the inputs of the call (`as_inputs`).
 
-Tensors that are alike do not show whether they are samples or inputs, so the answer of the model has to agree (`check_samples`).
+Tensors of equal form may be samples or inputs, so the number of samples is checked with the model's output
+(`check_samples`).
 """
 
 from __future__ import annotations

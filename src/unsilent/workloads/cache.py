@@ -27,7 +27,7 @@ from unsilent.workloads.model_fitting import Goal, isolated_training
 
 _TEMPORARY = ".unsilent-"
 _LEFT_SECONDS = 3600.0
-"""Age from which a temporary file is one that a killed process has left."""
+"""Age in seconds from which a temporary file is taken as left by a killed process."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TrainedWeightsRecipe:
 
     workload: str
     version: int
-    """Raised whenever the model or its training changes."""
+    """Version number, raised whenever the model or its training changes."""
     options: Mapping[str, Any]
     """Options (JSON values) that the training depends on."""
     data: str
@@ -67,14 +67,14 @@ def load_or_train(
     *,
     seed: int,
 ) -> tuple[nn.Module, float]:
-    """The trained model in eval mode and its score, from the cache if it is there.
+    """The trained model in eval mode and its score, from the cache if it is stored there.
 
     Otherwise the model is trained now and stored in the cache.
 
     Args:
-        build: Makes the model with fresh weights.
-        train: Trains it in place and returns its score on held-out data.
-        goal: The score it must reach.
+        build: Function that makes the model with fresh weights.
+        train: Function that trains the model in place and returns its score on held-out data.
+        goal: The score that the model must reach.
         seed: Seed of the fresh weights.
 
     Raises:

@@ -1,9 +1,10 @@
 """`chargpt` and `llama-chars`: small language models trained on the help texts of Python; see `help_texts`.
 
 `CharGpt` is a decoder-only transformer after Radford et al. (2019): causal scaled dot-product attention, pre-norm, learned
-positions, and an output head tied to the token embedding. The other is Touvron et al., "LLaMA: Open and Efficient Foundation
-Language Models" (arXiv 2302.13971), as ``LlamaForCausalLM`` of transformers implements it: RMSNorm, rotary positions, SwiGLU,
-grouped-query attention, no biases. It is built from its configuration; nothing is downloaded.
+positions, and an output head tied to the token embedding. The other model follows Touvron et al., "LLaMA: Open and
+Efficient Foundation Language Models" (arXiv 2302.13971), as ``LlamaForCausalLM`` of transformers implements it:
+RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases. It is built from its configuration; nothing is
+downloaded.
 
 Invariant: a later token never changes the output at an earlier position.
 """
@@ -96,8 +97,8 @@ class CharacterModel(FittedModel):
     """The specification of one character-model workload, with a model of token ids int64 [n, 64].
 
     Attributes:
-        score: Function of the model, held-out contexts and the characters that follow, whose value ``goal`` is about.
-        scores_of: Output of the model -> scores of the next character [n, 64, 97].
+        score: Function of the model, held-out contexts and the characters that follow; its value must reach ``goal``.
+        scores_of: Function from the output of the model to the scores of the next character [n, 64, 97].
     """
 
     score: Callable[[nn.Module, Tensor, Tensor], float]
@@ -186,7 +187,7 @@ def character_model(*, name: str, eval: int = 32, seed: int = 0, progress: Progr
 def _fit(name: str, spec: CharacterModel, model: nn.Module, seed: int, progress: Progress) -> None:
     """Train a character model in place; its input is token ids int64 [n, 64]."""
     text, offsets = load_help_texts().train, torch.arange(CONTEXT + 1)
-    # One "epoch" over a seeded choice of starting points: the text holds far more than are needed.
+    # One "epoch" over a seeded choice of starting points: the text has far more of them than are needed.
     starts = torch.randperm(len(text) - CONTEXT, generator=torch.Generator().manual_seed(seed))
 
     def sample(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,10 +2,10 @@
 
 Architecture: He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), section 4.2, with parameter-free
 shortcuts (option A: every other pixel, new channels zero). Parameter names as in the widely shared weights of
-akamaster/pytorch_resnet_cifar10, whose files (keys prefixed ``module.`` inside ``state_dict``) load as they are; inputs
-are normalised with the ImageNet mean and deviation these were trained with.
+akamaster/pytorch_resnet_cifar10, whose files (keys prefixed ``module.`` inside ``state_dict``) load unchanged. Inputs
+are normalised with the ImageNet mean and deviation that these weights were trained with.
 
-Invariant: weights that do not fit the images are refused, for a campaign on a model that guesses measures nothing.
+Invariant: weights that do not fit the images are refused, because a campaign on a model that guesses measures nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _stage(c_in: int, c_out: int, blocks: int, stride: int) -> nn.Sequential:
     )
 
 
-# Long because of what it checks of files of the user's own before anything is measured with them.
+# Long because it checks the user's files before anything is measured with them.
 def cifar_resnet(
     *,
     depth: int,
@@ -104,12 +104,11 @@ def cifar_resnet(
     The answer of the model is the most likely class.
 
     Args:
-        weights: ``.safetensors``, or a file of ``torch.save`` holding a state dict (also under
-            ``state_dict``).
+        weights: ``.safetensors``, or a file of ``torch.save`` with a state dict (also under the key ``state_dict``).
         data: ``.npz`` with ``images`` uint8 [n, 32, 32, 3] and ``labels`` [n].
-        eval: Number of images in the batches, drawn once over the whole file.
+        eval: Number of images in all batches, drawn once from the whole file.
         batch: Images per batch.
-        min_accuracy: Accuracy on all images below which the weights are refused; default 3 times chance.
+        min_accuracy: Accuracy on all images below which the weights are refused; default: 3 times chance.
 
     Raises:
         UsageError: a file cannot be read or does not fit, or the accuracy is too low.
@@ -121,7 +120,7 @@ def cifar_resnet(
     images, labels = read_images(data, classes)
     check_option_range(name, "eval", eval, len(images), f"images in {data}")
     check_option_range(name, "batch", batch, len(images), f"images in {data}")
-    # Building a model draws weights: the caller's random generators stay as they are.
+    # Building a model draws random weights, so the caller's random generators are restored.
     with isolated_training(0):
         model = CifarResNet(depth, classes).eval()
         _fit_in(model, state, depth, weights)

@@ -1,7 +1,7 @@
 """Clean inputs of the built-in workloads for detectors: disjoint sets of originals, and altered copies of images.
 
-Invariants: an original is in one part only; copy j of an original is the same whatever else is asked for; all copies of an
-original are in one batch.
+Invariants: an original is in one part only; copy j of an original does not depend on the rest of the request; all
+copies of an original are in one batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import CALIBRATION, SHIFTED, TEST
 
 MOST_COPIES = 16
-"""More copies of one original hardly tell a detector anything new."""
+"""Largest number of copies of one original; more copies add hardly any information for a detector."""
 PARTS_IN_TURN = (CALIBRATION, TEST, CALIBRATION, TEST, SHIFTED)
 """Parts that successive originals belong to."""
 
@@ -45,10 +45,10 @@ class CleanInputs:
 
     Attributes:
         name: Name of the workload.
-        originals: ``originals(part)`` -> originals int64.
+        originals: ``originals(part)`` -> numbers of the originals, int64.
         make: ``make(part, original, copies)`` -> a tensor or a dict of tensors: the first ``copies`` copies of an original.
         batch: Samples per batch, as far as the copies of an original allow.
-        most_copies: Per original.
+        most_copies: Largest number of copies of an original.
     """
 
     name: str
@@ -103,8 +103,8 @@ class ImageAlteration:
     Each change is drawn uniformly within its limits.
 
     Attributes:
-        rotation: Degrees either way.
-        shift: Pixels either way, in both directions.
+        rotation: Largest rotation in degrees, in both directions.
+        shift: Largest shift in pixels, along both axes.
         brightness: Largest relative change of all values.
         noise: Largest standard deviation of Gaussian noise; values range from 0 to 1.
         mirrored: Whether every other copy is mirrored left to right.

@@ -1,7 +1,7 @@
 """Click data from a CSV file of the user.
 
 Invariants: nothing depends on Python's ``hash``; mean, scale and table sizes come from the training rows alone; every
-defect of the file is one line naming the row or column.
+defect of the file is reported in one line that names the row or column.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MISSING = ("", "na", "nan", "null", "none", "?")
 FEWEST_ROWS = 100
 MOST_BYTES = 2**30
 ROOM = 16
-"""Table rows per category by default: n categories then share a row in about n / 32 cases."""
+"""Default number of table rows per category; about n / 32 pairs of n categories then share a row."""
 
 
 def from_csv(
@@ -35,15 +35,15 @@ def from_csv(
 ) -> Clicks:
     """Read a CSV file with a header line (delimiter ``,``, ``;`` or tab) as click data.
 
-    Columns whose every given value is a number are dense (standardised; missing values become the mean), all others
-    categorical: hashed (xxhash) into a table with about ``room`` rows per category, but at most ``rows``. More room means
-    fewer collisions and more rows that are never looked up, which lowers the vulnerability of a table as a whole.
+    Columns in which every given value is a number are dense (standardised; missing values become the mean). All others
+    are categorical: hashed (xxhash) into a table with about ``room`` rows per category, but at most ``rows``. More room
+    means fewer collisions and more rows that are never looked up, which lowers the vulnerability of a table as a whole.
 
     Args:
-        target: Column to predict; default one named y, label, click or target (any case), else the last.
-        positive: Target value that counts as 1; default yes, true, 1 and the like, else the rarer value.
+        target: Column to predict; default: the column named y, label, click or target (any case), else the last column.
+        positive: Target value that counts as 1; default: yes, true, 1 and similar values, else the rarer value.
         drop: Columns to leave out.
-        rows, room: Size of the tables.
+        rows, room: Limits of the table size: at most ``rows`` rows, and about ``room`` rows per category.
 
     Raises:
         UsageError: the file cannot be read or decoded, is not rectangular, lacks the columns, or its target has not

@@ -2,7 +2,8 @@
 
 The synthetic set has Criteo's schema (13 dense features, 26 categorical ones) and Zipf-distributed categories. Its
 labels come from a random teacher with a dense part, a sparse part and products of categories, so that there is
-something to learn: with labels independent of the features every small deviation would flip a decision, or none.
+something to learn. If the labels were independent of the features, every small deviation would flip a decision, or none
+would.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Clicks:
     """Click data in shuffled order, of which the last fifth is held out.
 
     ``dense`` float32 [n, d], ``sparse`` int64 [n, k] with ``sparse[:, i] < tables[i]``, ``labels`` float32 [n] of
-    0 and 1. ``hash`` names the content.
+    0 and 1. ``hash`` identifies the content.
     """
 
     dense: Tensor
@@ -38,7 +39,7 @@ class Clicks:
     description: str
     hash: str
     by_popularity: tuple[NDArray[np.int64], ...] = ()
-    """Synthetic: the categories of each table, most popular first."""
+    """Categories of each table, most popular first; only for synthetic data."""
 
     @property
     def training_row_count(self) -> int:
@@ -59,7 +60,7 @@ def synthetic_clicks(rows: int = 80_000) -> Clicks:
     logit = dense @ rng.normal(0, 0.3, DENSE) + 0.5 * dense[:, 0] * dense[:, 1]
     hidden, by_popularity = [], []
     for i, size in enumerate(tables):
-        # Popular categories get arbitrary indices, as hashing would give them.
+        # Popular categories get arbitrary indices, as with hashing.
         by_popularity.append(rng.permutation(size))
         sparse[:, i] = by_popularity[i][_popularity_ranks(rng, size, rows, POPULARITY)]
         hidden.append(rng.standard_normal((size, 2))[sparse[:, i]])
@@ -81,7 +82,7 @@ def more_synthetic_requests(
     Returns dense [rows, 13] and sparse [rows, 26].
 
     Args:
-        popularity: Exponent of Zipf's law; smaller: rare categories are less rare.
+        popularity: Exponent of Zipf's law; with a smaller exponent, rare categories are less rare.
         spread: Standard deviation of the dense features.
     """
     rng, data = np.random.default_rng(seed), synthetic_clicks()
@@ -106,7 +107,7 @@ def clicks(
 ) -> Clicks:
     """Click data from arrays that are already shuffled.
 
-    ``source`` is the hash of the data that the arrays were made from; empty if they are their own source.
+    ``source`` is the hash of the data that the arrays were made from; empty if the arrays themselves are hashed.
     """
     source = source or digest_of_parts(dense.tobytes(), sparse.tobytes(), labels.tobytes())
     dense_t, sparse_t, labels_t = (torch.from_numpy(np.ascontiguousarray(part)) for part in (dense, sparse, labels))

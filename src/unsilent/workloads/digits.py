@@ -3,9 +3,9 @@
 Source of the data: the 1,797 8x8 images that ship with scikit-learn (UCI "Optical Recognition of Handwritten Digits", test part).
 Invariant: the split into training and held-out images depends on nothing but the data.
 
-`DigitsCnn` is the quickest workload there is: convolution, batch norm, ReLU and residual blocks as in He et al. (CVPR 2016),
-scaled down to 8x8 images. `DigitsVit` has patches, class token, pre-norm blocks with scaled dot-product attention and GELU MLPs,
-after Dosovitskiy et al. (ICLR 2021), in 2x2 patches. The other two are in `inverted_residuals`.
+`DigitsCnn` is the quickest workload: convolution, batch norm, ReLU and residual blocks as in He et al. (CVPR 2016),
+scaled down to 8x8 images. `DigitsVit` has patches, class token, pre-norm blocks with scaled dot-product attention and
+GELU MLPs, after Dosovitskiy et al. (ICLR 2021), with 2x2 patches. The other two are in `inverted_residuals`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from unsilent.workloads.model_fitting import (
 
 DESCRIPTION = "scikit-learn digits (UCI handwritten digits, 8x8 grey), 1,347 training and 450 held-out images"
 LEVELS = 16
-"""Steps of grey between black and white."""
+"""Number of steps of grey between black and white."""
 CLEAN = ImageAlteration(rotation=5, shift=0.25, brightness=0.05, noise=0.02)
 UNUSUAL = ImageAlteration(rotation=12, shift=0.6, brightness=0.2, noise=0.08)
 CITATION = "Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998"

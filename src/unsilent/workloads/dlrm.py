@@ -1,13 +1,13 @@
 """`dlrm`: click prediction with embedding tables and MLPs, the model of the PVF paper's first case study.
 
-Trained on teacher-labelled synthetic clicks, or on a CSV file. The answer to a request is "click" when the predicted
-probability reaches ``threshold``. The synthetic labels are balanced and it is 0.5. With rare positives a fixed 0.5
-would answer "no" nearly always, whatever the model says, and faults would seem harmless; so for a CSV it defaults to
-the share of positives among the training rows. Both are stated in ``info``.
+Trained on teacher-labelled synthetic clicks, or on a CSV file. The answer to a request is "click" if the predicted
+probability reaches ``threshold``. For the synthetic data, whose labels are balanced, the default is 0.5. For a CSV the
+default is the share of positives among the training rows: with rare positives and a threshold of 0.5, nearly every
+answer would be "no" and faults would seem harmless. Both are stated in ``info``.
 
 Architecture and module names of `Dlrm` (``bot_l``, ``emb_l``, ``top_l``) after Naumov et al., "Deep Learning Recommendation Model
 for Personalization and Recommendation Systems", arXiv 1906.00091; own code.
-Invariant: the sigmoid comes once, after the last layer of the top MLP.
+Invariant: the sigmoid is applied once, after the last layer of the top MLP.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def embedding_table(rows: int) -> nn.EmbeddingBag:
 def interact(dense: Tensor, embedded: Sequence[Tensor]) -> Tensor:
     """The interaction of dense features [n, m] with k embeddings [n, m] each: [n, m + k(k+1)/2].
 
-    All dot products between two different ones of the k + 1 vectors (strict lower triangle), after the dense vector.
+    The dense vector, followed by the dot products of all pairs of the k + 1 vectors (strict lower triangle).
     """
     vectors = torch.stack([dense, *embedded], 1)
     products = torch.bmm(vectors, vectors.transpose(1, 2))
@@ -94,7 +94,7 @@ class Dlrm(nn.Module):
         return out
 
 
-# The unusual requests have dense features that are half as far again from their mean. Synthetic ones ask for rare
+# The dense features of unusual requests are 1.5 times as far from their mean. Synthetic unusual requests contain rare
 # categories more often; those of a CSV combine categories of different rows.
 
 BATCH = 512
@@ -146,14 +146,14 @@ VERSION = 1
 GOAL = Goal("AUC", 0.78)
 OWN_DATA_GOAL = Goal("AUC", 0.55, "the columns hardly predict the target; check target= and drop=", UsageError)
 SCHEDULE = Schedule(epochs=1, batch=256, rate=0.005, decay=0.0)
-"""One pass, as is usual for DLRM: at the second the rows of rare categories are learnt by heart."""
+"""One pass over the data, as is usual for DLRM: a second pass would overfit the rows of rare categories."""
 FEWEST_STEPS = 400
-"""A smaller set is passed over until about so many steps are made."""
+"""Approximate minimum number of steps; a smaller data set is passed over several times."""
 MOST_ROWS = 10_000
 CITATION = "Naumov et al., Deep Learning Recommendation Model, arXiv 1906.00091"
 
 
-# Long because of the options of a CSV, which are checked together, and of what ``info`` says.
+# Long because the options of a CSV are checked together, and because of the entries of ``info``.
 def dlrm(
     *,
     eval: int | None = None,  # noqa: A002 - option name
@@ -172,11 +172,11 @@ def dlrm(
     The inputs are ``dense`` float32 [eval, d] and ``sparse`` int64 [eval, k].
 
     Args:
-        eval: Default 512, or all held-out rows of a smaller set.
-        threshold: Click probability from which the answer is yes, strictly between 0 and 1 (default: see the
-            module).
+        eval: Number of held-out rows; default: 512, or all if there are fewer.
+        threshold: Click probability from which the answer is yes, strictly between 0 and 1; for the default see the
+            module.
         target, positive, drop, rows, room: How to read ``data``; see `click_csv.from_csv`.
-        data: CSV file of the user's own.
+        data: CSV file of the user.
     """
     if data is None and (target or positive or drop or (rows, room) != (MOST_ROWS, ROOM)):
         raise UsageError(

@@ -1,9 +1,10 @@
 """``FILE.pt2``: a program written by ``torch.export.save``, with inputs from the user.
 
-Such a file is code, as a user's Python file is: torch compiles what it says, and unpickles parts of it. It is loaded where the
-user names it, and never because a store does. Inputs are only ever read as data.
+Such a file is code, like a user's Python file: torch compiles its content, and unpickles parts of it. It is loaded only
+if the user names it, and never because a store names it. Inputs are only read as data.
 
-Invariant: the program runs as it was exported. Names, sizes and types that are fixed in it are checked, not bent.
+Invariant: the program runs as it was exported. Inputs are checked against the names, sizes and types that are fixed in
+it, and never adapted.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def exported(*, program: str, data: str | None = None) -> Workload:
     The judge follows from the shape of the output.
 
     Args:
-        program: File of ``torch.export.save``.
-        data: File of ``torch.save`` or safetensors; default ``inputs.pt`` next to it.
+        program: File written by ``torch.export.save``.
+        data: File written by ``torch.save`` or safetensors file; default: ``inputs.pt`` next to the program.
 
     Raises:
-        UsageError: the program cannot be loaded or was exported in training mode; inputs are not there or do not fit.
+        UsageError: the program cannot be loaded or was exported in training mode; inputs are missing or do not fit.
     """
     ref, path = program, Path(program).expanduser()
     inputs = Path(data).expanduser() if data else path.with_name(INPUTS)
@@ -89,7 +90,7 @@ def _load(ref: str, path: Path) -> tuple[Program, ProgramInputs]:
             loaded = torch.export.load(file)
             module = Program(loaded)
             return module, ProgramInputs(loaded, module)
-    except Exception as error:  # a damaged file, or one of another version, can raise anything
+    except Exception as error:  # a damaged file, or a file of another version, can raise any exception
         text = first_line(error)
         why = "" if "warnings above" in text else f" ({text})"
         raise UsageError(

@@ -1,7 +1,7 @@
 """Inputs for an exported program, read from the user's file and checked against the program.
 
-A program is fixed: names, nesting and types of its inputs, and all sizes that were not exported as dynamic. Every batch is held
-against that before the first one runs, and what does not fit is said in the words of the file.
+A program fixes the names, nesting and types of its inputs, and all sizes that were not exported as dynamic. Every batch
+is checked against these before the first batch runs. Errors use the names in the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unsilent.workloads.program import Program, code_of
 from unsilent.workloads.saved_files import read_saved
 
 MOST = 2**40
-"""Sizes from here on count as unlimited."""
+"""Sizes of at least this value count as unlimited."""
 FORMS = (
     "a tensor or a dict of inputs by name (one batch), or a list of batches: tensors, tuples of all inputs, or dicts"
 )
@@ -32,8 +32,8 @@ class ProgramInputs:
     """The inputs that a program takes: their names, nesting, and example values from the export.
 
     Args:
-        exported: The program as it was loaded.
-        program: The module that was made of it.
+        exported: The loaded program.
+        program: The module that was made from the loaded program.
     """
 
     def __init__(self, exported: ExportedProgram, program: Program) -> None:
@@ -49,7 +49,7 @@ class ProgramInputs:
         self._fixed = {k: v for k, v in starts.items() if not isinstance(v, (Tensor, torch.SymInt, torch.SymFloat))}
 
     def read(self, path: Path) -> list[dict[str, Any]]:
-        """The batches of a file, each as inputs by name.
+        """The batches of a file, each a dict of inputs by name.
 
         Raises ``UsageError`` for a batch that does not fit the program.
         """

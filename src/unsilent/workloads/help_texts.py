@@ -3,8 +3,8 @@
 They are the topics of ``pydoc_data.topics``, so nothing is downloaded. They differ between Python versions; their hash is part of
 the cache key.
 
-Invariants: no held-out paragraph occurs in the training text; unknown characters share one token. Clean inputs for detectors come
-from held-out paragraphs that are not evaluated; the unusual ones are Python code.
+Invariants: no held-out paragraph occurs in the training text; unknown characters share one token. Clean inputs for
+detectors come from held-out paragraphs that are not evaluated; unusual clean inputs are Python code.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from unsilent.workloads.cache import digest_of_parts
 from unsilent.workloads.clean_inputs import CleanInputs
 
 CONTEXT = 64
-"""Characters that a model sees at once."""
+"""Number of characters in the context of a model."""
 DESCRIPTION = "help topics of this Python version (pydoc_data.topics), every tenth paragraph held out"
 CITATION = "Python Software Foundation, The Python Language Reference (PSF licence)"
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
-"""Known characters; all others are token ``len(ALPHABET)``. Fixed, so that the model's shape is, too."""
+"""Known characters; all others are token ``len(ALPHABET)``. The alphabet is fixed, so that the shape of the model is
+fixed too.
+"""
 
 
 class Text(NamedTuple):
@@ -45,8 +47,8 @@ class Text(NamedTuple):
 def load_help_texts() -> Text:
     """The help texts as token ids.
 
-    They are read once per process and must not be written to. Topics quote each other, so paragraphs are taken once
-    each; every tenth is held out.
+    They are read once per process and must not be written to. Topics quote each other, so each paragraph is taken once;
+    every tenth is held out.
     """
     from pydoc_data.topics import topics
 
@@ -65,7 +67,9 @@ def encode(characters: str) -> Tensor:
 
 
 BLOCK = 2 * CONTEXT
-"""Characters of an original of `clean_contexts`; its copies are contexts that begin at different places in it."""
+"""Number of characters in an original of `clean_contexts`; its copies are contexts that begin at different places in
+it.
+"""
 
 
 @cache
@@ -110,8 +114,8 @@ def _contexts_of_block(text: Tensor, block: int) -> Tensor:
 def _new_blocks(text: Tensor, evaluated: Tensor) -> Tensor:
     """Numbers int64 of the blocks in which all contexts are new.
 
-    A new context is neither evaluated, nor in an earlier block, nor in the training text. Lines of tables and of
-    blanks occur several times.
+    A new context is neither evaluated, nor in an earlier block, nor in the training text. This matters because lines of
+    tables and of blanks occur several times.
     """
     training = _as_bytes(load_help_texts().train)
     seen, result = {_as_bytes(context) for context in evaluated}, []

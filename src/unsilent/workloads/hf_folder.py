@@ -2,11 +2,11 @@
 
 Nothing is downloaded and no code from the folder runs: local files only, no remote code, safetensors weights only.
 The model class is the first of the config's ``architectures``. Inputs come from a ``.npz`` whose arrays are named like
-the arguments of the model's ``forward``; without one they are synthetic and ``info`` says so: text from the Python
-reference if the folder has a tokenizer, else seeded random token ids or pixels. One evaluation is one call of the model, or,
-with ``generate``, greedy generation with a key/value cache.
+the arguments of the model's ``forward``. Without such a file they are synthetic, and ``info`` says so: text from the
+Python reference if the folder has a tokenizer, else seeded random token ids or pixels. One evaluation is one call of
+the model, or, with ``generate``, greedy generation with a key/value cache.
 
-Invariant: weights that the folder does not hold are an error; a randomly completed model measures nothing.
+Invariant: it is an error if the folder lacks weights, because measurements of a randomly completed model mean nothing.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def hf_folder(
     The judge follows from its architecture.
 
     Args:
-        folder: Holds ``config.json`` and ``*.safetensors``.
+        folder: Folder with ``config.json`` and ``*.safetensors``.
         eval: Number of synthetic samples.
-        batch: Samples per batch; 0 for all in one.
-        length: Tokens per synthetic sample, cut to what the model takes.
+        batch: Samples per batch; 0 for all samples in one batch.
+        length: Tokens per synthetic sample, limited to the largest length that the model takes.
         seed: Seed of synthetic inputs.
-        generate: New tokens that are generated greedily for each sample; default: one call of the model.
-        data: ``.npz`` of inputs.
+        generate: Number of new tokens that are generated greedily for each sample; default: one call of the model.
+        data: ``.npz`` file of inputs.
 
     Raises:
-        UsageError: transformers is not installed, or folder, options or data do not fit; the model cannot generate.
+        UsageError: transformers is not installed; folder, options or data do not fit; or the model cannot generate.
     """
     ref = f"hf:{folder}"
     check_option_range(ref, "eval", eval, 100_000, "samples")
@@ -67,7 +67,7 @@ def hf_folder(
             length = prepare(ref, model, generate, length)
             evaluate = partial(run_generate, tokens=generate)
         inputs = from_npz(ref, model, data) if data else synthetic_inputs(ref, model, folder, eval, length, seed)
-        if generate is not None and not data:  # it begins with the model's own first token
+        if generate is not None and not data:  # the output begins with the model's own first token
             inputs = Inputs({k: v for k, v in inputs.arrays.items() if k != "decoder_input_ids"}, inputs.description)
         samples = len(next(iter(inputs.arrays.values())))
         check_option_range(ref, "batch", batch or samples, samples, "samples in all")
@@ -128,11 +128,11 @@ def quiet(ref: str) -> Iterator[None]:
 
 def _model(ref: str, folder: Path) -> Any:
     """The model of a folder, with all of its weights read from there."""
-    # By name, so that the types do not depend on whether the extra is installed.
+    # Imported by name, so that the types do not depend on whether the extra is installed.
     transformers: Any = importlib.import_module("transformers")
     if not (folder / "config.json").is_file():
         raise UsageError(f"workload {ref!r}: no config.json in {folder}; expected a folder written by save_pretrained")
-    for path in folder.iterdir():  # transformers chooses by name what it reads
+    for path in folder.iterdir():  # transformers chooses by name which files it reads
         if not (path.is_file() or path.is_dir()):
             raise UsageError(f"workload {ref!r}: {path} is not a regular file; remove it from the folder")
     if not any(folder.glob("*.safetensors")):
@@ -169,7 +169,7 @@ def _model(ref: str, folder: Path) -> Any:
             f"workload {ref!r}: the weights of {names[0]} lack {missing[0]!r} ({len(missing)} tensors are missing); "
             "save the complete model with save_pretrained"
         )
-    model.config.use_cache = False  # one call per batch: a key-value cache would be built and thrown away
+    model.config.use_cache = False  # one call per batch: a key/value cache would be built and never used
     return model.eval()
 
 

@@ -1,7 +1,7 @@
 """Greedy generation with a transformers model, which gives the same tokens at every run.
 
-What a folder says of sampling, beams and penalties is left out of account: only the numbers of its special tokens are taken.
-A sample ends as the model ends it, with its end token; the rest of its row is padding.
+The folder's settings for sampling, beams and penalties are ignored; only the numbers of its special tokens are used. A
+sample ends with the end token of the model; the rest of its row is padding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.workloads.model_fitting import check_option_range
 
 SEQUENCES = "exact-sequence"
-"""Judge of what is generated."""
+"""Judge of generated sequences."""
 LONGEST = 100_000
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
 
@@ -24,13 +24,14 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_
 def prepare(ref: str, model: Any, tokens: int, length: int) -> int:
     """Set a model up to generate ``tokens`` tokens and return the largest allowed prompt length.
 
-    A prompt has at most ``length`` tokens. Raises ``UsageError`` when the model cannot generate, or not so many.
+    A prompt has at most ``length`` tokens. Raises ``UsageError`` if the model cannot generate, or cannot generate so
+    many tokens.
     """
     if not getattr(model, "can_generate", bool)():
         raise UsageError(
             f"workload {ref!r}: {type(model).__name__} cannot generate text; leave --with generate={tokens} out"
         )
-    shared = getattr(model.config, "is_encoder_decoder", False)  # prompt and new tokens are of two parts then
+    shared = getattr(model.config, "is_encoder_decoder", False)  # separate parts of the model take prompt and output
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     most = positions - 1 if isinstance(positions, int) else LONGEST
     check_option_range(
@@ -57,7 +58,7 @@ def run_generate(model: Any, batch: Mapping[str, Tensor], tokens: int) -> Tensor
 class _Prompt:
     """Hook of ``generate`` that measures the length of the prompt.
 
-    Some models insert a token of their own.
+    It is measured because some models insert a token of their own.
     """
 
     def __init__(self) -> None:

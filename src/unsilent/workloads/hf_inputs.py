@@ -1,4 +1,4 @@
-"""Inputs for a transformers model, from arrays of the user or synthetic.
+"""Inputs for a transformers model: arrays of the user, or synthetic inputs.
 
 Invariant: the same folder, options and seed give the same inputs in every process.
 """
@@ -20,7 +20,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.workloads.npz import read_npz
 
 TEXT = 200_000
-"""Characters of the Python reference that are tokenised."""
+"""Number of characters of the Python reference that are tokenised."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def decoded_text(folder: str, batch: Mapping[str, Tensor]) -> str:
     ids = batch["input_ids"][0].tolist()
     try:
         return str(_tokenizer(folder).decode(ids))
-    except Exception:  # there is none, or whatever a foreign tokenizer does
+    except Exception:  # there is no tokenizer, or the code of a foreign tokenizer raised
         return " ".join(map(str, ids))
 
 
@@ -119,7 +119,7 @@ def _tokenizer(folder: str) -> Any:
     """
     transformers: Any = importlib.import_module("transformers")
     where = Path(folder).expanduser().resolve()
-    # Without files of its own, AutoTokenizer may make up an empty one that knows no word.
+    # Without files of its own, AutoTokenizer may make an empty tokenizer that knows no word.
     if not any(any(where.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model")):
         return None
     return transformers.AutoTokenizer.from_pretrained(str(where), local_files_only=True, trust_remote_code=False)
@@ -128,14 +128,14 @@ def _tokenizer(folder: str) -> Any:
 def _tokenised(folder: str, samples: int, length: int, vocabulary: int) -> Any:
     """Consecutive pieces of a tokenised text, int64 [samples, length].
 
-    None without a tokenizer that fits the model.
+    None if there is no tokenizer that fits the model.
     """
     from pydoc_data.topics import topics
 
     text = "\n\n".join(topics[name] for name in sorted(topics))[:TEXT]
     try:
         ids = np.asarray(_tokenizer(folder)(text, add_special_tokens=False)["input_ids"], np.int64)
-    except Exception:  # whatever a foreign tokenizer does: random tokens do as well
+    except Exception:  # any exception of a foreign tokenizer: random tokens are used instead
         return None
     if len(ids) < samples * length or ids.max() >= vocabulary or ids.min() == ids.max():
         return None

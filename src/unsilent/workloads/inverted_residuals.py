@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 CLASSES = 10
 FEATURES = 64
-"""Channels before the last layer."""
+"""Number of channels before the last layer."""
 
 
 class Stage(NamedTuple):
@@ -28,10 +28,10 @@ class Stage(NamedTuple):
 
 
 STEM = 16
-"""Channels of the first layer."""
+"""Number of channels of the first layer."""
 STAGES = (Stage(1, 8, 1, 1), Stage(4, 16, 2, 2), Stage(4, 24, 2, 2))
 SQUEEZE = 4
-"""Input channels of a block per channel of its squeezed layer."""
+"""Number of input channels of a block per channel of its squeezed layer."""
 
 
 class SqueezeExcitation(nn.Module):
@@ -56,7 +56,7 @@ class InvertedResidual(nn.Module):
     """An inverted residual block: [n, c_in, h, w] -> [n, c_out, h/stride, w/stride].
 
     A 1x1 convolution widens it, a 3x3 one filters each channel, and another 1x1 one, without activation, narrows it again.
-    The input is added where its shape is that of the output.
+    The input is added if it has the same shape as the output.
     """
 
     def __init__(

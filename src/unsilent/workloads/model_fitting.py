@@ -1,7 +1,7 @@
 """Training of the built-in models: one short seeded loop that does not change the caller's process.
 
-Invariants: the same seed gives the same bits on the same kind of CPU; threads, global random state and gradient mode
-of the caller are as before afterwards; a reached score below the declared floor is an error, never a silently bad model.
+Invariants: the same seed gives the same bits on the same kind of CPU; threads, global random state and gradient mode of
+the caller are restored; a score below the declared floor is an error.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.workloads.base import call_model
 
 THREADS = 1
-"""Models this small train as fast on one thread, and many times faster than on several where other processes compete
-for the cores; and then the trained bits do not depend on how many cores a machine has."""
+"""Number of threads of a training. One thread is as fast as several for such small models, and many times faster if
+other processes compete for the cores. The trained bits then do not depend on the number of cores.
+"""
 
 
 class Progress(Protocol):
@@ -31,7 +32,7 @@ class Progress(Protocol):
     def __call__(self, description: str, done: float, total: float) -> None:
         """Report that ``done`` of ``total`` units are finished.
 
-        Called often, so it must return at once.
+        This is called often, so it must return at once.
         """
         ...
 
@@ -106,9 +107,9 @@ def fit(
     Args:
         sample: Maps int64 indices [batch] into the training set to ``(model input, target)``.
         count: Size of the training set.
-        loss: Scalar from model output and target.
+        loss: Function from model output and target to a scalar loss.
         seed: Seed of the order of the samples.
-        description: Description that ``progress`` is called with.
+        description: Description that is passed to ``progress``.
     """
     order = torch.Generator().manual_seed(seed)
     size = min(schedule.batch, count)
@@ -188,8 +189,8 @@ class FittedModel:
     """The specification of a built-in model that is trained on first use.
 
     Attributes:
-        version: Raised whenever the data, the model or its training change.
-        build: Makes the model with fresh weights.
+        version: Version number, raised whenever the data, the model or its training change.
+        build: Function that makes the model with fresh weights.
     """
 
     version: int

@@ -18,15 +18,15 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.plainfiles import open_plain
 
 MOST_UNPACKED, PER_BYTE = 2**30, 32
-"""Bytes that the arrays of a file may come to: the first, or so many for each byte of a larger file."""
+"""Limits of the bytes of all arrays of a file: the first number, or the second per byte of the file if that is more."""
 _NUMPY = b"\x93NUMPY"
 
 
 def read_npz(path: str, expected: str, only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
     """The arrays of a file by name, or only those named in ``only`` that the file has.
 
-    ``expected`` says in one phrase what the file should hold. Raises ``UsageError`` when it cannot be read without
-    unpickling, or says of itself that it is far larger than it is.
+    ``expected`` describes the expected content in one phrase. Raises ``UsageError`` if the file cannot be read without
+    unpickling, or if its arrays would be far larger than the file.
     """
     with open_plain(path) as file:
         if file.read(len(_NUMPY)) == _NUMPY:
@@ -39,7 +39,7 @@ def read_npz(path: str, expected: str, only: Collection[str] | None = None) -> d
                 return {name: _array(archive, info) for name, info in members.items()}
         except UsageError:
             raise
-        except Exception:  # a damaged header can raise anything
+        except Exception:  # a damaged header can raise any exception
             raise UsageError(
                 f"{path} is damaged, or is not a .npz file of plain arrays; expected a .npz with {expected}"
             ) from None

@@ -1,7 +1,7 @@
 """Side effects of user code on its process: forked children, torch's thread count, other threads.
 
-A forked child that returns from user code would go on as a second copy of the campaign, so it is ended, and its parent can find
-out (`check_no_returned_fork`). What is harmless is put back, and noted once.
+A forked child that returns from user code would go on as a second copy of the campaign. It is therefore ended, and its
+parent can find out (`check_no_returned_fork`). Harmless changes are undone, and noted once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from unsilent.basics.errors import UsageError
 
 _forked = mmap.mmap(-1, 8)
-"""Shared with children: the process whose child last returned from user code."""
+"""Memory shared with children: id of the process whose child last returned from user code."""
 _new: list[str] = []
 _all: set[str] = set()
 

@@ -1,8 +1,8 @@
 """A program of ``torch.export`` as an ordinary module with the names of the original model.
 
-What ``ExportedProgram.module()`` gives cannot be used as it stands: it refuses ``eval()``, prints to stderr when its code raises,
-holds constants outside of buffers, unties shared weights as soon as it is converted, and runs all operations in one module.
-`Program` takes over its tensors and its graph, and nothing else.
+The module from ``ExportedProgram.module()`` cannot be used unchanged: it refuses ``eval()``, prints to stderr when its
+code raises, holds constants outside of buffers, unties shared weights as soon as it is converted, and runs all
+operations in one module. `Program` uses only its tensors and its graph.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from unsilent.workloads.program_code import ProgramCode, owners
 from unsilent.workloads.program_regions import inline_regions
 
 Slots = list[tuple[dict[str, Any], str]]
-"""Where modules hold one tensor: tables of parameters or buffers, with the key."""
+"""All places of one tensor in modules: tables of parameters or buffers, each with the key."""
 
 
 class OriginalModule(nn.Module):
     """One module of the original model, with its tensors, through which its operations are called.
 
-    Every tensor is a parameter or a buffer, also constants that export lifted out of the code: they are memory of the program,
-    and move with the others then. It has no public name of its own, for a model may have a module of that name.
+    Every tensor is a parameter or a buffer. This includes constants that export lifted out of the code: they are memory
+    of the program and move with the other tensors. The class has no public attributes of its own, because a model may
+    have a module with the same name.
     """
 
     def __init__(self, source: nn.Module) -> None:
@@ -42,7 +43,7 @@ class OriginalModule(nn.Module):
                 self.add_module(name, GraphRunningModule(child))
             elif type(child) is nn.Module:
                 self.add_module(name, OriginalModule(child))
-            else:  # the checks of inputs that export makes: they are called, and no part of the model
+            else:  # the input checks that export adds: they are called, but are not a part of the model
                 vars(self)[name] = child
         for name, value in vars(source).items():
             if isinstance(value, Tensor):
@@ -84,7 +85,7 @@ class Program(GraphRunningModule):
     devices that are written into the code follow it.
 
     Args:
-        exported: Program as ``torch.export.load`` returned it.
+        exported: Program that ``torch.export.load`` returned.
     """
 
     def __init__(self, exported: ExportedProgram) -> None:

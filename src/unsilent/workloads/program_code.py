@@ -22,11 +22,11 @@ class ProgramCode:
 
     Args:
         program: The module whose tensors the graph names.
-        graph: Graph as ``ExportedProgram.module()`` gives it.
+        graph: Graph of ``ExportedProgram.module()``.
 
     Attributes:
-        function: ``function(program, *inputs)``.
-        in_spec, out_spec: How inputs and outputs nest.
+        function: The compiled code, called as ``function(program, *inputs)``.
+        in_spec, out_spec: Nesting of inputs and outputs.
     """
 
     def __init__(self, program: nn.Module, graph: fx.Graph) -> None:
@@ -97,7 +97,7 @@ def owners(graph: fx.Graph) -> list[str]:
 def _owner(node: fx.Node) -> str:
     """Path of the innermost module in which an operation was traced.
 
-    Empty for the model itself and for operations without a record of it.
+    Empty for the model itself and for operations without a recorded module.
     """
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = stack[-1][0] if stack and stack[0][0] == "" else ""

@@ -1,8 +1,8 @@
 """Regions of an exported program, which export puts into separate graphs, made ordinary code again.
 
 A block under ``torch.no_grad()`` or autocast becomes an operation that runs another graph, and so do ``torch.cond`` and
-``torch.while_loop``. Dispatch modes do not see into some of them. Nothing is computed otherwise here: the same operations run on
-the same values in the same order.
+``torch.while_loop``. Dispatch modes do not see the operations inside some of them. Results do not change: the same
+operations run on the same values in the same order.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ def plain_while_loop(
 
 CONTROL_FLOW_FUNCTIONS: dict[str, Callable[..., Any]] = {"cond": plain_cond, "while_loop": plain_while_loop}
 INPUTS_AFTER = {"wrap_with_set_grad_enabled": 2, "wrap_with_autocast": 5}
-"""Number of arguments before the inputs of an operation's graph, by operation; the last of them is the graph."""
+"""Number of arguments before the inputs of an operation's graph, by operation. The last of these arguments is the
+graph.
+"""
 
 
 def inline_regions(module: fx.GraphModule, autocast: bool = False) -> None:
     """Inline the regions that have no effect, and turn branches and loops into plain Python.
 
-    Nothing is differentiated here, so the gradient mode does not matter; autocast that is switched off does not either, unless
-    it is on around it (``autocast``).
+    Nothing is differentiated, so the gradient mode has no effect. A region that switches autocast off has no effect
+    either, unless autocast is on around it (``autocast``).
     """
     for node in list(module.graph.nodes):
         if not isinstance(node.target, HigherOrderOperator):

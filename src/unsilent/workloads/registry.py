@@ -5,9 +5,8 @@ A reference is one of
     digits-cnn                 a built-in workload (`ZOO`), trained on first use and kept in the cache
     train-resnet               a built-in training (`TRAININGS`)
     path/to/file.py:name       an object in the user's own file, or a function (or class) that makes one
-    package.module:name        the same in an importable module
-    hf:DIR                     a local transformers folder (inference)
-    path/to/model.pt2          a program of torch.export (inference)
+    package.module:name        such an object in an importable module hf:DIR                     a local transformers
+    folder (inference) path/to/model.pt2          a program of torch.export (inference)
 
 Built-in factories and the user's functions are called alike: every keyword parameter is an option (``--with
 key=value``, converted by its annotation or default), except ``data``, ``weights`` and ``progress``, which are passed
@@ -87,14 +86,14 @@ def load(
     Args:
         ref: Built-in name, ``file.py:name``, ``module:name``, ``hf:DIR`` or ``file.pt2``.
         options: ``--with`` values as texts.
-        data: Path given to a workload that takes data of the user's own.
-        weights: Path given to a workload that takes weights of the user's own.
-        progress: Told how far a training is; default nobody.
+        data: Path of the user's data, for a workload that takes data.
+        weights: Path of the user's weights, for a workload that takes weights.
+        progress: Receives the progress of a training; default: no reports.
 
     Raises:
-        UsageError: nothing is named so, an option is unknown or unreadable, data or weights are not taken or missing,
+        UsageError: the name is unknown, an option is unknown or unreadable, data or weights are not taken or missing,
             or the object is not an inference workload.
-        UserCodeError: the user's own file or function raised.
+        UserCodeError: the user's file or function raised.
     """
     _check_types(ref, options)
     arguments = {"data": data, "weights": weights, "progress": progress or _silent}
@@ -118,7 +117,7 @@ def load_training(
 ) -> TrainingWorkload:
     """The training workload that ``ref`` names.
 
-    ``ref`` is a built-in name, ``file.py:name`` or ``module:name``; the rest is as for `load`.
+    ``ref`` is a built-in name, ``file.py:name`` or ``module:name``. For the other arguments see `load`.
     """
     _check_types(ref, options)
     arguments = {"data": data, "progress": progress or _silent}
@@ -131,7 +130,7 @@ def load_training(
         check_reference_form(ref, TRAININGS)
         result = load_own(ref, options or {}, chosen, TRAINING_PARTS)
     workload = typing.cast("TrainingWorkload", _checked(ref, result, TRAINING_PARTS))
-    # One that takes no weak references or has no hash: then nobody can look up where it is from.
+    # The object takes no weak references or has no hash, so its reference cannot be looked up later.
     with contextlib.suppress(TypeError):
         _origins[workload] = Origin(ref, dict(options or {}), data)
     return workload
@@ -188,7 +187,7 @@ def load_own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], pa
     with user_code(ref):
         ready = not inspect.isclass(result) and _has(result, parts)
     if not ready and callable(result) and not _is_module(result):
-        if _returns_nothing(result):  # calling it would run a whole training before this could be said
+        if _returns_nothing(result):  # calling it would run a whole training before this error
             raise UsageError(
                 f"workload {ref!r} is a function that returns nothing; expected one that returns "
                 f"{_how_to_make(parts is TRAINING_PARTS)}; runs of a training loop as it is are compared by "
@@ -336,7 +335,7 @@ def _kind(result: Any) -> str:
 def _checked(ref: str, result: Any, parts: Sequence[str]) -> Any:
     """The result if it is a complete workload of the wanted kind.
 
-    Raises an error that says what it is otherwise.
+    Otherwise an error is raised that describes the result.
     """
     training = parts is TRAINING_PARTS
     wanted = "training" if training else "workload"

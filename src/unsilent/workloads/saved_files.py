@@ -1,6 +1,6 @@
 """Safe reading of the user's files: ``.pt``, ``.th``, ``.safetensors`` and image files.
 
-Invariant: weight files are never unpickled beyond tensors and plain containers (``weights_only=True``), arrays never at all.
+Invariant: only tensors and plain containers of weight files are unpickled (``weights_only=True``), and arrays never.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from unsilent.workloads.npz import read_npz
 
 
 def read_saved(path: str | Path, kind: str) -> Any:
-    """The object in a file of ``torch.save`` or safetensors, on the CPU.
+    """The object in a file written by ``torch.save`` or in a safetensors file, on the CPU.
 
-    ``kind`` names the content in errors, for example "weights". Raises ``UsageError`` when it cannot be read, is
-    damaged, or would have to run code.
+    ``kind`` names the content in errors, for example "weights". Raises ``UsageError`` if the file cannot be read, is
+    damaged, or cannot be loaded without running code.
     """
     from safetensors.torch import load_file
 
@@ -34,7 +34,7 @@ def read_saved(path: str | Path, kind: str) -> Any:
         _check_archive(str(path), file)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch remarks on old pickle protocols; what counts is what was loaded
+            warnings.simplefilter("ignore")  # torch warns about old pickle protocols, which does not matter here
             if where.suffix == ".safetensors":
                 return load_file(where)
             return torch.load(where, map_location="cpu", weights_only=True)
@@ -44,7 +44,7 @@ def read_saved(path: str | Path, kind: str) -> Any:
         raise UsageError(
             f"{path} is damaged or holds more than tensors; it is not loaded because loading it could run code"
         ) from None
-    except Exception as error:  # a damaged pickle can raise anything
+    except Exception as error:  # a damaged pickle can raise any exception
         raise UsageError(f"{path} is not a valid {kind} file: {first_line(error)}") from None
 
 
@@ -71,7 +71,7 @@ def _check_archive(path: str, file: BinaryIO) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             packed = [info for info in archive.infolist() if info.compress_type or info.compress_size != info.file_size]
-    except Exception:  # no archive, or a damaged one: torch says what is wrong with it
+    except Exception:  # not an archive, or a damaged one: torch reports the error
         return
     if packed:
         raise UsageError(f"{path} holds compressed parts, which torch.save never writes; save it again with torch.save")

@@ -1,7 +1,7 @@
 """The list of built-in workloads for inference and training, with their options.
 
-Invariant: importing this module imports neither torch nor numpy, so that listing is instant; the factories live in
-modules that are imported when they are asked for.
+Invariant: importing this module imports neither torch nor numpy, so that listing is instant. The modules of the
+factories are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class WorkloadEntry:
     """``module:function``, imported on use."""
     description: str
     options: Mapping[str, str]
-    """Option -> what it does, with its default."""
+    """Description of each option by its name, with its default."""
     data: Need = "no"
     weights: Need = "no"
     fixed_options: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments this entry fixes."""
+    """Arguments that this entry fixes."""
 
 
 _SEED = {"seed": "training seed (0)"}

@@ -1,9 +1,10 @@
 """One faulty training run, from the golden state before its fault until its result is known.
 
-A run ends early where its state has the golden bits again: every later step is golden's. It ends where a loss is not finite: what
-class that is does not depend on what follows, and the published runs stop there; with a loss scaler, which leaves such updates
-out, where parameters are not finite either. With a band it also ends when nothing has been
-out of the fault-free band for so many steps, neither its loss nor what it is worth on held-out samples: a guess, and said.
+A run ends early if its state has the golden bits again, because every later step is then the same as the golden one. It
+ends if a loss is not finite: its class does not depend on later steps, and the published runs stop there. With a loss
+scaler, which skips such updates, it ends only if parameters are not finite either. With a band, it also ends if its
+loss has been inside the fault-free band for a number of steps, and its score on held-out samples is inside too. The
+result is then a guess, and is marked as such.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from unsilent.workloads.trainings.base import Evaluation, TrainingState
 
 MeasureState = Callable[[TrainingState], NDArray[np.float64]]
 AROUND = 2
-"""Golden evaluations before and after one, whose range tells what is usual there."""
+"""Number of golden evaluations before and after a step whose range is taken as usual."""
 
 
 class EndReason(StrEnum):
@@ -54,13 +55,13 @@ class Forked:
 
     Attributes:
         step: Step of the fault.
-        ending: Curves from that step on; where the run has golden bits again, golden's values follow.
-        steps_run: Steps that were run from the fault on.
-        reason: Why no more.
-        measurements: float64[n, k], what was asked after the first of these steps.
+        ending: Curves from that step on; after the run has golden bits again, they have golden's values.
+        steps_run: Number of steps that were run from the fault on.
+        reason: Reason why the run ended.
+        measurements: float64[n, k], results of ``measure_state`` after the first n of these steps.
         applied_faults: Faults as they were applied.
-        reference_max: The largest magnitude in what was corrupted, before.
-        evaluation: Evaluation of the state that it ended in; None where nobody looked.
+        reference_max: The largest magnitude in the corrupted tensors before the corruption.
+        evaluation: Evaluation of the final state; None if it was not evaluated.
     """
 
     step: int
@@ -80,10 +81,10 @@ class FaultFreeBand:
     A faulty run that stays inside for long enough is ended.
 
     Attributes:
-        loss_tolerance: float64[steps], widest difference of the mean loss of the last ``window`` steps.
-        held_out_tolerance: Tolerance for the score on held-out samples, beyond the range of golden's
-            evaluations around.
-        steps_inside: Steps inside before a run is given up.
+        loss_tolerance: float64[steps], largest difference of the mean loss over the last ``window`` steps.
+        held_out_tolerance: Tolerance for the score on held-out samples, beyond the range of golden's neighbouring
+            evaluations.
+        steps_inside: Number of steps inside the band after which a run is ended.
     """
 
     loss_tolerance: NDArray[np.float64]
@@ -125,7 +126,8 @@ class ForkEngine:
 
     Args:
         measure_state: Function that is called after the first ``measured_steps`` steps of a fork (None: all).
-        band: See `FaultFreeBand`; golden must have been looked at on the way (``look``).
+        band: See `FaultFreeBand`; for a tolerance of the held-out score, golden must have interim evaluations
+            (``look``).
     """
 
     def __init__(
@@ -143,9 +145,9 @@ class ForkEngine:
     ) -> Forked:
         """Inject faults in one step and continue the training.
 
-        ``moment``: the moment in the step at which memory is corrupted; see `Step`. ``lasts``: steps in which the same
-        faults act, from this one on; None: all until the end. Raises ``UsageError`` for a fault that does not fit the
-        step, ``InjectionError`` for one that does not land.
+        ``moment``: the moment in the step at which memory is corrupted; see `Step`. ``lasts``: number of steps in which
+        the same faults act, from this step on; None: all steps until the end. Raises ``UsageError`` for a fault that
+        does not fit the step, ``InjectionError`` for one that does not land.
         """
         golden, state = self.golden, self.golden.state_before_step(step)
         inside = None if self._band is None else _Inside(golden, self._band, step)
@@ -225,7 +227,7 @@ class _Inside:
 
     def __init__(self, golden: GoldenTraining, band: FaultFreeBand, step: int) -> None:
         self._golden, self._band, self._count = golden, band, 0
-        self._off = [0.0] * step  # differences of the loss; those before the fault are none
+        self._off = [0.0] * step  # differences of the loss, which are 0 before the fault
         self._worth = {at: held_out_score(result) for at, result in golden.interim_evaluations.items()}
 
     def long_enough(self, state: TrainingState, now: int, loss: float) -> bool:

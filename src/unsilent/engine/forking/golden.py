@@ -31,24 +31,24 @@ class GoldenTraining:
     """Runs the training once without faults and keeps its records and snapshots.
 
     Args:
-        steps: Steps of the run; None: all.
-        memory: Bytes that snapshots may take together; they are spread evenly.
-        watch: Function that is called after every step for what is to be remembered of it, float64[k].
-        evaluation_interval: Evaluate after every so many steps, too.
-        progress: Called with steps done and of all.
+        steps: Number of steps of the run; None: all.
+        memory: Bytes that all snapshots may take together; snapshots are spread evenly.
+        watch: Function that is called after every step and returns values to store for it, float64[k].
+        evaluation_interval: Number of steps between interim evaluations.
+        progress: Function that is called with the number of steps done and of all steps.
 
     Raises:
-        UsageError: steps that make no sense, or a loss that is not finite.
+        UsageError: an invalid number of steps, or a loss that is not finite.
 
     Attributes:
-        losses, metric: float64[steps], before each update; the metric is the accuracy of the batch, or the
-            negative loss where there is none.
+        losses, metric: float64[steps], values before each update; the metric is the accuracy of the batch, or the
+            negative loss if there is no accuracy.
         hashes: Hash of the state after each step.
-        watched: float64[steps, k].
+        watched: float64[steps, k], results of ``watch``.
         evaluation: Evaluation at the end.
-        snapshot_interval: Steps between two snapshots.
-        epochs: Epoch of each step.
-        interim_evaluations: Evaluations on the way, by step.
+        snapshot_interval: Number of steps between two snapshots.
+        epochs: Number of the epoch of each step.
+        interim_evaluations: Evaluations during the run, by step.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class GoldenTraining:
         for step in range(self.steps):
             if step % self.snapshot_interval == 0:
                 self._snapshots[step] = workload.snapshot(state)
-                if step == 1:  # by now optimizers have made their state
+                if step == 1:  # optimizers have created their state now
                     self.snapshot_interval = self._spacing(memory)
             epochs.append(state.epoch)
             record = workload.step(state)
@@ -108,12 +108,12 @@ class GoldenTraining:
     def state_before_step(self, step: int) -> TrainingState:
         """The golden state before a step, in the tensors that all forks share.
 
-        Restores the nearest earlier snapshot and runs golden steps from it. Raises ``ProcessUnusable`` where what has
-        run before raises now.
+        Restores the nearest earlier snapshot and runs golden steps from it. Raises ``ProcessUnusable`` if a step that
+        has run before raises now.
         """
         if not 0 <= step < self.steps:
             raise UsageError(f"step is {step}; expected 0 to {self.steps - 1}")
-        # From an earlier state where there is one: arriving by a step proves that steps still give golden's bits.
+        # From an earlier state if there is one: running a step proves that steps still give golden's bits.
         start = max(known for known in self._snapshots if known < step or step == known == 0)
         with unusable_if_raised():
             self.workload.restore_into(self._state, self._snapshots[start])
@@ -158,7 +158,7 @@ def state_hash(state: TrainingState) -> int:
 def settings_hash(state: TrainingState) -> int:
     """A 64-bit hash of the other state that steps change.
 
-    Settings and counters of optimizers, schedules and the loss scaler.
+    It covers settings and counters of optimizers, schedules and the loss scaler.
     """
     parts: list[Any] = [
         [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]

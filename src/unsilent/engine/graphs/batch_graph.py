@@ -1,8 +1,8 @@
 """The evaluation of one batch and the verdict on its output as one CUDA graph.
 
 A CUDA graph is a recording of all kernels that a call launches. It can be launched again as a whole, which costs far less than
-launching each kernel from Python. What was recorded reads the same memory as before: faults are written there before a launch.
-The verdict on each sample is collected on the device for many trials, and read once.
+launching each kernel from Python. A recording reads the same memory as before, so faults are written there before a
+launch. The verdict on each sample is collected on the device for many trials, and read once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from unsilent.outcomes.decision_judges import DecisionJudge, host_rows
 from unsilent.outcomes.tensors import leaves, words_of
 from unsilent.sites.dispatch_mode import DispatchMode
 
-# A captured evaluation takes the way of the golden run. Where the golden run read a number, the same number is given
-# again, and on the device it is noted whether the tensor still holds it. If not, a real run may take another way, and
-# has to be made.
+# A captured evaluation takes the path of the golden run. If the golden run read a number, the same number is returned
+# again, and the device records whether the tensor still has it. If not, a real run may take another path and has to be
+# made.
 
 READ = torch.ops.aten._local_scalar_dense.default
 
@@ -35,7 +35,7 @@ class HostReads(DispatchMode):
     The first evaluation records the numbers, all later ones compare.
 
     Attributes:
-        changed: Whether a number of the last evaluation was another, bool[1] on the device.
+        changed: Whether a number has changed in the last evaluation, bool[1] on the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -69,13 +69,13 @@ class HostReads(DispatchMode):
 
 Call = Callable[[], Any]
 Capture = Callable[[Call], Call]
-"""Makes of a function one that does the same work again on the same memory, and returns what it returned."""
+"""Function that converts a function to one that repeats its work on the same memory and returns the same result."""
 WARM_UPS = 2
-"""Calls before a capture, in which libraries choose kernels and allocate their memory."""
+"""Number of calls before a capture, in which libraries choose kernels and allocate their memory."""
 MOST_TRIALS = 64
-"""Trials that are collected before the host reads them."""
+"""Largest number of trials that are collected before the host reads them."""
 MOST_BYTES = 256 << 20
-"""Most bytes of decision rows that are collected."""
+"""Largest number of bytes of decision rows that are collected."""
 
 
 class CudaGraphs:
@@ -104,7 +104,7 @@ class CudaGraphs:
             try:
                 graph, result = capture(function, self._device, self._pool)
             except BaseException:
-                self._pool = None  # what a failed capture has taken is not used again
+                self._pool = None  # memory of a failed capture is not used again
                 raise
 
         def replay() -> Any:
@@ -141,18 +141,18 @@ class BatchGraph:
     """A graph of the evaluation of one batch and the verdict on its output.
 
     Args:
-        run: Evaluates the batch and returns its output.
+        run: Function that evaluates the batch and returns its output.
         golden: The golden output. judge, samples: of the batch.
         capture: `CudaGraphs`, or a function that returns its argument, which runs everything directly.
 
     Attributes:
-        capacity: Evaluations that can be collected before they are read.
-        output: Output of the last evaluation; its memory is used again by the next.
-        seconds, plain_seconds, verdict_seconds: Seconds of an evaluation by this graph, of a plain one, both with the verdict,
-            and of a plain verdict; measured by who made it.
+        capacity: Number of evaluations that can be collected before they are read.
+        output: Output of the last evaluation; the next evaluation overwrites it.
+        seconds, plain_seconds, verdict_seconds: Seconds of an evaluation by this graph and of a plain one, both with
+            the verdict, and seconds of a plain verdict; the creator of the graph sets them.
 
     Raises:
-        Exception: whatever ``capture`` raises.
+        Exception: any exception of ``capture``.
     """
 
     def __init__(self, run: Call, golden: Any, judge: DecisionJudge, samples: int, capture: Capture) -> None:
@@ -162,7 +162,7 @@ class BatchGraph:
             self._golden_rows = host_rows(rows)
             self.capacity = max(1, min(MOST_TRIALS, MOST_BYTES // max(1, rows.numel() * rows.element_size())))
             device = next(leaves(golden)).device
-            # One more than are collected: warming up and capturing write there.
+            # One more than are collected, because warming up and capturing write there.
             self._rows = rows.new_zeros((self.capacity + 1, *rows.shape))
             self._changed, self._nonfinite = (
                 torch.zeros((self.capacity + 1, samples), dtype=torch.bool, device=device) for _ in range(2)
@@ -173,7 +173,7 @@ class BatchGraph:
             self.output: Any = None
             self.seconds = self.plain_seconds = self.verdict_seconds = 0.0
             self.count = 0
-            self._evaluate()  # finds what is read back
+            self._evaluate()  # finds the numbers that are read back
             self._call = capture(self._evaluate)
         self.clear()
 
@@ -207,7 +207,7 @@ class BatchGraph:
     def outcomes(self) -> list[BatchOutcome | None]:
         """Wait for the device and return the outcomes of all evaluations since `clear`, in order.
 
-        None: a number that Python reads was another one, so a run may take another way.
+        None if a number that Python reads has changed, so that a run may take another path.
         """
         other_way = self._other_way[: self.count, 0].tolist()
         changed, nonfinite = torch.stack((self._changed[: self.count], self._nonfinite[: self.count])).cpu().numpy()

@@ -1,7 +1,7 @@
 """Checks and cost measurements of the graph of a batch before it is used.
 
-The graph must give the golden output, and with every parameter and input shaken the bits of a plain run: a graph that
-missed what a run depends on would give other bits.
+The graph must give the golden output, and with every parameter and input corrupted it must give the bits of a plain
+run. A graph without some dependence of the run would give other bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from unsilent.engine.graphed import GraphedEngine
 
 TIMED = 3
-"""Evaluations that are timed."""
+"""Number of evaluations that are timed."""
 
 
 class NotGraphed(Exception):
@@ -34,7 +34,8 @@ def checked_graph(engine: GraphedEngine, i: int, run: Callable[[], Any], capture
     """The graph of ``run``, an evaluation of batch ``i``, after it has passed all checks.
 
     Raises:
-        NotGraphed: it cannot be captured, or gives other bits. Exception: what capturing it raises.
+        NotGraphed: the run cannot be captured, or the graph gives other bits. Exception: any exception during the
+            capture.
     """
     if why := _refusal(engine, i):
         raise NotGraphed(why)
@@ -68,7 +69,7 @@ def _refusal(engine: GraphedEngine, i: int) -> str:
 def _shake(engine: GraphedEngine, i: int, graph: BatchGraph) -> None:
     """Check that the graph and a plain run give the same bits when all parameters and inputs are corrupted.
 
-    With milder corruptions if the run fails under strong ones.
+    Milder corruptions are used if the run fails under strong ones.
     """
     swaps = [f for f in input_element_swap_faults(engine.batches[i], i) if f.site in engine.inputs[i]]
     for strongly in (True, False):

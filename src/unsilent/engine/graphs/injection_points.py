@@ -1,7 +1,8 @@
 """Points in a captured evaluation at which faults are injected: the outputs of its operations.
 
-A graph cannot stop at an operation. So every operation of floating-point numbers is followed by a change of up to `MOST_ELEMENTS`
-words of its output, ``word & keep ^ flip``, whose operands lie in buffers on the device. Without a fault they change no bit.
+A graph cannot stop at an operation. Therefore every floating-point operation is followed by a change of up to
+`MOST_ELEMENTS` words of its output, ``word & keep ^ flip``, with the operands in buffers on the device. Without a fault
+no bit changes.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from unsilent.sites.memory import WORDS, Words, dtype_name
 from unsilent.sites.operands import corruptible_output
 
 MOST_ELEMENTS = 16
-"""Words of one operation that the faults of a trial can change."""
+"""Largest number of words of one operation that the faults of a trial can change."""
 Masks = tuple[Words, Words]
 """Masks of each word: bits that are kept, and bits that are then flipped."""
 OnDevice = tuple["InjectionPoint", Tensor, Tensor, Tensor]
-"""A point, places in the memory of its output, and masks, all int[MOST_ELEMENTS] on the device."""
+"""A point, positions in the memory of its output, and masks, all int[MOST_ELEMENTS] on the device."""
 
 
 class InjectionPoint(NamedTuple):
@@ -48,7 +49,7 @@ class InjectionPoint(NamedTuple):
 class PointFault(NamedTuple):
     """The changes that a trial's faults make at one point.
 
-    Places in the output's memory, int64[n], and bit masks [n].
+    The changes are positions in the output's memory, int64[n], and bit masks [n].
     """
 
     point: InjectionPoint
@@ -116,7 +117,7 @@ class InjectionPoints(DispatchMode):
             words = at.setdefault(site.name, {})
             places = strided_offsets(fault.elements, point.shape, point.stride, point.offset)
             for place, keep, flip in zip(places.tolist(), *masks, strict=True):
-                before = words.get(place)  # an earlier fault of the same word
+                before = words.get(place)  # an earlier fault in the same word
                 words[place] = (keep, flip) if before is None else (before[0] & keep, (before[1] & keep) ^ flip)
         if any(len(words) > MOST_ELEMENTS for words in at.values()):
             return None
@@ -165,7 +166,7 @@ class StagedPointFaults:
     """The faults of several trials on their device, copied there together.
 
     Args:
-        trials: Points of the batch of each trial, and what changes there.
+        trials: Injection points of the batch of each trial, and the changes there.
     """
 
     def __init__(self, trials: Sequence[tuple[InjectionPoints, Sequence[PointFault]]], device: torch.device) -> None:

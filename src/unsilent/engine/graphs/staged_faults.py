@@ -1,8 +1,8 @@
 """Faults of many trials, prepared on the host and copied to a device together.
 
-So no trial waits for the device. What a trial writes is computed beforehand from the golden words, all faults of one
-tensor together. On the device each trial logs the words that it finds, leaves and restores; the log is read once for
-all trials, and is the proof of each.
+No trial has to wait for the device. The words that a trial writes are computed beforehand from the golden words, for
+all faults of one tensor together. On the device, each trial logs the words before, during and after its faults. The log
+is read once for all trials, and proves that the faults were applied and removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MemoryFault = tuple[TensorMemory, Fault]
 class MemoryEdit(NamedTuple):
     """The words that one trial writes into one tensor.
 
-    Distinct elements int64[n], with their golden and new words [n].
+    It consists of distinct elements int64[n], with their golden and new words [n].
     """
 
     memory: TensorMemory
@@ -84,7 +84,7 @@ def _source(
 ) -> Words | None:
     """The words that a fault copies from other elements, or None for a fault that does not copy.
 
-    Golden words, unless an earlier fault of the trial has changed them.
+    These are golden words, unless an earlier fault of the trial has changed them.
     """
     if fault.operation != "copy_from":
         return None
@@ -99,7 +99,7 @@ def _source(
 class _Place(NamedTuple):
     """One edit on the device, with a buffer for the words that are found there.
 
-    The storage as words, positions in it, golden and corrupted words, and three rows of the log.
+    It holds the storage as words, positions in it, golden and corrupted words, and three rows of the log.
     """
 
     storage: Tensor
@@ -120,9 +120,9 @@ class StagedFaults:
     """The memory edits of several trials on their device.
 
     Args:
-        trials: Edits of each trial; all tensors on ``device``.
+        trials: Edits of each trial; all tensors must be on ``device``.
 
-    Positions are copied in one tensor, golden and corrupted words of each width in one each.
+    Positions are copied in one tensor. Golden and corrupted words are copied in one tensor for each width.
     """
 
     def __init__(self, trials: Sequence[Sequence[MemoryEdit]], device: torch.device) -> None:
@@ -166,7 +166,7 @@ class StagedFaults:
     def applied(self, trial: int) -> Iterator[None]:
         """Context in which the edits of a trial are in memory.
 
-        Logs the words that were found, left and restored.
+        The context logs the words before, during and after the edits.
         """
         places = self._places[trial]
         try:
@@ -176,7 +176,7 @@ class StagedFaults:
         finally:
             try:
                 _restore(places)
-            except BaseException:  # Ctrl-C in the middle: finish first, then let it through
+            except BaseException:  # Ctrl-C in the middle: finish first, then raise it
                 _restore(places)
                 raise
 

@@ -1,7 +1,7 @@
 """A dispatch mode that records the values which each operation of a training step reads and writes.
 
-Operations have the names that faults use. Values go by hashes. With those that do not depend on the order of elements,
-two runs of which one has the rows of its batch in another order read the same, until a sum rounds in another way.
+Operations have the names that faults use. Values are identified by hashes. With hashes that do not depend on the order
+of elements, two runs with the rows of a batch in different orders have equal records, until a sum rounds differently.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.operands import draws_numbers, gives_uninitialised, is_view, operands_of, operation_name, written_by
 
 _OVERWRITES = ("copy", "fill", "zero")
-"""Operations that do not read what they write into."""
+"""Operations that do not read the memory that they write."""
 _TAKES = ("index", "index_select", "gather", "take", "embedding", "masked_select", "roll", "flip")
-"""Operations that give elements of what they read."""
+"""Operations that return elements of their operands."""
 
 
 class RecordedOperation(NamedTuple):
     """An operation that ran, with the values it read and wrote.
 
-    ``key``: its name, or None if it computed nothing. The other fields are those of an `Operation` of replicas.
+    ``key``: the operation's name, or None if it computed nothing. For the other fields see `Operation` of replicas.
     """
 
     key: OutputKey | None
@@ -44,7 +44,7 @@ class DataflowRecorder(DispatchMode):
     Must be entered inside all other modes.
 
     Args:
-        digest: Digest of a tensor; one that depends on the order of elements, or one that does not.
+        digest: Function that hashes a tensor, which may depend on the order of elements or not.
 
     Attributes:
         recorded_operations: The operations, in order.
@@ -59,7 +59,7 @@ class DataflowRecorder(DispatchMode):
 
     def __enter__(self) -> DataflowRecorder:
         super().__enter__()
-        self._inner.enter_context(self._names)  # last, so it is asked first, and names what is written down here
+        self._inner.enter_context(self._names)  # entered last, so it is called first and sets the names
         return self
 
     def __exit__(self, *raised: Any) -> None:
@@ -70,7 +70,7 @@ class DataflowRecorder(DispatchMode):
         draws = draws_numbers(func, args, kwargs)
         kernel = operation_name(func)
         read = operands_of(args, kwargs)
-        if draws or kernel in _OVERWRITES or "out" in kwargs:  # what is about to be overwritten may hold anything
+        if draws or kernel in _OVERWRITES or "out" in kwargs:  # memory that will be overwritten may hold any content
             written = {id(t) for t in written_by(func, args, kwargs)}
             read = [t for t in read if id(t) not in written]
         reads = tuple(map(self._digest, read))

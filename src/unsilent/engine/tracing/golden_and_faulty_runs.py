@@ -1,10 +1,11 @@
 """Golden and faulty runs, repeated until every output that differs was compared within the memory limit.
 
-A golden run keeps copies of as many outputs as the memory holds, and the digest of each; a faulty run compares its outputs with
-what is kept and tells by digest which of the others differ. Those are kept by the next golden run, and so on. What is the
-same in both needs no copy at all. Every repetition must give the digests of the first run of its kind.
+A golden run keeps copies of as many outputs as fit in memory, and the digest of each output. A faulty run compares its
+outputs with the copies, and finds by digest which of the others differ. The next golden run keeps copies of these, and
+so on. Outputs that are equal in both runs need no copy. Every repetition must give the digests of the first run of its
+kind.
 
-Tensors are compared bit for bit: `change` gives the numbers of what differs (see `unsilent.basics.fault_trace`).
+Tensors are compared bit for bit: `change` computes the numbers for a difference (see `unsilent.basics.fault_trace`).
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from unsilent.sites.memory import dtype_name
 from unsilent.workloads.model_fitting import Progress
 
 CHUNK = 1 << 22
-"""Elements that are compared at a time: what is held in float64 stays below 100 MB."""
+"""Number of elements that are compared at a time, so that the float64 copies stay below 100 MB."""
 _NARROW = tuple(d for d in vars(torch).values() if isinstance(d, torch.dtype) and str(d).startswith("torch.float8_e"))
 _NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_NARROW)
 
 
 def change(golden: Tensor, faulty: Tensor) -> OutputDifference:
     """The difference between two tensors of the same dtype and shape, on the CPU."""
-    if golden.dtype.is_complex:  # numbers by part, elements whole
+    if golden.dtype.is_complex:  # values are compared by real and imaginary part, elements as a whole
         parts = change(torch.view_as_real(golden), torch.view_as_real(faulty))
         return replace(parts, changed=int((words_of(golden) != words_of(faulty)).any(-1).sum()))
     numeric, result = golden.dtype in _NUMBERS, OutputDifference()
@@ -81,7 +82,7 @@ def _joined(a: OutputDifference, b: OutputDifference) -> OutputDifference:
 
 
 Run = Callable[[bool, Tracer], Any]
-"""Runs once from the same state, faulty (True) or golden (False), and enters the tracer innermost around all of it."""
+"""Function that runs once from the same state, faulty (True) or golden (False), with the tracer innermost."""
 
 
 class TracedOutput(NamedTuple):
@@ -104,8 +105,8 @@ class GoldenPass:
     """One golden run: records of all outputs, and copies of some of them.
 
     Args:
-        memory: Bytes that copies may take; one output is always kept, however large.
-        wanted: Numbers of outputs to keep, None for all of them.
+        memory: Largest number of bytes of copies; one output is always kept, even if it is larger.
+        wanted: Numbers of the outputs to keep; None for all.
     """
 
     def __init__(self, memory: int, wanted: Collection[int] | None = None) -> None:
@@ -120,7 +121,7 @@ class GoldenPass:
         if self._wanted is None or number in self._wanted:
             if size <= self._bytes_left or not self.kept:
                 self.kept[number] = tensor.cpu().clone()
-            self._bytes_left -= size  # also where it was not kept: the next run begins there
+            self._bytes_left -= size  # also if it was not kept: the next run begins there
 
 
 class FaultyPass:
@@ -157,7 +158,8 @@ class FaultyPass:
 class PassComparison(NamedTuple):
     """The comparison of golden and faulty runs.
 
-    Outputs of both, differences, outputs to leave out, the error of the faulty run, and the number of runs.
+    It has the outputs of both runs, differences, outputs to leave out, the error of the faulty run, and the number of
+    runs.
     """
 
     golden: list[TracedOutput]
@@ -190,7 +192,7 @@ def compare(model: nn.Module, run: Run, training: bool, memory: int, progress: P
     left = [i for i in range(common_prefix_length(first.seen, seen.seen)) if i not in changes]
     while True:
         again = GoldenPass(memory, set(left))
-        once(False, again)  # at least once: it proves that the first can be repeated
+        once(False, again)  # at least once, to prove that the first run can be repeated
         scratch |= _scratch(first.seen, again.seen)
         left = [i for i in left if i not in scratch]
         if not left:
@@ -235,8 +237,8 @@ def common_prefix_length(first: Sequence[TracedOutput], second: Sequence[TracedO
 def _scratch(first: Sequence[TracedOutput], second: Sequence[TracedOutput]) -> set[int]:
     """Numbers of the outputs that hold scratch memory, because they differ between two golden runs.
 
-    Raises ``UsageError`` for any other difference. A kernel may give scratch memory as a further output, which nobody
-    reads: if no first output of any operation differs, what differs is that.
+    Raises ``UsageError`` for any other difference. A kernel may return scratch memory as a further output, which is
+    never read. If no first output of any operation differs, the differing outputs are scratch memory.
     """
     both = common_prefix_length(first, second)
     result = [i for i in range(both) if first[i] != second[i]]

@@ -1,8 +1,8 @@
 """A dispatch mode that sees the outputs of every operation in a run, under the names that faults use.
 
-Modes are stacked, and the one that was entered last is called first: entered innermost, the tracer gets every result after
-the modes around it have put their faults in. It reads, and nothing more: results are read below all modes, so that no mode
-counts its work, and autograd does not see it.
+Modes are stacked, and the mode that was entered last is called first. The tracer is entered innermost, so it gets every
+result after the modes around it have injected their faults. It only reads results, below all modes, so that no mode
+counts its work and autograd does not see it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from unsilent.sites.training.step_operation_names import (
 from unsilent.sites.training.updates import UpdateTracker, local
 
 UNOWNED, UPDATE = "(backward)", "(update)"
-"""Backward kernels of nodes that no operation of the run made; operations of an update that work for no parameter."""
+"""Names of backward kernels of nodes without an operation of the run, and of update operations without a parameter."""
 ACCUMULATED = "accumulated"
 _WORKSPACE = {
     "mkldnn_rnn_layer": 3,
@@ -42,7 +42,7 @@ _WORKSPACE = {
     "cudnn_batch_norm": 3,
     "batch_norm_with_update": 3,
 }
-"""Outputs that a kernel keeps for its own backward, and does not write all of."""
+"""Number of the output that a kernel keeps for its own backward and does not write completely."""
 
 
 class OutputKey(NamedTuple):
@@ -56,7 +56,7 @@ class OutputKey(NamedTuple):
 
 
 See = Callable[[OutputKey, Tensor], None]
-"""Called with every output at once, before anything can write over it; the tensor must not be kept."""
+"""Function that is called with every output at once, before it can be overwritten; it must not keep the tensor."""
 
 
 class Tracer(DispatchMode):
@@ -65,13 +65,13 @@ class Tracer(DispatchMode):
     Must be entered inside all other modes.
 
     Args:
-        model: Whose modules and parameters give the names.
-        see: Called with every output.
-        training: A training step, whose names are those of `Step`; else one evaluation, whose names are those
-            of `OperationInjector`.
+        model: Model with the modules and parameters that give the names.
+        see: Function that is called with every output.
+        training: Whether the run is a training step, with the names of `Step`; if not, it is an evaluation with the
+            names of `OperationInjector`.
 
     Attributes:
-        entered: Whether it ever was.
+        entered: Whether the tracer was ever entered.
     """
 
     def __init__(self, model: nn.Module, see: See, training: bool) -> None:
@@ -102,7 +102,7 @@ class Tracer(DispatchMode):
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._training and self._updates.active and current_node() is None and not torch.is_grad_enabled():
             return self._update(func, args, kwargs)
-        key = self._key(func)  # now: a node's number is that of the moment
+        key = self._key(func)  # before the call: the number of the next node changes
         result = func(*args, **kwargs)
         for number, tensor in computed_outputs(func, args, kwargs, result):
             self._tell(key._replace(output=number), tensor)
@@ -116,7 +116,7 @@ class Tracer(DispatchMode):
         if node is None or torch.is_grad_enabled():
             met = self._calls.next_occurrence(func, again=node is not None)
             if (number := next_number() - 1) >= self._first:
-                self._nodes.setdefault(number, met)  # its node's, unless an operation before it has that number
+                self._nodes.setdefault(number, met)  # unless an earlier operation has that number
             self._behind = self._behind and met.name.startswith(f"{OUTSIDE}#")
             phase = "recomputed" if met.occurrence else "outside" if self._behind and node is None else "fwd"
             return OutputKey(met.name, "", phase, met.micro_step, 0)

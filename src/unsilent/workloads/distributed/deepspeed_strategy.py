@@ -1,14 +1,14 @@
 """The strategy `zero1`: stage 1 of ZeRO in DeepSpeed.
 
-Every rank holds all parameters, and a part of the optimizer's state.
+Every rank holds all parameters and a part of the optimizer's state.
 
-DeepSpeed lays the parameters of a group out one after the other and cuts the row into as many equal parts as there are ranks. A
-rank keeps a second copy of its part, the master weights. The optimizer updates that copy alone, whose parts are then gathered
-into the parameters of all ranks. So what a fault did to a parameter lasts beyond the next update only where it reached the
-master weights: those of the rank that has the element.
+DeepSpeed concatenates the parameters of a group and divides the result into as many equal parts as there are ranks. A
+rank keeps a second copy of its part, the master weights. The optimizer updates only this copy; the parts of all ranks
+are then gathered into the parameters of every rank. The effect of a fault on a parameter therefore lasts beyond the
+next update only if it reached the master weights of the rank that has the element.
 
-What DeepSpeed does in another way than the other strategies: it clips gradients itself, in its update; it leaves an update out
-where a gradient is not finite; and a rank has one step counter for a whole group, that of the group's first parameter.
+DeepSpeed differs from the other strategies in three ways. It clips gradients itself, in its update. It skips an update
+if a gradient is not finite. A rank has one step counter for a whole group, the counter of the group's first parameter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Zero1(Strategy):
 
         warnings.filterwarnings("ignore", message=".*all_gather_into_tensor. is deprecated", category=FutureWarning)
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        # Sums in shared memory: compiled at the first use, which takes a minute and a compiler. Without, gloo adds up.
+        # Sums in shared memory are compiled at the first use, which takes a minute and a compiler. Without them, gloo
+        # adds.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self._initialize: Any = deepspeed.initialize
 
@@ -49,10 +50,10 @@ class Zero1(Strategy):
             raise UsageError(f"strategy 'zero1' cannot train with {obstacle}; expected one optimizer and amp=none")
         elements = sum(parameter.numel() for parameter in state.model.parameters())
         config = {
-            "train_micro_batch_size_per_gpu": 1,  # of what DeepSpeed reports alone
+            "train_micro_batch_size_per_gpu": 1,  # affects only the reports of DeepSpeed
             "gradient_clipping": clip or 0.0,
             "zero_allow_untested_optimizer": True,
-            # As large as all gradients, in place of 2 GB.
+            # As large as all gradients, instead of 2 GB.
             "zero_optimization": {"stage": 1, "reduce_bucket_size": max(elements, 2)},
         }
         engine, *_ = self._initialize(model=state.model, optimizer=state.optimizers[0], config=config)
@@ -101,8 +102,8 @@ class _Group:
     """A parameter group in the memory layout of DeepSpeed.
 
     Attributes:
-        places: Name of a parameter -> its first element in the row, and its shape.
-        size: Elements of each rank's part of the row; the last part may end with padding.
+        places: Name of a parameter -> position of its first element in the concatenation, and its shape.
+        size: Number of elements of each rank's part; the last part may end with padding.
     """
 
     places: Mapping[str, tuple[int, torch.Size]]

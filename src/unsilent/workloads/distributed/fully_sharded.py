@@ -1,7 +1,7 @@
 """The strategy `fsdp2`: every rank holds a part of each parameter and of the optimizer's state.
 
-A fault in one rank's file matters only where the element lies in that rank's part, and no way of restarting copies parameters
-from one rank to another. Apart from the others, for importing what it needs takes a second.
+A fault in one rank's file has an effect only if the element is in that rank's part. No way of restarting copies
+parameters from one rank to another. The module is separate from the other strategies because its imports take a second.
 """
 
 from __future__ import annotations

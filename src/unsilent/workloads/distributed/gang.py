@@ -1,14 +1,14 @@
 """`Gang`: the processes of a distributed training, which stay alive between requests.
 
-To learn how a strategy copes with a corrupted checkpoint: train to a step, alter copies of the checkpoint, resume from each,
-and compare with the resume from the clean one.
+Example of measuring the effect of a corrupted checkpoint under a strategy: train to a step, alter copies of the
+checkpoint, resume from each, and compare with the resume from the clean checkpoint.
 
     with Gang("train-resnet", {"steps": "40"}, strategy="ddp", world_size=2) as gang:
         clean = gang.train_to(20, folder / "clean.pt")
         golden = gang.resume(clean, until_step=40, remember_clean=True)
         faulty = gang.resume([clean, altered], restart="after", until_step=40)
 
-Where a rank is lost, or a request takes too long, all ranks are ended, and the next request starts them again.
+If a rank is lost, or a request takes too long, all ranks are ended, and the next request starts them again.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Gang(Closing):
         world_size: Number of ranks.
         seeds: Seeds of the training: `Seeds`, or one number for all.
         deadline: Seconds that a request may take.
-        folder: Folder for files of the ranks; the caller removes it (None: a temporary one, removed by ``close``, but not where
-            this process is killed).
+        folder: Folder for files of the ranks; the caller removes it (None: a temporary folder, which ``close`` removes,
+            but which stays if this process is killed).
 
     Raises:
-        UsageError: an unknown strategy, or a training that cannot be shared by ranks.
+        UsageError: an unknown strategy, or a training that cannot be divided among ranks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Gang(Closing):
         self.strategy, self.world_size, self.deadline = strategy, world_size, deadline
         self._training = workload, dict(options or {}), data, chosen
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="unsilent-gang-")
-        # A name of its own in the caller's folder: what other ranks left there must not be met.
+        # A new name in the caller's folder, so that files left by other ranks are not used.
         self._folder = Path(self._temporary.name if self._temporary else tempfile.mkdtemp(dir=folder)).resolve()
         self._starts = 0
         self._ranks: RankProcesses | None = None
@@ -86,7 +86,7 @@ class Gang(Closing):
     def train_to(self, step: int, path: Path) -> Path:
         """Train ``step`` steps without a fault and return the path of the full checkpoint.
 
-        Rank 0 writes the checkpoint to ``path``. Goes on from the last such call where that was for an earlier step.
+        Rank 0 writes the checkpoint to ``path``. Continues from the last such call if that was for an earlier step.
         Raises `GangLost`.
         """
         self._running().ask(TrainOrder(step, _writable(path)), self.deadline)
@@ -107,18 +107,19 @@ class Gang(Closing):
         """Restart the training from a checkpoint and continue it.
 
         Args:
-            files: One for all ranks, or one for each.
-            until_step: Steps of the whole training.
+            files: One file for all ranks, or one for each rank.
+            until_step: Number of steps of the whole training.
             restart: ``before``: each rank loads its file into the bare model, which is then wrapped (ddp: rank 0's
-                parameters and buffers replace those of all). ``after``: into the wrapped training.
-            broadcast_optimizer: Rank 0's optimizers, as its file has them, replace those of all.
-            evaluate_every: Steps; at the start and the end is always evaluated (0: only there).
+                parameters and buffers replace those of all ranks). ``after``: each rank loads its file into the wrapped
+                training.
+            broadcast_optimizer: Whether the optimizers from rank 0's file replace those of all ranks.
+            evaluate_every: Number of steps between evaluations, besides those at the start and the end (0: only these).
             comm_faults: Faults at ``comm:`` sites, each in a step and on a rank.
-            remember_clean: Whether this is the clean resume, which later ones are compared with.
-            save_to: Where rank 0 writes the full state at the end.
+            remember_clean: Whether this is the clean resume, with which later ones are compared.
+            save_to: File in which rank 0 writes the full state at the end.
 
         Raises:
-            UsageError: an order that makes no sense. InjectionError: a fault did not land.
+            UsageError: invalid arguments. InjectionError: a fault did not land.
         """
         paths = (files,) if isinstance(files, Path) else tuple(files)
         self._check(paths, restart, evaluate_every, comm_faults)

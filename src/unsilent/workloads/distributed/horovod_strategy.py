@@ -2,11 +2,12 @@
 
 A script with Horovod loads its checkpoint, broadcasts rank 0's parameters and buffers once, and gives its optimizer to
 ``hvd.DistributedOptimizer``: during a backward pass this starts an allreduce of each gradient, and before the update it waits
-for all of them. Here it does the same, but the wait is at the end of the backward pass, before gradients are unscaled and
-clipped. The update is left to the optimizers of the training, which then have the names and the state of any other strategy.
+for all of them. This strategy does the same, but waits at the end of the backward pass, before gradients are unscaled
+and clipped. The optimizers of the training do the update, so they have the same names and state as under any other
+strategy.
 
-Ranks are processes of a gang, not of ``horovodrun``; they find each other as its ranks do, through a small HTTP server. Rank 0
-runs it, on the loopback interface alone, until all have met.
+Ranks are processes of a gang, not of ``horovodrun``. They find each other like the ranks of ``horovodrun``, through a
+small HTTP server. Rank 0 runs the server, on the loopback interface alone, until all ranks are connected.
 
 Horovod reduces together whatever gradients are ready at the same time, so that with three ranks or more rounding would depend
 on time. This fusion is therefore switched off.
@@ -43,7 +44,7 @@ class Horovod(Strategy):
     def __init__(self, ranks: int) -> None:
         try:
             import horovod.torch as hvd
-        except ImportError as error:  # of its compiled part
+        except ImportError as error:  # the compiled part is missing
             raise UsageError(f"strategy 'horovod': {error}; build it as {STRATEGIES_PAGE} says") from error
         if not hvd.gloo_built():
             raise UsageError(f"strategy 'horovod': horovod was built without gloo; build it as {STRATEGIES_PAGE} says")
@@ -56,7 +57,7 @@ class Horovod(Strategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        # Never stepped: it reduces, and the optimizers of the training update.
+        # This optimizer is never stepped: it only reduces gradients, and the optimizers of the training update.
         reducer = self._hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.0), named_parameters=named_parameters(model)
         )
@@ -64,14 +65,14 @@ class Horovod(Strategy):
         self._reducers[model] = reducer
 
         def wait_at_end_of_backward(*_: Any) -> None:
-            # As DistributedDataParallel and fully_shard do.
+            # Like DistributedDataParallel and fully_shard.
             torch.autograd.Variable._execution_engine.queue_callback(reducer.synchronize)
 
         torch.autograd.graph.register_multi_grad_hook(trained, wait_at_end_of_backward, mode="any")
         return model
 
     def release(self, state: TrainingState) -> None:
-        self._reducers[state.model]._grad_accs.clear()  # the nodes that its hooks are in
+        self._reducers[state.model]._grad_accs.clear()  # the nodes with its hooks
 
     def sent_from_rank_0(self, value: Any) -> Any:
         return self._hvd.broadcast_object(value, root_rank=0)
@@ -82,7 +83,7 @@ def _meeting_place(ranks: int) -> Iterator[dict[str, str]]:
     """The environment variables of this rank, as ``horovodrun --gloo`` would set them.
 
     Inside the context, rank 0 runs the server through which the ranks find each other. The server of ``horovodrun``
-    listens on all interfaces; hence one of our own, of the same classes.
+    listens on all interfaces; this one is made from the same classes for the loopback interface.
     """
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 Payload = tuple[str, str, tuple[int, ...]]
-"""Site, dtype and shape."""
+"""Site, dtype and shape of a payload."""
 Restart = Literal["before", "after"]
 RESTARTS = ("before", "after")
 EXTREME = 1e6
-"""Values of a larger magnitude are counted as extreme."""
+"""Magnitude above which values are counted as extreme."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class GangSettings:
     Attributes:
         workload: Reference of a training, as `load_training` takes it.
         meeting_place: File through which the ranks find each other; it must not exist.
-        folder: Where ranks keep what they remember.
+        folder: Folder in which ranks store data for later requests.
     """
 
     workload: str
@@ -76,10 +76,10 @@ class ResumeStart:
     """Description of the state that a rank has read from its file.
 
     Attributes:
-        step: Steps done.
+        step: Number of steps done.
         tensors: Names of the model's floating-point parameters, then of such buffers.
         parameter_count: How many of the names are parameters.
-        elements: int64[tensors], how many elements of each this rank holds.
+        elements: int64[tensors], number of elements of each tensor that this rank holds.
     """
 
     step: int
@@ -93,13 +93,14 @@ class RankPart:
     """The steps of one rank since the last evaluation, and measurements of its model at this evaluation.
 
     Attributes:
-        step: Steps done.
+        step: Number of steps done.
         losses: Loss of each step, on the rank's own rows.
         metrics: Metrics of each step, by name.
-        nonfinite: int64[tensors], NaN and infinite elements.
-        extreme: int64[tensors], finite elements of a magnitude above `EXTREME`.
-        changed: int64[tensors], elements with other bits than in the clean resume; -1: it had no evaluation here.
-        held_out: Loss and metrics on the held-out data; empty on all ranks but 0.
+        nonfinite: int64[tensors], number of NaN and infinite elements.
+        extreme: int64[tensors], number of finite elements of a magnitude above `EXTREME`.
+        changed: int64[tensors], number of elements with other bits than in the clean resume; -1 if it has no evaluation
+            here.
+        held_out: Loss and metrics on the held-out data; empty on all ranks except 0.
     """
 
     step: int
@@ -117,9 +118,9 @@ class RankEnd:
 
     Attributes:
         has_stopped: Whether a loss was not finite, on any rank.
-        hashes: xxh3-128 of its full state by part: ``parameters``, ``buffers``, ``optimizers``, ``all``.
+        hashes: xxh3-128 of the rank's full state by part: ``parameters``, ``buffers``, ``optimizers``, ``all``.
         applied_faults: Faults applied on this rank.
-        collectives: Site, dtype and shape of the payloads that this rank sends in a step; of the clean resume alone.
+        collectives: Site, dtype and shape of the payloads that this rank sends in a step; only for the clean resume.
     """
 
     has_stopped: bool

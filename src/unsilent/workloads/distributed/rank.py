@@ -2,8 +2,8 @@
 
 Gang to rank: ``("start", settings, number)``, then `TrainOrder` and `ResumeOrder`. Rank to gang: ``("ready", None)``,
 ``("trained", None)``; for a resume ``("began", ResumeStart)``, ``("part", RankPart)`` at each evaluation, ``("ended", RankEnd)``.
-Instead of an answer, ``("raised", text)`` says what a fault led to, and ``("failed", error)`` that the order cannot be carried
-out. After either the ranks no longer agree on where they are, so the gang ends them all.
+Instead of an answer, ``("raised", text)`` describes an error caused by a fault, and ``("failed", error)`` means that
+the order cannot be carried out. After either, the ranks may be in different states, so the gang ends them all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(fd: int, parent: int) -> None:
 
     Output of user code goes to stderr.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     os.set_inheritable(fd, False)
     os.dup2(2, 1)
     exit_with_parent(parent)

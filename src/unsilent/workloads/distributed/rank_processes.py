@@ -1,6 +1,6 @@
 """The processes of all ranks: started together, and ended together if one of them is lost.
 
-Ranks find each other through a file and talk over the loopback interface. They end with this process.
+Ranks find each other through a file and communicate over the loopback interface. They end with this process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from unsilent.workloads.distributed.records import End
 RANK_MODULE = "unsilent.workloads.distributed.rank"
 START_SECONDS = 300.0
 SETTLE_SECONDS = 0.5
-"""Seconds for other ranks to report once one has failed: an error that a lost rank led to is not the cause."""
+"""Seconds for other ranks to report after one has failed, to find the cause: a lost rank causes errors in others."""
 EXIT_SECONDS = 5.0
 """Seconds for a rank whose connection is closed to end."""
 ANSWERS = ("ready", "trained", "ended")
-"""Kinds of messages that end what a rank was asked for."""
+"""Kinds of messages with which a rank completes an order."""
 Take = Callable[[int, str, Any], None]
 
 
@@ -38,8 +38,8 @@ class GangLost(UnsilentError):
     They are ended, and the next request starts them again.
 
     Attributes:
-        end: End as in a `ResumeRecord`.
-        detail: The rank, and why.
+        end: The same text as ``end`` of a `ResumeRecord`.
+        detail: The rank, and the reason.
     """
 
     def __init__(self, end: End, detail: str) -> None:
@@ -85,8 +85,8 @@ class RankProcesses(Closing):
     def ask(self, order: Any, seconds: float, take: Take | None = None) -> list[Any]:
         """Send an order to all ranks and return their answers.
 
-        ``take`` is called with each message that a rank sends before its answer. Where one does not come in time, all
-        ranks are ended, and `GangLost` or the error of the order is raised.
+        ``take`` is called with each message that a rank sends before its answer. If an answer does not come in time,
+        all ranks are ended, and `GangLost` or the error of the order is raised.
         """
         for rank in self._ranks:
             _send(rank, order)
@@ -146,7 +146,7 @@ class RankProcesses(Closing):
 
 
 def _send(rank: RankProcess, message: Any) -> None:
-    with contextlib.suppress(OSError):  # it is gone, which is found out where its answer is waited for
+    with contextlib.suppress(OSError):  # a lost rank is detected while waiting for its answer
         rank.connection.send(message)
 
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from unsilent.sites.landing import FaultOrDraw
 
 
-# One layout whatever the strategy, so that the same fault can be written into the checkpoint of each. A snapshot
-# lists its optimizers; in the file each has a key of its own, from which the tools for checkpoints see what it is.
+# The layout is the same for all strategies, so that the same fault can be written into the checkpoint of each. A
+# snapshot has a list of optimizers; in the file each has its own key, by which the checkpoint tools recognise it.
 
 OPTIMIZER = "optimizer"
 
@@ -113,7 +113,7 @@ class RankTraining:
             state = self._prepared(self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap))
             part = dict(self._strategy.own_part(snapshot, state))
             if before:
-                part["model"] = model_tensors(state.model)  # it stays as wrapping has left it
+                part["model"] = model_tensors(state.model)  # the model is not changed after wrapping
             self._training.restore_into(state, part)
             self._strategy.after_loading(state)
             return state

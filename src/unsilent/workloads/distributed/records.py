@@ -1,6 +1,6 @@
 """Records of one resume with the measurements of all ranks.
 
-They are built message by message, so that an interrupted run has a record too.
+They are built message by message, so an interrupted run has a record too.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ class ResumeRecord:
     An interrupted run is recorded up to the last evaluation that all ranks reached.
 
     Attributes:
-        end: How it ended; ``loss not finite``: on any rank, in the last step of ``losses``.
-        detail: Rank and error of an end other than these two.
-        start_step: Steps that the checkpoint has done.
-        losses: float64[ranks, steps], of each step on the rank's own rows.
-        metrics: Name -> float64[ranks, steps].
-        evaluated_at: int64[evaluations], steps done; the first is the state right after the restart.
+        end: The way in which the resume ended; ``loss not finite``: on any rank, in the last step of ``losses``.
+        detail: Rank and error if the resume neither finished nor ended with a loss that is not finite.
+        start_step: Number of steps done in the checkpoint.
+        losses: float64[ranks, steps], loss of each step on the rank's own rows.
+        metrics: Name of a metric -> float64[ranks, steps].
+        evaluated_at: int64[evaluations], number of steps done; the first evaluation is right after the restart.
         held_out: ``loss`` and metrics of rank 0's model on the held-out data -> float64[evaluations].
         tensors: Names of the model's floating-point parameters, then of such buffers.
         parameter_count: How many of the names are parameters.
-        elements: int64[ranks, tensors], the elements that a rank holds (fsdp2: its part).
-        nonfinite: int64[ranks, evaluations, tensors], elements that are NaN or infinite.
-        extreme: int64[ranks, evaluations, tensors], finite elements of a magnitude above 1e6.
-        changed: int64[ranks, evaluations, tensors], elements with other bits than in the clean resume (-1: unknown).
-        hashes: Per rank xxh3-128 of its final full state: ``parameters``, ``buffers``, ``optimizers``, ``all``; empty
-            where the run did not end by itself.
+        elements: int64[ranks, tensors], number of elements that a rank holds (fsdp2: its part).
+        nonfinite: int64[ranks, evaluations, tensors], number of elements that are NaN or infinite.
+        extreme: int64[ranks, evaluations, tensors], number of finite elements of a magnitude above 1e6.
+        changed: int64[ranks, evaluations, tensors], number of elements with other bits than in the clean resume (-1:
+            unknown).
+        hashes: For each rank, xxh3-128 of its final full state by part: ``parameters``, ``buffers``, ``optimizers``,
+            ``all``; empty if the run did not end by itself.
         applied_faults: Faults that landed in collectives.
-        collectives: Site, dtype and shape of the payloads that rank 0 sends in the last step; of the clean resume alone.
-        seconds: Seconds from the order to the last answer, a start of the ranks not included.
+        collectives: Site, dtype and shape of the payloads that rank 0 sends in the last step; only for the clean
+            resume.
+        seconds: Seconds from the order to the last answer, without the start of the ranks.
     """
 
     end: End

@@ -1,15 +1,15 @@
 """Strategies of distributed training, as seen from one rank.
 
-`single`: one process. `ddp`: a whole replica on every rank, gradients averaged; rank 0's parameters and buffers are sent to all
-when the model is wrapped, its buffers before every forward pass. `fsdp2`: every rank holds its part of each parameter and of
-the optimizer's state; buffers are each rank's own, as in any job of this kind.
+`single`: one process. `ddp`: a whole replica on every rank, with averaged gradients. Rank 0's parameters and buffers
+are sent to all ranks when the model is wrapped, and its buffers before every forward pass. `fsdp2`: every rank holds
+its part of each parameter and of the optimizer's state, and its own buffers.
 
-With three ranks or more, a resume under ddp differs by rounding from the run that was not interrupted: its reducer puts gradients
-into other buckets after the first backward pass, and gloo adds up the ranks in an order that depends on the place in a bucket.
-Two resumes from the same state have the same bits.
+With three or more ranks, a resume under ddp differs by rounding from an uninterrupted run: the reducer puts gradients
+into other buckets after the first backward pass, and the order in which gloo adds ranks depends on the place in a
+bucket. Two resumes from the same state have the same bits.
 
-A strategy wraps the model, and turns what a rank holds into a full snapshot and back. The full snapshot has the same names and
-shapes for all strategies.
+A strategy wraps the model, and converts the state of a rank to a full snapshot and back. The full snapshot has the same
+names and shapes for all strategies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Strategy:
     An instance of this class is the strategy `single`.
 
     Attributes:
-        holds_whole_model: Whether the model of a rank is whole between steps, so that it can be evaluated there.
+        holds_whole_model: Whether a rank has the whole model between steps, so that it can evaluate it.
     """
 
     holds_whole_model = True
@@ -84,7 +84,7 @@ class Ddp(Strategy):
     """The strategy that uses ``torch.nn.parallel.DistributedDataParallel``."""
 
     def __init__(self, ranks: int) -> None:
-        # Of speed alone: gradients of 1x1 convolutions come in another layout and are copied.
+        # This warning is only about speed: gradients of 1x1 convolutions have another layout and are copied.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides", category=UserWarning)
 
     def wrap(self, model: nn.Module) -> nn.Module:

@@ -1,6 +1,6 @@
 """The names of all strategies and a check whether one can run here.
 
-Imports little, because the command line's help lists the names.
+The module imports little, because the help of the command line lists the names.
 """
 
 from __future__ import annotations

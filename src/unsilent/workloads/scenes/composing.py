@@ -1,8 +1,8 @@
 """Scenes composed of scikit-learn's 8x8 digits: several digits of different sizes without overlap.
 
-Source of the digits: `workloads.digits`, whose split says which are for training and which are held out.
-Invariants: a held-out digit belongs to one part only; scene k of a group of digits has the same bits on every machine, however
-many scenes are wanted; no scene mixes digits of two batches of clean inputs.
+Source of the digits: `workloads.digits`, with its split into training and held-out digits.
+Invariants: a held-out digit belongs to one part only; scene k of a group of digits has the same bits on every machine and
+for any number of requested scenes; no scene mixes digits of two batches of clean inputs.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ EVALUATION = "evaluation"
 HELD_OUT_PARTS = (EVALUATION, CALIBRATION, TEST, SHIFTED)
 """Parts that successive held-out digits belong to in turn."""
 BATCHES = 36
-"""Groups of three or four digits that the digits of a part are divided into; each makes one batch of clean inputs."""
+"""Number of groups of a part, with three or four digits each; each group makes one batch of clean inputs."""
 _PLACES_TRIED = 20
 _WEIGHT_STEPS = 64
-"""Interpolation weights are multiples of 1 / 64, so that sums of products with whole grey levels are exact in any order."""
+"""Interpolation weights are multiples of 1 / 64, so sums of their products with integer grey levels are exact in any
+order.
+"""
 
 
 class Scenes(NamedTuple):
@@ -47,8 +49,8 @@ class Scenes(NamedTuple):
     Attributes:
         images: float32 [n, 1, 32, 32], multiples of 1/256; the background is near 0, digits reach up to 1.
         labels: int64 [n, 32, 32], see `BACKGROUND`.
-        boxes: float32 [n, 4, 4]: left, top, right and bottom edge of the pixels of each digit; 0 where there is none.
-        digits: int64 [n, 4]: which digit; -1 where there is none.
+        boxes: float32 [n, 4, 4]: left, top, right and bottom edge of the pixels of each digit; 0 if there is no digit.
+        digits: int64 [n, 4]: value of each digit; -1 if there is no digit.
     """
 
     images: Tensor
@@ -87,7 +89,7 @@ def compose(rows: Sequence[int] | Tensor, count: int, seed: Sequence[int], *, st
 
     Args:
         rows: The digits to draw from: indices into the held-out digits (or into the training digits).
-        seed: Seed of everything random.
+        seed: Seed of all random properties.
     """
     data, choice = digits(), np.asarray(rows)
     images, names = (data.test, data.test_labels) if held_out else (data.train, data.train_labels)

@@ -29,14 +29,14 @@ IOU = 0.5
 def average_precision(found: Detections, boxes: Tensor, digits: Tensor) -> float:
     """Mean average precision over the classes that occur.
 
-    For each class it is the area under precision against recall, with the largest precision at any higher recall. A
-    detection is right if its box has an IoU of 0.5 or more with an object of its class that no better detection has
-    taken; it is compared with the object that it overlaps most.
+    For each class it is the area under the curve of precision against recall, with the largest precision at any higher
+    recall. Each detection is compared with the object of its class that it overlaps most. It is right if the IoU is 0.5
+    or more and no better detection has taken that object.
 
     Args:
-        found: Detections of n images; those with score 0 are left out.
+        found: Detections in n images; detections with score 0 are ignored.
         boxes: Objects, float32 [n, k, 4].
-        digits: Their classes int64 [n, k], -1 where there is none.
+        digits: Classes of the objects, int64 [n, k]; -1 if there is no object.
     """
     overlap = intersection_over_union(found.boxes, boxes)
     occurring = sorted(set(digits[digits >= 0].tolist()))

@@ -1,12 +1,14 @@
-"""A one-stage detector without anchors, as FCOS (Tian et al., ICCV 2019).
+"""A one-stage detector without anchors, like FCOS (Tian et al., ICCV 2019).
 
 Each cell of a coarse grid gives class scores and a box.
 
-Each cell of 4x4 pixels says which digit's centre is near, how far that centre is from its own and how large the box is. Training
-compares the cells near a digit's centre with that digit (`target_of`, `detection_loss`). `detect` turns what the cells say into
-detections: the highest scores, without those whose box overlaps a better one (non-maximum suppression).
+For each cell of 4x4 pixels, the network predicts which digit has its centre near, the distance of that centre from the
+cell's centre, and the size of the box. Training compares the cells near a digit's centre with that digit (`target_of`,
+`detection_loss`). `detect` converts the predictions to detections: those with the highest scores, without those whose
+box overlaps a better one (non-maximum suppression).
 
-Invariants: `detect` returns tensors of a fixed size and reads nothing back to the host; a value that is not finite stays visible.
+Invariants: `detect` returns tensors of a fixed size and copies nothing to the host; values that are not finite stay
+visible.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ STRIDE = 4
 """Height and width in pixels of the cell of one prediction."""
 CLASSES = 10
 CANDIDATES = 32
-"""Cells with the highest scores, from which overlapping ones are removed."""
+"""Number of cells with the highest scores from which overlapping ones are removed."""
 OVERLAP = 0.5
-"""Intersection over union from which two boxes are taken for the same object."""
+"""Intersection over union from which two boxes are taken as the same object."""
 BOX_WEIGHT = 2.0
 PRIOR = -4.0
 """Class scores (before the sigmoid) of an untrained detector: nearly all cells have no object."""
@@ -73,12 +75,12 @@ def boxes_of(cells: Tensor) -> Tensor:
 def target_of(boxes: Tensor, digits: Tensor, height: int, width: int) -> Tensor:
     """Training targets of the cells, [n, 5, height, width].
 
-    The digit (-1: none) and the box in the encoding of `boxes_of`. A cell stands for the nearest digit whose centre is
-    less than one cell away from its own, in both directions.
+    A target is the digit (-1: none) and the box in the encoding of `boxes_of`. A cell stands for the nearest digit
+    whose centre is less than one cell away from its own, in both directions.
 
     Args:
         boxes: float32 [n, k, 4].
-        digits: int64 [n, k], -1 where there is none.
+        digits: int64 [n, k], -1 if there is no digit.
     """
     centre = (boxes[..., :2] + boxes[..., 2:]) / 2
     distance = centre[..., None, None] - cell_centres(height, width, boxes)  # [n, k, 2, height, width]
@@ -118,7 +120,7 @@ class Detections(NamedTuple):
     Attributes:
         boxes: float [n, 32, 4]: left, top, right, bottom in pixels.
         scores: float [n, 32], 0 … 1.
-        labels: int64 [n, 32]: which digit.
+        labels: int64 [n, 32]: the digit.
     """
 
     boxes: Tensor

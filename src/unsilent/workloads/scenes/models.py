@@ -27,10 +27,11 @@ class SceneModel(FittedModel):
     """The specification of one scene model for images [n, 1, 32, 32].
 
     Attributes:
-        scenes: Number of scenes that it is trained on.
-        targets, loss: Targets that it learns of scenes, [n, ...], and the loss of its output and these.
-        score: The score that ``goal`` is about, of the trained model on scenes; without gradients.
-        run: The answer to images, which ``judge`` compares.
+        scenes: Number of scenes that the model is trained on.
+        targets, loss: Function from scenes to training targets [n, ...], and the loss from the model's output and these
+            targets.
+        score: Score of the trained model on scenes, which must reach ``goal``; computed without gradients.
+        run: Function from the model and images to the answer that ``judge`` compares.
     """
 
     scenes: int

@@ -1,8 +1,8 @@
 """`scenes-unet` and `scenes-segformer`: models that label each pixel of a scene with its digit.
 
 `UNet` has the encoder, decoder and skip connections of Ronneberger et al. (MICCAI 2015), with batch norm and two levels. The
-SegFormer (Xie et al., NeurIPS 2021) is `SegformerForSemanticSegmentation` of transformers, built from a small configuration; its
-scores have half the resolution and are enlarged to the size of the image, as its authors do.
+SegFormer (Xie et al., NeurIPS 2021) is `SegformerForSemanticSegmentation` of transformers, built from a small
+configuration; its scores have half the resolution and are enlarged to the size of the image, as in the paper.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def mean_iou(decided: Tensor, labels: Tensor) -> float:
 
     Args:
         decided: int64, any shape.
-        labels: int64, the same shape. A label that neither has is left out.
+        labels: int64, the same shape. Labels that occur in neither are left out.
     """
     pairs = torch.bincount((decided * PIXEL_LABELS + labels).flatten(), minlength=PIXEL_LABELS**2)
     table = pairs.view(PIXEL_LABELS, PIXEL_LABELS).double()
@@ -132,7 +132,7 @@ SEGMENTERS = {
             "patches": ("segformer.*.patch_embeddings.*",),
             "attention": ("segformer.*.attention.*",),
             "mlp": ("segformer.*.mlp.*",),
-            # Of blocks and stages; transformers 4 and 5 name them differently.
+            # Norms of blocks and of stages; transformers 4 and 5 name them differently.
             "norm": ("segformer.*[0-9r].layer*norm*",),
             "decoder": ("decode_head.*",),
         },

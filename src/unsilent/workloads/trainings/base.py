@@ -1,7 +1,7 @@
 """The interface of a training workload: state, step, evaluation, and snapshots that restore every bit.
 
-A step is a pure function of the state. Whatever is random in it is drawn from a stream of its own, seeded from the number
-of the step or epoch (see `randomness`), so a few counters say where all generators are: the state is the model, optimizers,
+A step is a pure function of the state. Each source of randomness has its own stream, seeded from the number of the step
+or epoch (see `randomness`). A few counters therefore determine all generators: the state is the model, optimizers,
 schedulers, the loss scaler, and these counters.
 """
 
@@ -31,13 +31,15 @@ class Seeds:
     """
 
     init: int = 0
-    """Seed of the weights a run starts from."""
+    """Seed of the weights that a run starts from."""
     order: int = 0
     """Seed of the order of the training data."""
     augment: int = 0
     dropout: int = 0
     within: int | None = None
-    """Seed of a permutation of the rows inside every batch: the same sums in another order. None: rows as they come."""
+    """Seed of a permutation of the rows inside every batch, which changes the order of sums. None: rows in their usual
+    order.
+    """
 
     def __post_init__(self) -> None:
         for part in fields(self):
@@ -67,10 +69,11 @@ STREAMS = tuple(part.name for part in fields(Seeds))
 class TrainingState:
     """The state of a training between two steps, which `TrainingWorkload.step` changes.
 
-    ``step``: steps done, ``epoch`` and ``cursor``: batches taken of that epoch. ``generators``: one per stream on the CPU,
-    seeded anew from ``seeds`` and the counters before every use, so they need no place in a snapshot. ``cached_values``: what
-    follows from the rest and is only kept to save time (the order of this epoch). ``wrapped_model``: what a step calls in place
-    of the model, a wrapper with the same parameters (None: the model).
+    ``step``: number of steps done. ``epoch``, ``cursor``: number of the epoch, and number of its batches that were
+    taken. ``generators``: one per stream, on the CPU. They are seeded anew from ``seeds`` and the counters before every
+    use, so a snapshot does not contain them. ``cached_values``: values that follow from the rest and are only kept to
+    save time (the order of this epoch). ``wrapped_model``: a wrapper with the same parameters that a step calls instead
+    of the model (None: the model itself).
     """
 
     model: nn.Module
@@ -101,7 +104,8 @@ class StepRecord:
 class Evaluation:
     """Results of a model on the held-out data, which are the same samples in the same order at every call.
 
-    ``loss``: mean over samples. ``predictions``, ``labels``: int64[n]; ``groups``: name -> bool[n], which samples belong to it.
+    ``loss``: mean over samples. ``predictions``, ``labels``: int64[n]. ``groups``: name of a group -> mask of its
+    samples, bool[n].
     """
 
     loss: float
@@ -130,7 +134,7 @@ class TrainingWorkload(Protocol):
 
     name: str
     steps: int
-    """Steps of a full run."""
+    """Number of steps of a full run."""
     world_size: int
     info: Mapping[str, Any]
     """Facts for the reader of a report (JSON values)."""

@@ -1,8 +1,8 @@
 """`train-dlrm`: a DLRM trained on synthetic clicks that a teacher model labels; see `workloads.clicks`.
 
-A full run is one pass over the rows, as is usual for DLRM. Categories are Zipf-distributed, so some rows of the tables are met
-in few steps. Requests with such a category are a group of their own among the held-out ones: a natural place for run-to-run
-variation that the overall accuracy does not show.
+A full run is one pass over the rows, as is usual for DLRM. Categories are Zipf-distributed, so some rows of the tables
+occur in few steps. The held-out requests with such a category are a group of their own, because run-to-run variation
+may occur there that the overall accuracy does not show.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unsilent.workloads.trainings.recipes import BuiltInTrainingOptions, add_dro
 NAME = "train-dlrm"
 EVALUATED = 2000
 RARE = 3
-"""Held-out requests with a category that fewer than so many training rows have are a group."""
+"""Number of training rows below which a category is rare; held-out requests with a rare category are a group."""
 
 
 def train_dlrm(
@@ -49,7 +49,7 @@ def train_dlrm(
 
     def build() -> nn.Module:
         model = Dlrm(data.dense.shape[1], data.tables)
-        # Without the last sigmoid: its loss is exact for scores of any size, and under autocast.
+        # Without the last sigmoid, the loss is exact for scores of any size, and under autocast.
         model.top_l[-1] = nn.Identity()
         add_dropout(model.top_l, dropout)
         return model
@@ -63,7 +63,7 @@ def train_dlrm(
         place = next(model.parameters()).device
         scores = call_model(model, {"dense": dense.to(place), "sparse": sparse.to(place)}).cpu()
         result = float(binary_cross_entropy_with_logits(scores, labels))
-        # A model that a fault has spoilt has no order of its scores.
+        # If a fault has made scores NaN or infinite, they have no order.
         area = auc(labels.numpy(), scores.numpy()) if bool(torch.isfinite(scores).all()) else float("nan")
         return make_evaluation(result, (scores > 0).long(), labels.long(), groups, AUC=area)
 

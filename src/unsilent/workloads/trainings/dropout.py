@@ -1,7 +1,7 @@
 """Dropout whose masks belong to the samples, also if the rows of a batch are permuted or shared by ranks.
 
-Ordinary dropout gives the k-th row the k-th mask, so permuting a batch deals other masks to the samples, and the permutation
-is no longer a mere change of the order in which sums are made; and each rank would give its rows the masks of the first ones.
+Ordinary dropout gives the k-th row the k-th mask. Permuting a batch would then give the samples different masks, and
+would change more than the order of sums. Each rank would also give its rows the masks of the first rows of the batch.
 """
 
 from __future__ import annotations

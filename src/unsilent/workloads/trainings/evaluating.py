@@ -16,7 +16,7 @@ from unsilent.workloads.base import call_model
 from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
 
 MoveToDevice = Callable[[Any], Any]
-"""Puts a batch on the device of the model."""
+"""Function that puts a batch on the device of the model."""
 
 
 _NEEDS_SCORES = (

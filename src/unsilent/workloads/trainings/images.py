@@ -1,7 +1,8 @@
 """`train-resnet` with its variants, and `train-vit`: classifiers of digits or of the user's CIFAR images.
 
-The residual network is `digits.DigitsCnn`, for CIFAR that of He et al. without its weights; ``-nobn`` has a bias in place
-of each batch norm, and residual branches begin at zero (after Zhang, Dauphin & Ma, ICLR 2019), so that it trains without.
+The residual network is `digits.DigitsCnn`, or for CIFAR the network of He et al. without its weights. ``-nobn`` has a
+bias in place of each batch norm. Its residual branches are initialised with zero (after Zhang, Dauphin & Ma, ICLR
+2019), so that it trains without batch norm.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from unsilent.workloads.trainings.recipes import (
 )
 
 HELD_OUT = 6
-"""One in this many of the user's own images is held out, as 10,000 of 60,000 are in CIFAR."""
+"""One of this many user images is held out, like 10,000 of 60,000 in CIFAR."""
 LEAST = 60
 EVALUATED = 250
 DARK = "darkest quarter"
@@ -99,9 +100,9 @@ def train_resnet(
     """The training of a residual network on digits, or on the images of ``data``.
 
     Args:
-        width: Width of the digits' network (8).
-        depth: Depth of the CIFAR network, 6 k + 2 (8).
-        optimizer, rate: Default: the variant's.
+        width: Width of the network for digits (default: 8).
+        depth: Depth of the CIFAR network, 6 k + 2 (default: 8).
+        optimizer, rate: Optimizer and learning rate; default: those of the variant.
         data: ``.npz`` with ``images`` uint8 [n, 32, 32, 3] and ``labels`` [n]; the last sixth is held out.
     """
     chosen = VARIANTS[variant]

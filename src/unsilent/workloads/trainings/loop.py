@@ -34,28 +34,30 @@ class Training:
     """A training workload made from functions for the model, the optimizer, the batches, the loss and the evaluation.
 
     Args:
-        model: Gives a new model; what it draws is seeded from ``init``.
+        model: Function that returns a new model; its random numbers are seeded from ``init``.
         optimizer: Function of the model that returns one optimizer, or several.
-        batches: A list of batches (in a new random order in each epoch); a data loader, or a function giving
-            one, or one with ``yield``; or a function of the step giving its batch.
+        batches: A list of batches (in a new random order in each epoch); a data loader, or a function that returns one;
+            a generator function; or a function from the number of a step to its batch.
         loss: ``loss(model, batch)`` -> the loss, or the loss and metrics of the batch by name.
-        evaluate: Held-out batches ``(inputs, labels)``, for a model that takes the inputs alone and returns scores (logits), one
-            row for each label, whose largest is the answer; for other models a function of the model that gives an `Evaluation`.
-        schedule: Function of an optimizer that returns its learning-rate scheduler, which goes on after each update.
-        augment: ``augment(batch, generator)`` -> batch; what it draws, also from the global generators,
-            follows from the seed.
+        evaluate: Held-out batches ``(inputs, labels)``, for a model that takes the inputs alone and returns scores
+            (logits), one row for each label, in which the largest score is the answer; for other models, a function of
+            the model that returns an `Evaluation`.
+        schedule: Function of an optimizer that returns its learning-rate scheduler, which is stepped after each update.
+        augment: ``augment(batch, generator)`` -> batch; its random numbers, also from the global generators, depend
+            only on the seed.
         clip: Largest norm of all gradients together.
         amp: ``bfloat16`` or ``float16``: forward passes under autocast, with a loss scaler.
-        growth: Updates after which it doubles its scale.
-        steps: Steps of a full run.
-        device: Model and batches are put there.
-        settings: Settings that decide the run besides the code (JSON values); a snapshot taken with others is refused.
+        growth: Number of updates after which the loss scaler doubles its scale.
+        steps: Number of steps of a full run.
+        device: Device of the model and the batches.
+        settings: Settings that affect the run besides the code (JSON values); a snapshot taken with other settings is
+            refused.
         streams: The seeds that have an effect (None: not known).
         info: JSON values for reports.
 
     Attributes:
-        shard: (rank, ranks) where several processes train together: this one trains on rows rank, rank + ranks, … of each
-            batch (None: on all). What is drawn for a row is the same whatever the shard.
+        shard: (rank, ranks) if several processes train together: this process trains on rows rank, rank + ranks, … of
+            each batch (None: on all rows). The random numbers for a row do not depend on the shard.
     """
 
     world_size = 1
@@ -82,7 +84,7 @@ class Training:
         info: Mapping[str, Any] | None = None,
     ) -> None:
         for part, value in (("model", model), ("optimizer", optimizer), ("loss", loss)):
-            # A module can be called, too; but a training needs a new one for each run.
+            # A module is also callable, but a training needs a new model for each run.
             if not callable(value) or (part != "loss" and isinstance(value, (nn.Module, Optimizer))):
                 raise UsageError(
                     f"training {name!r}: {part} is {type(value).__name__}; expected a function that returns a model: lambda: …"
@@ -254,7 +256,7 @@ class Training:
                 call_user_code(scaler.step, optimizer)
             scaler.update()
             if scaler.get_scale() < before:
-                return  # gradients were not finite and the update was left out: the schedule waits
+                return  # the update was skipped because gradients were not finite
         for scheduler in state.schedulers:
             call_user_code(scheduler.step)
 

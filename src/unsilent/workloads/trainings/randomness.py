@@ -1,8 +1,8 @@
 """Random numbers that depend only on the seed, the stream and the step or epoch.
 
-The caller's generators are left unchanged. Code of the user's own may draw from torch's, numpy's or Python's global
-generators. All three are seeded before each part of a step: building the model from ``init``, a batch from ``order``
-and ``augment``, the forward pass from ``dropout``.
+The caller's generators are left unchanged. The user's code may draw from the global generators of torch, numpy or
+Python. All three are seeded before each part of a step: building the model from ``init``, a batch from ``order`` and
+``augment``, the forward pass from ``dropout``.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from unsilent.workloads.process_side_effects import contain_user_process
 from unsilent.workloads.trainings.base import STREAMS, Seeds
 
 DATA = "data"
-"""Data are no source of randomness: what is drawn while they are made is the same for all seeds."""
+"""Stream for making the data: its random numbers are the same for all seeds, so data are not a source of randomness."""
 _ALL = (*STREAMS, DATA)
 
 
 GLOBALS, FETCHED = 1, 2
-"""Numbers of generators of a stream that has several at one step: torch's global ones, those of a data set."""
+"""Numbers of the generators of a stream with several at one step: global generators, generators of a data set."""
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _SMALL = 2**32
-"""Seeds below are one word of entropy; larger ones would run into the words behind them."""
+"""Smaller seeds take one word of entropy; larger seeds would collide with the words after them."""
 
 
 def stream_seed(seeds: Seeds, stream: str, *at: int) -> int:
@@ -47,7 +47,7 @@ def stream_seed(seeds: Seeds, stream: str, *at: int) -> int:
 
 def seed_globals(seed: int) -> None:
     """Seed the global generators of torch (with CUDA if it is in use), numpy and Python."""
-    # Not torch.manual_seed: it would start up accelerators that nobody uses.
+    # Not torch.manual_seed: it would initialise unused accelerators.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -84,7 +84,7 @@ def generator_state(generator: Any) -> Any:
     `set_generator_state` restores it.
 
     Raises:
-        UsageError: it has none that can be put back, as ``random.SystemRandom``.
+        UsageError: the state of the generator cannot be restored, for example of ``random.SystemRandom``.
     """
     try:
         if isinstance(generator, np.random.Generator):

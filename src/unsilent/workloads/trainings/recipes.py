@@ -20,7 +20,7 @@ from unsilent.workloads.trainings.loop import Training
 from unsilent.workloads.trainings.sources import RowBatches
 
 WARM_UP = 0.1
-"""Share of a run in which the learning rate goes up."""
+"""Share of a run in which the learning rate increases."""
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.05),
@@ -53,8 +53,8 @@ def make_training(
 ) -> Training:
     """A built-in training on batches that ``take`` returns for row numbers below ``rows``.
 
-    ``parts``: further arguments of `Training`, namely model, loss, evaluate and info. Raises ``UsageError`` for
-    options that make no sense.
+    ``parts``: further arguments of `Training`, namely model, loss, evaluate and info. Raises ``UsageError`` for invalid
+    options.
     """
     steps, batch, optimizer, rate, dropout, amp, device = options
     if not 0 <= dropout < 1:

@@ -1,8 +1,8 @@
 """The check that a training is restored bit for bit.
 
-Four ways: run again, and from a snapshot in new objects, in the same objects and in a new process. A training that is
-not restored bit for bit cannot serve as a clean twin. What is missing is found by training on: what a snapshot forgot
-shows in some tensor after a few steps, and the first one is named.
+Four ways are checked: a second run, and restoring a snapshot in new objects, in the same objects and in a new process.
+A training that is not restored bit for bit cannot serve as a clean twin. Missing state is found by further training:
+after a few steps it changes some tensor, and the first such tensor is named.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 
 STEPS = 3
 SECONDS = 600
-"""Seconds that a new process may take."""
+"""Largest number of seconds that a new process may take."""
 ADVICE = "everything that a step depends on must be in the state, or follow from its seeds and counters"
 
 
@@ -36,7 +36,7 @@ ADVICE = "everything that a step depends on must be in the state, or follow from
 class RestoreCheckResult:
     """The ways of restoring that were checked, all of which gave the same bits.
 
-    ``why_not_new_process``: why a new process was not (None: it was).
+    ``why_not_new_process``: the reason why a new process was not checked (None if it was).
     """
 
     ways_checked: tuple[str, ...]
@@ -57,7 +57,7 @@ def check_restorable(
     _run(workload, state, steps)
     snapshot = workload.snapshot(state)
     restored = _through_file(workload, snapshot)
-    # State that a snapshot lacks shows only in later steps, so every step of the trail is compared.
+    # State that a snapshot lacks shows only in later steps, so all snapshots of the later steps are compared.
     wanted = _trail(workload, state, steps)
     if text := first_snapshot_difference(snapshot, restored):
         raise UsageError(

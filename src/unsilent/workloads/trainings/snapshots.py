@@ -1,11 +1,11 @@
 """Snapshots of a training: copies as plain data that are restored and compared bit for bit.
 
-A snapshot is a nesting of dicts and lists of tensors and plain values. Optimizers are not asked for their ``state_dict``, for
-loading one rounds state to the dtype of its parameter; their state is copied as it lies there. Gradients are left out: a step
-begins without.
+A snapshot is a nesting of dicts and lists of tensors and plain values. The state of optimizers is copied directly,
+because loading a ``state_dict`` rounds state to the dtype of its parameter. Gradients are left out, because a step
+begins without them.
 
-Invariants: no tensor of a snapshot shares memory with the training; strides are kept, for kernels may sum in another order
-where the memory layout differs.
+Invariants: no tensor of a snapshot shares memory with the training; strides are kept, because kernels may sum in
+another order if the memory layout differs.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _cloned(tensor: Tensor) -> Tensor:
 def restored_value(current: Any, kept: Any, device: torch.device | None = None) -> Any:
     """The value of a snapshot for the place of ``current``.
 
-    ``current`` itself with the content of ``kept`` if it is a tensor that fits, else a copy of ``kept``. ``device``:
-    where tensors with dimensions belong (None: where they were).
+    The result is ``current`` itself with the content of ``kept`` if it is a tensor that fits, else a copy of ``kept``.
+    ``device``: device for tensors with dimensions (None: the device that they were on).
     """
     if isinstance(kept, Tensor):
         if isinstance(current, Tensor) and _alike(current, kept):
@@ -205,7 +205,7 @@ class _Nothing:
 
 
 _NOTHING = _Nothing()
-"""Stands where only the other one has a value."""
+"""Placeholder if only the other container has a value."""
 
 
 def _short(value: Any) -> str:
@@ -215,7 +215,7 @@ def _short(value: Any) -> str:
 def _bytes(tensor: Tensor) -> Tensor:
     """The bytes of every element of a tensor, uint8 [elements, bytes]."""
     dense = tensor.detach().cpu().contiguous()
-    # A dimension of size 1 may have any stride in a contiguous tensor, and then no view of its bytes is given.
+    # In a contiguous tensor a dimension of size 1 may have any stride, and then torch returns no view of its bytes.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).view(dense.numel(), -1)
 
 
@@ -241,7 +241,7 @@ def check_header(snapshot: Mapping[str, Any], name: str, settings: Mapping[str, 
 
 
 FORMAT = 1
-"""Version of snapshots; raised whenever they or the way seeds become draws change."""
+"""Version of snapshots; raised whenever their format or the use of seeds changes."""
 KEYS = (
     "format",
     "workload",

@@ -1,6 +1,7 @@
 """Sources of training batches, whose order depends only on the seeds, the epoch and the position in it.
 
-Invariant: a source keeps nothing of a run in itself; what a run holds lies in its state, and can be made again from the counters.
+Invariant: a source holds no state of a run. All state of a run is in its `TrainingState`, and can be made again from
+the counters.
 """
 
 from __future__ import annotations
@@ -80,13 +81,13 @@ class StepBatches:
 class IteratedBatches:
     """Batches from an iterable such as a data loader, which is iterated again in each epoch.
 
-    To continue inside of an epoch, it is iterated from the start up to the cursor. A sampler with a ``generator`` gets
-    one of the order's stream, and all else that is drawn for a batch is augmentation. Where there is no such sampler,
-    nobody can tell the two apart in the first batch of an epoch: it is drawn from the order's stream.
+    To continue inside an epoch, it is iterated from the start up to the cursor. A sampler with a ``generator`` gets a
+    generator of the order's stream, and all other random numbers for a batch belong to augmentation. Without such a
+    sampler, the two cannot be distinguished in the first batch of an epoch, which is drawn from the order's stream.
     """
 
     make: Callable[[], Iterable[Any]]
-    """Called once for each state; where it gives something that can be iterated once only, in each epoch."""
+    """Function that is called once for each state, or in each epoch if its result can be iterated only once."""
 
     def batch(self, state: TrainingState) -> Any:
         """The next batch of the iterator that the state holds."""
@@ -126,7 +127,7 @@ def _iteration(loader: Any, state: TrainingState, step: int) -> Iterator[Any]:
     for part in (loader, sampler):
         if callable(set_epoch := getattr(part, "set_epoch", None)):
             set_epoch(state.epoch)
-    # The loader's own generator seeds its worker processes, which augment.
+    # The loader's own generator seeds its worker processes, which do the augmentation.
     pairs: tuple[tuple[Any, int], ...] = ((sampler, order), (loader, augment))
     lent = [(part, part.generator, seed) for part, seed in pairs if _draws(part)]
     seed_globals(augment if _draws(sampler) else order)
@@ -134,7 +135,7 @@ def _iteration(loader: Any, state: TrainingState, step: int) -> Iterator[Any]:
         for part, _, seed in lent:
             part.generator = torch.Generator().manual_seed(seed)
         iterator = iter(loader)
-        # Samplers look for their generator when the first batch is asked for.
+        # Samplers read their generator when the first batch is requested.
         first = list(islice(iterator, 1))
     finally:
         for part, before, _ in lent:

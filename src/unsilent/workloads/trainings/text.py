@@ -1,7 +1,7 @@
 """`train-chargpt` and `train-llama`: language models trained on Python's help texts; see `workloads.help_texts`.
 
-A row is a piece of 64 characters from a random place, so the order of the data is the choice of the places. Its answer at every
-position is the most likely next character.
+A row is a piece of 64 characters from a random place, so the seed of the order chooses the places. The answer of the
+model at every position is the most likely next character.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unsilent.workloads.trainings.recipes import (
 )
 
 EVALUATED = 32
-"""Held-out contexts, spread over the text."""
+"""Number of held-out contexts, which are spread over the text."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -75,7 +75,7 @@ def train_llama(
     """The training of a Llama of transformers, built from its configuration.
 
     It has RMSNorm, rotary positions, SwiGLU and no biases. With ``dtype=bf16`` parameters, activations, gradients and
-    moments are bfloat16, as of a model that was cast as a whole; ``dtype=fp32,amp=bfloat16`` is autocast on float32
+    moments are bfloat16, as in a model that was cast as a whole; ``dtype=fp32,amp=bfloat16`` is autocast on float32
     parameters.
     """
     name = "train-llama"
