@@ -96,7 +96,7 @@ def make(request: Request) -> int:
 def check(request: Request) -> Result:
     """Compare what a model answers to canaries with their stored answers.
 
-    Exit code: 1 where the answer to a canary changed, 0 where none did.
+    The exit code is 1 if the answer to a canary changed, otherwise 0.
     """
     from unsilent.compare.adapters.names import is_adapter
     from unsilent.compare.canaries import BITS, BITS_MAY_DIFFER, check_canaries, load_canaries, parse_comparison

@@ -44,7 +44,7 @@ class RecordOptions:
 def selftest(request: Request) -> Result:
     """Execute operations with known answers on a device, and compare every element.
 
-    Exit code: 17 where an answer was wrong, 0 where none was.
+    The exit code is 17 if an answer was wrong, otherwise 0.
     """
     from unsilent.selftest.running import run_selftest
 

@@ -64,7 +64,7 @@ class StatusOptions:
 
 
 def status(request: Request) -> int:
-    """Show what stores are, how complete their campaigns are, which command continues them, and their main result.
+    """Show what each store holds, how complete its campaign is, which command continues it, and its main result.
 
     For a folder, show all stores in it. The exit code is 1 if a store cannot be read.
     """

@@ -96,10 +96,10 @@ class CollectOptions:
 def triage(request: Request) -> Result | int:
     """Rank the debugging queries to run next on an incident, with reasons, and execute them.
 
-    The order comes from a trained model, or with --order runbook from rules by hand. With --run, queries that the folder
-    answers are executed until a finding is believed; after each, the others are ranked anew.
+    The order comes from a trained model or, with --order runbook, from hand-written rules. With --run, queries that the folder
+    can answer are executed until a finding is accepted. After each query, the others are ranked again.
 
-    Exit code: 1 where executed queries found something that is not doubted, 0 otherwise.
+    The exit code is 1 if an executed query found something that is not in doubt, otherwise 0.
     """
     from unsilent.triage.investigation import investigate
     from unsilent.triage.queries.table import json_schemas
@@ -126,7 +126,7 @@ def _order(options: TriageOptions) -> Order:
 def query(request: Request) -> Result:
     """Execute one debugging query on an incident.
 
-    Exit code: 1 where something was found, 0 where nothing was, or the folder does not answer it.
+    The exit code is 1 if something was found, otherwise 0, also if the folder does not answer the query.
     """
     from unsilent.triage.bundle import Bundle
     from unsilent.triage.findings import Query
@@ -141,9 +141,9 @@ def query(request: Request) -> Result:
 
 
 def farm(request: Request) -> Result:
-    """Make a collection of incidents with known causes, on which orders of queries are measured.
+    """Make a collection of incidents with known causes, to measure orders of queries on.
 
-    Small trainings are simulated, each with one cause and once without it; what the folder has already is not made again.
+    Simulates small trainings, each once with one cause and once without it. Incidents that the folder already has are kept.
     """
     from unsilent.triage.farm.collection import make_collection
     from unsilent.triage.farm.farm_report import FarmResult
@@ -156,7 +156,7 @@ def farm(request: Request) -> Result:
 
 
 def collect(request: Request) -> int:
-    """Write the folder of an incident from what a job left, where no alarm did, or a copy of one with more parts.
+    """Make the folder of an incident from the files of a job without an alarm, or a copy of an incident with more parts.
 
     Looks for traces, dumps of the flight recorder in JSON, logs, checkpoints with manifests and a configuration. The folder of
     the job is not changed.

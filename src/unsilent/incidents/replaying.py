@@ -113,9 +113,9 @@ def _yes_or_no(value: bool | None) -> str:
 def replay(request: Request) -> IncidentReplay:
     """Execute the recorded step of an alarm again, from the state and the batch in the folder of an incident.
 
-    All that the step comes to is compared, and each operation is checked: a second time, and in float64. Random numbers have seed
-    0. Exit code: 1 where executions differ, an operation differs from itself or overflows, or a result is not finite; 0 where
-    nothing of this was found.
+    All results of the step are compared, and each operation is checked by a second execution and in float64. Random numbers have
+    seed 0. The exit code is 1 if executions differ, if an operation overflows or differs when it is repeated, or if a result is
+    not finite, otherwise 0.
     """
     from unsilent.incidents.recorded_steps import replay_incident
 

@@ -148,7 +148,7 @@ class UndoOptions:
 
 
 def undo(request: Request) -> int:
-    """Take back the last edit; the checkpoint is as before, byte for byte."""
+    """Undo the last edit, which restores the checkpoint byte for byte."""
     from unsilent.checkpoints.editing import undo_edit
 
     options = request[UndoOptions]

@@ -39,9 +39,9 @@ class LastGoodOptions:
 
 
 def last_good(request: Request) -> LastGood | int:
-    """Find the newest checkpoint below a folder that is still as its manifest says.
+    """Find the newest checkpoint below a folder that still matches its manifest.
 
-    Exit code: 1 where none is, 0 where one was found.
+    The exit code is 1 if there is none, otherwise 0.
     """
     from unsilent.checkpoints.last_good import last_good_checkpoint
 
@@ -106,7 +106,7 @@ class DiffOptions:
 
 
 def diff(request: Request) -> int:
-    """Compare two checkpoints tensor by tensor, whatever their formats; the exit code is 1 where they differ."""
+    """Compare two checkpoints tensor by tensor, whatever their formats; the exit code is 1 if they differ."""
     from unsilent.checkpoints.comparing import SAME, compare
     from unsilent.checkpoints.difference_report import difference_report
     from unsilent.cli.report_output import show_report
@@ -135,7 +135,7 @@ class ManifestOptions:
 
 
 def manifest(request: Request) -> int:
-    """Hash every file, so that verify can tell later what has changed; the exit code is 1 where a folder holds links."""
+    """Hash every file, so that verify can tell later what has changed; the exit code is 1 if the folder contains links."""
     from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.checkpoints.hashes import hash_files, total_bytes
     from unsilent.checkpoints.manifest import make_manifest, manifest_path, not_covered, write_manifest
@@ -172,7 +172,7 @@ class VerifyOptions:
 
 
 def verify(request: Request) -> int:
-    """Compare every byte of a checkpoint with its manifest; the exit code is 1 where something has changed or is not covered."""
+    """Compare every byte of a checkpoint with its manifest; the exit code is 1 if something has changed or is not covered."""
     from unsilent.basics.sizes import human_bytes
     from unsilent.checkpoints.checkpoint_files import CheckpointFiles
     from unsilent.checkpoints.editing import refuse_interrupted

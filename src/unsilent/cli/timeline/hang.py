@@ -22,9 +22,9 @@ class HangOptions:
 
 
 def hang(request: Request) -> Result:
-    """Find the rank that never entered a collective, by dumps of PyTorch's flight recorder.
+    """Find the rank that never entered a collective, from dumps of PyTorch's flight recorder.
 
-    Exit code: 1 where a rank was missing from a collective or collectives differ, 0 where none was found.
+    The exit code is 1 if a rank was missing from a collective or collectives differ, otherwise 0.
     """
     from unsilent.timeline.hang import find_hang
 
