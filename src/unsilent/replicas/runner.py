@@ -1,7 +1,7 @@
 """The runner of replicas, which trains with given seeds and switches and restores all settings afterwards.
 
-The runner belongs in a worker, because it imports torch. Some switches are environment variables that torch reads when it is loaded; the
-worker starts another process for these.
+The runner belongs in a worker, because it imports torch. Some switches are environment variables that torch reads when it
+is loaded; the worker starts another process for these.
 """
 
 from __future__ import annotations
