@@ -82,8 +82,8 @@ def allocate(
     """Approximately the fewest trials of each stratum for which the expected half-width is small enough.
 
     ``pilot``: strata with pilot trials, from which means and variances are taken. Every stratum gets trials at least in
-    proportion to its weight, since the pilot may have missed events; strata that vary more get more by Neyman's rule. ``is_rough``: skip the
-    check with the computed interval, for comparing designs; the result is then a few percent off.
+    proportion to its weight, since the pilot may have missed events; strata that vary more get more by Neyman's rule.
+    ``is_rough``: skip the check with the computed interval, for comparing designs; the result is then a few percent off.
 
     Raises:
         ValueError: the half-width is not above 0, or the pilot has a stratum without trials.
