@@ -1,6 +1,6 @@
 """The noise floor of a training, measured from its stored replicas, for the test of `unsilent.statistics.floor`.
 
-Any study that trains has the same two questions: which clean runs are there, and how far is this run from the clean twin?
+Every study that trains asks the same two questions: which clean runs are stored, and how far is a run from the clean twin?
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from unsilent.statistics.distances import distance
 from unsilent.statistics.null_distribution import NullDistribution, RunComparison
 
 ACCURACY, LOSS, CHURN, UNIT = "accuracy", "loss", "churn", "unit"
-"""Measures: differences of accuracy (a share) and loss on held-out samples; share of predictions that differ, and distance of
-the weights on the unit sphere (where weights were kept)."""
+"""Measures: differences of accuracy (a share) and loss on held-out samples, the share of predictions that differ, and the
+distance of weights scaled to unit length (only if weights were stored)."""
 
 
 class Floor:
@@ -23,7 +23,7 @@ class Floor:
 
     Args:
         store: Store of the replicas.
-        switches: The noise that the runs which are to be judged have met, too.
+        switches: Switches of the replicas; the runs to be judged must have the same noise.
 
     Raises:
         UsageError: the store has no clean twin.

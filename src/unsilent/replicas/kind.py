@@ -32,10 +32,10 @@ from unsilent.workloads.zoo import TRAININGS
 
 Replicas = Kind[ReplicaSpec, ReplicaBaseline, ReplicaRow]
 ASKED = "asked"
-"""The name of records of which replicas were asked for; the last one holds."""
+"""Name of the records of requested replicas; the last record is valid."""
 MOST_NUMBER = 2**31
 WIDTHS = {"": 0, "float32": 4, "float64": 8}
-"""Bytes of a weight by its dtype; no weights are kept without one."""
+"""Bytes of a weight by its dtype; the empty dtype means that no weights are stored."""
 _BITS, _HASH = re.compile(r"([0-9a-f]{2})*"), re.compile(r"[0-9a-f]+")
 
 
@@ -148,7 +148,7 @@ REPLICAS: Replicas = Kind(
     shared_baseline_fields=("labels", "groups", "steps", "parameters"),
     store_class=lambda *arguments, **more: ReplicaStore(*arguments, **more),
 )
-"""The kind of campaign, without what a study makes of replicas."""
+"""The kind of campaign, without the analysis that a study adds."""
 
 
 class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
@@ -170,7 +170,7 @@ class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
     ) -> Iterator[ReplicaRow]:
         """The first ``count`` stored runs with these switches, ordered by number.
 
-        ``weights``: whether their weights are read.
+        ``weights``: whether to read their weights.
         """
         rows = self.rows(target=str(switches), omit_arrays=() if weights else ("weights",))
         return (row for row in islice(rows, count) if row.trial.k < count)

@@ -13,7 +13,7 @@ from unsilent.campaigns.stored_values import DamagedRecordError, parse_record
 from unsilent.replicas.spec import MOST_REPLICAS
 
 FLOOR = "floor"
-"""The name of records of noise floors, in the order of `NoiseFloors`."""
+"""Name of the records of noise floors, which are stored in the order of `NoiseFloors`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,12 @@ class ReplicaDifferences(JsonRecord):
     """Differences between fault-free replicas and their clean twin at the end of training.
 
     Attributes:
-        switches: Switches that vary between them.
-        accuracy, loss: Of each replica on held-out samples, minus the twin's.
-        churn: Share of predictions that differ from the twin's.
-        identical_to_twin: Whether it ended in the twin's bits.
-        loss_band: Widest difference of the mean training loss of each ``window`` steps from the twin's.
+        switches: Switches that vary between the replicas.
+        accuracy, loss: Difference of each replica's held-out accuracy and loss from the twin's.
+        churn: Share of each replica's predictions that differ from the twin's.
+        identical_to_twin: Whether each replica's results equal the twin's bit for bit.
+        window: Number of steps that ``loss_band`` averages over.
+        loss_band: Largest absolute difference from the twin of the mean training loss, for each window of steps.
         twin_losses_hash: Hash of the twin's losses.
     """
 
@@ -44,8 +45,8 @@ class NoiseFloors:
     """The two noise floors with which a faulty run is compared.
 
     Attributes:
-        implementation: Replicas that carry out the same sums in another order.
-        seeds: Replicas with other seeds of initialisation, data order, augmentation and dropout.
+        implementation: Noise floor of replicas whose implementation switches vary, for example the order of sums.
+        seeds: Noise floor of replicas with other seeds for initialisation, data order, augmentation and dropout.
     """
 
     implementation: ReplicaDifferences

@@ -1,8 +1,9 @@
 """The two noise floors of a training, measured from replicas, with which faulty runs are compared.
 
-*Implementation*: replicas with golden's seeds whose sums are carried out in another order. A run beyond them is different.
-*Seeds*: replicas with other seeds. A run that is worse than golden and beyond them as well is harmful; one that lies between the
-two took another path, and ended as a fault-free run of the same recipe may end.
+*Implementation*: replicas with the seeds of the golden run that compute the same sums in another order. A run beyond this floor
+differs from the golden run.
+*Seeds*: replicas with other seeds. A run that is worse than the golden run and also beyond this floor is harmful. A run between
+the two floors took another path but ended as a fault-free run of the same recipe may end.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ SEEDS = VARIANTS["algo"]
 LEAST = 20
 LEVEL = 0.05
 FLOOR = Argument("floor", str | Path | None, "File that stores the fault-free runs. Default: none is kept.")
-"""Argument of functions for Python, which do not keep fault-free runs where commands do."""
+"""Argument of Python functions. Unlike commands, they do not store fault-free runs by default."""
 WINDOW = 10
-"""Steps that losses are averaged over: single ones differ between fault-free runs as much as anything."""
+"""Number of steps that losses are averaged over, because losses of single steps differ a lot even between fault-free runs."""
 
 
 def run_noise_floors(
@@ -50,7 +51,7 @@ def run_noise_floors(
 ) -> NoiseFloors:
     """Run the replicas that the store lacks, ``count`` per noise floor, and compare them with the clean twin.
 
-    ``implementation``: what differs between replicas of that floor. Raises ``UsageError``.
+    ``implementation``: switches of the implementation floor, which must vary. Raises ``UsageError``.
     """
     if count < LEAST:
         raise UsageError(f"--replicas is {count}; a noise floor at level {LEVEL:g} needs at least {LEAST}")
@@ -80,8 +81,9 @@ def measure_noise_floors(
 
     Args:
         spec: Spec of the fault-free runs.
-        implementation: Switches, as ``--noise`` gives them.
-        path: The file; None: where the run keeps it.
+        implementation: Switches of the implementation floor, in the syntax of ``--noise``.
+        count: Number of replicas for each floor.
+        path: File of the fault-free runs; ``None`` for the default of the run.
     """
     jobs = run.request[run.kind.execution_options].jobs
     with (
@@ -126,7 +128,7 @@ def check_twin(name: str, losses: Sequence[float], floors: NoiseFloors) -> None:
     Args:
         name: Name of the training.
         losses: Losses of the golden run.
-        floors: Floors that must have been measured from the same run.
+        floors: Noise floors, which must have been measured from the same run.
     """
     if {floors.implementation.twin_losses_hash, floors.seeds.twin_losses_hash} != {hash_of_losses(np.array(losses))}:
         raise UsageError(
@@ -143,13 +145,13 @@ def hash_of_losses(losses: Floats) -> str:
 class NoiseFloorTest:
     """The test whether a run differs from the golden run by more than the replicas of one floor do.
 
-    As every difference is from the same golden run, the test is of the run's own place among the ends of the replicas.
-    A rank test of held-out accuracy and loss at ``LEVEL`` for each run by itself: among runs that differ as replicas do, that
-    share is called beyond. Corrected for a thousand trials, 20 replicas could call none.
+    All differences are from the same golden run. The test is a rank test of held-out accuracy and loss at ``LEVEL``, for each run
+    alone: of the runs that differ only as replicas do, this share is reported as beyond noise. The level is not corrected for the
+    number of runs: after a correction for a thousand trials, 20 replicas could not make any result significant.
 
     Args:
-        floor: Floor of the replicas.
-        margin: Difference of held-out accuracy, a share, that is no loss.
+        floor: Noise floor of the replicas.
+        margin: Smallest difference of held-out accuracy, a share, that matters.
     """
 
     def __init__(self, floor: ReplicaDifferences, margin: float) -> None:
@@ -174,7 +176,7 @@ class NoiseFloorTest:
             return True
         seen = RunComparison("corrupted", "twin", {ACCURACY: gap, LOSS: loss_gap}, self._source)
         result = noise_verdict(seen, self._null, self._measures, level=LEVEL)
-        return result.p is None or result.p <= LEVEL * (1 + 1e-9)  # without noise every difference is beyond it
+        return result.p is None or result.p <= LEVEL * (1 + 1e-9)  # without noise every difference is beyond noise
 
 
 def _windowed(losses: Floats) -> Floats:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class ReplicaProcess(Closing):
     """The parent's handle of a process that runs replicas.
 
-    ``environment``: variables that the process has in addition to those of the parent.
+    ``environment``: environment variables of the process in addition to those of the parent.
     """
 
     def __init__(self, make_runner: MakeRunner, spec: ReplicaSpec, environment: Mapping[str, str]) -> None:

@@ -32,10 +32,15 @@ def run_replicas(
 ) -> ReplicaBaseline:
     """Run the ``wanted`` replicas that the store lacks, and return the baseline of the training.
 
-    ``wanted`` decides once it is known what the training is. Rows are stored as runs end, so an interrupt or a kill loses only
-    the runs in flight. ``after_control_runs`` is called when all runs without switches are stored, before any other;
-    ``step_traces`` is asked when all runs are. ``replica_request``: what the store remembers of the question.
-    ``deadline``: seconds that one run may take; None: no limit. The rest: see `make_executor`.
+    Each row is stored when its run ends, so an interrupt or a kill loses only the runs in progress.
+
+    Args:
+        wanted: Function that returns the replicas to run, given the baseline of the training.
+        deadline: Maximum duration of one run in seconds; ``None`` for no limit.
+        replica_request: Request to record in the store.
+        after_control_runs: Called when all runs without switches are stored, before any other run starts.
+        step_traces: Called when all runs are stored; returns the step traces to make.
+        jobs, executor, address, observer: See `make_executor`.
     """
     with executors.make_executor(
         executor, store.kind.runner, spec, jobs=jobs, deadline=deadline, observer=observer, address=address

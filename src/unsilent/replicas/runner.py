@@ -1,7 +1,7 @@
 """The runner of replicas, which trains with given seeds and switches and restores all settings afterwards.
 
-Lives in a worker: it imports torch. Switches that are read from the environment when torch is loaded are set in a process of
-their own, which the worker starts.
+The runner belongs in a worker, because it imports torch. Some switches are environment variables that torch reads when it
+is loaded; the worker starts another process for these.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from unsilent.workloads.trainings.base import Seeds, TrainingState, TrainingWork
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.snapshots import model_tensors
 
-# By ``allow_tf32``, which programs read; where a program has used the newer ``fp32_precision``, reading it raises,
-# and the newer name is used here as well.
+# TF32 is set by ``allow_tf32``, which programs read. If a program has used the newer ``fp32_precision``, reading
+# ``allow_tf32`` raises an error; then ``fp32_precision`` is used here too.
 
 PRECISIONS = {True: "tf32", False: "ieee"}
-"""Values of ``fp32_precision``, by whether TF32 may be used."""
+"""Values of ``fp32_precision`` if TF32 is allowed and if it is not."""
 
 
 def parts_with_precision() -> tuple[Any, ...]:
@@ -88,7 +88,7 @@ def _by_precision(allowed: bool) -> Iterator[None]:
 
 
 PROBE_STEPS = 2
-"""Steps that are trained before the first run: code and data that user code reads by itself show in them."""
+"""Number of steps trained before the first run, so that the fingerprint includes code and data that these steps load."""
 _CHOOSE = (
     "ATEN_",
     "ONEDNN_",
@@ -102,20 +102,20 @@ _CHOOSE = (
 )
 _UNSURE = "does not have a deterministic implementation"
 SECOND_TWIN = Replica(Switches(), 1).trial
-"""Twin in a new process. The first twin runs in the one that described the training, so it has trained steps before: what
-depends on the process (the order of sets, say), or is left behind for the next run there, must not hide."""
+"""The clean twin repeated in a new process. The first twin may run in the process that made the baseline and has trained steps
+already. The second one shows effects of the process, for example the order of sets, or state left behind by earlier runs."""
 
 
 class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
     """The runner of replicas of one training.
 
-    Every run starts from new state, so no state has to be verified afterwards.
+    Every run starts from a new state, so the state is not verified afterwards.
     """
 
     def __init__(
         self, spec: ReplicaSpec, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
     ) -> None:
-        # What cuBLAS needs to be deterministic; without CUDA nobody reads it.
+        # cuBLAS needs this to be deterministic; it has no effect without CUDA.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         super().__init__(spec)
         self._jobs = (worker_settings or WorkerSettings()).jobs
@@ -128,7 +128,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[ReplicaRow | DeferredTrial]:
         """Run trials and yield their rows.
 
-        Runs with several threads are deferred to run alone, as two at once would slow each other down a hundredfold.
+        Runs with several threads are deferred to run alone, because two at a time would slow each other down a hundredfold.
         """
         for trial in trials:
             switches = replica_or_step_trace(trial).switches
@@ -200,7 +200,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         }
         streams = getattr(self.workload, "streams", None)
         fingerprint = {
-            # Now, when the first steps have loaded what they load late.
+            # Computed here, after the first steps have loaded everything that is loaded late.
             "code": code_fingerprint(self.spec.workload, self.workload, None),
             "data": _file_hash(self.spec.data),
             "start": start,
@@ -236,7 +236,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
         try:
             with flow:
                 self.workload.step(state)
-        except UnsilentError:  # a compiled model cannot be watched
+        except UnsilentError:  # a compiled model cannot be traced
             return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in state.model.modules())
         by_row = {name for name, module in named_modules(state.model) if isinstance(module, RowDropout)}
         drawn = {
@@ -271,7 +271,7 @@ class ReplicaRunner(Runner[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
                     self.workload.step(state)
             except (
                 UnsilentError
-            ) as error:  # what cannot be watched (a compiled model, say) still has its other measures
+            ) as error:  # a step that cannot be traced (for example of a compiled model) still has its other measures
                 return StepTrace(note=str(error))
             after = _digests(state, kind)
         return StepTrace(before, after, [_operation(met) for met in flow.recorded_operations])
@@ -325,12 +325,12 @@ def apply_switches(switches: Switches) -> Iterator[None]:
     with ExitStack() as stack, tf32_set("tf32" in switches):
         try:
             torch.set_num_threads(switches.threads)
-            # Memory is filled for debugging only; it would cost time.
+            # Torch fills memory only for debugging, which would take time.
             deterministic.fill_uninitialized_memory = False
             torch.use_deterministic_algorithms(not free, warn_only=True)
             torch.backends.cudnn.benchmark = "cudnn-benchmark" in switches
             if "onednn" in switches:
-                # Not `flags`: that would set TF32, too, which warns where there is none.
+                # `flags` is not used because it also sets TF32, which warns if TF32 is not available.
                 stack.callback(torch.backends.mkldnn.set_flags, torch.backends.mkldnn.set_flags(False)[0])
             yield
         finally:

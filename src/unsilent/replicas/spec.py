@@ -1,8 +1,8 @@
 """Records of replicas: a training, a run of it, and the results of a run.
 
-A replica is known by its training, its switches and its number, and nothing else: who asks for the same one gets the same row,
-whichever study, worker or day it is from. Its seeds follow from base seed and number, and those of different switches are the
-same for the same number: replica 3 of ALGO and replica 3 of ALGO+IMPL differ in the implementation alone.
+A replica is identified only by its training, its switches and its number: the same replica has the same row, whichever study or
+worker ran it. Its seeds follow from the base seed and the number. Replicas with different switches but the same number have the
+same fresh seeds: replica 3 of ALGO and replica 3 of ALGO+IMPL differ in the implementation alone.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from unsilent.campaigns.spec import Json, JsonRecord, SpecOfTraining, TrialId
 from unsilent.replicas.switches import SWITCHES, Switches
 
 WEIGHT_BYTES = 64 * 2**20
-"""Final weights that take more than this are not kept; their distances are then not known."""
+"""Size in bytes above which final weights are not stored; distances of weights are then unknown."""
 MOST_STEPS, MOST_REPLICAS = 10**7, 10**5
-"""Most steps of a run; most replicas of a variant."""
+"""Maximum number of steps of a run, and of replicas of a variant."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec(SpecOfTraining):
     """The training whose replicas are run, and how often its weights are hashed.
 
-    ``steps``: the length of a run; None: all steps of the workload. ``every``: steps between two hashes of the weights.
+    ``steps``: number of steps of a run; ``None`` for all steps of the workload. ``every``: number of steps between two hashes.
     """
 
     FILES: ClassVar[tuple[str, ...]] = ("data",)
@@ -59,15 +59,15 @@ class ReplicaBaseline(JsonRecord):
     """Facts about a training that a worker finds before its first run.
 
     Attributes:
-        steps: Steps of a run.
+        steps: Number of steps of a run.
         hash_count: Number of hashes of the weights in a run.
-        fingerprint: Everything that a run depends on, by name.
+        fingerprint: Versions and hashes of everything that a run depends on, by name.
         labels: Labels of the held-out samples.
-        groups: Name -> the samples of it, as bits in hex digits.
-        effective_streams: Seeds that have an effect (None: not known).
-        has_channels_last: Whether it has a tensor that can be channels last.
-        draws_per_batch: Whether a module draws random numbers that do not go with the rows of the batch.
-        machine: Facts that hold only where they were found (instructions, cores).
+        groups: Samples of each group by name, as a bit mask in hex digits.
+        effective_streams: Random streams whose seeds have an effect; ``None`` if this is unknown.
+        has_channels_last: Whether a parameter can have the memory layout channels last.
+        draws_per_batch: Whether a module draws random numbers that are not drawn separately for each row of a batch.
+        machine: Facts about the machine, for example its instruction set and processor model.
         run_seconds: Duration of a run, estimated from its first steps.
     """
 
@@ -135,14 +135,14 @@ class ReplicaRow(StoredRow):
     A step trace is in ``step_trace_json`` (see `step_trace`); all other fields are empty then.
 
     Attributes:
-        losses: float64[steps], before each update.
-        hashes: uint64 of parameters and buffers, each ``every`` steps.
-        final_hashes: JSON list of (tensor, hash) of all that the state holds at the end.
+        losses: Training loss of each step before its update, float64[steps].
+        hashes: Hashes of parameters and buffers every ``every`` steps and after the last step, uint64.
+        final_hashes: JSON list of (tensor, hash) for all tensors of the final state.
         metrics: Metrics as a JSON object.
-        predictions: int64 of the held-out samples.
-        weights: All parameters one after the other, as ``dtype``; empty where they are too large.
-        notes: JSON list of what torch warned of.
-        seconds, worker: No content.
+        predictions: Predictions for the held-out samples, int64.
+        weights: Bytes of all parameters concatenated, of type ``dtype``; empty if they were not stored.
+        notes: JSON list of notes, for example on operations without a deterministic kernel.
+        seconds, worker: Duration in seconds and number of the worker, which are not results.
     """
 
     trial: TrialId
@@ -182,7 +182,7 @@ class ReplicaRow(StoredRow):
     def bitwise_results(self) -> tuple[object, ...]:
         """The results of a run, equal for two runs if all their bits are equal.
 
-        Hashes of the final state stand in for the weights.
+        Hashes of the final state represent the weights.
         """
         floats = (np.float64(self.loss).tobytes(), self.losses.tobytes(), self.hashes.tobytes())
         return (*floats, self.final_hashes, self.predictions.tobytes(), self.metrics)

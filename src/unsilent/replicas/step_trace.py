@@ -12,13 +12,13 @@ from unsilent.replicas.spec import Replica
 from unsilent.replicas.switches import Switches
 
 STEP, UNORDERED = "step:", "unordered-step:"
-"""Beginnings of the targets of step traces; the step and the switches follow, ``step:12:within``."""
+"""Prefixes of the targets of step traces; the step and the switches follow, as in ``step:12:within``."""
 
 
 class StepTraceId(NamedTuple):
     """The identity of a step trace: the run and the step, from 0.
 
-    ``unordered``: the hashes do not depend on the order of elements.
+    ``unordered``: whether the hashes ignore the order of elements.
     """
 
     replica: Replica
@@ -56,12 +56,12 @@ class Operation(NamedTuple):
     """An operation of a traced step.
 
     Attributes:
-        name: Name in faults, ``conv1#convolution.0`` (what ran, without a module, where it has no name).
+        name: Name in faults, for example ``conv1#convolution.0``; equal to ``kernel`` if it has no such name.
         kernel: Function of torch that ran.
-        phase: ``fwd``, ``bwd``, ``update``, empty where it has no name.
-        is_random: Whether it draws random numbers.
-        only_moves_data: Whether it computes nothing, but takes elements of what it reads.
-        input_hashes, output_hashes: Hashes of tensors.
+        phase: ``fwd``, ``bwd`` or ``update``; empty if the operation has no name in faults.
+        is_random: Whether the operation draws random numbers.
+        only_moves_data: Whether its outputs only contain elements of its inputs, without any computation.
+        input_hashes, output_hashes: Hashes of the input and output tensors.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Operation(NamedTuple):
 class StepTrace:
     """The trace of a step: hashes of parameters and buffers before and after it, and its operations in order.
 
-    ``note``: why it is not known; then there are no operations.
+    ``note``: reason why the step could not be traced; all other fields are empty then.
     """
 
     before: tuple[int, ...] = ()

@@ -1,11 +1,11 @@
 """Switches: sources of variation between two runs of one training, written ``name`` or ``name=value``.
 
-Algorithmic switches give a stream of random draws a fresh seed in each replica. Implementation switches leave all draws as they
-are and change how the same sums are carried out: their order, the kernel, the machine it is made for. The four variants of
-"Randomness in neural network training" (MLSys 2022, arXiv 2106.11872) are named sets of them.
+Algorithmic switches give a stream of random draws a fresh seed in each replica. Implementation switches leave these draws
+unchanged and change how the same sums are computed: their order, the kernel, or the instruction set. The four variants of
+"Randomness in neural network training" (MLSys 2022, arXiv 2106.11872) are named sets of switches.
 
-Some of them are read from the environment when torch is loaded, so replicas with these run in processes of their own. A switch
-that is not set is held: one thread, deterministic algorithms, rows of a batch as they come.
+Some switches are environment variables that are read when torch is loaded, so replicas with them run in separate processes.
+Everything whose switch is not set stays fixed: one thread, deterministic algorithms, rows of a batch in their given order.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ class Switch:
     """A source of variation between runs that can be switched on or off.
 
     Attributes:
-        is_random_stream: Whether each replica gets a fresh seed of the stream of this name.
-        values: Values it can be set to; the first is meant where nothing is said; empty: nothing to set.
-        takes_thread_count: Whether it takes a number of threads, 2 or more.
-        environment_variable: Variable of the environment that it sets.
-        needs_cuda: Whether it needs a CUDA device.
+        varied_aspect: Aspect of the run that varies, in words.
+        is_random_stream: Whether each replica gets a fresh seed for the random stream of this name.
+        values: Values that the switch accepts, the default first; empty if it has no named values.
+        takes_thread_count: Whether its value is a number of threads, 2 or more.
+        environment_variable: Name of the environment variable that the switch sets; empty if it sets none.
+        needs_cuda: Whether the switch needs a CUDA device.
     """
 
     name: str
@@ -139,7 +140,7 @@ class Switches:
 
 CONTROL = "control"
 RACING = ("race", "cudnn-benchmark", "nondeterministic")
-"""Switches with which two runs of the same seeds may differ."""
+"""Switches with which two runs with equal seeds may differ."""
 _ALGO = tuple((name, "") for name in ("init", "order", "augment", "dropout"))
 VARIANTS: Mapping[str, Switches] = {
     CONTROL: Switches(),

@@ -1,18 +1,18 @@
 """Intervals for the mean of outcomes between 0 and 1, also for clusters, strata and unequal weights.
 
-One fault is scored on many samples, so an outcome is the share of samples it makes wrong, any number from 0 to 1; faults are
-independent, samples are not. Where all outcomes are 0 or 1 this is the interval of Clopper & Pearson (1934).
+A fault is scored on many samples, so its outcome is the share of samples that become wrong, a number from 0 to 1. Faults are
+independent, samples are not. If all outcomes are 0 or 1, this is the interval of Clopper & Pearson (1934).
 
 Gaffke's bound (N. Gaffke 2005, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
-variable", Math. Methods Statist. 14:451; Learned-Miller & Thomas 2019, arXiv 1905.06208) puts one more outcome, the worst
-there can be, besides those seen, and takes the quantile of their mean under uniform Dirichlet weights. That its level
-holds for every distribution on [0, 1] is a conjecture: proven for outcomes of 0 and 1, and not refuted in the searches of the
-second source, nor in ours (docs/evidence/statistics.md has the coverage).
+variable", Math. Methods Statist. 14:451; Learned-Miller & Thomas 2019, arXiv 1905.06208) adds one outcome, the worst possible,
+to the observed ones and takes the quantile of their mean under uniform Dirichlet weights. The level is conjectured to hold for
+every distribution on [0, 1]. This is proven for outcomes of 0 and 1; neither the searches of the second source nor ours refuted
+it (docs/evidence/statistics.md has the coverage).
 
-Strata are sampled at different rates. A trial of stratum h, of weight W_h and with n_h of all N trials, counts ``F + (W_h N /
-n_h) (x - f_h)`` with any f_h fixed before its trials and ``F = sum W_h f_h``: the mean is the stratified estimate whatever f_h
-is, and it varies least with f_h near the stratum's own mean. So one worst outcome, that of the stratum with the coarsest
-trials, stands for all that was not seen in any.
+Strata are sampled at different rates. A trial of stratum h, which has weight W_h and n_h of all N trials, contributes ``F + (W_h
+N / n_h) (x - f_h)`` with any f_h fixed before its trials and ``F = sum W_h f_h``. The mean is the stratified estimate for every
+choice of f_h, and it varies least if f_h is near the mean of the stratum. So a single worst outcome, from the stratum with the
+coarsest trials, covers everything that was not observed in any stratum.
 
 Invariants: ``0 <= low <= estimate <= high <= 1``; no event still gives an upper limit above 0; no data gives estimate None and
 [0, 1]; swapping right and wrong mirrors the interval of one stratum.
@@ -37,9 +37,9 @@ class Stratum:
     """Outcomes of the trials of one stratum.
 
     Attributes:
-        weight: Probability of the stratum under the law that the estimate is about.
-        values, counts: Distinct outcomes in [0, 1] and how often each was seen, float64[m].
-        expected_mean: f_h above, fixed before these trials were run (from a pilot).
+        weight: Probability of the stratum under the distribution whose mean is estimated.
+        values, counts: Distinct outcomes in [0, 1] and the number of trials with each outcome, float64[m].
+        expected_mean: f_h above, which must be fixed before these trials are run (for example from a pilot).
     """
 
     weight: float
@@ -85,14 +85,14 @@ def ratio_of_means(
 ) -> Interval:
     """The interval for a ratio of two means over independent clusters, such as the samples of a fault.
 
-    A share ``p`` is in the interval if it is in that of the mean of ``part / most + p (1 - whole / most)``, which is ``p`` where
-    ``p`` is the ratio, and lies in [0, 1]. The reported ``n`` counts clusters.
+    A share ``p`` is in the interval if it is in the interval for the mean of ``part / most + p (1 - whole / most)``. These values
+    lie in [0, 1], and their mean is ``p`` if ``p`` is the ratio. The reported ``n`` counts clusters.
 
     Args:
         parts: Value of each cluster, float64[n], from 0 to its whole.
-        wholes: float64[n], above 0 and at most ``most``.
-        most: The greatest whole that there can be.
-        confidence: Between 0 and 1.
+        wholes: Whole of each cluster, float64[n], above 0 and at most ``most``.
+        most: Largest possible whole.
+        confidence: Confidence between 0 and 1.
 
     Raises:
         ValueError: a part or a whole is out of these limits.
@@ -128,8 +128,8 @@ def ratio_of_means(
 def stratified(strata: Iterable[Stratum], confidence: float = 0.95) -> Interval:
     """The interval for the weighted mean ``sum W_h p_h`` of strata; weights are at least 0 and sum to 1.
 
-    A stratum without trials may be anything from 0 to 1: its weight is added to the upper limit and the estimate is None
-    (unless its weight is 0). The reported ``n`` counts trials.
+    The mean of a stratum without trials may be anything from 0 to 1, so its weight is added to the upper limit and the estimate
+    is ``None`` (unless its weight is 0). The reported ``n`` counts trials.
     """
     check_confidence(confidence)
     strata = [s for s in strata if s.weight != 0]

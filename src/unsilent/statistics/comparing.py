@@ -23,7 +23,7 @@ _FINEST, _LOG_STEP = 1e-9, 1e-6
 def difference(first: Interval, second: Interval) -> Interval:
     """The interval for ``first - second`` of independent estimates at the same confidence.
 
-    Limits of a difference of shares lie in [-1, 1]; ``n`` is the smaller of the two.
+    Limits of a difference of shares lie in [-1, 1]; ``n`` is the smaller of the two sample sizes.
 
     >>> from unsilent.statistics import clopper_pearson
     >>> round(difference(clopper_pearson(56, 70), clopper_pearson(48, 80)).low, 4)
@@ -37,7 +37,7 @@ def difference(first: Interval, second: Interval) -> Interval:
 
 
 Counts = tuple[int, int]
-"""Events and trials."""
+"""Number of events and number of trials."""
 
 
 def joint_differences(pairs: Sequence[tuple[Counts, Counts]], confidence: float = 0.95) -> list[Interval]:
@@ -101,7 +101,7 @@ def paired(differences: NDArray[Any] | Sequence[float], confidence: float = 0.95
 def paired_strata(strata: Iterable[tuple[float, NDArray[Any] | Sequence[float]]], confidence: float = 0.95) -> Interval:
     """The interval for the weighted mean ``sum W_h d_h`` of paired differences in strata; the weights sum to 1.
 
-    Most differences are 0, so that is what every stratum is measured from (`Stratum.centre`).
+    Most differences are 0, so the expected mean of every stratum is 0 (`Stratum.expected_mean`).
     """
     seen = [(weight, np.asarray(d, dtype=np.float64)) for weight, d in strata if weight]
     shifted = stratified([Stratum.of((d + 1) / 2, weight, centre=0.5) for weight, d in seen], confidence)

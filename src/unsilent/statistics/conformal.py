@@ -3,11 +3,11 @@
 If clean scores are exchangeable, a further clean sample exceeds the threshold with at most the chosen probability, whatever the
 distribution of scores. Source: Vovk, Gammerman, Shafer, *Algorithmic Learning in a Random World* (2005), chapter 2.
 
-Samples that are copies of one original are not exchangeable, but originals are. A threshold of the samples of G originals with
-equally many samples has false alarms with a probability of at most ``rate + (1 - rate) / (G + 1)``: let Q be the score that a
-share of ``(1 - rate) G / (G + 1)`` of the samples of G + 1 originals does not exceed. The threshold is not below Q, as that share
-lies below the threshold already within the first G originals, and samples of a random one of the G + 1 exceed Q in at most the
-rest of the cases.
+Samples that are copies of one original are not exchangeable, but originals are. A threshold from G originals with equally many
+samples each has a false-alarm probability of at most ``rate + (1 - rate) / (G + 1)``. Proof: let Q be the smallest score such
+that a share of ``(1 - rate) G / (G + 1)`` of the samples of G + 1 originals is at most Q. The threshold is at least Q, because
+the samples of the first G originals up to the threshold already make up this share. A sample of a random one of the G + 1
+originals exceeds Q with a probability of at most 1 minus this share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from unsilent.basics.errors import UsageError
 
 EXCHANGES = 2000
-"""Random divisions of originals into two parts."""
+"""Number of random divisions of the originals into two parts."""
 
 
 def samples_needed(rate: float) -> int:
@@ -73,8 +73,8 @@ def promised_rate(rate: float, originals: int) -> float:
     """Upper limit of the false-alarm probability for a sample of a new original, given the threshold's rate.
 
     Args:
-        rate: Rate that was asked for.
-        originals: Independent ones that the clean samples are of, with equally many samples each.
+        rate: Requested rate of false alarms.
+        originals: Number of independent originals of the clean samples, which have equally many samples each.
 
     >>> promised_rate(0.01, 98)
     0.02
@@ -91,14 +91,14 @@ def exchanged_false_alarms(
 ) -> tuple[int, int]:
     """Limits for the number of false alarms if the calibration and test originals are exchangeable.
 
-    Originals of both parts are exchanged at random, `EXCHANGES` times; each time the threshold is taken anew, and the alarms
-    among the samples of the others are counted. All samples of an original stay together, however alike they are.
+    Originals of both parts are exchanged at random, `EXCHANGES` times. Each time the threshold is computed again, and the false
+    alarms among the samples of the other part are counted. All samples of an original stay together, so they may be dependent.
 
     Args:
-        calibration: Scores of the samples of each original of which the threshold was taken, float64[n] each.
-        test: Scores of the samples that alarms are counted on, in the same way.
-        rate: Rate that was asked for.
-        confidence: Between 0 and 1.
+        calibration: Scores of the samples of each original in the calibration part, float64[n] each.
+        test: Scores of the samples of each original in the test part, float64[n] each.
+        rate: Requested rate of false alarms.
+        confidence: Confidence between 0 and 1.
         seed: Seed of the exchanges.
 
     >>> both = np.random.default_rng(0).normal(size=(1999, 1))

@@ -2,8 +2,8 @@
 
 ``M = sum_j D_j v_j`` with ``D ~ Dirichlet(counts)``. With gamma variables ``G_j`` of shape ``counts_j``, ``M > t`` is
 ``sum_j G_j (v_j - t) > 0``, whose probability is a contour integral of its moment generating function through the saddle
-point; the trapezoidal rule on it converges exponentially (Rice 1980, SIAM J. Sci. Stat. Comput. 1:438, for quadratic forms).
-Two values alone are the beta distribution.
+point. The trapezoidal rule converges exponentially on it (Rice 1980, SIAM J. Sci. Stat. Comput. 1:438, for quadratic forms).
+With only two values, M has a beta distribution.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from scipy.special import betaincinv, ndtri
 
 Floats = NDArray[np.float64]
 _STEP, _FEW = 0.1, 20
-"""Step of the rule; half of it with fewer trials than so many on either side, whose integrand is less smooth."""
+"""Step of the trapezoidal rule, and the number of trials on either side below which it is halved, since the integrand is less
+smooth."""
 _NOTHING = 32.0
-"""A term that has fallen by exp(-32) adds nothing any more."""
+"""Terms smaller than the first one by a factor of exp(-32) are negligible."""
 _HUGE = 1e100
-"""A value that is so many times the greatest of the other sign decides alone."""
+"""Largest ratio of a negative value to the greatest positive one; larger ratios give the same result."""
 _STEPS = 80
-"""Newton steps to the saddle point at most; half a dozen are usual."""
+"""Maximum number of Newton steps to the saddle point; about six are usual."""
 
 
 def probability_above(values: Floats, counts: Floats, t: float) -> float:
@@ -47,7 +48,7 @@ def dirichlet_mean_quantile(values: Floats, counts: Floats, q: float) -> float:
     if values.size == 2:
         count = float(counts[values == high][0])
         return low + (high - low) * float(betaincinv(count, float(counts.sum()) - count, q))
-    # Squares of tiny values would be 0: the search goes on between 0 and 1.
+    # Squares of tiny values would underflow to 0, so the search uses values scaled to [0, 1].
     return low + (high - low) * _unit_quantile((values - low) / (high - low), counts, q)
 
 
@@ -67,13 +68,13 @@ def _unit_quantile(values: Floats, counts: Floats, q: float) -> float:
 
     inner, step = middle, float(ndtri(q)) * deviation or deviation
     outer = min(max(inner + step, low), high)
-    while low < outer < high and (excess(outer) > 0) == (step > 0):  # not far enough yet
+    while low < outer < high and (excess(outer) > 0) == (step > 0):  # the quantile lies further out
         inner, outer = outer, min(max(outer + step, low), high)
-    if (excess(inner) > 0) != (step > 0):  # the middle is beyond it already
+    if (excess(inner) > 0) != (step > 0):  # the quantile lies on the other side of the mean
         inner, outer = inner - 2 * step, inner
     edge = 1e-13
     start, end = sorted((min(max(inner, low + edge), high - edge), min(max(outer, low + edge), high - edge)))
-    if excess(end) > 0:  # nearer to the end than numbers tell
+    if excess(end) > 0:  # closer to the end than floating point can resolve
         return high
     if excess(start) < 0:
         return low
@@ -89,8 +90,8 @@ def _tail(a: Floats, c: Floats) -> float:
         result = _integral(a, c, s, scale, 0.0, _STEP)
         assert result is not None
         return result
-    # Few events among many trials: on a straight line the integrand falls slowly and oscillates, on one that bends like that of
-    # steepest descent it falls at once. What bends locally may climb far away; then the straight one is the better.
+    # Few events among many trials: on a straight contour the integrand decreases slowly and oscillates. On a contour that bends
+    # like the path of steepest descent it decreases at once, but it may grow far away; then the straight contour is used.
     bend = float(c @ (a / (1 - a * s)) ** 3 - s**-3) * scale**3 / 3
     result = _integral(a, c, s, scale, max(-1.0, min(bend, 1.0)), _STEP / 2)
     return _integral(a, c, s, scale, 0.0, _STEP / 2) or 0.0 if result is None else result
@@ -100,7 +101,7 @@ def _integral(a: Floats, c: Floats, s: float, scale: float, bend: float, step: f
     """The contour integral over half a hyperbola through the saddle point; None if the integrand grows along it."""
 
     def exponent(t: NDArray[Any]) -> NDArray[np.complex128]:
-        y, root = np.sinh(t), np.cosh(t)  # in t it falls smoothly, whether like a normal curve or like a power of y
+        y, root = np.sinh(t), np.cosh(t)  # as a function of t it decreases smoothly, whether normal or a power of y
         z = s + scale * (1j * y + bend * (root - 1))
         slope = np.log(root) + np.log(1 - 1j * bend * y / root)
         result: NDArray[np.complex128] = slope - (np.log(1 - np.multiply.outer(z, a)) @ c) - np.log(z)

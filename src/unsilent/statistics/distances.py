@@ -1,8 +1,8 @@
 """Distances between the weights of replicas: L2 of the raw weights, and of weights scaled to unit length.
 
-Raw distance grows with the weights and one huge weight is all of it; the normalised one lies between 0 and 2 and compares models
-of any size. Both come from differences, never from ``|a|^2 + |b|^2 - 2 ab``, whose rounding would show distance between equal
-vectors. All is float64.
+The raw distance grows with the weights, and one huge weight can dominate it. The normalised distance lies between 0 and 2 and
+compares models of any size. Both are computed from differences, never from ``|a|^2 + |b|^2 - 2 ab``, whose rounding errors would
+give equal vectors a distance above 0. All calculations use float64.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Distances:
 def distance(first: NDArray[Any], second: NDArray[Any]) -> tuple[float, float]:
     """Raw and normalised distance of two weight vectors [P]; infinite if any weight is not finite.
 
-    ``|a/|a| - b/|b||^2 = (|a - b|^2 - (|a| - |b|)^2) / (|a| |b|)``. Zeros are at 0 from zeros, and at 1 from all else.
+    ``|a/|a| - b/|b||^2 = (|a - b|^2 - (|a| - |b|)^2) / (|a| |b|)``. A zero vector has a normalised distance
+    of 0 from another zero vector, and of 1 from any other vector.
 
     >>> [round(d, 6) for d in distance(np.array([3.0, 0.0]), np.array([0.0, 3.0]))]
     [4.242641, 1.414214]
@@ -54,7 +55,7 @@ def distance(first: NDArray[Any], second: NDArray[Any]) -> tuple[float, float]:
     scale = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
     if scale == 0:
         return 0.0, 0.0
-    a, b = a / scale, b / scale  # squares of the greatest doubles would overflow
+    a, b = a / scale, b / scale  # squares of very large values would overflow
     apart, norm_a, norm_b = (float(np.linalg.norm(v)) for v in (a - b, a, b))
     if norm_a == 0 or norm_b == 0:
         return apart * scale, 1.0

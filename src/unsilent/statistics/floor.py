@@ -1,20 +1,20 @@
 """Verdicts on whether runs differ from clean runs by more than noise: p values, margins and one word.
 
-| word | what it says |
+| word | meaning |
 |---|---|
-| `has_identical_replicas` | the bits are those of the clean twin; nothing is tested |
-| `harmful` | beyond noise, and at least one measure is off by its margin or more, the way that is worse |
-| `improved` | better, beyond noise, and no difference is beyond noise the worse way |
-| `detectable` | beyond noise, within the margins |
-| `masked` | not beyond noise, and an equivalence test proves every measure to be within its margin |
-| `undecided` | neither: more replicas, or a wider margin, would decide |
+| `identical` | the bits equal those of the clean twin; nothing is tested |
+| `harmful` | beyond noise, and at least one measure is worse by its margin or more |
+| `improved` | better, beyond noise, and no measure is worse beyond noise |
+| `detectable` | beyond noise, but neither harmful nor improved |
+| `masked` | not beyond noise, and an equivalence test shows that every measure is within its margin |
+| `undecided` | none of these; more replicas or a wider margin would be needed to decide |
 
-Two kinds of error are held at the level, each by itself over all runs judged together: a difference called that is noise, and
-``masked`` for an effect of the margin or more. Where the clean runs are equal in bits there is no noise, and every difference
-is beyond it without a test. How large an effect is, is what it measures: the run's value less the median of the clean ones.
+The level limits two kinds of error, each over all runs judged together: reporting noise as a difference, and reporting an effect
+of the margin or more as ``masked``. If the clean runs are equal in bits, there is no noise, and every difference is beyond noise
+without a test. The size of an effect is the run's value minus the median of the clean values.
 
-Runs of bits equal to the twin's leave the family that is corrected for, where no clean run has such bits: given that, what
-remains is as exchangeable as before. Else they stay in it with p = 1.
+Runs with the same bits as the twin are excluded from the correction for many tests if no clean run has these bits, because the
+remaining runs are then still exchangeable. Otherwise they are included with p = 1.
 """
 
 from __future__ import annotations
@@ -69,10 +69,12 @@ def noise_verdicts(
     """The verdicts on many runs, each tested against its own clean comparisons, corrected together.
 
     Args:
-        measures: Measures that count, with margins; several are combined into one p value per run.
-        level: Chance of any false call (holm), or expected share of false ones among the calls (bh).
-        tests: Runs of the whole study where these are not all of them.
-        fitted: P values from a fitted distribution, checked for fit, instead of ranks.
+        questions: Comparison of each run, with the clean comparisons it is tested against.
+        measures: Measures to test, with their margins; several are combined into one p value per run.
+        level: Probability of any false positive (holm), or expected share of false positives among all positives (bh).
+        correction: Correction for many runs: Holm or Benjamini-Hochberg.
+        tests: Number of runs in the whole study if ``questions`` has only some of them.
+        fitted: Whether p values come from a fitted distribution, which is checked for fit, instead of ranks.
 
     Raises:
         UsageError: the clean comparisons are too few for the level and the number of runs, not exchangeable, or not fit.
@@ -165,7 +167,7 @@ class _Family:
             single = step_down(p, self.size)
             return [float(row.min()) for row in single], single
         runs = self._adjusted([float(row.min()) for row in p])
-        # Measures of the runs found are tested at the share of the level that found them (Benjamini & Bogomolov 2014).
+        # Measures of significant runs are tested at the level times the share of significant runs (Benjamini & Bogomolov 2014).
         largest = max(1, sum(_below(run_p, self.level) for run_p in runs))
         return runs, np.minimum(1.0, p * self.size / largest)
 
@@ -209,9 +211,9 @@ class _Family:
 def step_down(p: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
     """Holm correction over runs whose measures are already corrected; p and result float64[runs, measures].
 
-    From the least p upwards, each is multiplied by the number of runs of which something is still to be called. Before the first
-    false call these include every run with an unaffected measure, so any false call has at most the level. With one measure it
-    is Holm's own.
+    In ascending order, each p value is multiplied by the number of runs with measures that are not yet rejected. Before the first
+    false rejection these include every run with an unaffected measure, so the probability of any false rejection is at most the
+    level. With one measure this is Holm's method.
     """
     adjusted, left = np.ones_like(p), np.full(len(p), p.shape[1])
     absent, worst = runs - len(p), 0.0

@@ -1,21 +1,21 @@
 """Spread of the error of classes and sub-groups over replicas, corrected for the group size.
 
-A small group varies more than a large one by itself, so the raw spread of a class says nothing compared with that of the whole.
-Which correction is right follows from the replicas sharing one test set. Let ``e_i`` be 1 where a replica gets sample i wrong,
-``v_i`` its variance over replicas, and X the error of a group of n samples. Then ::
+A small group varies more than a large one because of its size alone, so the raw spread of a class cannot be compared with that
+of all samples. The right correction follows from the fact that all replicas share one test set. Let ``e_i`` be 1 if a replica
+gets sample i wrong, ``v_i`` its variance over replicas, and X the error of a group of n samples. Then ::
 
     Var(X) = sum_i v_i / n^2 + sum_{i != j} Cov(e_i, e_j) / n^2
 
-*Binomial sampling*, ``p (1 - p) / n``, would be right where each replica had test samples of its own. Here it is too much:
-samples that all replicas get right, or all get wrong, do not vary at all, and the draw of the samples is common to all replicas.
-What size gives by itself is the first term, each sample changing sides on its own. What remains, scaled to ``c = mean_{i != j}
-Cov(e_i, e_j)``, does not depend on n: for samples drawn from the group it is, without bias, the variance over replicas of the
-group's error on unlimited data. The root of c is `GroupSpread.common`.
+*Binomial sampling*, ``p (1 - p) / n``, would be right if each replica had its own test samples. Here it is too large: samples
+that all replicas get right, or all get wrong, do not vary at all, and the draw of the samples is common to all replicas.
+The effect of size is the first term, in which each sample varies independently. The second term, scaled to ``c = mean_{i != j}
+Cov(e_i, e_j)``, does not depend on n: for samples drawn from the group it is an unbiased estimate of the variance over replicas
+of the group's error on unlimited data. The square root of c is `GroupSpread.common_sd`.
 
-Whether a group is *more sensitive* is another question, since its samples may change sides more often as well as together. It
-is asked by drawing groups of that size at random from all samples: their variance is on average ``mean(v) / n + (1 - 1/n) c_all``
-(exact for drawing without replacement), and the rank of the group among them is an exact p value for "membership has nothing
-to do with it", given these replicas.
+Whether a group is *more sensitive* is another question, since its samples may change more often as well as together. The test
+draws groups of the same size at random from all samples. Their variance is on average ``mean(v) / n + (1 - 1/n) c_all`` (exact
+for drawing without replacement). The rank of the group among them is an exact p value, given these replicas, for the hypothesis
+that membership has no effect.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from unsilent.statistics.replica_spread import (
 
 Floats = NDArray[np.float64]
 ERRORS = 3
-"""Standard errors of drawing within which a p value is said to be at a level."""
+"""Number of standard errors within which a p value is too close to a level to be decided."""
 DRAWS, LEAST_DRAWS = 19_999, 999
-"""Random groups that a group is compared with: most, and fewer where there are many samples."""
+"""Maximum number of random groups for a comparison, and the minimum if there are many samples."""
 EFFORT = 1e9
-"""Elements that are handled for them: about two seconds."""
+"""Number of elements to process for all random groups, which takes about two seconds."""
 _BLOCK = 2**20
 _NOISE = 1e-12
-"""Share of what cancels, below which what is left is rounding."""
+"""Relative size below which a difference counts as rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ class GroupSpread:
 
     Attributes:
         n: Number of samples.
-        error: Mean over replicas.
-        sd: Observed standard deviation.
-        sd_by_size: Sd that a group of n samples drawn at random has.
-        common_sd: Sd of its error on unlimited data, which does not depend on n.
-        p: Chance that a random group of this size varies as much.
-        corrected: P, for all groups together (Holm).
-        p_standard_error: Standard error of ``corrected``, since the random groups are drawn.
+        error: Mean error over replicas.
+        sd: Observed standard deviation of the error over replicas.
+        sd_by_size: Standard deviation expected for n samples drawn at random from all samples.
+        common_sd: Standard deviation of the group's error on unlimited data, which does not depend on n.
+        p: Probability that a random group of this size varies at least as much.
+        corrected: ``p`` corrected for all groups together (Holm).
+        p_standard_error: Standard error of ``corrected`` due to the random draw of groups.
         draws: Number of random groups.
     """
 
@@ -123,10 +123,12 @@ def group_spread(
     """Spread of each group's error, corrected for its size.
 
     Args:
-        wrong: What each replica gets wrong, bool[R, n]. For FNR give the samples of a class alone, for FPR
-            those outside.
-        groups: Name -> its samples, bool[n], at least two; groups may overlap.
-        draws, seed: Of the random groups; None: as many as take about a second, `DRAWS` at most.
+        wrong: Whether each replica gets each sample wrong, bool[R, n]. For FNR give only the samples of a class, for FPR
+            only the other samples.
+        groups: Mask of each group's samples by name, bool[n], with at least two samples; groups may overlap.
+        confidence: Confidence of the intervals.
+        draws: Number of random groups; ``None`` for as many as `EFFORT` allows, at most `DRAWS`.
+        seed: Seed of the random groups.
     """
     wrong = np.asarray(wrong, dtype=np.float64)
     if wrong.ndim != 2 or not np.isin(wrong, (0.0, 1.0)).all():
@@ -166,9 +168,9 @@ def group_spread(
 def _in_common(wrong: Floats, sd: Interval, confidence: float) -> Interval:
     """The interval for the square root of the mean covariance of two samples.
 
-    It cannot be below 0, its estimate can. So the upper limit is at least half the width, as if the estimate were 0, and at least
-    that of the group's variance less what single samples add. Where pairs of replicas say nothing (one sample that changes sides
-    says nothing of two), all that varies may be common.
+    The covariance cannot be below 0, but its estimate can. So the upper limit is at least the half-width, as if the estimate were
+    0, and at least the limit that follows from the upper limit of the group's variance. If pairs of replicas give no information
+    (one sample that changes gives none on two samples), all of the variation may be common.
     """
     kernel, n = _kernel(wrong), wrong.shape[1]
     if kernel.any():
@@ -205,8 +207,8 @@ def _ranks(
 ) -> tuple[list[float], int]:
     """Share of random groups that vary at least as much as each group, and the number of random groups.
 
-    Samples that all replicas get right, or all get wrong, add the same to all; the others are counted in whole numbers, so that
-    equal groups are equal.
+    Samples that all replicas get right, or all get wrong, do not affect the variance. The others are counted in whole numbers, so
+    that equal groups have exactly equal variances.
     """
     replicas, n = wrong.shape
     moving = np.flatnonzero(wrong.min(axis=0) != wrong.max(axis=0))
@@ -220,7 +222,7 @@ def _ranks(
     for start in range(0, draws, block := max(1, _BLOCK // n)):
         count = min(block, draws - start)
         places = rng.permuted(np.broadcast_to(order, (count, n)), axis=1)[:, : len(moving)]
-        for size in np.unique(sizes):  # the samples at the first places are a random group
+        for size in np.unique(sizes):  # the samples in the first ``size`` places are a random group
             drawn = _squares(errors @ (places < size).astype(np.float32).T)
             same = sizes == size
             above[same] += (drawn[None, :] >= observed[same, None]).sum(axis=1)

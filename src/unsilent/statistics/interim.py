@@ -1,8 +1,9 @@
 """Interim looks at a running campaign that may stop it, each with a share of the error level.
 
-A row's trials grow from look to look by a fixed factor, and the interval of look ``i`` has confidence ``1 - alpha * share(i)``
-with ``sum share(i) = 1``: the chance that any look misses is at most alpha (Bonferroni over an endless series of looks, so
-that a budget can be raised whenever one likes). The first look has most of it, since the plan is made so that it suffices.
+The number of trials of a row grows from look to look by a fixed factor. The interval of look ``i`` has confidence ``1 - alpha *
+share(i)`` with ``sum share(i) = 1``, so the probability that any interval misses the true value is at most alpha (Bonferroni
+over an infinite series of looks, so a budget can be raised at any time). The first look has the largest share, since the plan is
+made so that it suffices.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import math
 
 FIRST = 0.5
-"""Share of the error that the first look may make. With more of it the first look needs fewer trials (a tenth fewer at three
-quarters), but a campaign that goes on needs far more."""
+"""Share of the error level for the first look. With a larger share the first look needs fewer trials (a tenth fewer at three
+quarters), but a campaign that continues needs many more."""
 GROWTH = 1.5
-"""Trials of a look relative to the one before."""
+"""Ratio of the number of trials at a look to the number at the previous look."""
 
 
 def error_share(look: int) -> float:

@@ -1,6 +1,6 @@
 """Confidence intervals for a share of events (Clopper & Pearson 1934) and for a median.
 
-Quantiles are SciPy's; ``scipy.special`` is used because it loads ten times faster than ``scipy.stats`` and is what that calls.
+Quantiles come from ``scipy.special``, which loads ten times faster than ``scipy.stats`` and is what ``scipy.stats`` calls.
 
 Invariants: never a Wald interval; ``0 <= low <= estimate <= high <= 1``; zero events still give an upper
 bound above 0; no data gives estimate None and [0, 1]; swapping right and wrong mirrors the interval.
@@ -26,19 +26,19 @@ def clopper_pearson(events: float, n: float, confidence: float = 0.95) -> Interv
     tail, share = (1 - confidence) / 2, events / n
     low = 0.0 if events == 0 else float(betaincinv(events, n - events + 1, tail))
     high = 1.0 if events == n else float(betaincinv(events + 1, n - events, 1 - tail))
-    # Against rounding, limits are never inside the estimate.
+    # Rounding must not put the estimate outside of the limits.
     return Interval(share, min(low, share), max(high, share), confidence, int(n), "Clopper-Pearson")
 
 
 def median_interval(values: Sequence[float] | NDArray[np.float64], confidence: float = 0.95) -> Interval:
     """The interval for the median of independent values; a limit is infinite if there are too few values.
 
-    They hold for every distribution.
+    The limits hold for every distribution.
     """
     check_confidence(confidence)
     x = np.sort(np.asarray(values, np.float64))
     n, k = len(x), np.arange(len(x) // 2 + 1)
-    below = betainc(n - k, k + 1, 0.5)  # of n fair coins, k heads or fewer
+    below = betainc(n - k, k + 1, 0.5)  # probability of k heads or fewer among n fair coins
     outside = int((2 * below <= (1 - confidence) * (1 + 1e-12)).sum()) - 1
     low, high = (-math.inf, math.inf) if outside < 0 else (float(x[outside]), float(x[-1 - outside]))
     middle = (float(x[(n - 1) // 2]) + float(x[n // 2])) / 2

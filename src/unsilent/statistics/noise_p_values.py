@@ -1,20 +1,20 @@
 """P values of one comparison against clean ones: for exceeding the noise, and for staying within a margin.
 
-*Beyond noise.* Observed and clean comparisons are put into one pool of R + 1, every measure is standardised with mean and
-standard deviation of the whole pool, the same for all members, and each member counts by its largest standardised value (of
-differences the absolute one). A symmetric treatment of exchangeable things leaves them exchangeable, so ``p = (1 + #{clean >=
-observed}) / (R + 1)`` holds its level exactly, whatever the distributions and however the measures hang together. For one
-distance this is the plain rank test, as ``z`` rises with the value. P values of single measures compare with the largest of *all*
-measures (Westfall & Young's single-step maxT); those of unaffected measures hold together whatever the others do, as more
-measures only raise the largest.
+*Beyond noise.* The observed and the clean comparisons form one pool of R + 1 members. Every measure is standardised with the
+mean and standard deviation of the whole pool, and each member is represented by its largest standardised value (for differences
+the absolute value). All members are treated alike, so exchangeable members stay exchangeable, and ``p = (1 + #{clean >=
+observed}) / (R + 1)`` holds its level exactly, for all distributions and dependencies between measures. For one distance this
+is the plain rank test, since ``z`` increases with the value. For the p value of a single measure, its value is compared with the
+largest of *all* measures (Westfall & Young's single-step maxT). The p values of unaffected measures hold their level jointly,
+whatever the other measures do, since more measures can only increase the largest value.
 
-*Within the margin* (two one-sided tests, Schuirmann 1987, with ranks in place of t): were the effect the margin m or more,
-``x - m`` would be at least as large as another clean value, so ``p = (1 + #{clean <= x - m}) / (R + 1)``, and likewise below;
-the larger counts. Distances have the upper side only. An effect is taken to shift a value.
+*Within the margin* (two one-sided tests, Schuirmann 1987, with ranks instead of t). An effect is assumed to shift the value. If
+the effect were the margin m or more, ``x - m`` would be distributed like another clean value or above, so ``p = (1 + #{clean <=
+x - m}) / (R + 1)``. The lower side is analogous, and the larger p value counts. Distances have the upper side only.
 
-*Fitted*: the normal distribution for differences, the log-normal for distances, by Student's t for one further value, ``t = (x -
-mean) / (s sqrt(1 + 1/R))``. It goes below 1/(R + 1) on the strength of that assumption, and only where Shapiro and Wilk's test
-(1965) does not refute it.
+*Fitted*: the normal distribution for differences and the log-normal for distances, with Student's t for one further value, ``t =
+(x - mean) / (s sqrt(1 + 1/R))``. Under this assumption p values can be below 1/(R + 1). It is accepted only if the test of
+Shapiro and Wilk (1965) does not refute it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unsilent.statistics.null_distribution import Measure, NullDistribution
 Floats = NDArray[np.float64]
 
 LEAST_FITTED = 20
-"""Clean comparisons below which no distribution can be refuted."""
+"""Minimum number of clean comparisons to check whether a distribution fits."""
 _REFUTED = 0.05
 
 
@@ -42,12 +42,13 @@ def beyond_noise_p_values(observed: Floats, null: Floats, measures: Sequence[Mea
     The smallest of them is the p value of all measures together.
 
     Args:
-        observed: float64[k]; what is not finite is beyond all that is.
-        null: Finite float64[R, k].
+        observed: Observed values, float64[k]; a value that is not finite exceeds all finite ones.
+        null: Clean values, float64[R, k], all finite.
+        measures: The k measures.
     """
     z = standardised(np.vstack([observed, null]), measures)
     worst = z[1:].max(axis=1)
-    # Equal values must stay ties, whatever the rounding of their mean.
+    # Equal values must stay ties in spite of rounding of their mean.
     bar = np.where(np.isinf(z[0]), math.inf, z[0] - 1e-9 * np.maximum(1.0, np.abs(np.where(np.isinf(z[0]), 0.0, z[0]))))
     at_least = worst[:, None] >= bar
     result: Floats = (1 + at_least.sum(axis=0)) / (len(null) + 1)
@@ -59,14 +60,14 @@ def standardised(pool: Floats, measures: Sequence[Measure]) -> Floats:
     z = np.zeros_like(pool)
     for k, measure in enumerate(measures):
         column = pool[:, k]
-        if not np.isfinite(column).all():  # only the observed one can be
+        if not np.isfinite(column).all():  # only the observed value can be infinite or NaN
             z[:, k] = np.where(np.isfinite(column), 0.0, math.inf)
             continue
         scale = float(np.abs(column).max())
-        centred = column / scale if scale else column  # squares of huge values would overflow
+        centred = column / scale if scale else column  # squares of very large values would overflow
         centred = centred - centred.mean()
         sd = float(centred.std())
-        if sd > 1e-12:  # of numbers of size 1: what is less is rounding of the mean of equal ones
+        if sd > 1e-12:  # values are at most 1 here; a smaller sd is rounding of the mean of equal values
             z[:, k] = centred / sd
         if not measure.is_distance:
             z[:, k] = np.abs(z[:, k])
@@ -91,7 +92,7 @@ class FittedNull:
     """P values from a distribution fitted to the clean comparisons.
 
     Raises:
-        UsageError: there are too few, one measure has no spread, or its distribution is refuted.
+        UsageError: there are too few clean comparisons, a measure has no spread, or its distribution is refuted.
     """
 
     def __init__(self, null: NullDistribution, measures: Sequence[Measure]) -> None:

@@ -1,14 +1,14 @@
 """Clean comparisons of runs as a null distribution, with checks that they are exchangeable.
 
-A rank says something only where, were the fault without effect, the observed comparison could have been any of the clean ones.
-Two designs have that, and nothing else is accepted:
+A rank is valid only if the observed comparison would be exchangeable with the clean ones for a fault without effect.
+Two designs ensure this, and no others are accepted:
 
 *twin*: replicas 1 to R against one clean twin C, and the faulty run F against the same C. Given C, the replicas and F must be
-exchangeable; C need not be like them. So F's seeds are those of C and of the replicas in all that is not the noise, and the
-noise of F is drawn as theirs is (``source``). One C with another F is another comparison.
+exchangeable; C need not be exchangeable with them. So F has the same seeds as C and the replicas for everything except the
+noise, and its noise is drawn like theirs (``noise_source``). Another F against the same C is a separate comparison.
 
-*pairs*: clean pairs of which no two share a run, and F with its own clean run, which is in none of them. Here the pairs must be
-exchangeable as pairs. R runs give R // 2 of them; all R (R - 1) / 2 would share runs, and their number would promise a level
+*pairs*: clean pairs without a common run, and F with its own clean run, which is in none of these pairs. Here the pairs must be
+exchangeable as pairs. R runs give R // 2 pairs. All R (R - 1) / 2 pairs would share runs, so their number would suggest a level
 that they do not have.
 """
 
@@ -32,10 +32,10 @@ class Measure:
     """A number by which runs are compared, and the least change of it that matters.
 
     Attributes:
-        name: "accuracy".
-        margin: The least change that matters, in its unit, at least 0.
-        worse_direction: Direction of harm.
-        is_distance: Whether it says how far two runs are apart (churn, L2), never below 0, rather than the difference
+        name: Name of the measure, for example "accuracy".
+        margin: Smallest change that matters, in the unit of the measure, at least 0.
+        worse_direction: Whether more or less of the measure is worse.
+        is_distance: Whether the measure is a distance between two runs (churn, L2), at least 0, instead of the difference
             ``run - other``.
     """
 
@@ -58,10 +58,10 @@ class RunComparison:
     """Measured differences between one run and another.
 
     Attributes:
-        run, other: Their names; ``other`` is the clean twin where there is one.
-        values: ``run - other`` or distance, by measure.
-        noise_source: The noise in which the two may differ ("IMPL").
-        same_bits: Whether nothing at all differs between them.
+        run, other: Names of the two runs; ``other`` is the clean twin if there is one.
+        values: Difference ``run - other`` or distance, by name of the measure.
+        noise_source: Source of the noise by which the two runs may differ, for example "IMPL".
+        same_bits: Whether the results of both runs have equal bits.
     """
 
     run: str
@@ -76,7 +76,7 @@ class NullDistribution:
     """Clean comparisons that are exchangeable with each other.
 
     Raises:
-        UsageError: there are none, they share runs, differ in source or measures, or a value is not finite.
+        UsageError: there are no comparisons, they share runs, they differ in source or measures, or a value is not finite.
     """
 
     clean_comparisons: Sequence[RunComparison]

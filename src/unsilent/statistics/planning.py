@@ -19,11 +19,11 @@ from unsilent.statistics.bounded import Stratum, stratified
 from unsilent.statistics.intervals import Interval, check_confidence, normal_quantile
 
 MIN_TRIALS = 10
-"""Trials of a stratum at least."""
+"""Minimum number of trials of a stratum."""
 _COARSENESSES = np.geomspace(1.0, 1e-3, 14)
 _HALVINGS = 16
 _HOPELESS = 10**15
-"""More trials than anyone will run; how many more does not matter."""
+"""Limit for numbers of trials, more than anyone will run."""
 
 
 def sample_size(half_width: float, confidence: float = 0.95, share: float = 0.5, population: int | None = None) -> int:
@@ -48,15 +48,15 @@ def sample_size(half_width: float, confidence: float = 0.95, share: float = 0.5,
 def expected_half_width(variance: Any, coarsest: Any, confidence: Any, step: Any = None) -> Any:
     """Approximate half-width of the `stratified` interval for an estimate with this variance.
 
-    The estimate is taken to be a sum of Poisson-like steps (a gamma distribution under resampling); the upper limit has one more
-    outcome, of the stratum with the coarsest trials. Their sum is a gamma distribution with the same first three moments. With
-    hardly any variance this is the limit of no events, with much of it the normal interval.
+    The estimate is modelled as a sum of Poisson-like steps (a gamma distribution under resampling). The upper limit has one more
+    outcome, of the stratum with the coarsest trials. Their sum is approximated by a gamma distribution with the same first three
+    moments. With almost no variance this is the limit for no events, with a large variance the normal interval.
 
     Args:
         variance: Variance of the estimate.
-        coarsest: The most that one trial moves the estimate, the greatest ``W_h / n_h``.
+        coarsest: Largest change of the estimate by one trial, the greatest ``W_h / n_h``.
         confidence: Confidence of both limits together.
-        step: Change by a trial with variation, the mean of ``W_h / n_h`` weighted by variance; None for ``coarsest``.
+        step: Typical change by one trial, the mean of ``W_h / n_h`` weighted by variance; ``None`` for ``coarsest``.
     """
     tail = (1 - confidence) / 2
     coarsest = np.asarray(coarsest, np.float64)
@@ -81,9 +81,9 @@ def allocate(
 ) -> tuple[int, ...]:
     """Approximately the fewest trials of each stratum for which the expected half-width is small enough.
 
-    ``pilot``: its trials show means and variances. Every stratum gets trials in proportion to its weight, since what it has
-    not shown may be there all the same, and those that vary more by Neyman's rule. ``is_rough``: without computing the interval
-    of the outcome, a few percent off, for comparing designs.
+    ``pilot``: strata with pilot trials, from which means and variances are taken. Every stratum gets trials at least in
+    proportion to its weight, since the pilot may have missed events; strata that vary more get more by Neyman's rule.
+    ``is_rough``: skip the check with the computed interval, for comparing designs; the result is then a few percent off.
 
     Raises:
         ValueError: the half-width is not above 0, or the pilot has a stratum without trials.
@@ -134,7 +134,8 @@ def _sizes(
 def oracle_trials(truth: Sequence[Stratum], half_width: float, confidence: float = 0.95) -> int:
     """Approximately the fewest trials of a design that knows each stratum's outcomes in advance.
 
-    ``truth``: all outcomes of each stratum with their probabilities (or numbers) as counts. It looks once and has no pilot, so no
-    campaign that stops when it is precise can need fewer on average, apart from luck; the ratio to it is what planning costs.
+    ``truth``: all outcomes of each stratum with their probabilities (or numbers) as counts. This design has one look and no
+    pilot, so a campaign that stops when it is precise needs at least as many trials on average. The ratio to it is the cost of
+    planning.
     """
     return sum(allocate([replace(s, expected_mean=s.mean) for s in truth], half_width, confidence))

@@ -1,15 +1,15 @@
 """Differences among replicas of one training run: spread of a number, churn of predictions, first differing step.
 
-Every measure here is a mean over pairs of replicas (a U-statistic of degree 2), the variance too: it is the mean of ``(x - y)^2 /
-2``. Pairs share replicas, so R replicas are R independent things and not R (R - 1) / 2. Intervals therefore leave out one
+Every measure here is a mean over pairs of replicas (a U-statistic of degree 2), including the variance, the mean of ``(x - y)^2 /
+2``. Pairs share replicas, so R replicas are only R independent units, not R (R - 1) / 2. Intervals therefore leave out one
 *replica* at a time (jackknife; Arvesen 1969, Ann. Math. Statist. 40:2076) and use Student's t with R - 1 degrees of freedom. The
-jackknife variance leans upwards (Efron & Stein 1981, Ann. Statist. 9:586), which is the safe side. Logarithms are used where the
+jackknife variance is biased upwards (Efron & Stein 1981, Ann. Statist. 9:586), which is the safe side. Logarithms are used if the
 kernel cannot be negative. A bootstrap over replicas that drops pairs of one original covers 45 to 76 % instead of 95 % at
-five replicas or fewer; the jackknife's coverage, and where it fails too, is in docs/evidence/noise.md.
+five replicas or fewer. The jackknife's coverage, and the cases in which it fails too, are in docs/evidence/noise.md.
 
-For an sd the jackknife is not enough: of values in two equal heaps it has no width at all, since leaving one out changes nothing
-of first order. `spread` takes it together with the chi-square interval of a normal sample: the lesser of the lower limits, the
-greater of the upper ones.
+For a standard deviation the jackknife is not enough: if half of the replicas have one value and half another, its interval has
+no width, since leaving out one replica has no first-order effect. `spread` combines it with the chi-square interval of a normal
+sample and takes the smaller of the lower limits and the larger of the upper limits.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from unsilent.basics.errors import UsageError
 from unsilent.statistics.intervals import Interval, check_confidence, clopper_pearson, median_interval
 
 MIN_REPLICAS = 3
-"""Replicas without which there is no interval: leaving one out must leave a pair."""
+"""Minimum number of replicas for an interval: leaving one out must leave a pair."""
 FEW_REPLICAS = 10
-"""With fewer replicas the interval says so in its ``method``: one odd replica may not have been seen."""
+"""Number of replicas below which the ``method`` of an interval notes that there are few."""
 MAX_LIMIT_FACTOR = 1000.0
-"""Limits that are further than this factor from the estimate say nothing, so none are reported."""
+"""Limits further than this factor from the estimate are useless, so they are not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Spread:
 
     Attributes:
         sd: Standard deviation with n - 1 in the denominator.
-        mean, least, greatest: Of the replicas seen.
+        mean, least, greatest: Mean, smallest and largest value of the replicas.
     """
 
     sd: Interval
@@ -58,7 +58,7 @@ def spread(
 ) -> Spread:
     """Spread over replicas of a number with one value per replica, float64[R].
 
-    ``max_difference``: the greatest difference there can be, 1 for an accuracy.
+    ``max_difference``: largest possible difference between two replicas, for example 1 for an accuracy.
 
     >>> found = spread([0.70, 0.71, 0.69, 0.70], max_difference=1.0)
     >>> round(found.sd.estimate, 4), round(found.range, 2)
@@ -68,7 +68,7 @@ def spread(
     check_replica_count(x.shape[0] if x.ndim else 0)
     check_finite("a value of", x)
     least, greatest = float(x.min()), float(x.max())
-    scale = max(greatest / 2 - least / 2, 0.0) or 1.0  # squares of the greatest doubles would overflow
+    scale = max(greatest / 2 - least / 2, 0.0) or 1.0  # squares of very large values would overflow
     part = x / scale - least / scale
     kernel = (part[:, None] - part[None, :]) ** 2 / 2
     result = sd_interval_from_variance(
@@ -123,9 +123,9 @@ def mean_over_pairs(
 ) -> Interval:
     """Mean of a symmetric matrix over pairs of different replicas, float64[R, R].
 
-    ``max_difference``: the greatest a pair can have. Where all replicas are equal the upper limit is what R // 2 pairs
-    without a common replica leave open (Clopper & Pearson, times ``max_difference``), and infinite where there is no
-    greatest. Limits further than a factor of `MAX_LIMIT_FACTOR` from the estimate become 0 and ``max_difference``.
+    ``max_difference``: largest possible value of a pair; ``None`` if there is no maximum. If all replicas are equal, the
+    upper limit is the Clopper-Pearson limit of R // 2 pairs without a common replica times ``max_difference``, or infinity
+    without a maximum. Limits further than a factor of `MAX_LIMIT_FACTOR` from the estimate become 0 and ``max_difference``.
     """
     check_confidence(confidence)
     count = matrix.shape[0] if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] else 0
@@ -147,7 +147,7 @@ def mean_over_pairs(
         low, high = 0.0, math.inf
         if half <= math.log(MAX_LIMIT_FACTOR):
             low, high = estimate * math.exp(-half), estimate * math.exp(half)
-    else:  # one replica makes all of the mean, or the kernel has a sign
+    else:  # one replica contributes the whole mean, or the matrix has negative values
         half = _half(without, confidence)
         low, high = estimate - half, estimate + half
         low = max(0.0, low) if pairs.min() >= 0 else low
@@ -174,7 +174,7 @@ def sd_interval_from_variance(interval: Interval) -> Interval:
 def first_differing_index(first: Sequence[Any], second: Sequence[Any]) -> int | None:
     """Index of the first record in which two series differ; None if they are equal.
 
-    Where one series ends early, that is where they part.
+    If one series ends early, the index is its length.
 
     >>> first_differing_index(["a", "b", "c"], ["a", "x", "c"]), first_differing_index("abc", "ab")
     (1, 2)
@@ -190,8 +190,8 @@ def first_differing_index(first: Sequence[Any], second: Sequence[Any]) -> int | 
 def median_first_differing_step(steps: Sequence[int | None], confidence: float = 0.95) -> Interval:
     """Median first step at which replicas differ from one clean twin; None (never) counts as infinite.
 
-    Limits are order statistics, so they hold for every distribution; too few replicas leave them at 0 and infinity. Not for
-    the steps of all pairs, which share replicas.
+    Limits are order statistics, so they hold for every distribution; with too few replicas they are 0 and infinity. The function
+    must not be used for the steps of all pairs, because pairs share replicas.
     """
     check_replica_count(len(steps))
     interval = median_interval([math.inf if step is None else float(step) for step in steps], confidence)

@@ -19,12 +19,12 @@ class MeasureResult:
     """Result of one measure of one run.
 
     Attributes:
-        effect: Observed less the median of the clean values; infinite for what is not finite.
-        p: Corrected for the measures of this run; None where nothing was tested.
-        corrected_p: P value corrected for all runs too.
-        beyond_noise: Noise is no explanation.
-        is_worse: The effect goes the way that is harm.
-        is_distance: Whether it is of a distance.
+        effect: Observed value minus the median of the clean values; infinite if the observed value is not finite.
+        p: P value corrected for the measures of this run; ``None`` if nothing was tested.
+        corrected_p: P value corrected for all runs too; ``None`` if nothing was tested.
+        beyond_noise: Whether the effect is beyond noise.
+        is_worse: Whether the effect is in the worse direction.
+        is_distance: Whether the measure is a distance.
     """
 
     name: str
@@ -43,11 +43,11 @@ class NoiseVerdict:
     """Verdict on one run: a word, p values and results of its measures.
 
     Attributes:
-        p, corrected_p: Of being beyond noise, all measures of the run together, and over all runs; None where
-            nothing was tested.
-        equivalence: P of being off by a margin or more, over all runs.
+        p: P value for being beyond noise, over all measures of the run; ``None`` if nothing was tested.
+        corrected_p: ``p`` corrected for all runs.
+        equivalence: P value, corrected for all runs, of the hypothesis that a measure is off by its margin or more.
         n: Number of clean comparisons.
-        tests: Runs that are corrected for.
+        tests: Number of runs that the p values are corrected for.
         method: "rank", "fitted (…)" or "bits", and the correction.
         sentence: Verdict in words.
     """
@@ -77,7 +77,7 @@ def measure_result(
     x = observed.values[measure.name]
     sign = 1.0 if measure.worse_direction == "more" else -1.0
     centre = float(np.median([c.values[measure.name] for c in null.clean_comparisons]))
-    effect = x - centre if math.isfinite(x) else sign * math.inf  # not finite is the worst there is, NaN too
+    effect = x - centre if math.isfinite(x) else sign * math.inf  # not finite, NaN included, is the worst
     return MeasureResult(
         measure.name, x, effect, measure.margin, p, corrected, beyond, effect * sign > 0, measure.is_distance
     )
@@ -86,12 +86,12 @@ def measure_result(
 def verdict_word(findings: Sequence[MeasureResult], equivalent: bool) -> VerdictWord:
     """The verdict word for a run whose bits differ from its twin's.
 
-    ``equivalent``: whether all measures are proven to be within their margins.
+    ``equivalent``: whether all measures are shown to be within their margins.
     """
     beyond = [f for f in findings if f.beyond_noise]
     if any(f.is_worse and abs(f.effect) >= f.margin for f in beyond):
         return "harmful"
-    # A better model is another model: that it is at a distance does not speak against it.
+    # A better model differs from the clean one, so a distance beyond noise does not count against it.
     if any(not f.is_worse for f in beyond if not f.is_distance) and all(
         f.is_distance or not f.is_worse for f in beyond
     ):

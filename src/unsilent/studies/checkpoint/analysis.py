@@ -1,8 +1,8 @@
 """Analyses the resumes of a campaign: the class of each resume, shares by group, and differences between groups.
 
-A resume is *different* where it ends beyond implementation noise, *harmful* where it is worse than the clean resume by more than
-the gap and lies beyond the noise of seeds as well, or raised, crashed or hung. Classes are those of `unsilent.outcomes.training`.
-The noise floors are those of the training in one process.
+A resume is *different* if it ends beyond implementation noise. It is *harmful* if it is worse than the clean resume by more than
+the gap and also beyond the noise of seeds, or if it raised, crashed or hung. `unsilent.outcomes.training` defines the classes.
+The noise floors are measured on the training in one process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 ALL_FLIPS = "all numbers of flips"
 POWER = 0.8
-"""Power of the test by which the smallest difference is called detectable."""
+"""Power of the test with which the smallest detectable difference is found."""
 MODEL, OPTIMIZER = ("weights", "statistics"), ("first_moment", "second_moment")
 
 
@@ -50,14 +50,16 @@ class JudgedResume:
     """One resume with its class.
 
     Attributes:
-        target, flips, k: Which trial; those of a section of the file with equal ``flips`` and ``k`` have the same faults.
-        outcome: Its class, where a difference within the noise of seeds is none.
-        different: Whether it is beyond implementation noise.
-        steps_to_recover: Steps after which the metric stayed within the gap of the clean resume's; None: never.
-        nonfinite, extreme: bool[layers], which layers ever had such values.
-        changed: float64[ranks, evaluations, layers], share of parameter elements with other bits than in the clean resume.
-            NaN where it is not known, and where a rank holds none of a layer.
-        changed_of_all: float64[ranks, evaluations], the same share of all parameters.
+        target, flips, k: Target, number of flips and number of the trial; trials of the same section of the file with equal
+            ``flips`` and ``k`` have the same faults.
+        outcome: Class of the resume; a difference within the noise of seeds is masked.
+        different: Whether the resume is beyond implementation noise.
+        steps_to_recover: Number of steps after which the metric stayed within the gap of the clean resume's; ``None`` if it
+            did not, or is not known.
+        nonfinite, extreme: Whether each layer ever had such values, bool[layers].
+        changed: Share of parameter elements with other bits than in the clean resume, float64[ranks, evaluations, layers];
+            NaN if it is not known or if the rank has no element of the layer.
+        changed_of_all: Share of all parameter elements with other bits, float64[ranks, evaluations].
     """
 
     target: CheckpointTarget
@@ -84,8 +86,8 @@ class LayerSpread:
     """How far the fault spread to one layer, over all resumes of a target.
 
     Attributes:
-        changed: float64[evaluations], mean share of changed parameters over ranks and trials.
-        nonfinite, extreme: Trials in which the layer ever had such values.
+        changed: Mean share of changed parameters over ranks and trials, float64[evaluations].
+        nonfinite, extreme: Number of trials in which the layer ever had such values.
     """
 
     target: CheckpointTarget
@@ -100,10 +102,10 @@ class ResumeGroup:
     """Resumes of one target with one number of flips.
 
     Attributes:
-        counts: Trials of each class.
-        harmful, different: Shares.
-        recovered: Of those that recovered, the median of the steps; None where none did.
-        changed: float64[ranks, evaluations], mean share of changed parameters, of the trials that reached the evaluation.
+        counts: Number of trials in each class.
+        harmful, different: Shares of harmful and of different trials.
+        recovered: Median number of steps to recover, over trials that left the gap and recovered; ``None`` if none did.
+        changed: Mean share of changed parameters over the trials that reached the evaluation, float64[ranks, evaluations].
     """
 
     target: CheckpointTarget
@@ -127,7 +129,7 @@ class ResumeGroup:
 class Difference:
     """The difference between two groups in the share of harmful resumes.
 
-    ``detectable`` is the smallest difference that would be found.
+    ``detectable``: smallest difference that the test would find with a power of `POWER`.
     """
 
     name: str
@@ -229,7 +231,7 @@ class ResumeJudge:
         outcome = classify_training(golden, faulty, self._thresholds, beyond_noise=beyond, training_metric=has_accuracy)
         changed = np.where(row.changed < 0, np.nan, row.changed)
         elements = np.array(clean.elements, np.float64)
-        with np.errstate(invalid="ignore"):  # a rank may hold none of a layer
+        with np.errstate(invalid="ignore"):  # a rank may have no element of a layer
             by_layer, of_all = changed / elements[:, None], changed.sum(-1) / elements.sum(-1)[:, None]
         return JudgedResume(
             *which, outcome, different, row.bit_identical, row.final_hash,
@@ -298,9 +300,9 @@ class Differences:
     """Differences of harmful shares between targets.
 
     Args:
-        targets, flips: Of the campaign.
+        targets, flips: Targets and numbers of flips of the campaign.
         by_stratum: Trials by name of the target and number of flips.
-        confidence: Of their limits.
+        confidence: Confidence of the limits.
     """
 
     def __init__(
@@ -316,8 +318,8 @@ class Differences:
     def between_sections(self) -> Iterator[Difference]:
         """Differences between each section of the model and each section of the optimizer.
 
-        First over all numbers of flips together, then by number; the limits of either hold together. Never over several
-        strategies: they have the same faults, so their trials are not independent.
+        The first ones are for all numbers of flips together, the others for each number; the limits of each kind hold jointly.
+        Strategies are never combined, because they have the same faults, so their trials are not independent.
         """
         if len(self._flips) > 1:
             yield from self._between_sections([tuple(self._flips)])
@@ -429,7 +431,8 @@ def harmful_count(trials: Sequence[JudgedResume]) -> tuple[int, int]:
 def smallest_detectable(first: tuple[int, int], second: tuple[int, int], confidence: float) -> float:
     """The approximate smallest difference of two independent shares that a test with a power of 80 % finds.
 
-    Normal approximation with the pooled share (Fleiss, Levin and Paik 2003, section 4.2), of which at least one event is assumed.
+    The function uses the normal approximation with the pooled share (Fleiss, Levin and Paik 2003, section 4.2). It assumes at
+    least one event and one trial without.
     """
     (events, n), (others, m) = first, second
     pooled = min(max((events + others) / (n + m), 1 / (n + m)), 1 - 1 / (n + m))

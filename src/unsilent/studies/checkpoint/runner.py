@@ -60,7 +60,7 @@ BELONGS: Mapping[str, Callable[[StoredTensor], bool]] = {
     "second_moment": lambda tensor: tensor.name.endswith("/exp_avg_sq"),
     "scheduler": lambda tensor: tensor.is_number and tensor.section in ("scheduler", "optimizer"),
 }
-"""Section of the file -> whether a tensor or number belongs to it."""
+"""Section of the file -> function that tells whether a tensor or number belongs to it."""
 
 
 def regions_of(checkpoint: Checkpoint, section: str) -> list[Region]:
@@ -73,7 +73,7 @@ def regions_of(checkpoint: Checkpoint, section: str) -> list[Region]:
 
 
 EVALUATIONS = 4
-"""Evaluations of each resume, besides the one right after the restart."""
+"""Approximate number of evaluations of each resume, in addition to the one right after the restart."""
 _ENDS = {
     "finished": "finished",
     "loss not finite": "not-finite",
@@ -87,11 +87,11 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
     """Runs trials with one gang of ranks per strategy, which stays alive from trial to trial.
 
     Args:
-        spec: The campaign.
-        progress: Called with what is being prepared.
+        spec: Spec of the campaign.
+        progress: Called with the strategy that is being prepared.
 
     Raises:
-        UsageError: the training has no such section or not so many steps, or does not resume repeatably.
+        UsageError: the training lacks a section or has too few steps, or its clean resume does not finish.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
                 f"no collective of torch runs under {', '.join(spec.strategies)}, so there is nothing to corrupt; add another "
                 "--section, or a --strategy like ddp"
             )
-        # The same faults for all strategies: the draw does not depend on which of them is asked for.
+        # All strategies get the same faults, because the draw does not depend on the strategy.
         self._design = campaign_hash(spec, {"checkpoint": self._resumes[spec.strategies[0]].checkpoint_hash})
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
             steps=self.steps,
             layers=self._layers,
             resumes=tuple(self._resumes.values()),
-            # Ranks that were lost start again within a trial, which must not count as a hang.
+            # Lost ranks are started again within a trial, and the time for this must not count as a hang.
             golden_seconds=max(run.seconds for run in self._resumes.values()) + self._start_seconds,
             info=dict(self.workload.info),
             versions=versions(),
@@ -153,7 +153,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
     def run_trial(self, trial: TrialId, rng: object) -> CheckpointRow:
         """Run one trial.
 
-        ``rng`` is not used: the faults have their own generator, so that they are the same for every strategy.
+        ``rng`` is not used: faults are drawn with another generator, so that they are equal for every strategy.
         """
         begun = time.perf_counter()
         target, faults = self.baseline.target(trial.target), self.draw(trial)
@@ -186,8 +186,9 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
     def _draw_in_payloads(self, strategy: str, model: FaultModel, rng: np.random.Generator) -> tuple[Fault, ...]:
         """Draw faults in the data that one rank sends in one collective of one step.
 
-        Not in the first step, where DDP's gradients are in other buckets. One collective alone: a fault in an earlier one may
-        keep a later one from being called. Those with too few bits are left out; raises ``UsageError`` where all are.
+        The first step is left out, because DDP's gradients are in other buckets there. Faults are in one collective only, because
+        a fault in an earlier collective may prevent a later one from being called. Collectives with too few elements are left
+        out; raises ``UsageError`` if all have too few.
         """
         step = int(rng.integers(min(self.step + 1, self.steps - 1), self.steps))
         rank = int(rng.integers(self._gangs[strategy].world_size))
@@ -207,7 +208,7 @@ class CheckpointRunner(Runner[CheckpointSpec, CheckpointBaseline, CheckpointRow]
         """Check that the clean resume of every strategy still ends with the same bits.
 
         Raises:
-            UsageError: ranks keep something from one resume to the next.
+            UsageError: a clean resume ends with other bits, because ranks keep state from earlier resumes.
         """
         for strategy, clean in self._resumes.items():
             record = self._resume(strategy, [self._clean_file(strategy)])

@@ -36,7 +36,7 @@ SECTIONS: Mapping[str, str] = {
     "scheduler": "learning rates and other numbers of the optimizer's groups and of schedulers",
     "collectives": "what one rank sends in a collective of one step after the restart; the file stays as it is",
 }
-"""Parts that can be corrupted: sections of the checkpoint, and payloads."""
+"""Parts that can be corrupted (sections of the checkpoint, and payloads of collectives) -> their descriptions."""
 COLLECTIVES = "collectives"
 LOADED_BY: Mapping[str, tuple[Restart, bool]] = {
     "all": ("after", False),
@@ -45,10 +45,11 @@ LOADED_BY: Mapping[str, tuple[Restart, bool]] = {
     "one-after-broadcast": ("after", True),
     "one-before-broadcast": ("before", True),
 }
-"""Which ranks load the corrupted file (one: the last one) -> when, and whether rank 0's optimizer state is then sent to all."""
+"""Ranks that load the corrupted file (``one``: the last rank) -> whether they load it before or after the model is wrapped, and
+whether rank 0's optimizer state is then sent to all ranks."""
 ENDS = ("finished", "not-finite", "raised", "crash", "hang")
 FOLLOWED = ENDS[:2]
-"""Ends of runs whose every step is known."""
+"""Ends of runs whose steps were recorded."""
 
 
 def read_names(known: Collection[str], noun: str) -> Any:
@@ -165,15 +166,15 @@ class CleanResume:
     """The fault-free resume of one strategy, with which the faulty resumes are compared.
 
     Attributes:
-        strategy: Its name.
-        ranks: Processes.
-        losses, metric: Of each step, the mean over ranks; the metric is the accuracy of the batch, or the negative loss.
-        evaluated_at: Steps done at each evaluation.
-        accuracy, held_out_loss: On held-out samples at each evaluation.
-        checkpoint_hash: Of all tensors of the checkpoint, by name; equal for strategies whose states have the same bits.
-        final_hashes: Of the state at the end, of each rank; ranks may differ in running statistics.
-        elements: Of each rank and layer, how many parameter elements the rank holds (fsdp2: its part).
-        seconds: Of the resume.
+        strategy: Name of the strategy.
+        ranks: Number of processes.
+        losses, metric: Mean over ranks for each step; the metric is the accuracy of the batch, or the negative loss.
+        evaluated_at: Number of steps done at each evaluation.
+        accuracy, held_out_loss: Accuracy and loss on held-out samples at each evaluation.
+        checkpoint_hash: Hash of all tensors of the checkpoint, by name; equal for strategies whose states have the same bits.
+        final_hashes: Hash of the final state of each rank; ranks may differ in running statistics.
+        elements: Number of parameter elements that each rank has of each layer (for fsdp2, of its shard).
+        seconds: Duration of the resume in seconds.
     """
 
     strategy: str
@@ -194,10 +195,10 @@ class CheckpointBaseline(StoredBaseline):
     """Facts that a worker establishes before the first trial.
 
     Attributes:
-        step, steps: Of the checkpoint, and of the whole training.
-        layers: Modules with parameters or buffers of floating point.
-        resumes: The clean resume of each strategy.
-        golden_seconds: Of the longest of them.
+        step, steps: Number of steps before the checkpoint, and of the whole training.
+        layers: Modules with floating-point parameters or buffers.
+        resumes: Clean resume of each strategy.
+        golden_seconds: Duration of the longest clean resume in seconds, including the start of its ranks.
     """
 
     name: str
@@ -222,17 +223,18 @@ class CheckpointRow(StoredRow):
 
     Attributes:
         faults: JSON list of the faults in the checkpoint.
-        end: Why the run ended: one of `ENDS`.
-        steps_run: Steps after the checkpoint.
-        evaluations: How often the model was evaluated; the first time right after the restart.
+        end: Reason why the run ended, one of `ENDS`.
+        steps_run: Number of steps run after the checkpoint.
+        evaluations: Number of evaluations of the model; the first is right after the restart.
         bit_identical: Whether all ranks ended with the bits of the clean resume.
-        final_hash: Of rank 0's state at the end; empty where the run did not end by itself.
-        error: What was raised.
-        losses, metric: float64[steps_run], the mean over ranks.
-        accuracy, held_out_loss: float64[evaluations], of rank 0 on held-out samples.
-        nonfinite, extreme: int64[evaluations, layers], elements of all ranks' models that are NaN or infinite, or beyond 1e6.
-        changed: int64[ranks, evaluations, layers], parameter elements with other bits than in the clean resume; -1: not known,
-            because that had no evaluation at this step.
+        final_hash: Hash of rank 0's final state; empty if the run did not end by itself.
+        error: Text of the error that was raised.
+        losses, metric: Mean over ranks for each step, float64[steps_run].
+        accuracy, held_out_loss: Accuracy and loss of rank 0 on held-out samples, float64[evaluations].
+        nonfinite, extreme: Number of elements in all ranks' models that are NaN or infinite, or have a magnitude above 1e6,
+            int64[evaluations, layers].
+        changed: Number of parameter elements with other bits than in the clean resume, int64[ranks, evaluations, layers]; -1
+            if it is not known, because the clean resume had no evaluation at this step.
     """
 
     trial: TrialId

@@ -15,7 +15,7 @@ from unsilent.studies.checkpoint.spec import CheckpointSpec, FloorOptions
 def run_checkpoint_study(run: CampaignRun) -> CheckpointResult:
     """Measure the noise floors, run or resume a campaign, and judge its trials.
 
-    The noise floors are those of the training in one process.
+    The noise floors are measured on the training in one process.
     """
     options = run.request[FloorOptions]
     floors = measure_noise_floors(run, replica_spec(run.spec), "impl", options.replicas, options.floor)

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from unsilent.studies.coverage.kind import CoverageStore
 
 ALARMS, WARNINGS, MATCHED = "alarm", "alarm or warning", "scaled threshold"
-"""Sorts of detection: an alarm (ASD's level 1), a warning as well (its level 2), or a score above the threshold at which
-fault-free runs have the rate of false alarms that was asked for."""
+"""Types of detection: an alarm (ASD's level 1), an alarm or warning (its level 2), or a score above the threshold at which
+fault-free runs have the requested rate of false alarms."""
 REFERENCE = "robust-z"
-"""The rule that all others are compared with."""
+"""Name of the rule that all others are compared with."""
 LARGE_FINITE = tuple(f"{OPERATION}:{name}" for name in ("1e-2..1", "1..100", "100..inf"))
 """Targets of finite faults that change the gradients by 1 % or more."""
 ALL_FINITE = "finite"
@@ -63,13 +63,13 @@ class Detection:
     """How many faults of one class a detector found.
 
     Attributes:
-        rule: Its name.
-        on: Feature and statistic, or empty: what the rule reads by default.
+        rule: Name of the rule.
+        on: Feature and statistic that the rule reads; empty for its default features.
         level: `ALARMS`, `WARNINGS` or `MATCHED`.
-        target: Place and class.
-        share: Of the faults.
-        detected: How many.
-        after: How many of these 0, 1, … steps after the step of the fault; empty at a scaled threshold.
+        target: Place and class of severity of the faults.
+        share: Share of faults that were detected.
+        detected: Number of faults that were detected.
+        after: Number of faults detected 0, 1, … steps after the step of the fault; empty for a scaled threshold.
     """
 
     rule: str
@@ -86,11 +86,11 @@ class PairedTest:
     """The comparison of the reference rule with another detector on the same faults, by McNemar's test.
 
     Attributes:
-        rule, level: The other one.
-        target: Place and class, or `ALL_FINITE`.
-        difference: Share of the reference minus that of the other.
-        only_reference, only_other: Faults that one of both detected.
-        p_value: Adjusted by Holm over all comparisons.
+        rule, level: Rule and level of the other detector.
+        target: Place and class of severity of the faults, or `ALL_FINITE`.
+        difference: Share detected by the reference minus the share detected by the other detector.
+        only_reference, only_other: Number of faults that only one of the two detected.
+        p_value: P value adjusted by Holm over all comparisons.
     """
 
     rule: str
@@ -107,12 +107,14 @@ class FalseAlarms:
     """False alarms of a detector on fault-free runs.
 
     Attributes:
+        rule: Name of the rule.
+        on: Feature and statistic that the rule reads; empty for its default features.
         level: `ALARMS` or `WARNINGS`.
-        events: Runs of consecutive steps.
-        per_step, per_run: Share of steps with an event that begins there, and of runs with an event; the upper limit is
+        events: Number of events, which are series of consecutive steps with a false alarm.
+        per_step, per_run: Share of steps in which an event begins, and of runs with an event; the upper limit is
             one-sided.
-        threshold: At which scores have the rate that was asked for; infinity where there is none.
-        after_changes: By change the largest number of events in a run from the change on.
+        threshold: Threshold at which scores have the requested rate of false alarms; infinity if none has.
+        after_changes: Largest number of events in a run after each planted change, by name of the change.
     """
 
     rule: str
@@ -138,10 +140,10 @@ class CoverageResult(StoreResult[CoverageSpec, CoverageBaseline, CoverageAnalysi
     """The result of a coverage campaign.
 
     Attributes:
-        severities: Of each target, those of its faults.
-        tried: Of each target, faults that were drawn, and how many of them were kept.
-        changes: Planted in some fault-free runs.
-        seconds_per_step: That each rule takes, by name.
+        severities: Severities of the faults of each target.
+        tried: Number of faults that were drawn and number that were kept, for each target.
+        changes: Changes that were planted in some fault-free runs.
+        seconds_per_step: Duration of a step of each rule in seconds, by name.
     """
 
     KIND: ClassVar[str] = "unsilent.studies.coverage.kind:COVERAGE"
@@ -204,9 +206,9 @@ class ScoredCampaign(NamedTuple):
     """The scores of all detectors on the faults of one store.
 
     Attributes:
-        rows: All but the golden one.
-        faults: Those with a fault, in the order of scores.
-        cost: Seconds of a step, by rule.
+        rows: All rows except the golden one.
+        faults: Rows with a fault, in the order of the scores.
+        cost: Duration of a step in seconds, by rule.
     """
 
     rows: Sequence[CoverageRow]
@@ -246,7 +248,7 @@ class CleanRuns:
     """Fault-free runs that were judged with the current rules.
 
     Attributes:
-        runs: By kind, plain ones and those with a planted change: the row of each and the places of detectors in it.
+        runs: Row of each run and positions of the detectors in it, by kind of run: `CLEAN` or one of `CHANGES`.
     """
 
     def __init__(self) -> None:

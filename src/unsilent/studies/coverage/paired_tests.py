@@ -19,9 +19,9 @@ class PairedDifference:
     """The difference between two detectors on the same faults.
 
     Attributes:
-        difference: Of the shares of detected faults.
-        only_one, only_other: Faults of which one of both detected more.
-        p_value: Of McNemar's exact test, adjusted by Holm over all comparisons.
+        difference: Difference of the shares of detected faults.
+        only_one, only_other: Number of faults that the first, or the second, detector detected more often.
+        p_value: P value of McNemar's exact test, adjusted by Holm over all comparisons.
     """
 
     difference: Interval

@@ -13,7 +13,7 @@ from unsilent.workloads import TRAININGS, load_training
 from unsilent.workloads.trainings.base import TrainingState, TrainingWorkload
 
 Change = Callable[[TrainingState], TrainingWorkload]
-"""Changes the state, and returns what trains it from then on."""
+"""Function that changes the state and returns the training that continues with it."""
 BATCH, RATE, DATA = CHANGES
 BATCH_FACTOR, RATE_FACTOR, INPUT_FACTOR = 2, 0.1, 0.5
 CHANGE_TEXTS = {
@@ -34,7 +34,7 @@ def possible_changes(spec: CoverageSpec) -> tuple[str, ...]:
 def workload_and_change(spec: CoverageSpec, workload: Any, kind: str, steps: int) -> tuple[TrainingWorkload, Change]:
     """The training of a fault-free run, and the function that makes the change halfway through.
 
-    A run that is longer than the training gets its schedule stretched where the training has an option for it.
+    For a run that is longer than the training, the schedule is stretched if the training has an option for the number of steps.
     """
     more = {"steps": str(steps)} if steps > workload.steps and _has_option(spec, "steps") else {}
     plain: Any = _loaded(spec, **more) if more else workload

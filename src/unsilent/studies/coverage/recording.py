@@ -19,8 +19,8 @@ class StepRecorder(BackwardListener):
     """A context manager that records steps of one training, and removes its hooks at the end.
 
     Attributes:
-        parameters: Those that are trained.
-        gradients: Copies of theirs as the last backward pass left them, before any clipping; zeros where there is none.
+        parameters: Parameters that are trained.
+        gradients: Copies of their gradients after the last backward pass, before any clipping; zeros for a missing gradient.
     """
 
     def __init__(self, state: TrainingState) -> None:

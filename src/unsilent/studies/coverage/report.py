@@ -27,7 +27,7 @@ from unsilent.studies.coverage.report_parts import comparison_table, roc_figure
 from unsilent.studies.coverage.spec import CLASSES, PLACES
 
 FURTHER = ("faults", "clean_steps", "clean_runs", "ends", "tests", "false_alarms", "seconds", "cpu_seconds")
-"""Fields of the result that JSON has besides estimates."""
+"""Fields of the result that JSON contains in addition to estimates."""
 PLACE_TEXTS = {
     "operation": "Faults in an operation of a step",
     "memory": "Faults in parameters and optimizer state between two steps",
@@ -233,7 +233,7 @@ def _events_after(change: str) -> Getter:
 
 def _roc(result: CoverageResult) -> Figure:
     least = 0.5 / max(result.clean_steps, 1)
-    # From the highest threshold to the lowest, so that between two shares of false alarms the step is that of the smaller one.
+    # Points go from the highest threshold to the lowest, so that steps between two shares of false alarms have the lower height.
     curves = {rule: [(one.false_alarms, one.detected) for one in points[::-1]] for rule, points in result.roc.items()}
     steps = "share of fault-free steps that reach the threshold"
     return roc_figure(curves, least, result.options.rate, steps, "detected finite faults of 1 % or more")

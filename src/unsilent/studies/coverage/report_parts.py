@@ -11,7 +11,7 @@ from unsilent.report.text import p_value_text
 from unsilent.report.theme import Figure, figure, label, percent_label, quarter_ticks
 
 LEAST_WIDTH = 20
-"""The end of the axis of false alarms over its beginning, at least: ten false alarms."""
+"""Minimum ratio of the end of the axis of false alarms to its start, which makes room for ten false alarms."""
 MOST_TICKS = 8
 
 
@@ -30,8 +30,8 @@ def roc_figure(
     """ROC curves: detected faults against false alarms, one curve per detector.
 
     Args:
-        least: Where no false alarm is drawn, below the smallest share that can be measured.
-        most: The largest share of false alarms that was asked for, where the axis ends; it ends later if it would hardly begin.
+        least: Position of the mark for no false alarms, below the smallest share that can be measured.
+        most: Requested share of false alarms, at which the axis ends unless it would be too short.
     """
     end = min(max(most, LEAST_WIDTH * least), 1.0)
     traces = []

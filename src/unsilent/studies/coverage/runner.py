@@ -1,7 +1,7 @@
 """Runs the trials of a coverage campaign: faulty steps, the golden run, and fault-free runs.
 
-A trial of a class of severity draws random steps and faults until one is of the class, so that classes are filled alike; what
-is estimated of a class is conditional on it.
+A trial of a class of severity draws random steps and faults until a fault is in the class, so that all classes have equally many
+faults. Estimates for a class are conditional on the class.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.trainings.base import Seeds, StepRecord, TrainingState, TrainingWorkload
 
 TRIES_IN_A_STEP = 30
-"""Faults that are tried in a step before another step is drawn."""
+"""Number of faults that are tried in a step before another step is drawn."""
 
 
 class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
     """Runs the trials of one training, with its golden run.
 
     Args:
-        spec: The campaign.
-        progress: Called with how far the golden run is.
-        worker_settings: What it may cost.
+        spec: Spec of the campaign.
+        progress: Called with the progress of the golden run.
+        worker_settings: Settings of the worker, including its memory.
 
     Raises:
-        UsageError: anything in the spec that does not fit the training; a training that is not repeatable.
+        UsageError: the spec does not fit the training, or the training is not repeatable.
     """
 
     row_type = CoverageRow
@@ -137,7 +137,7 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
         place, _, wanted = trial.target.partition(":")
         end = self.golden.steps - self.spec.follow + 1
         for first in range(1, self.spec.tries + 1, TRIES_IN_A_STEP):
-            step = int(rng.integers(1, end))  # in the first one optimizers make their state
+            step = int(rng.integers(1, end))  # optimizers make their state in step 0
             state = self.golden.state_before_step(step)
             numbers = range(first, min(first + TRIES_IN_A_STEP, self.spec.tries + 1))
             with StepRecorder(state) as recorder:
@@ -159,7 +159,7 @@ class CoverageRunner(TrialRunner[CoverageSpec, CoverageBaseline, CoverageRow]):
     ) -> Iterator[FaultInStep]:
         """An endless stream of random faults, each injected into the same step.
 
-        The training state is then that after the faulty step.
+        After each fault, the training state is the one after the faulty step.
         """
         snapshot = self.workload.snapshot(state)
         before = [p.detach().clone() for p in recorder.parameters]

@@ -34,10 +34,10 @@ ON_FEATURES = (
     (GRADIENT, L2), (GRADIENT, LARGEST), (NORM_INPUT_GRADIENT, L2), (NORM_INPUT_GRADIENT, LARGEST),
     (UPDATE, L2), (UPDATE, LARGEST), (LOSS, NUMBER),
 )  # fmt: skip
-"""Feature and statistic that a rule is also tried on alone."""
+"""Features and statistics on which each rule is also tested alone."""
 SCORE_EDGES = 10.0 ** np.linspace(-12, 6, 451)
 BINS = len(SCORE_EDGES) + 2
-"""Steps without a score, those below the first edge, between two edges, and from the last edge on."""
+"""Number of bins: for steps without a score, below the first edge, between adjacent edges, and from the last edge on."""
 
 
 class Sampling(NamedTuple):
@@ -66,8 +66,8 @@ class Detector(NamedTuple):
     """A rule applied to some of the series.
 
     Attributes:
-        rule: Its name.
-        on: Feature and statistic, like ``gradient l2``; empty: what the rule reads by default.
+        rule: Name of the rule.
+        on: Feature and statistic that the rule reads, like ``gradient l2``; empty for its default features.
     """
 
     rule: str
@@ -81,11 +81,14 @@ class Application:
     """A rule that runs over series step by step, and is scored as one or several detectors.
 
     Attributes:
-        detectors: What the rule is scored as.
-        state: Of the rule; may be kept and put back.
+        detectors: Detectors that the rule is scored as.
+        state: State of the rule, which can be saved and restored.
 
     Args:
-        reads: Which series the rule reads; None: its own choice.
+        rule: The rule.
+        series: All recorded series.
+        parts: Detectors, each with a function that selects its series.
+        reads: Function that selects the series that the rule reads; ``None`` for the rule's own choice.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Application:
     def judge(self, values: Floats, seen: Bools, step: int) -> Floats:
         """Judge the next step: the highest level and largest score of each detector, float64[n, 2].
 
-        The score is NaN where nothing was judged.
+        The score is NaN if nothing was judged.
         """
         columns = self._columns
         self.state, judgement = self._rule.judge(self.state, values[columns], seen[columns], float(step))
@@ -149,8 +152,9 @@ class FalseAlarmCounter:
     """Counts the alarms and scores of one application in a fault-free run.
 
     Attributes:
-        events: int64[n, 2], of each detector runs of consecutive steps with an alarm, and with an alarm or a warning.
-        scores: int64[n, BINS], steps by their score.
+        events: Number of series of consecutive steps with an alarm, and with an alarm or a warning, for each detector,
+            int64[n, 2].
+        scores: Number of steps by bin of the score, int64[n, BINS].
     """
 
     def __init__(self, application: Application) -> None:
@@ -198,8 +202,8 @@ class DetectorScores:
     The arrays begin with the step of the fault and have k steps.
 
     Attributes:
-        levels, golden_levels: float64[n, k]; 0 behind the end.
-        scores, golden_scores: float64[n, k]; NaN where nothing was judged.
+        levels, golden_levels: Level in each step, float64[n, k]; 0 after the end of a recording.
+        scores, golden_scores: Score in each step, float64[n, k]; NaN if nothing was judged.
     """
 
     levels: Floats

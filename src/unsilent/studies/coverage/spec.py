@@ -38,22 +38,22 @@ from unsilent.studies.training.spec import (
 )
 
 OPERATION, MEMORY = PLACES = ("operation", "memory")
-"""Where faults are: in an operation of a step, or in parameters and optimizer state between two steps."""
+"""Places of faults: in an operation of a step, or in parameters and optimizer state between two steps."""
 NONFINITE = "nonfinite"
 EDGES = (1e-4, 1e-2, 1.0, 100.0)
 CLASSES = ("0..1e-4", "1e-4..1e-2", "1e-2..1", "1..100", "100..inf", NONFINITE)
-"""Classes of severity, limits included below and excluded above."""
+"""Classes of severity; each includes its lower limit and excludes its upper limit."""
 LARGE_CLASSES = CLASSES[-3:]
-"""Classes that a random bit flip seldom reaches."""
+"""Classes of severity that a random bit flip seldom reaches."""
 GOLDEN = TrialId("golden", None, 0)
-"""The recording of the fault-free run."""
+"""Trial that records the fault-free run."""
 CLEAN = "clean"
 CHANGES = ("batch-size", "learning-rate", "data")
-"""Changes that are made half way through a fault-free run."""
+"""Changes that can be made halfway through a fault-free run."""
 FOLLOWED, NOT_FOUND, RECORDED, JUDGED = ENDS_OF_RUNS = ("followed", "not-found", "recorded", "judged")
 ENDS = (*ENDS_OF_RUNS, "raised", "crash", "hang")
-"""``followed``: a fault of the class was found, and steps were recorded; ``not-found``: none of the faults that were tried is
-of the class; ``recorded``: the golden run; ``judged``: a fault-free run."""
+"""Ends of trials. ``followed``: a fault of the class was found and its steps were recorded; ``not-found``: none of the faults
+tried is in the class; ``recorded``: the golden run; ``judged``: a fault-free run."""
 MOST_FOLLOWED, MOST_TRIES, MOST_SAMPLING = 1000, 10**6, 10**5
 _CLEAN_NAME = re.compile(
     rf"({'|'.join((CLEAN, *CHANGES))})-([0-9]{{1,9}})-([0-9]{{1,6}})-([0-9]{{1,6}})-([0-9]{{1,6}})-([0-9a-f]{{8}})"
@@ -75,9 +75,10 @@ class CleanTarget(NamedTuple):
 
     Attributes:
         kind: `CLEAN` or one of `CHANGES`.
-        steps: Of each run.
-        sampling, value_sampling, update_sampling: Steps until every gradient, value inside the model, and update was read.
-        digest: Of the rules.
+        steps: Number of steps of each run.
+        sampling, value_sampling, update_sampling: Number of steps for reading all gradients, all values inside the model, and
+            all updates once.
+        digest: Digest of the rules.
     """
 
     kind: str
@@ -178,11 +179,11 @@ class CoverageBaseline(StoredBaseline):
     """Facts that a worker establishes before the first trial.
 
     Attributes:
-        name: Of the training.
-        series: What is recorded in each step, as `unsilent.detectors.series.Series`.
-        steps: Of the training.
-        changes: Those of `CHANGES` that can be made to it.
-        golden_seconds: Of a fault-free run.
+        name: Name of the training.
+        series: Fields of each recorded `unsilent.detectors.series.Series`.
+        steps: Number of steps of the training.
+        changes: Changes of `CHANGES` that are possible in the training.
+        golden_seconds: Duration of a fault-free run in seconds.
     """
 
     name: str
@@ -201,20 +202,20 @@ class CoverageRow(StoredRow):
 
     Attributes:
         injection: Step and site of the fault.
-        faults: JSON list of the injected faults, or its digest where that is very long.
-        end: One of `ENDS`.
-        tried: Faults that were drawn until one was of the class.
-        severity: Relative change of the gradients of the step, or of the update where memory was corrupted; infinity where
-            one is not finite, NaN where there is none.
-        steps: That were recorded.
-        rules: Of a fault-free run, JSON list of the names of what judged it.
-        signals: float64[steps, series].
-        seen: uint8[steps, series], which of them there are.
-        events: int64[rules, 4], runs of consecutive steps with an alarm, and with an alarm or a warning, in the first half of
-            the training, then in the second one.
-        scores: int64[rules, bins], how many steps had a largest score in each bin of `scoring.SCORE_EDGES`.
-        error: What was raised.
-        seconds, worker: Cost of the trial; not compared between stores.
+        faults: JSON list of the injected faults, or its digest if the list is very long.
+        end: End of the trial, one of `ENDS`.
+        tried: Number of faults that were drawn until one was in the class.
+        severity: Relative change of the step's gradients, or of the update if memory was corrupted; infinity if a value is
+            not finite, NaN without a fault.
+        steps: Number of steps that were recorded.
+        rules: JSON list of the names of the detectors that judged a fault-free run.
+        signals: Signals, float64[steps, series].
+        seen: Whether each signal is present, uint8[steps, series].
+        events: Number of series of consecutive steps with an alarm, and with an alarm or a warning, in the first half of the
+            training and then in the second half, int64[rules, 4].
+        scores: Number of steps whose largest score is in each bin of `scoring.SCORE_EDGES`, int64[rules, bins].
+        error: Text of the error that was raised.
+        seconds, worker: Duration and worker of the trial, which are not compared between stores.
     """
 
     trial: TrialId
@@ -234,7 +235,7 @@ class CoverageRow(StoredRow):
     worker: Annotated[int, RUN_SPECIFIC] = 0
 
 
-# -- what is asked besides it ----------------------------------------------------------------------------------------------
+# -- further options -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

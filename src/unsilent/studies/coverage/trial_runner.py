@@ -21,8 +21,8 @@ class TrialRunner(Runner[S, B, R]):
     """A base class of runners whose trials may raise errors.
 
     Attributes:
-        row_type: The class of rows, which have fields ``end`` and ``error``.
-        empty_values: What fields of a row without a result hold, where that is not what their types say.
+        row_type: Class of the rows, which must have the fields ``end`` and ``error``.
+        empty_values: Values of fields in a row without a result, if they are not the empty values of their types.
     """
 
     row_type: Any

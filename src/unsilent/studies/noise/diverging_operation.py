@@ -1,9 +1,9 @@
 """Finds the operation that makes two runs diverge: the first whose different result reaches the weights.
 
-An operation whose result differs need not matter: nothing but the report reads the mean of a loss. So the step in which the
-weights part is gone through backwards, from the weights that differ, along values that differ. The first operation on that way
-is the one reported: one that gives other values for the same ones, or that reads other values which no operation of the
-step has made.
+A different result of an operation may have no effect: for example, only the report reads the mean of a loss. So the step in which
+the weights diverge is searched backwards, from the weights that differ, along values that differ. The earliest operation on this
+path is reported: it gives different outputs for equal inputs, reads different values that no operation of the step computed, or
+runs in only one of the two runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def stored_diverging_operation(
 ) -> DivergingOperation | None:
     """The operation at which the earliest of these replicas diverges.
 
-    None if its steps were not traced or the operation cannot be found.
+    The result is ``None`` if its steps were not traced or the operation cannot be found.
     """
     look = earliest_divergence(rows, twin)
     if look is None:
@@ -70,7 +70,7 @@ def _source(
 ) -> tuple[str, str, str, str] | None:
     """The first operation with a different result that the ``needed`` values derive from.
 
-    Returned as its kind, kernel, module and phase. ``needed`` is None if every value counts.
+    The result is its kind, kernel, module and phase. ``needed`` is ``None`` if every value counts.
     """
     known = {value for op, _ in pairs if op is not None for value in (*op.input_hashes, *op.output_hashes)}
     computed, drawn = {value for _, op in pairs for value in op.output_hashes}, _drawn([op for _, op in pairs])

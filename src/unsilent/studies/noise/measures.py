@@ -23,9 +23,9 @@ from unsilent.statistics.replica_spread import (
 from unsilent.studies.noise.records import ChurnMatrix, LossSpread, VariantNoise
 
 HELD = 2**30
-"""Bytes of weights that are held in memory together; more are read pair by pair."""
+"""Maximum number of bytes of weights kept in memory together; larger weights are read again for each pair."""
 POINTS = 240
-"""Points of a curve over steps."""
+"""Maximum number of points of a curve over steps."""
 
 
 def measure(
@@ -74,7 +74,7 @@ def measure(
 def _parting(twin: ReplicaRow, row: ReplicaRow, every: int, steps: int) -> int | None:
     """The first step (from 0) after which the weights differ; None if they never differ.
 
-    If hashes were not taken in every step, the last step that it can be.
+    If hashes were not taken in every step, the result is the last step that is possible.
     """
     index = first_differing_index(twin.hashes.tolist(), row.hashes.tolist())
     return None if index is None else min((index + 1) * every, steps) - 1
@@ -85,7 +85,7 @@ def _distances(
 ) -> tuple[Distances | None, tuple[float, ...], list[str]]:
     """Distances between the weights of all pairs, distances from the clean twin, and notes.
 
-    The distances are None if weights were not stored or are not finite.
+    The distances are ``None`` if weights were not stored or are not finite.
     """
     twin = store.row_with_weights(Replica(Switches(), 0)).flat_weights
     if twin is None:

@@ -24,7 +24,7 @@ from unsilent.statistics.groups import GroupSpread
 from unsilent.studies.noise.records import ChurnMatrix, LossSpread, NoiseResult, VariantNoise
 
 GROUP_SIGNIFICANCE_LEVEL = 0.05
-"""Corrected p value below which a group is said to vary more than others of its size."""
+"""Corrected p value below which a group is reported to vary more than random groups of its size."""
 
 
 def has_identical_replicas(result: VariantNoise) -> bool:
@@ -76,7 +76,7 @@ def churn_figure(matrix: ChurnMatrix) -> Figure:
 def loss_spread_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Figure:
     """The spread of the training loss against the step, on two logarithmic axes.
 
-    Steps count from 0, which no logarithmic axis has: they lie one further and are labelled as they are.
+    Steps count from 0, which a logarithmic axis cannot show, so each step is drawn at its number plus 1.
     """
     traces = []
     for curve in curves:

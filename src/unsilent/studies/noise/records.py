@@ -17,12 +17,12 @@ class DivergingOperation:
     """The operation at which a replica diverges from the clean twin.
 
     Attributes:
-        replica: Which one was looked at.
-        step: From 0.
-        kernel, module, phase: What ran, where; empty where there is none.
-        kind: ``kernel`` (other bits for the same values), ``random`` (it draws), ``moved`` (it takes other
-            elements of the same tensor), ``dealt`` (the same random numbers meet other elements), ``data``
-            (it is given something else from outside of the step), ``path`` (another operation runs),
+        replica: Name of the replica.
+        step: Step of the divergence, from 0.
+        kernel, module, phase: Kernel, module and phase of the operation; empty if it has none.
+        kind: ``kernel`` (different results for equal inputs), ``random`` (it draws random numbers), ``moved`` (it
+            takes other elements of the same tensor), ``dealt`` (the same random numbers are applied to other
+            elements), ``data`` (its inputs from outside of the step differ), ``path`` (another operation runs),
             ``start`` (the weights differ before the step).
     """
 
@@ -39,9 +39,9 @@ class SwitchEffect:
     """The effect of one switch alone on the bits of a run.
 
     Attributes:
-        changes_bits: None where it cannot be tried here.
-        explanation: One sentence without its subject.
-        diverging_operation: Where it makes runs part.
+        changes_bits: Whether the switch changes bits; ``None`` if it cannot be used here.
+        explanation: Sentence without a subject.
+        diverging_operation: Operation at which runs diverge.
     """
 
     switch: str
@@ -57,17 +57,17 @@ class VariantNoise:
     """How much replicas of one set of switches differ.
 
     Attributes:
-        n: Replicas.
-        is_deterministic: Nothing is drawn, so all of them should be the same run.
-        distinct_final_states: Different final states.
-        accuracy, loss: On held-out samples; the loss is None where one is not finite.
-        churn, raw_weight_distance, unit_sphere_distance: Of pairs; distances are None where weights were not
-            kept or are not finite.
-        groups: Classes and sub-groups.
-        median_divergence_step: Median step, from 0, at which replicas part from the clean twin.
-        twin_churn, twin_unit_distances, divergence_steps, accuracies, losses: Of each replica, by number.
-        seconds: Of one run, mean.
-        diverging_operation: The operation at which the replica parts that parts first; None where it is not
+        n: Number of replicas.
+        is_deterministic: Whether no switch varies between replicas, so that all replicas should be bit-identical.
+        distinct_final_states: Number of different final states.
+        accuracy, loss: Spread of accuracy and loss on held-out samples; the loss is ``None`` if one is not finite.
+        churn, raw_weight_distance, unit_sphere_distance: Means over pairs of replicas; distances are ``None`` if
+            weights were not stored or are not finite.
+        groups: Spread of the error of classes and sub-groups.
+        median_divergence_step: Median step, from 0, at which replicas diverge from the clean twin.
+        twin_churn, twin_unit_distances, divergence_steps, accuracies, losses: Values of each replica, by number.
+        seconds: Mean duration of a run in seconds.
+        diverging_operation: Operation at which the earliest diverging replica diverges; ``None`` if it is not
             known.
     """
 
@@ -117,7 +117,7 @@ class ChurnMatrix:
 class NoiseResult(CampaignResult):
     """The result of a noise study.
 
-    ``level``: that was asked of a rank test (None: none); ``smallest_p``: the least p value such a test can give.
+    ``level``: requested level of a rank test (``None`` for no test); ``smallest_p``: smallest p value that such a test can give.
     """
 
     KIND: ClassVar[str] = "unsilent.studies.noise.kind:NOISE"

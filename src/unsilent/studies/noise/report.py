@@ -36,9 +36,9 @@ GROUP_COUNTS = {
     "group_samples": "n", "group_error": "error", "group_by_size": "sd_by_size", "group_p": "p", "group_p_corrected": "corrected",
     "group_p_corrected_error": "p_standard_error", "group_draws": "draws",
 }  # fmt: skip
-"""Names of measures of a group that are counted, and of their fields."""
+"""Names of a group's measures without an interval -> their fields."""
 UNIT_MOST = 2.0
-"""Greatest distance on the unit sphere."""
+"""Largest possible distance on the unit sphere."""
 SCHEMA = "unsilent/noise/3"
 LABELS = {
     "accuracy": "Accuracy of replicas by variant",
@@ -61,7 +61,7 @@ LEADS = {
     "variant together, Holm's correction). “In common” is the part of a group's sd that would remain with unlimited samples.",
     "Each switch alone": "Runs with only this switch are compared bit for bit with the clean twin, the run without switches.",
 }
-"""Titles of sections, and what the page says of each."""
+"""Titles of sections -> their introductory texts on the page."""
 METHOD = (
     "A replica is one complete training run, in a process with the settings that its switches need. Everything else is fixed: "
     "seeds, one thread, deterministic algorithms. Replicas with the same number have the same new seeds in all variants."
@@ -228,7 +228,7 @@ def training_name(result: NoiseResult) -> str:
 def headline(result: NoiseResult) -> str:
     """The main finding in one sentence.
 
-    It is about the variant ALGO+IMPL if that differs, otherwise about the last variant that differs.
+    The sentence is about the variant ALGO+IMPL if its replicas differ, otherwise about the last variant whose replicas differ.
     """
     noisy = differing_variants(result)
     if not noisy:

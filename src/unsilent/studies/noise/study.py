@@ -1,7 +1,7 @@
 """Runs the noise study: how much fault-free runs of one training differ, and why.
 
-Replicas of each variant (a set of switches) are run where the store does not hold them; then everything is read from the
-store. CONTROL is always run: its replicas must agree to the last bit, or nothing that differs could be put down to a switch.
+Replicas of each variant (a set of switches) are run if the store lacks them; then everything is read from the store. CONTROL is
+always run: its replicas must be bit-identical, since otherwise no difference could be attributed to a switch.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from unsilent.studies.noise.measures import churn_matrix, loss_spread, measure
 from unsilent.studies.noise.records import NoiseResult, SwitchEffect
 
 RACES = 3
-"""Runs after which a race that did not show is said not to have shown."""
+"""Number of runs with a switch that allows races; if they do not differ, the report says that no race was observed."""
 REPEATS = MIN_REPLICAS
-"""Runs of a variant in which nothing is drawn: they should be one and the same run."""
+"""Number of runs of a variant whose switches do not vary between replicas; they should be bit-identical."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseQuestion:
     """The runs of a noise study, and how they are analysed.
 
-    ``level`` is the significance level of a rank test for which the replicas must be enough; None for no test.
+    ``level``: significance level of a rank test, for which there must be enough replicas; ``None`` for no test.
     """
 
     spec: ReplicaSpec
@@ -115,7 +115,7 @@ def _left_out(switches: Switches, trained: ReplicaBaseline) -> str:
 
 
 ALWAYS = ("init", "order", "augment", "dropout", "within")
-"""Switches that can be set in every training, even where they have no effect."""
+"""Switches that can be set in every training, even if they have no effect."""
 
 
 def check_any_runnable(question: NoiseQuestion, trained: ReplicaBaseline) -> None:
@@ -149,7 +149,7 @@ def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) 
 
     Raises ``UnsilentError`` if clean twins differ.
 
-    ``run_options``: jobs, executor and so on, see `run_replicas`.
+    ``run_options``: further options of `run_replicas`, for example ``jobs``.
     """
     request = ReplicaRequest(tuple(map(str, question.variants)), question.replicas)
     run_replicas(
@@ -157,7 +157,7 @@ def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) 
         question.planned_runs,
         store,
         replica_request=request,
-        # If they differ, what follows would be worth nothing.
+        # If clean twins differ, all other runs would be useless.
         after_control_runs=lambda: check_control(list(store.runs_with_switches(Switches())), question.spec.workload),
         step_traces=partial(steps_to_trace, question, store),
         **run_options,
@@ -167,7 +167,7 @@ def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) 
 
 def read_noise(question: NoiseQuestion, store: ReplicaStore) -> NoiseResult:
     """The result from the store alone, without running anything."""
-    # Long because the result has many fields, a line each.
+    # Long because the result has many fields, each on its own line.
     trained = store.baseline
     missing = set(question.planned_runs(trained)) - store.replicas()
     if missing:
@@ -237,7 +237,7 @@ def planned_replica_count(store: ReplicaStore) -> int:
 def steps_to_trace(question: NoiseQuestion, store: ReplicaStore) -> Iterator[StepTraceId]:
     """The steps to trace: where variants and single switches first diverge from the twin.
 
-    One for each variant and for each switch alone.
+    For each variant and each switch alone, one step is traced, in the replica and in the twin.
     """
     twin = store.clean_twin()
     for switches in dict.fromkeys([*question.runnable_variants(store.baseline), *question.single_switches()]):

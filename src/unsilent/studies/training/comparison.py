@@ -18,7 +18,7 @@ from unsilent.studies.training.kind import TrainingStore
 from unsilent.studies.training.records import Contrast, TrainingResult
 
 SETTINGS_THAT_MUST_MATCH = ("faults", "accelerator", "value", "phases", "per")
-"""Fields that must be equal in two specs, so that both corrupt by the same law."""
+"""Fields of the spec that must be equal for both campaigns to draw faults from the same distribution."""
 SAME_CAMPAIGN = (
     "A and B are stores of the same campaign, so their common trials are the same; the limits of B - A, which take A and B for "
     "independent, do not apply"
@@ -35,7 +35,8 @@ def compare_stores(a: TrainingStore, b: TrainingStore, **choices: Any) -> Report
 def compare_training_results(a: TrainingResult, b: TrainingResult) -> tuple[Contrast, ...]:
     """Contrasts between two results: in the shares of different, harmful and latent runs, and of each class.
 
-    Limits of the differences hold for all rows together. Raises ``UsageError`` where their faults are of other laws.
+    Limits of the differences hold for all rows together. Raises ``UsageError`` if the campaigns draw faults from different
+    distributions.
     """
     unequal = [name for name in SETTINGS_THAT_MUST_MATCH if a.spec[name] != b.spec[name]]
     if unequal:

@@ -30,9 +30,9 @@ FILE = Path(__file__).with_name("examples.json")
 CLASSES = (
     "masked", "immediate-nan", "short-term-nan", "slow-degrade", "sharp-degrade", "sharp-slow-degrade", "low-test",
 )  # fmt: skip
-"""The classes that examples are searched for; ``masked`` is either of the two masked ones."""
+"""Classes that have an example; ``masked`` includes both masked classes."""
 EXAMPLE_TRIAL = TrialId("example", None, 0)
-"""Names the run with the fault."""
+"""Trial that stands for the run with the fault."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -93,7 +93,7 @@ def read_example(name: str) -> StoredExample:
 def run_example(name: str, progress: Progress | None = None) -> TrainingExample:
     """Run the training of an example with and without its fault, and judge the outcome.
 
-    Raises ``UsageError`` for a class without an example, ``InjectionError`` where the fault does not fit the training.
+    Raises ``UsageError`` for a class without an example, and ``InjectionError`` if the fault does not fit the training.
     """
     stored = read_example(name)
     with closing(TrainingRunner(stored.spec, progress)) as runner:

@@ -14,7 +14,7 @@ from unsilent.studies.training.plots import GOLDEN, example_line_style, loss_fig
 
 FAULT_FREE, FAULTY = "without the fault", "with the fault"
 LAST = 50
-"""Steps at the end of a run whose losses are averaged."""
+"""Number of steps at the end of a run whose losses are averaged."""
 COLUMNS = (
     Column.text("run"),
     Column("loss at the step of the fault", "number", digits=number_text),

@@ -1,8 +1,8 @@
 """Draws the faults of training trials, each from the number of its trial alone.
 
-Layers and phases are drawn as in the artifact of He et al. (ISCA 2023): each pair of an operation and a phase is as likely as any
-other, whatever its size; only products (convolutions, matrix products) are corrupted, forward and backward, which is the
-work of the accelerators that the fault models describe.
+Layers and phases are drawn as in the artifact of He et al. (ISCA 2023): all pairs of an operation and a phase are equally likely,
+whatever their size. Only products (convolutions, matrix products) are corrupted, forward and backward, because the accelerators
+that the fault models describe compute these.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from unsilent.studies.training.spec import MOMENTS, RANDOM, InjectionPoint, Oper
 
 STATE, GRADIENT = "optim", "gradient"
 KIND = "kind"
-"""Targets are the kinds of memory: parameters, first and second moments, moving statistics, gradients."""
+"""Value of ``per`` for one target per kind of memory: parameters, first and second moments, moving statistics, gradients."""
 
 
 class SampledFault(NamedTuple):
@@ -42,7 +42,7 @@ class SampledFault(NamedTuple):
     injection: InjectionPoint
     faults: tuple[Fault | UnresolvedFault, ...]
     lasts: int | None = 1
-    """Steps in which they act, from that of the injection on; None: all until the end."""
+    """Number of steps in which the faults act, from the injection on; ``None`` for all steps until the end."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class WeightedFaultModel:
     source: Preset | WeightedPreset | FaultModel
     value: str | None = None
     begins: tuple[int, int] | None = None
-    """The first and the last step in which its faults may begin; None: any of them."""
+    """First and last step in which its faults may begin; ``None`` for any step."""
 
     @property
     def operand(self) -> str:
@@ -79,13 +79,13 @@ class FaultSampler:
     """Draws the faults of trials.
 
     Args:
-        regions: What one step has, see `StepSurvey`; memory (parameters, optimizer state) included.
+        regions: Regions of one step, including memory (parameters, optimizer state); see `StepSurvey`.
         parameters: Names of the parameters.
-        components: Name -> modules.
-        steps: Of the run.
+        components: Modules of each component by name.
+        steps: Number of steps of a run.
 
     Raises:
-        UsageError: a layer, phase or fault model that does not exist, or nothing that fits.
+        UsageError: a layer, phase or fault model does not exist, or no place fits the faults.
     """
 
     def __init__(

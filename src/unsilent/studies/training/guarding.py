@@ -26,7 +26,7 @@ from unsilent.workloads.trainings.base import TrainingState
 
 Floats = NDArray[np.float64]
 ALARM_WAIT_STEPS = 10
-"""Steps after that of the fault in which an alarm is waited for; one after the second comes too late."""
+"""Number of steps after the step of the fault in which the run waits for an alarm; after the second step it is too late."""
 
 
 class GoldenHistory:
@@ -34,7 +34,7 @@ class GoldenHistory:
 
     def __init__(self) -> None:
         self.steps: list[Mapping[str, float]] = []
-        """After each step: name -> largest magnitude."""
+        """Largest magnitude of each tensor by name, after each step."""
 
     def record_step(self, state: TrainingState) -> Floats:
         """Record the magnitudes after a step of the golden run.
@@ -48,7 +48,7 @@ class GoldenHistory:
     def magnitudes_before(self, step: int) -> tuple[list[str], Floats]:
         """Names of the tensors, and their magnitudes after each step before ``step``, float64[step, n].
 
-        NaN where a tensor did not exist yet.
+        A magnitude is NaN if the tensor did not exist yet.
         """
         names = list(dict.fromkeys(name for result in self.steps[:step] for name in result))
         rows = [[result.get(name, np.nan) for name in names] for result in self.steps[:step]]
@@ -71,10 +71,10 @@ class GuardedRunResult:
 
     Attributes:
         end_reason: ``recovered`` (an alarm, and a final state identical to the fault-free run's), ``missed``
-            (no alarm within two steps of the fault, or none that helped), ``stopped`` (`GuardStop`).
-        detected_after: Steps from the fault to the alarm; None without one.
-        alarm: Its text.
-        steps_run: Steps that were run, repeated ones included.
+            (no alarm within `ALARM_WAIT_STEPS` steps, or another final state), ``stopped`` (`GuardStop`).
+        detected_after: Number of steps from the fault to the alarm; ``None`` without an alarm.
+        alarm: Text of the alarm.
+        steps_run: Number of steps run, including repeated ones.
         bit_identical: Whether the final state is identical to the fault-free run's.
         applied_faults: Receipts of the injected faults.
     """
@@ -94,7 +94,7 @@ def run_guarded_trial(
     step = sampled_fault.injection.step
     begin = (
         max(0, step // SNAPSHOT_INTERVAL - 1) * SNAPSHOT_INTERVAL
-    )  # a guard from the first step on would keep this state and the next one
+    )  # a guard active from the first step on would have snapshots of this state and the next one
     state = golden.state_before_step(begin)
     alarms: list[tuple[int, Alarm]] = []
     applied_faults: list[AppliedFault] = []
@@ -157,7 +157,7 @@ def _unreported() -> Iterator[None]:
 def _summary(kinds: list[str], values: Floats) -> Floats:
     """The largest magnitude of each kind of history, float64[3].
 
-    Infinity if a value is NaN, and NaN if a kind has no tensor.
+    The result is infinity if a value is NaN, and NaN if a kind has no tensor.
     """
     array = np.full(len(HISTORY), np.nan)
     for number, kind in enumerate(HISTORY):

@@ -27,7 +27,7 @@ from unsilent.studies.training.spec import (
 
 Floats = NDArray[np.float64]
 SLACK = 2.0
-"""Times the widest difference of a replica, in this window or one next to it, that is still inside the band."""
+"""Half-width of the band, as a multiple of the largest difference of a replica in this window or an adjacent one."""
 
 
 def replica_spec(spec: TrainingSpec) -> ReplicaSpec:
@@ -45,7 +45,7 @@ def horizon_from_floor(floor: ReplicaDifferences, steps: int) -> EarlyEndRule:
 def convergence_limits(golden: float, floors: NoiseFloors, margin: float) -> tuple[float, float]:
     """Two limits of held-out accuracy below which a run has not converged.
 
-    The first is by both noise floors, the second by implementation noise alone.
+    The first limit uses both noise floors, the second only implementation noise.
     """
     implementation, seeds = min(floors.implementation.accuracy), min(floors.seeds.accuracy)
     return golden + min(implementation, seeds) - margin, golden + implementation - margin
@@ -54,23 +54,23 @@ def convergence_limits(golden: float, floors: NoiseFloors, margin: float) -> tup
 CRASHED = ("crash", "hang", "raised")
 BACKWARD, FORWARD = ("grad_in", "grad_wt"), ("fwd",)
 EXAMPLES = 3
-"""Curves that are shown of each class."""
+"""Number of curves shown for each class."""
 QUARTERS = 4
 SHARES: Mapping[str, Callable[[JudgedTrial], bool]] = {
     "different": lambda trial: trial.is_different,
     "harmful": lambda trial: trial.is_harmful,
     "latent": lambda trial: trial.outcome.latent,
 }
-"""The shares that are reported of every group of trials, in the order of `Group`."""
+"""Conditions for the shares that are reported for every group of trials, in the order of `TrialGroup`."""
 
 
 class TrainingJudge:
     """Assigns a class to each trial.
 
     Args:
-        baseline: The golden run.
-        floors: A run must be beyond both to be of any class but the masked ones, unless it was lost.
-        thresholds: See `Thresholds`.
+        baseline: Baseline with the golden run.
+        floors: Noise floors; a run that is not beyond both of them is masked, unless it was lost.
+        thresholds: Thresholds of the classes.
     """
 
     def __init__(self, baseline: TrainingBaseline, floors: NoiseFloors, thresholds: Thresholds) -> None:
@@ -80,7 +80,7 @@ class TrainingJudge:
             NoiseFloorTest(f, thresholds.test_gap) for f in (floors.implementation, floors.seeds)
         )
         self.has_step_accuracy = not np.array_equal(self._metric, -self._losses)
-        """Whether steps tell an accuracy; a loss has no scale that thresholds could be of."""
+        """Whether steps return an accuracy; thresholds do not apply to a loss, which has no fixed scale."""
 
     def golden_curves(self, step: int) -> TrainingCurves:
         """The curves of the golden run from a step on."""
@@ -192,8 +192,8 @@ def _part(step: int, steps: int) -> str:
 def backward_against_forward(trials: Sequence[JudgedTrial], confidence: float) -> Iterator[Contrast]:
     """Contrasts between faults in the backward and in the forward pass.
 
-    Only fault models that were drawn in both count. Fault models are drawn before the phase, so in both phases they have the
-    same law. Limits of the differences hold for all three rows together.
+    Only fault models that were drawn in both passes count. Fault models are drawn before the phase, so they have the same
+    distribution in both passes. Limits of the differences hold for all three rows together.
     """
     models = [{t.row.injection.model for t in trials if t.row.injection.phase in side} for side in (BACKWARD, FORWARD)]
     both = models[0] & models[1]

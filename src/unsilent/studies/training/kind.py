@@ -39,7 +39,7 @@ Each trial continues the fault-free run from a random step. Reports outcome clas
 tables and an HTML report. Resumable: the same command continues where it stopped; more --trials extend it.
 """
 MOST_AGAIN = 100
-"""Times the steps of a run that one under the guard may execute."""
+"""Maximum number of steps that a guarded run executes, as a multiple of the steps of a run."""
 
 
 def check_spec(spec: TrainingSpec) -> None:
@@ -84,7 +84,7 @@ def training_array_shapes(baseline: TrainingBaseline, values: Mapping[str, Any])
     if reason not in END_REASONS or not 0 <= step < baseline.steps:
         raise DamagedRecordError("has an impossible injection step or end reason")
     followed = reason in OBSERVED_END_REASONS
-    # A guard executes steps again, those of a short training several times.
+    # A guard repeats steps, in a short training several times.
     least, most = (1, baseline.steps - step) if followed else (0, MOST_AGAIN * baseline.steps)
     if not least <= ran <= most:
         raise DamagedRecordError("has an impossible length")

@@ -1,9 +1,9 @@
 """Analyses the values that precede latent harm, and the effect of the guard.
 
-He et al. (ISCA 2023) say that every latent outcome is preceded by a very large gradient history or moving variance within two
-iterations of the fault. What is very large there is said in the body of the paper, which was not read: the factors here are
-ours. The largest magnitude of each is compared with the largest of the fault-free run. The guard's share is of faults whose
-unguarded end is known.
+He et al. (ISCA 2023) state that every latent outcome is preceded by a very large gradient history or moving variance within two
+iterations of the fault. The paper defines "very large" in its body, which we have not read: the factors here are our own. The
+largest magnitude of each value is compared with the largest of the fault-free run. The guard's share counts faults whose outcome
+without the guard is known.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def _condition(
 HISTORY, MOVING = (HISTORY_KINDS.index("first"), HISTORY_KINDS.index("second")), (HISTORY_KINDS.index("moving"),)
 TITLES = {HISTORY: "largest value in gradient history / golden", MOVING: "largest moving statistic / golden"}
 MOST = 3000
-"""Harmless trials that are drawn; of the others all are."""
+"""Approximate maximum number of masked trials in the figure; all other trials are shown."""
 LEAST = 1e-3
-"""Ratios below it lie at the lower edge."""
+"""Ratio below which marks are placed at the lower edge."""
 
 
 def conditions_figure(points: Sequence[ConditionPoint]) -> Figure | None:
@@ -95,7 +95,8 @@ def conditions_figure(points: Sequence[ConditionPoint]) -> Figure | None:
 
     If only one kind of value exists, the figure has one row per class.
 
-    None if neither kind exists. Values that are not finite lie beyond the upper edge, zero and missing values at the lower one.
+    The result is ``None`` if neither kind exists. Values that are not finite are placed beyond the upper edge, zero and missing
+    values at the lower edge.
     """
     drawn = points_to_plot(points)
     sides = [side for side in (HISTORY, MOVING) if any(ratio(point, side) is not None for point in drawn)]
@@ -104,7 +105,7 @@ def conditions_figure(points: Sequence[ConditionPoint]) -> Figure | None:
     names = [str(o) for o in TrainingOutcome if any(point.outcome == o for point in drawn)]
     scales = [_Scale([ratio(point, side) for point in drawn]) for side in sides]
     traces = []
-    for name in names:  # harmless ones come first, so the others lie above them
+    for name in names:  # harmless ones come first, so the others are drawn above them
         mine = [(i, point) for i, point in enumerate(drawn) if point.outcome == name]
         xs = [scales[0].place(ratio(point, sides[0]), _spread(i, 0)) for i, point in mine]
         if len(sides) == 2:
@@ -202,17 +203,17 @@ def _hover(point: ConditionPoint) -> str:
 
 
 DETECTION_STEPS = 2
-"""Steps from the fault to the alarm, with which two steps are enough to go back."""
+"""Maximum number of steps from the fault to an alarm that comes in time for going back two steps."""
 LARGE_FAULT_FACTOR = 1e4
 SIZES = (1.0, 1e2, 1e4, 1e8)
-"""Limits of the sizes, as multiples of what was usual in the corrupted tensor."""
+"""Limits between groups of fault sizes, as multiples of the largest value in the tensor before the fault."""
 
 
 def guard_result(
     trials: Sequence[JudgedTrial], guarded: Mapping[TrialId, TrainingRow], confidence: float
 ) -> GuardResult | None:
     """The result of the trials that were repeated under the guard; None if there are none."""
-    # Long because faults are counted in four ways, whose pairs of trials it has at hand.
+    # Long because it counts the same pairs of trials in four ways.
     different = [(t, guarded[t.row.trial]) for t in trials if t.is_different and t.row.trial in guarded]
     if not different:
         return None

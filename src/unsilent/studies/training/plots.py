@@ -35,12 +35,12 @@ LOOKS = {
     TrainingOutcome.IMPROVED: ("#009E73", "cross"),
     TrainingOutcome.CRASHED: ("#1F2933", "x"),
 }
-"""Colour and shape of each class: greys for what is masked, blues for a lost loss, warm colours for latent harm."""
+"""Colour and symbol of each class: grey for masked, blue for losses that are not finite, warm colours for latent harm."""
 HARM, LATENT, DIFFERENT = SERIES_COLOURS[0], SERIES_COLOURS[1], SERIES_COLOURS[2]
 ROWS = 24
-"""Rows of a figure of groups or targets; tables have all."""
+"""Maximum number of rows in a figure of groups or targets; tables have all rows."""
 IN_ORDER = ("phase", "what was corrupted", "part of the run")
-"""Kinds of groups whose own order says more than the most harmful first."""
+"""Kinds of groups that keep their own order instead of the most harmful group first."""
 
 
 def outcome_style(outcome: str) -> tuple[str, str]:
@@ -113,7 +113,7 @@ def guard_figure(sizes: Sequence[GuardDetection]) -> Figure:
 GOLDEN = "#B4BFCB"
 """Colour of the golden run."""
 THIN = 400
-"""Points of a curve."""
+"""Maximum number of points of a curve."""
 _DASHES = ("solid", "dot", "dash")
 _EXAMPLES = (SERIES_COLOURS[1], SERIES_COLOURS[0], SERIES_COLOURS[2])
 
@@ -138,7 +138,7 @@ def metric_figure(curves: Sequence[ExampleCurve], golden: ExampleCurve, steps: i
 def loss_figure(curves: Sequence[ExampleCurve], steps: int, golden: Sequence[float] = ()) -> Figure | None:
     """The training loss of examples and of the golden run, on a logarithmic axis.
 
-    None where none of these losses is finite.
+    The result is ``None`` if none of these losses is finite.
     """
     seen = [x for losses in (*(curve.losses for curve in curves), golden) for x in losses if x is not None and x > 0]
     if not seen:

@@ -18,8 +18,9 @@ class JudgedTrial:
     """A trial with its class, but without its curves.
 
     Attributes:
-        outcome: Its class; what does not exceed both noise floors is masked.
-        by_implementation: The class that it would have if implementation noise were all the noise there is.
+        row: Stored row of the trial, without its curves.
+        outcome: Class of the trial; a run within either of the two noise floors is masked.
+        by_implementation: Class of the trial if only implementation noise counts as noise.
     """
 
     row: TrainingRow
@@ -101,12 +102,14 @@ class NecessaryCondition:
     """The contingency table of large history values after a fault and latent harm.
 
     Attributes:
-        kind: What is watched (first, second, moving, any).
-        factor: Times golden's largest, from which it counts as large. With and without it: how many of the
-            latent (``true_positives``, ``false_negatives``), of the harmless (``false_positives``,
-            ``true_negatives``), and of those whose harm shows itself (``visible_harm_with``,
-            ``visible_harm_without``), which neither share counts.
-        different: Sensitivity among all trials that are latent harm by implementation noise alone.
+        kind: Kind of history value (first, second, moving, any).
+        factor: Multiple of the golden run's largest value above which a value counts as large.
+        true_positives, false_negatives: Number of latent trials with and without a large value.
+        false_positives, true_negatives: Number of harmless trials with and without a large value.
+        sensitivity, specificity: Share of latent trials with a large value, and of harmless trials without one.
+        visible_harm_with, visible_harm_without: Number of trials with visible harm, with and without a large value;
+            they count in neither share.
+        different: Sensitivity over all trials that are latent if only implementation noise counts as noise.
     """
 
     kind: str
@@ -135,7 +138,7 @@ class ConditionPoint:
 class TrainingPvfRow:
     """The training PVF of one target: the share of trials with a convergence failure.
 
-    ``different``: the share that would be failures if implementation noise were all the noise there is.
+    ``different``: share of trials that are failures if only implementation noise counts as noise.
     """
 
     target: str
@@ -154,10 +157,10 @@ class TrialCost:
 
     Attributes:
         steps: Mean share of a full run's steps that a trial ran.
-        steps_without_early_end: The same if no run had ended early.
-        seconds: Mean share of a full run's time.
-        per_hour: Trials in an hour of one worker.
-        end_reasons: Why runs ended, how many each.
+        steps_without_early_end: Mean share of steps if no run had ended early.
+        seconds: Mean duration of a trial as a share of a full run's.
+        per_hour: Number of trials per hour and worker.
+        end_reasons: Number of runs by reason why they ended.
     """
 
     steps: float
@@ -171,7 +174,11 @@ class TrialCost:
 class GuardDetection:
     """How many faults of one group the guard detected.
 
-    ``detected_in_time``: caught within two steps; ``recovered_identical``: of these, with final weights identical to golden's.
+    Attributes:
+        n: Number of faults.
+        detected_in_time: Number of faults with an alarm within two steps, after which the guard did not stop the run.
+        recovered_identical: Number of faults detected in time after which the state was identical to golden's.
+        share: Share of faults detected in time.
     """
 
     name: str
@@ -186,15 +193,15 @@ class GuardResult:
     """How many trials the guard detected and recovered.
 
     Attributes:
-        large_fault_factor: A fault is large that wrote more than so many times the reference.
-        different: Of all trials that differ from fault-free ones.
-        all_harmful: Of all harmful trials.
-        large_harmful: Of harmful trials with a large fault.
-        sizes: By the size of the fault.
-        groups: By phase of the operation, or target in memory.
-        late_alarms: Harmful trials whose alarm came late.
-        stopped: Harmful trials that the guard stopped.
-        alarms: Harmful trials by kind of alarm.
+        large_fault_factor: Multiple of the largest value before the fault above which a fault counts as large.
+        different: Detection in all trials that differ from fault-free runs.
+        all_harmful: Detection in all harmful trials.
+        large_harmful: Detection in harmful trials with a large fault.
+        sizes: Detection in harmful trials by the size of the fault.
+        groups: Detection in harmful trials by phase of the operation, or by target in memory.
+        late_alarms: Number of harmful trials with a late alarm.
+        stopped: Number of harmful trials that the guard stopped.
+        alarms: Number of harmful trials by kind of alarm.
     """
 
     large_fault_factor: float
@@ -248,4 +255,4 @@ class TrainingResult(CampaignResult):
     golden_losses: tuple[float, ...] = ()
     """Loss of each step of the fault-free run."""
     flip_flops: tuple[FlipFlopFit, ...] = ()
-    """FIT of the groups of an accelerator's flip-flops, where its raw failure rate is known."""
+    """Failure rates of the groups of an accelerator's flip-flops whose raw failure rate is known."""

@@ -66,9 +66,9 @@ from unsilent.studies.training.spec import HISTORY_KINDS
 
 SCHEMA = "unsilent/training/3"
 GROUPS = 16
-"""Rows of a terminal's table of groups or targets; JSON and the page have all."""
+"""Maximum number of rows of a terminal table of groups or targets; JSON and the page have all rows."""
 EXAMPLE = 28
-"""Characters of the name of a trial in a table."""
+"""Maximum number of characters for the name of a trial in a table."""
 SHAPES = {
     "circle-open": "○", "circle": "●", "triangle-up": "▲", "triangle-down": "▼", "square": "■", "diamond": "◆",
     "pentagon": "⬟", "star": "★", "cross": "✚", "x": "✖",

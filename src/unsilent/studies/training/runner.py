@@ -1,7 +1,7 @@
 """Runs the trials of a training campaign in this process.
 
-Each trial begins where golden was, which is checked bit for bit, so a row needs no later proof. A step that is not repeatable is
-refused before the first trial.
+Each trial starts from a state of the golden run, which is checked bit for bit, so a row needs no later check. A training whose
+steps are not repeatable is rejected before the first trial.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from unsilent.workloads.trainings.base import Evaluation, Seeds, TrainingWorkloa
 from unsilent.workloads.trainings.restore_check import check_restorable
 
 GOLDEN_EVALUATIONS = 2
-"""Golden evaluations in one horizon."""
+"""Number of evaluations of the golden run within one horizon."""
 
 
 class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
     """Runs the trials of one training, with its golden run.
 
     Args:
-        spec: The campaign.
-        progress: Called with how far the golden run is.
-        worker_settings: What it may cost.
+        spec: Spec of the campaign.
+        progress: Called with the progress of the golden run.
+        worker_settings: Settings of the worker, including its memory.
 
     Raises:
-        UsageError: anything in the spec that does not fit the training; a training that is not repeatable.
+        UsageError: the spec does not fit the training, or the training is not repeatable.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
         self.workload: TrainingWorkload = load_training(
             spec.workload, dict(spec.options), data=spec.data, progress=progress
         )
-        self._settings.enter_context(apply_switches(Switches()))  # as the replicas that it is held against
+        self._settings.enter_context(apply_switches(Switches()))  # like the replicas that it is compared with
         self._check_repeatable()
         self._history = GoldenHistory()
         memory = MEMORY if worker_settings.memory is None else worker_settings.memory // worker_settings.jobs
@@ -101,7 +101,7 @@ class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
         self.sampler = self._drawing()
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
-        self._design = campaign_hash(replace(spec, horizon=None), self.fingerprint)  # however far runs are followed
+        self._design = campaign_hash(replace(spec, horizon=None), self.fingerprint)  # the horizon does not matter
 
     def close(self) -> None:
         """Restore the torch settings from before the campaign."""
@@ -138,7 +138,7 @@ class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[TrainingRow | DeferredTrial]:
         """Run trials in order.
 
-        ``alone`` says that no other trial of the campaign runs meanwhile, so that running out of memory counts as an
+        ``alone``: whether no other trial of the campaign runs at the same time, so that running out of memory counts as an
         outcome.
         """
         for trial in trials:
@@ -148,7 +148,7 @@ class TrainingRunner(Runner[TrainingSpec, TrainingBaseline, TrainingRow]):
         """Run one trial; an error in user code becomes its outcome.
 
         Raises:
-            ProcessUnusable: golden cannot be restored after the trial raised, or before it.
+            ProcessUnusable: the golden run cannot be restored, before or after the error of the trial.
         """
         if alone:
             release_cached_memory()

@@ -117,7 +117,7 @@ def classes_with_trials(counts: Mapping[str, int]) -> list[str]:
 
 
 FACTOR = 100.0
-"""The factor of the sentence about conditions, and of the lines in their figure."""
+"""Factor in the sentence about conditions and for the lines in their figure."""
 
 
 def headline(result: TrainingResult) -> str:

@@ -1,9 +1,9 @@
 """Records of campaigns of ``unsilent training``: settings, baseline and trial row.
 
-`TrainingSpec` is what is corrupted in which training, `TrainingBaseline` what a worker finds out first and `TrainingRow` what
-happened in a trial.
+`TrainingSpec` defines the training and its faults, `TrainingBaseline` has the facts that a worker finds first, and `TrainingRow`
+has the result of a trial.
 
-How a run is judged is no part of it: a row keeps the curves, and classes follow from them by thresholds that may change later.
+The records do not include how a run is judged: a row has the curves, and thresholds that may change later give its class.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from unsilent.outcomes.training import Thresholds
 from unsilent.replicas.spec import MOST_REPLICAS, MOST_STEPS
 
 RANDOM = "random"
-"""The target of faults in operations: step, fault model, layer and phase are all drawn."""
+"""The target of faults in operations, whose step, fault model, layer and phase are all drawn."""
 GUARDED_PREFIX = "guarded:"
-"""Before a target: the same trial under the guard."""
+"""Prefix of the target of a trial that is repeated under the guard."""
 MOMENTS: dict[str, Literal["start", "update", "end"]] = {
     "start": "start",
     "update": "update",
     "end": "end",
     "between": "start",
 }
-"""When faults corrupt memory -> the moment of a `Step`. Under a guard: after its snapshot, between the backward pass and the
-update, after the update and before the check, after the check and before the next snapshot."""
+"""Moment at which faults corrupt memory -> moment of a step injection. Under a guard the four moments are: after its snapshot,
+between the backward pass and the update, between the update and the check, between the check and the next snapshot."""
 PHASES = ("fwd", "grad_in", "grad_wt")
 HISTORY_KINDS = ("first", "second", "moving")
-"""Values that are watched after a step: the largest magnitude of first moments, of second moments, of moving statistics."""
+"""Values recorded after a step: the largest magnitudes of first moments, second moments and moving statistics."""
 WATCHED_STEPS = 3
-"""Steps that are watched: that of the fault and two more."""
+"""Number of steps with recorded values: the step of the fault and two more."""
 END_REASONS = (
     "end", "same-bits", "not-finite", "horizon", "raised", "crash", "hang", "not-injected", "recovered", "missed", "stopped",
 )  # fmt: skip
-"""Why a run ended; the first four are those of runs that were followed, the last three those of guarded ones."""
+"""Reasons why a run ended; the first four are for runs with curves, the last three for guarded runs."""
 OBSERVED_END_REASONS, GUARDED_END_REASONS = END_REASONS[:4], END_REASONS[-3:]
 NOT_INJECTED = "not-injected"
-"""The operation that was drawn does not run in that step: no trial."""
+"""End reason of a trial without a fault, because the drawn operation does not run in the drawn step."""
 OPERATION_FAULT_OPTIONS = ("phases", "accelerator", "value")
-"""Options that say where in operations faults are."""
+"""Options that only apply to faults in operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class EarlyEndRule:
     """The rule for ending a run early and counting it as masked, if it stays close to the golden run.
 
     Attributes:
-        steps: How long it must have been inside the band.
-        window: Steps that losses are averaged over.
-        loss: For each ``window`` steps of a run the widest difference from golden of that average.
-        test: Of held-out accuracy.
+        steps: Number of steps that the run must have been inside the band.
+        window: Number of steps that losses are averaged over.
+        loss: Largest allowed difference of the mean loss from golden, for each window of the run.
+        test: Largest allowed difference of held-out accuracy, a share.
     """
 
     steps: int
@@ -134,7 +134,7 @@ LAYER_OPTION = Option(
     default_text="all",
     is_repeatable=True,
 )
-"""Options of every study that injects into the steps of a training."""
+"""Option of every study that injects faults into the steps of a training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +142,17 @@ class TrainingSpec(SpecOfTraining):
     """The settings of a campaign of faulty training runs.
 
     Attributes:
-        faults: Fault models and their weights (``RD``, ``bitflip:bits=30``); empty: all published ones alike,
-            or those of ``accelerator``.
-        value: What corrupted elements become, in place of each fault model's own.
-        phases, layers (globs): Where.
-        per: None: random faults in operations; ``component``, ``layer`` or ``tensor``: faults in parameters
-            and optimizer state; ``kind``: faults in each kind of memory.
-        moment: Of a step, when memory is corrupted (see `MOMENTS`).
+        faults: Fault models and their weights (``RD``, ``bitflip:bits=30``); if empty, all published ones with
+            equal weights, or those of ``accelerator``.
+        value: New value of corrupted elements, instead of the fault model's own.
+        phases: Phases that faults corrupt.
+        layers: Globs of the layers that faults corrupt.
+        per: ``None`` for random faults in operations; ``component``, ``layer`` or ``tensor`` for faults in
+            parameters and optimizer state; ``kind`` for faults in each kind of memory.
+        moment: Moment in a step at which memory is corrupted (see `MOMENTS`).
         init: Seed of the training itself.
-        steps: Of a run; None: all.
-        horizon: None: every run goes to its end.
+        steps: Number of steps of a run; ``None`` for all.
+        horizon: Rule for ending runs early; ``None`` if every run goes to its end.
     """
 
     FILES: ClassVar[tuple[str, ...]] = ("data", "accelerator")
@@ -196,7 +197,7 @@ class TrainingTarget:
     memory_kind: str = ""
     """``param`` or ``optim``; empty for ``random``."""
     part: str = ""
-    """Component, layer or tensor."""
+    """Name of the component, layer or tensor, or the kind of memory."""
     elements: int = 0
     slots: int = 0
 
@@ -215,17 +216,18 @@ class TrainingBaseline(StoredBaseline):
     """Facts that a worker establishes before the first trial.
 
     Attributes:
-        steps: Of a run.
-        epochs: Of each step.
-        losses, metric, history_magnitudes: Golden's, of each step (see `HISTORY_KINDS`; None: nothing of this
-            kind is remembered).
-        test_accuracy, test_loss: Golden's at the end, on ``samples`` held-out samples.
-        operation_phases: Where faults can be.
+        steps: Number of steps of a run.
+        epochs: Epoch of each step.
+        losses, metric: Loss and metric of each step of the golden run.
+        history_magnitudes: Largest magnitudes after each step of the golden run (see `HISTORY_KINDS`); ``None`` for
+            a kind that does not exist.
+        test_accuracy, test_loss: Final accuracy and loss of the golden run on ``samples`` held-out samples.
+        operation_phases: Operations and phases that faults can corrupt.
         models: Fault models with their weights.
-        golden_seconds: Of a whole run.
-        optimizers: Names.
-        raw_fit: Failures in 1e9 hours of each group of flip-flops in use, before anything is masked; empty where no accelerator
-            says it.
+        golden_seconds: Duration of a whole run in seconds.
+        optimizers: Names of the optimizers.
+        raw_fit: Failures in 1e9 hours of each group of flip-flops in use, before any masking; empty if the
+            accelerator does not define it.
     """
 
     name: str
@@ -262,20 +264,20 @@ class TrainingRow(StoredRow):
 
     Attributes:
         injection: The step and the operation (or memory) of the fault.
-        faults: JSON list of the injected faults, or its digest where that is very long.
-        injected_max: Largest magnitude that was injected; inf where a value is not finite.
+        faults: JSON list of the injected faults, or its digest if the list is very long.
+        injected_max: Largest injected magnitude; inf if a value is NaN or infinite.
         reference_max: Largest magnitude in the same tensor before the fault.
-        end_reason: Why the run ended (see `END_REASONS`).
-        steps_run: Steps from the fault on.
-        losses, metric: float64[steps_run].
-        history_magnitudes: float64[<= WATCHED_STEPS, 3]; inf where a value is not finite, NaN where there is
-            none.
-        test_accuracy, test_loss: Accuracy and loss on held-out samples at the end; NaN where the end was not
-            reached.
+        end_reason: Reason why the run ended (see `END_REASONS`).
+        steps_run: Number of steps run, from the step of the fault on.
+        losses, metric: Loss and metric of each step run, float64[steps_run].
+        history_magnitudes: Largest magnitudes after the fault (see `HISTORY_KINDS`), float64[<= WATCHED_STEPS, 3];
+            inf if a value is NaN or infinite, NaN for a kind that does not exist.
+        test_accuracy, test_loss: Accuracy and loss on held-out samples at the end; NaN if the run did not reach
+            its end.
         churn: Share of held-out predictions that differ from the fault-free run's.
-        detected_after: Of a guarded run, steps from the fault to the alarm; None without an alarm.
-        error: Text of what was raised, or of the alarm.
-        seconds, worker: Cost of the trial; not compared between stores.
+        detected_after: Number of steps from the fault to the alarm in a guarded run; ``None`` without an alarm.
+        error: Text of the error that was raised, or of the alarm.
+        seconds, worker: Duration and worker of the trial, which are not compared between stores.
         bit_identical: Whether the final state is identical to the fault-free run's.
     """
 
@@ -308,7 +310,7 @@ def row_without_curves(row: TrainingRow) -> TrainingRow:
     return replace(row, losses=np.empty(0), metric=np.empty(0))
 
 
-# -- what is asked besides it, and how a spec is made of that -------------------------------------------------------------
+# -- further options, and how a request becomes a spec --------------------------------------------------------------------
 
 
 def parse_thresholds(pairs: Mapping[str, float] | Sequence[str]) -> Thresholds:
@@ -343,7 +345,7 @@ def threshold_texts(thresholds: Any) -> list[str]:
 class TrainingBudget(Budget):
     """The number of trials.
 
-    A campaign cannot be split over machines, since the guarded trials depend on all others.
+    A campaign cannot be split over machines, since the guarded trials depend on all other trials.
     """
 
     trials: Annotated[int, Option("Faulty runs; with --per, faulty runs of each target.", PRECISION_PANEL)] = 200

@@ -68,7 +68,7 @@ def run_training(run: CampaignRun) -> TrainingResult:
 def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
     """Run or resume a campaign with given noise floors, and analyse its store.
 
-    With ``--guard``, trials that ended different run again under the guard. Raises ``UsageError`` if the floors are not of this
+    With ``--guard``, trials that ended different run again under the guard. Raises ``UsageError`` if the floors belong to another
     training.
     """
     store, reading = run.store, run.request[TrainingAnalysisOptions]
@@ -117,7 +117,7 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
 
     Raises ``UsageError`` if the store has no trial or lacks a noise floor.
     """
-    # Long because the result has many fields, a line each.
+    # Long because the result has many fields, each on its own line.
     baseline, spec, floors = store.baseline, store.spec, required_noise_floors(store)
     judge = TrainingJudge(baseline, floors, reading.thresholds)
     trials: list[JudgedTrial] = []

@@ -1,8 +1,8 @@
 """Analyses inference coverage: detection of changed answers, false alarms, restored answers and costs.
 
-A fault changes the answers of one or several samples of a batch. Two shares are estimated: of all changed answers, where a fault
-that changes many counts as often; and the mean over faults of the share of their answers, where each fault counts once. Intervals
-of both go by fault, since the samples of one fault are not independent. Intervals of false alarms go by original.
+A fault changes the answers of one or several samples of a batch. Two shares are estimated: the share of all changed answers, in
+which a fault counts once for each answer, and the mean over faults of the share of their answers, in which each fault counts
+once. Both intervals treat faults as independent, not samples. Intervals of false alarms treat originals as independent.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
 
 RATES = (0.001, 0.01, 0.05)
-"""Rates of false alarms at which detection is reported besides the rate that is asked."""
+"""Rates of false alarms at which detection is reported in addition to the requested rate."""
 ALL = "all"
-"""All error models together."""
+"""Name for all error models together."""
 LAYER, LADDER = "layer", "ladder"
 ROC_POINTS = 60
 
@@ -59,9 +59,9 @@ class Detection:
 
     Attributes:
         errors: Error model, or `ALL`.
-        rate: Of false alarms, per sample.
+        rate: Rate of false alarms per sample.
         answers: Share of all changed answers.
-        share: Of changed answers, mean over faults.
+        share: Mean over faults of the share of changed answers.
         layers, flops: Share of layers and of FLOPs that have run at the first alarm.
     """
 
@@ -79,9 +79,9 @@ class FalseAlarms:
     """False alarms on clean samples, with intervals by original sample.
 
     Attributes:
-        share: Of test samples with an alarm.
-        count: How many.
-        expected: Limits between which the count lies if originals of calibration and test are alike; None of several stores.
+        share: Share of test samples with an alarm.
+        count: Number of test samples with an alarm.
+        expected: Limits for the count if the originals of calibration and test are exchangeable; ``None`` for several stores.
         shifted: Share of shifted samples with an alarm.
     """
 
@@ -98,11 +98,11 @@ class Restored:
     """Changed answers that a mitigation brought back to the golden answer.
 
     Attributes:
-        rung: Of the ladder, or `LADDER`.
+        rung: Name of the mitigation, or `LADDER`.
         answers: Share of all changed answers.
-        share: Of changed answers, mean over faults.
-        detected_answers, detected_share: The same of the changed answers that the reference detector finds.
-        seconds: Median CPU time; None for what was not run.
+        share: Mean over faults of the share of changed answers.
+        detected_answers, detected_share: Both shares for the changed answers that the reference detector finds.
+        seconds: Median CPU time in seconds; ``None`` if the mitigation was not run.
     """
 
     rung: str
@@ -128,8 +128,9 @@ class Cost:
     """The cost of a detector.
 
     Attributes:
-        ratios: CPU time of a pass with the detector over that without, of batches of 1 and 32 samples; NaN where not measured.
-        memory: Bytes over those of the model.
+        ratios: Ratio of the CPU time of a pass with the detector to a pass without it, for batches of 1 and 32 samples; NaN if
+            not measured.
+        memory: Memory of the detector relative to the memory of the model.
     """
 
     detector: str
@@ -142,8 +143,8 @@ class Tries:
     """Counts of the faults drawn for one error model, of their outcomes, and of the changed answers.
 
     Attributes:
-        different_answers: Samples among these answers, each counted once however many faults changed its answer.
-        same_answer: The most faults that changed one and the same answer and no other.
+        different_answers: Number of different samples with a changed answer.
+        same_answer: Largest number of faults that each changed only the answer of the same sample.
     """
 
     errors: str
@@ -163,12 +164,12 @@ class InferenceCoverageResult(StoreResult[InferenceCoverageSpec, InferenceCovera
     """The result of a campaign of inference coverage.
 
     Attributes:
-        reference: The detector that others are compared with.
-        clean, originals: Clean samples of each part, and the originals that they are copies of.
-        has_equal_originals: Whether all originals of thresholds, but one at most, have equally many samples: only then is there a
-            promise for a further original.
-        unreported: Rates that the clean samples are too few for, and how many they need.
-        roc: Of each detector, false alarms and detected answers of all error models.
+        reference: Detector that others are compared with.
+        clean, originals: Number of clean samples in each part, and number of their originals.
+        has_equal_originals: Whether all originals for thresholds, except at most one, have equally many samples; only then is
+            the false-alarm rate guaranteed for a new original.
+        unreported: Rates with too few clean samples, and the number of samples that each needs.
+        roc: False alarms and detected answers of all error models, for each detector.
     """
 
     KIND: ClassVar[str] = "unsilent.studies.coverage.inference.kind:INFERENCE_COVERAGE"
@@ -270,7 +271,7 @@ def _detections(
 ) -> Iterator[Detection]:
     """The detection of each detector, at each rate of false alarms and for each error model.
 
-    ``most`` is the largest number of answers that a fault can change.
+    ``most``: largest number of answers that a fault can change.
     """
     for (name, rate), faults in hits.items():
         for errors, mask in groups.items():

@@ -16,7 +16,7 @@ from unsilent.workloads.base import CalibratedWorkload, InferenceWorkload, own_o
 from unsilent.workloads.batch_samples import count_samples
 
 LEAST_PROFILE_BATCHES = 2
-"""Fewest batches that detectors learn from: parts of a combination are scaled with other batches than they learn from."""
+"""Minimum number of batches that detectors learn from: parts of a combination learn from some and are scaled with others."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class CleanBatches:
     """Clean batches that serve one purpose.
 
     Attributes:
-        batches: On the device.
-        originals: Which original each sample of each batch is of; no original is in two batches.
+        batches: Batches on the device.
+        originals: Original of each sample of each batch; no original is in two batches.
     """
 
     batches: Sequence[Any]
@@ -51,14 +51,14 @@ def read_clean_batches(
     """The batches that detectors learn from, and the batches of each part in `CLEAN_TARGETS`.
 
     Raises:
-        UsageError: there are too few for calibration to be divided; originals that do not fit the batches.
+        UsageError: there are too few calibration batches to divide, or the originals do not fit the batches.
     """
     profile, parts = list[Any](), {}
     for part in CLEAN_TARGETS:
-        more = 2 * spec.profile_samples if part == CALIBRATION else 0  # whole batches may be more than those
+        more = 2 * spec.profile_samples if part == CALIBRATION else 0  # whole batches may have more samples
         clean = _read_part(workload, part, spec.clean_samples + more, device)
         if part == CALIBRATION:
-            # Half of all samples at most.
+            # Use at most half of all samples.
             wanted = min(spec.profile_samples, sum(map(len, clean.originals)) // 2)
             count = max(clean.count_with(wanted), LEAST_PROFILE_BATCHES)
             profile, clean = list(clean.batches[:count]), clean[count:]
@@ -95,8 +95,8 @@ class EvaluatedOn:
     """A workload whose evaluation batches are replaced by others.
 
     Args:
-        workload: The same in everything else.
-        batches: In the place of its own.
+        workload: Workload that is used for everything else.
+        batches: Batches that replace its evaluation batches.
     """
 
     def __init__(self, workload: InferenceWorkload, batches: Sequence[Any]) -> None:

@@ -1,7 +1,7 @@
 """Maps the rows of a detector's margins to layers, and to the order in which layers run.
 
-Rows of a combination are stacked part by part, so that a row further down may be known earlier. Rows that no layer gives, such as
-those of checksums of weights, are known after the call.
+Rows of a combination are stacked part by part, so a later row may be known earlier. Rows without a layer, for example of
+checksums of weights, are known after the call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unsilent.protection.recorded_pass import RecordedPass
 
 AFTER_CALL = "after the call"
-"""The name of rows that no layer gives."""
+"""Name for rows without a layer."""
 
 
 def name_rows(detector: InferenceDetector, recorded: RecordedPass) -> list[str]:

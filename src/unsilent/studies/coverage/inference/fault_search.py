@@ -32,9 +32,9 @@ class Found(NamedTuple):
     """The result of a search.
 
     Attributes:
-        faults: Those that changed an answer; none where no such faults were found.
-        batch: That they act in.
-        tries: Faults that were drawn, by how they ended.
+        faults: Faults that changed an answer; empty if none were found.
+        batch: Number of the batch in which the faults act.
+        tries: Number of tries by outcome.
     """
 
     faults: tuple[Fault, ...]
@@ -46,8 +46,8 @@ class FaultSearch:
     """Draws the faults of a campaign.
 
     Args:
-        engine: Tells how faults end.
-        spec: Says which faults are drawn.
+        engine: Engine that runs the faults.
+        spec: Spec that defines the faults.
     """
 
     def __init__(self, engine: PlainEngine, spec: InferenceCoverageSpec) -> None:

@@ -1,14 +1,14 @@
 """Applies each mitigation of the ladder of `unsilent.protection.protect` alone to a changed answer.
 
-    rerun         the call again: a fault in an operation is gone, one in weights is still there
-    repair        weights by checksums and parity, then the call again
-    golden        weights from a copy, then the call again
-    clamp, zero   the call again, with values outside of the range of clean samples limited to it, or set to 0
+    rerun         runs the call again: a fault in an operation is gone, a fault in weights remains
+    repair        repairs weights by checksums and parity, then runs the call again
+    golden        restores weights from a copy, then runs the call again
+    clamp, zero   runs the call again and clamps values to the range of clean samples, or sets values outside of it to 0
     clamp-in-run, zero-in-run
-                  the same in the faulty run itself, in which a fault in an operation is still there; `protect` has no such rung
+                  limits values in the faulty run itself, where a fault in an operation remains; `protect` has no such rung
 
-The rung ``layer`` (a layer runs again from its inputs) needs no trial: it gives the answer of golden where the first alarm is in
-the very layer whose own operation was corrupted, and else changes nothing.
+The rung ``layer`` (a layer runs again from its inputs) needs no trial: it gives the golden answer if the first alarm is in the
+layer whose own operation was corrupted. Otherwise it changes nothing.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from unsilent.studies.coverage.inference.spec import (
 )
 
 IN_RUN = {CLAMP_IN_RUN: CLAMP, ZERO_IN_RUN: ZERO}
-"""Rungs that change the faulty run itself, and the same limits in a second run."""
+"""Rungs that change the faulty run itself -> rungs with the same limits in a second run."""
 
 
 class Tried(NamedTuple):
     """The result of one mitigation.
 
     Attributes:
-        codes: Of outcomes, uint8[samples].
-        seconds: CPU time.
+        codes: Codes of the outcomes, uint8[samples].
+        seconds: CPU time in seconds.
     """
 
     codes: NDArray[np.uint8]
@@ -61,9 +61,9 @@ class Mitigations:
     """Applies all mitigations to the faults of one workload.
 
     Args:
-        engine: Of the workload; its weights are right now.
-        batches: Clean ones, by which the ranges of layers are known.
-        run: One evaluation of a batch.
+        engine: Engine of the workload, with correct weights.
+        batches: Clean batches from which the ranges of layers are measured.
+        run: Function that evaluates a batch.
     """
 
     def __init__(self, engine: PlainEngine, batches: Iterable[Any], run: Callable[[Any, Any], Any]) -> None:
@@ -74,7 +74,7 @@ class Mitigations:
         self._limited: dict[tuple[str, int], Tried] = {}
         with LayerWatch(engine.model) as watch, torch.no_grad():
             for batch in batches:
-                with watch.listening(self._note):  # each batch is a call, whose later passes have names of their own
+                with watch.listening(self._note):  # each batch is one call; its later passes have other names
                     run(engine.model, batch)
 
     def _note(self, layer: LayerRun) -> None:
@@ -93,7 +93,7 @@ class Mitigations:
         tried: dict[str, Tried] = {}
         for rung in RUNGS:
             if rung in IN_RUN and len(stays) == len(faults):
-                tried[rung] = tried[IN_RUN[rung]]  # the same run: the fault is still there in a second one
+                tried[rung] = tried[IN_RUN[rung]]  # the same run: the faults remain in a second run
             elif rung in (CLAMP, ZERO) and not stays:
                 tried[rung] = self._limited_golden(rung, batch)
             else:
@@ -111,8 +111,8 @@ class Mitigations:
     def _try(self, rung: str, batch: int, faults: Sequence[Fault], changed: NDArray[np.bool_]) -> Tried:
         """Apply one mitigation; faults in weights are already injected.
 
-        A run whose bits are known is not run: without faults it is golden (what `PlainEngine.check_intact` proves), and a second
-        one with nothing but the faults of weights is the first one.
+        A run whose bits are known is skipped: a run without faults is golden (`PlainEngine.check_intact` proves this), and a
+        second run in which all faults are in weights equals the first run.
         """
         engine, begun = self._engine, time.process_time()
         samples, again = engine.samples[batch], engine.batch_seconds[batch]
@@ -141,7 +141,7 @@ class Mitigations:
             return classify(
                 engine.judge, engine.golden[batch], output, engine.batches[batch], engine.samples[batch]
             ).codes
-        except Exception:  # the model raises on such values: no answer
+        except Exception:  # the model raises on such values, so there is no answer
             return np.full(engine.samples[batch], Outcome.EXCEPTION, np.uint8)
 
     def _limit(self, rung: str) -> Callable[[LayerRun], Tensor | None]:

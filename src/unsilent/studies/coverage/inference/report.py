@@ -18,7 +18,7 @@ from unsilent.studies.coverage.inference.spec import CALIBRATION, ERROR_MODELS, 
 from unsilent.studies.coverage.report_parts import comparison_table, roc_figure
 
 DUPLICATION = "duplication"
-"""The detector that runs the whole model twice."""
+"""Name of the detector that runs the whole model twice."""
 
 
 def cost_section(result: InferenceCoverageResult) -> Section:
@@ -61,9 +61,9 @@ ERROR_TEXTS = {
 FURTHER = (
     "reference", "clean", "originals", "tries", "comparisons", "false_alarms", "costs", "seconds", "cpu_seconds",
 )  # fmt: skip
-"""Fields of the result that JSON has besides estimates."""
+"""Fields of the result that JSON contains in addition to estimates."""
 LEAST_FAULTS, MOST_OF_ONE_ANSWER = 10, 0.2
-"""Faults, and the share of them that change one and the same answer alone, from which on the report says so."""
+"""Minimum number of faults, and of the share of them that change only the same answer, for a note in the report."""
 METHOD = (
     "Each trial draws a batch of clean test samples, and independent faults of its error model until one changes the answer of "
     "a sample; estimates hold for such faults. A changed answer is detected where the margin of a layer is above the threshold, "

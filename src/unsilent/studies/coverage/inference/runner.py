@@ -1,11 +1,11 @@
 """Runs the trials of inference coverage: faults that change answers, clean samples, and detector costs.
 
-A trial of an error model draws independent faults until one changes the answer of a sample (`FaultSearch`). That fault then acts
-in one plain run in which the layers are recorded; all detectors judge this one record. The run must give the bits that the
-engine gave. Thresholds are applied when the store is read.
+A trial of an error model draws independent faults until one changes the answer of a sample (`FaultSearch`). This fault is then
+injected into one plain run in which the layers are recorded, and all detectors judge this record. The run must give the same bits
+as the engine. Thresholds are applied when the store is read.
 
-Faults act in batches of the clean samples that false alarms are counted on, not in the workload's own evaluation batches, so that
-detection and false alarms are of the same inputs.
+Faults act in batches of the clean samples on which false alarms are counted, not in the workload's own evaluation batches, so
+that detection and false alarms are measured on the same inputs.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ from unsilent.workloads.process_side_effects import contain_user_process
 from unsilent.workloads.registry import load
 
 CHUNK = 1000
-"""Clean samples of a trial, about."""
+"""Approximate number of clean samples of a trial."""
 PROOF_EVERY, PROOF_GOLDENS = 100, 300
-"""Trials, or time in golden runs, before a proof that trials are independent."""
+"""Number of trials, or time as a multiple of a golden run, after which the independence of trials is verified again."""
 
 
 class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageRow]):
     """Runs the trials of one workload, with its golden run and calibrated detectors.
 
     Args:
-        spec: The campaign.
-        progress: Called with how far training is.
-        worker_settings: What it may cost.
+        spec: Spec of the campaign.
+        progress: Called with the progress of training.
+        worker_settings: Settings of the worker.
 
     Raises:
-        UsageError: anything in the spec that does not fit the workload; a workload without clean samples.
+        UsageError: the spec does not fit the workload, or the workload has no clean samples.
     """
 
     row_type = InferenceCoverageRow
@@ -90,7 +90,7 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
         progress: Progress | None = None,
         worker_settings: WorkerSettings | None = None,
     ) -> None:
-        # Long because each part is made of those before it: batches, engine, detectors, what follows from them.
+        # Long because each part needs the earlier ones: batches, engine, detectors, and the rest.
         settings = worker_settings or WorkerSettings()
         super().__init__(spec)
         self.detectors = [make_detector(text) for text in spec.detectors]
@@ -253,7 +253,7 @@ class InferenceCoverageRunner(TrialRunner[InferenceCoverageSpec, InferenceCovera
     def _faulty_pass(self, batch: int, faults: Sequence[Fault]) -> tuple[RecordedPass, list[Floats]]:
         """Record one run with faults, and compute the margins of all detectors, float64[layers, samples] each.
 
-        Raises ``UnsilentError`` where it gives other bits than the engine.
+        Raises ``UnsilentError`` if the run gives other bits than the engine.
         """
         engine = self.engine
         with engine.inject_parameter_faults(faults):
@@ -303,7 +303,7 @@ def _further_modules(detectors: Iterable[InferenceDetector]) -> list[str]:
 def fixed_rows(margins: Floats, rows: int) -> Floats:
     """Margins with exactly ``rows`` rows.
 
-    If the pass took another path, rows are cut or repeated, and the last row holds the largest margin of all.
+    If the pass took another path, rows are cut or repeated, and the last row has the largest of all margins.
     """
     if len(margins) == rows:
         return margins

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Value = TypeVar("Value", bound=np.generic)
 CLEAN_PER_ALARM = 10
-"""False alarms that the clean samples must let expect before a rate is reported."""
+"""Minimum expected number of false alarms in the clean samples for a rate to be reported."""
 
 
 def clean_samples_needed(rate: float) -> int:
@@ -52,8 +52,9 @@ def check_clean_samples(wanted: int, rate: float, available: int | None = None) 
 
     Args:
         wanted: ``--clean-samples``.
-        rate: Of false alarms.
-        available: What the workload gives for thresholds or for false alarms, whichever is fewer; None: not known yet.
+        rate: Rate of false alarms.
+        available: Number of samples that the workload has for thresholds or for false alarms, whichever is smaller; ``None`` if
+            it is not known yet.
     """
     needed = clean_samples_needed(rate)
     if (wanted if available is None else available) >= needed:
@@ -74,13 +75,13 @@ class Detected(NamedTuple):
     """Detections of each fault by one detector at one rate, float64[faults] each.
 
     Attributes:
-        changed: Answers that the fault changed.
-        share: Of the changed answers.
-        layers, flops: Mean share of layers and of FLOPs that have run at the first alarm; NaN without one, and
-            where an older store does not have the layers of the detector.
-        by_layer: Share of the changed answers that running a layer again at the first alarm brings back.
-        by_ladder: The same of the ladder: layer, call again, repair, clamp.
-        by_rung: float64[faults, rungs], share of the detected answers that each rung brings back; NaN where none is detected.
+        changed: Number of answers that the fault changed.
+        share: Share of the changed answers that were detected.
+        layers, flops: Mean share of layers and of FLOPs that have run at the first alarm; NaN without an alarm, or if
+            an older store does not have the layers of the detector.
+        by_layer: Share of the changed answers that are restored by running a layer again at the first alarm.
+        by_ladder: Share of the changed answers that the ladder restores: layer, call again, repair, clamp.
+        by_rung: Share of the detected answers that each rung restores, float64[faults, rungs]; NaN if none is detected.
     """
 
     changed: Floats
@@ -99,8 +100,8 @@ class ScoredStore:
     Attributes:
         faults: Rows with a fault that changed answers.
         clean: Largest margins of clean samples, float64[samples], by part and detector.
-        originals: Which original each clean sample is of, from 0 on: int64[samples], by part.
-        times: CPU seconds, see `InferenceCoverageRow`; empty where they were not measured.
+        originals: Number of each clean sample's original, from 0, int64[samples], by part.
+        times: CPU seconds, see `InferenceCoverageRow`; empty if they were not measured.
     """
 
     store: Store[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageRow]

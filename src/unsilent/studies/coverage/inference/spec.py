@@ -31,24 +31,24 @@ WEIGHT_FLIP, WEIGHT_RATE, OUTPUT_FLIP, OUTPUT_BURST = ERROR_MODELS = (
     "output-flip",
     "output-burst",
 )
-"""One flipped bit of a parameter; bits of parameters flipped at a rate; one flipped bit of an operation's output; random values
-or a burst in an operation's output."""
+"""Error models: one flipped bit of a parameter; bits of parameters flipped at a rate; one flipped bit of an operation's output;
+random values or a burst in an operation's output."""
 IN_WEIGHTS = (WEIGHT_FLIP, WEIGHT_RATE)
 CALIBRATION, TEST, SHIFTED = CLEAN_TARGETS = ("calibration", "test", "shifted")
-"""Clean samples that thresholds are taken of; those that faults and false alarms are of; unusual but correct ones."""
+"""Parts of the clean samples: for thresholds; for faults and false alarms; unusual but correct samples."""
 MOST_FAULT_BATCHES = 8
-"""Batches of test samples that faults act in."""
+"""Maximum number of batches of test samples in which faults act."""
 TIMING = TrialId("timing", None, 0)
-"""Measures what detectors cost."""
+"""Trial that measures the cost of detectors."""
 FOUND, NOT_FOUND, JUDGED, TIMED = ENDS_OF_RUNS = ("found", "not-found", "judged", "timed")
 ENDS = (*ENDS_OF_RUNS, "raised", "crash", "hang")
-"""``found``: a fault changed an answer; ``not-found``: none of the faults that were tried did; ``judged``: clean samples."""
+"""Ends of trials. ``found``: a fault changed an answer; ``not-found``: no fault changed one; ``judged``: clean samples."""
 CLAMP, ZERO, RERUN, REPAIR, GOLDEN, CLAMP_IN_RUN, ZERO_IN_RUN = RUNGS = (
     "clamp", "zero", "rerun", "repair", "golden", "clamp-in-run", "zero-in-run",
 )  # fmt: skip
-"""Mitigations of changed answers, each tried alone: see `unsilent.studies.coverage.inference.mitigations`."""
+"""Mitigations of changed answers, each tried alone; see `unsilent.studies.coverage.inference.mitigations`."""
 TIMED_BATCHES = (1, 32)
-"""Samples of the batches whose time is measured."""
+"""Numbers of samples in the batches whose time is measured."""
 DEFAULT_DETECTORS = (
     "dr-dna", "ranger", "clip-act", "quantiles", "symptom", "nonfinite", "abft", "weight-integrity", "golden-test",
     "duplication:share=0.5", "duplication", "dr-dna+weight-integrity", "dr-dna+weight-integrity+abft",
@@ -106,10 +106,9 @@ class DetectorInfo:
     """Facts about a calibrated detector.
 
     Attributes:
-        layers: Of each row of its margins the run of a layer that it is of, see
-            `unsilent.studies.coverage.inference.detector_rows`.
-        flops: Share of a pass's FLOPs that has run when each of these rows is known.
-        nbytes: Memory of its profile.
+        layers: Run of a layer for each row of the margins, see `unsilent.studies.coverage.inference.detector_rows`.
+        flops: Share of a pass's FLOPs that have run when each row is known.
+        nbytes: Memory of the profile in bytes.
     """
 
     name: str
@@ -123,11 +122,11 @@ class InferenceCoverageBaseline(StoredBaseline):
     """Facts that a worker establishes before the first trial.
 
     Attributes:
-        samples: Of each batch that faults act in.
-        clean_trials, clean_samples: Trials and samples of each of `CLEAN_TARGETS`.
-        golden_seconds: That a trial takes at most, with all of its tries.
-        model_bytes: Parameters and buffers.
-        parity_bytes: Checksums and parity of the rung ``repair``.
+        samples: Number of samples in each batch in which faults act.
+        clean_trials, clean_samples: Numbers of trials and of samples for each of `CLEAN_TARGETS`.
+        golden_seconds: Estimated maximum duration of a trial with all of its tries, in seconds.
+        model_bytes: Bytes of parameters and buffers.
+        parity_bytes: Bytes of checksums and parity of the rung ``repair``.
     """
 
     name: str
@@ -149,20 +148,21 @@ class InferenceCoverageRow(StoredRow):
 
     Attributes:
         end: One of `ENDS`.
-        batch: That the fault acts in.
-        faults: JSON list of the injected faults, or its digest where that is very long.
-        layer: Layer whose own operation was corrupted; empty where it is none.
-        tried, masked, benign, due: Faults that were drawn, and how those before the one that was found ended.
-        samples: Of the batch, or clean ones.
-        changed: Samples whose answer the fault changed.
-        flags: uint8[samples], which these are.
-        margins: float32; of a fault [layers of all detectors, changed]; of clean samples the largest, [detectors, samples].
-        originals: int64, of each clean sample, which original it is of; those of different parts are not the same.
-        restored: uint8[rungs, changed], whether the answer is that of golden again, for each of `RUNGS`.
-        rung_seconds: float64[rungs], CPU time.
-        times: float64[1 + detectors, 2], CPU seconds of a pass alone and with each detector, of `TIMED_BATCHES`.
-        error: What was raised.
-        seconds, worker: Cost of the trial; not compared between stores.
+        batch: Number of the batch in which the fault acts.
+        faults: JSON list of the injected faults, or its digest if the list is very long.
+        layer: Layer whose own operation was corrupted; empty if there is none.
+        tried, masked, benign, due: Number of faults drawn, and outcomes of those before the fault that was found.
+        samples: Number of samples of the batch, or of clean samples.
+        changed: Number of samples whose answer the fault changed.
+        flags: Whether the fault changed each sample's answer, uint8[samples].
+        margins: Margins, float32; for a fault [layers of all detectors, changed], for clean samples the largest ones,
+            [detectors, samples].
+        originals: Number of each clean sample's original, int64; different parts have different originals.
+        restored: Whether each changed answer is golden again, for each of `RUNGS`, uint8[rungs, changed].
+        rung_seconds: CPU time of each rung in seconds, float64[rungs].
+        times: CPU seconds of a pass alone and with each detector, for `TIMED_BATCHES`, float64[1 + detectors, 2].
+        error: Text of the error that was raised.
+        seconds, worker: Duration and worker of the trial, which are not compared between stores.
     """
 
     trial: TrialId

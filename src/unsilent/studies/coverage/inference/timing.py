@@ -25,7 +25,7 @@ from unsilent.workloads.batch_samples import count_samples, take_samples
 
 Run = Callable[[Any, Any], Any]
 ROUNDS, LEAST_REPEATS, MOST_REPEATS, SECONDS = 3, 2, 12, 0.05
-"""Rounds over all detectors, repetitions in a round, and after how many seconds they may end."""
+"""Number of rounds over all detectors, limits for the repetitions in a round, and seconds after which a round may end."""
 
 
 def resized(batch: Any, samples: int) -> Any:
@@ -38,7 +38,7 @@ def seconds_of_detectors(
 ) -> NDArray[np.float64]:
     """CPU seconds of a pass alone and with each detector, float64[1 + detectors, `TIMED_BATCHES`].
 
-    NaN where a protected model cannot be run like the model, or takes no other batch.
+    A time is NaN if a protected model cannot be run like the model, or does not accept another batch.
     """
     fingerprint, dtypes = model_fingerprint(model), dtypes_of(model)
     profiles = [Profile(detector, (), 0.5, 0, 0, fingerprint, dtypes, math.inf) for detector in detectors]
@@ -59,7 +59,7 @@ def _medians(model: nn.Module, run: Run, batch: Any, samples: int, profiles: Seq
             for seconds, profile in zip(taken[1:], profiles, strict=True):
                 with ProtectedModel(model, profile) as guarded:
                     seconds += _seconds(partial(run, guarded, some))
-    except Exception:  # of a model of the user's, which may take no other batch
+    except Exception:  # a user's model may not accept another batch
         return np.full(1 + len(profiles), np.nan)
     return np.array([statistics.median(passes) for passes in taken])
 
@@ -78,7 +78,7 @@ def _seconds(call: Callable[[], Any]) -> list[float]:
 def flops_by_layer(model: nn.Module, run: Run, batch: Any) -> dict[str, float]:
     """The share of the FLOPs of a pass that have run after each layer run, by `name_of_run`.
 
-    If no FLOPs are counted, the share of layer runs instead.
+    If no FLOPs are counted, the share of layer runs is used instead.
     """
     done: dict[str, int] = {}
     counter = FlopCounterMode(display=False)
