@@ -55,10 +55,10 @@ class WeightRepair:
 
     Args:
         has_parity: Whether bad blocks can be repaired by parity.
-        has_copy: Whether there is a copy of all tensors in the memory of the host.
+        has_copy: Whether a copy of all tensors is kept in host memory.
 
     Attributes:
-        parity_bytes, copy_bytes: Memory that they take.
+        parity_bytes, copy_bytes: Memory of the parity and of the copy, in bytes.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class WeightRepair:
     def repair(self) -> tuple[tuple[CorruptedWeights, ...], tuple[CorruptedWeights, ...]]:
         """Repair bad blocks by parity.
 
-        Returns the weights that were repaired, and those that were not.
+        Returns the repaired weights and the weights that could not be repaired.
         """
         assert self._integrity is not None
         repair = self._integrity.repair()
@@ -95,16 +95,16 @@ class WeightRepair:
 
 
 Elsewhere = Callable[[bool, tuple[Any, ...], dict[str, Any]], Any]
-"""Answers in the place of the model: takes whether ``generate`` was called, and what it was called with."""
+"""Function that answers instead of the model: takes whether ``generate`` was called, and the arguments of the call."""
 
 
 def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, model: nn.Module) -> Elsewhere:
     """The function that answers instead of the model, given or made from a copy of the model on a device.
 
-    After ``generate``, it is the ``generate`` of either; a function that has none is called itself.
+    After ``generate``, the ``generate`` of the function or copy answers; a function that has none is called itself.
 
     Raises:
-        UsageError: neither is given, or there is no such device.
+        UsageError: neither a function nor a device is given, or there is no such device.
     """
     if elsewhere is None:
         raise UsageError(
