@@ -3,10 +3,10 @@
 Three properties are checked, each for the layer alone, so that a fault in one layer does not make later ones suspicious:
 
 - *Weights*, if they can be read. Rounding changes a weight by half a step at most. If most layers of the network keep to this
-limit, a channel that does not is a suspect; the step is the usual one of the network's layers for the range of their weights.
-Otherwise, for example after further training, a channel is a suspect if it stands out from the largest changes of the others.
+  limit, a channel that does not is a suspect; the step is the usual one of the network's layers for the range of their weights.
+  Otherwise, for example after further training, a channel is a suspect if it stands out from the largest changes of the others.
 - *Outputs*: the error, compared with the sum of rounding errors and with the other layers; if weights can be read, the error that
-remains with these weights, which is the rounding of inputs.
+  remains with these weights, which is the rounding of inputs.
 - *Range of inputs*, if it can be read, compared with the inputs that the layer had.
 """
 

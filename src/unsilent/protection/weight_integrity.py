@@ -5,9 +5,9 @@ are assigned to groups in turn, so that neighbours in memory are in different gr
 blocks.
 
 - A single bad block of a group is restored bit for bit, whatever happened to it: it is the XOR of the parity and all other
-blocks.
+  blocks.
 - Among several bad blocks, those with one or two flipped bits are corrected by their checksums. If only one cannot be corrected,
-parity gives it.
+  parity gives it.
 
 Each group also has a digest, a sum of checksums with other factors. If the parity or the digest of a repaired group differs from
 the original, all of its bad blocks are left unrepaired.
