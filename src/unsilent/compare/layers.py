@@ -136,7 +136,7 @@ class _Comparing:
     def _name(self, call: LayerCall, theirs: LayerCall) -> str:
         """The path for a call of a layer that is tied in only one of the networks.
 
-        The path is that of the network where it is not tied.
+        The path is that of the network in which the layer is not tied.
         """
         known = {row.name for row in self.rows.values()}
         paths = (self._paths.get(id(module)) for module in (call.module, theirs.module))

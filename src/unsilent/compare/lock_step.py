@@ -188,7 +188,7 @@ class WaitingPass:
         if self._is_stopped:
             return
         self._current = call
-        del call  # what is waited with holds no output
+        del call  # objects used for waiting hold no output
         self._reached.release()
         self._resume.acquire()
         if self._is_stopped:

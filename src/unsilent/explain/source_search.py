@@ -26,8 +26,8 @@ from unsilent.explain.results import (
 from unsilent.explain.running import DEADLINE, Launcher, Notify, Run
 from unsilent.explain.sources import DATA, KERNEL, PATH, SOURCES, candidates
 
-# Runs are compared with the first of their set. What is said here takes the comparisons for independent of each
-# other, which those of one set are only about.
+# Runs are compared with the first of their set. The probabilities here assume independent comparisons; those of one
+# set are only approximately independent.
 
 RARE_DIFFERENCE_SHARE = 0.1
 """Share of runs with a difference for which the chance of missing it is reported if all runs agree."""

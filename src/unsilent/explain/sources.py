@@ -127,7 +127,7 @@ def candidates(kind: str, generator: str, sources_read: Collection[str]) -> list
     elif kind == RANDOM:
         order = ["torch", *seeded]
     else:
-        # What was seen to be read comes first, the rest could help by chance. Generators that are given no seed ask the system
-        # for one: they come before it. Of torch's generator the draws themselves are seen, so it is hardly what differs.
+        # Sources that were read come first, as the others could help by chance. Generators without a seed get one from the
+        # system, so they come before it. Draws of torch's generator are observed themselves, so it is an unlikely source.
         order = [*(key for key in _READ if key in sources_read), "hash", "addresses", "torch", "memory"]
     return [key for key in dict.fromkeys(order) if key in sources_read or key in _UNSEEN]

@@ -77,7 +77,7 @@ class StepTimer(OptimizerStepCounter):
     def __enter__(self) -> StepTimer:
         self._show = warnings.showwarning
         self._warnings.__enter__()
-        warnings.filterwarnings("default", f".*{NO_DETERMINISTIC_FORM}")  # no error, whatever the program says
+        warnings.filterwarnings("default", f".*{NO_DETERMINISTIC_FORM}")  # no error, whatever the program sets
         warnings.showwarning = self._note
         super().__enter__()
         return self

@@ -120,7 +120,7 @@ class AlarmReplay:
     def not_executed(self, problem: str, batches: Sequence[Any]) -> Evidence:
         """The evidence on an alarm whose steps cannot be executed again.
 
-        It has the reason, and what is wrong with the last batches.
+        It contains the reason, and problems of the last batches.
 
         All ranks call this together.
         """

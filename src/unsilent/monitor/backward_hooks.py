@@ -199,7 +199,7 @@ def _noted_backward(plain: Any) -> Any:
         roots = [tensors] if isinstance(tensors, Tensor) else [root for root in tensors if isinstance(root, Tensor)]
         scale = _scale_or_failure(roots) if _is_scaling else None
         listeners, thread = [], threading.get_ident()
-        for registration in _listeners:  # as `_heard`, without a call of Python; it may grow meanwhile
+        for registration in _listeners:  # like `_heard`, without a Python call; it may grow meanwhile
             if registration.thread in (None, thread) and (listener := registration.listener()) is not None:
                 listeners.append(listener)
                 listener.before_backward(roots, scale)
@@ -217,13 +217,13 @@ def _noted_backward(plain: Any) -> Any:
 
 def _noted_clipping(plain: Any) -> Any:
     def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **named: Any) -> None:
-        # As torch: it may be an iterator.
+        # Like torch, because it may be an iterator.
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         plain(parameters, max_norm, total_norm, *args, **named)
         if is_dynamo_compiling():
             return
         thread = threading.get_ident()
-        for registration in _listeners:  # as `_heard`, without a call of Python
+        for registration in _listeners:  # like `_heard`, without a Python call
             if registration.thread in (None, thread) and (listener := registration.listener()) is not None:
                 try:
                     listener.after_clipping(parameters, total_norm)

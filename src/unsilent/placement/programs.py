@@ -11,7 +11,7 @@ all-reduce              all hold the same chunks; contributions to a chunk are d
 reduce-scatter          as all-reduce; the group's size divides the number of chunks held    each keeps its share
 all-gather              all hold equally many chunks, and no two hold the same one           all hold all chunks
 reduce                  as all-reduce                                                       the first holds the sums
-broadcast               nobody holds what the first does not; somebody holds less            all hold what it holds
+broadcast               the first holds all that the others hold; some hold less             all hold the first's data
 ======================  ==================================================================  =========================
 """
 

@@ -2,10 +2,10 @@
 
 ``layer``      run the layer again from its inputs (mode ``early``): undoes a transient fault in it
 ``rerun``      run the whole call again: undoes any transient fault
-``repair``     weights by checksums and parity, then the call again; what cannot be restored for certain is left alone
-``golden``     all weights from a copy in the memory of the host, then the call again
-``clamp``      the call again, with outputs of layers limited to the range of clean samples
-``zero``       the call again, with values outside of that range set to 0
+``repair``     restore weights by checksums and parity if their bits are certain, then run the call again
+``golden``     restore all weights from a copy in host memory, then run the call again
+``clamp``      run the call again, with outputs of layers limited to the range of clean samples
+``zero``       run the call again, with values outside of that range set to 0
 ``elsewhere``  another function or device answers
 ``abstain``    `CorruptedAnswer` is raised instead of returning an answer with an alarm
 

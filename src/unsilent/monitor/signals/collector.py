@@ -204,7 +204,7 @@ class SignalCollector(BackwardListener, Closing):
         """Whether signals of the current row are read."""
         return self.step >= self.next_read
 
-    # -- what is called on the way through a step ---------------------------------------------------------------
+    # -- calls in the course of a step --------------------------------------------------------------------------
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
         """Read the loss when a backward pass begins."""
