@@ -13,7 +13,7 @@ from unsilent.compare.lock_step import Layers
 from unsilent.sites.modules import named_modules
 
 ROOT = "(whole network)"
-"""Name of a network that is one layer."""
+"""Name of a network that consists of one layer."""
 
 
 def unreadable(model: nn.Module) -> str:
@@ -29,12 +29,12 @@ def unreadable(model: nn.Module) -> str:
 class Alignment:
     """The corresponding layers of two networks, by name.
 
-    The name is the path in the original; a tied layer has the first of its paths.
+    The name is the path in the original; for a tied layer, the first of its paths.
 
     Attributes:
-        original, deployed: Each distinct layer once. A layer that one network has at several paths has one name for all of
-            them in both networks, so that its calls are matched in the order in which they are made.
-        paths: The only path in the original of a layer, by its identity, where its name is that of several layers.
+        original, deployed: Each distinct layer once. If one network has a layer at several paths, both networks have one name for
+            all of them, so that its calls are matched in their order.
+        paths: Path in the original, by identity of the layer, for layers with one path whose name stands for several layers.
         unaligned: Paths of the original that the deployed network does not have.
         added: Paths of layers of the deployed network that the original does not have.
     """
@@ -91,7 +91,7 @@ def _named(modules: Sequence[nn.Module], names: Mapping[int, str]) -> Layers:
 def _added(theirs: Mapping[str, nn.Module], originals: Mapping[str, nn.Module], prefix: str) -> tuple[str, ...]:
     """Layers of the deployed network that have no counterpart in the original.
 
-    Without the original itself, and without what replaced its layers.
+    The original itself and the replacements of its layers are left out.
     """
     known = {id(theirs[partner]) for partner in originals}
     replaced = tuple(partner + "." for partner, module in originals.items() if not any(module.children()))

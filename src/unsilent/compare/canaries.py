@@ -1,7 +1,7 @@
 """Canaries: inputs stored with a model's answers, to check later whether the model still gives them.
 
-They are stored as ``golden-test`` stores its input in a profile; what is new is which inputs these are, and that answers can
-also be compared by label or with a tolerance, for a model that runs elsewhere or was quantised.
+They are stored as ``golden-test`` stores its input in a profile. In addition, the inputs can be chosen, and answers can be
+compared by label or with a tolerance, for a model that runs elsewhere or was quantised.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def make_canaries(
     """Choose inputs of a workload, and store its model's answers to them.
 
     Args:
-        workload: Workload whose batches are chosen from.
-        count: How many inputs.
+        workload: Workload whose batches the inputs are chosen from.
+        count: Number of inputs.
         choice: One of `CHOICES`.
         seed: Seed of random choices.
-        device: Where the model runs, ``cpu`` or ``cuda``.
-        name: Name of the workload in the file; default its own name.
+        device: Device on which the model runs, ``cpu`` or ``cuda``.
+        name: Name of the workload in the file; by default its own name.
 
     Raises:
-        UsageError: there are fewer samples, the judge shows no boundary of decisions, the seed is negative, or the model is in
-            training mode, answers the same input with other bits each time, or with values that are not finite.
+        UsageError: there are fewer samples than ``count``, the judge has no decision boundary, the seed is negative, or the model
+            is in training mode, gives different bits for the same input, or gives values that are not finite.
     """
     check_count("-k (--count)", count, 1)
     check_count("--seed", seed, 0)
@@ -87,7 +87,7 @@ def make_canaries(
 def _answered(workload: InferenceWorkload, model: nn.Module, batch: Any) -> CanaryBatch:
     """Inputs with a model's answer to them.
 
-    Raises ``UsageError`` for a model that answers with other bits each time.
+    Raises ``UsageError`` for a model that gives different bits for the same input.
     """
     test = GoldenTest(count_samples(batch))
     test.calibrate(model, [batch], workload.run)
@@ -98,7 +98,7 @@ def _answered(workload: InferenceWorkload, model: nn.Module, batch: Any) -> Cana
 def environment_of(device: str, model: nn.Module | None) -> str:
     """Text on the environment that bits depend on, such as the device and the torch version.
 
-    Includes torch.compile.
+    The use of torch.compile is included.
     """
     return environment(device) + (", torch.compile" if is_compiled(model) else "")
 
@@ -133,15 +133,15 @@ def check_canaries(
     Args:
         canaries: Inputs and right answers.
         run: Output for a batch of inputs.
-        comparison: ``bits``; ``labels``, by the judge of the workload; or a number, the largest difference that is allowed in a
-            tensor of the answer, as a part of the largest magnitude that is stored for the same tensor and input.
-        model: Model whose weights are compared with those that the canaries were made with, by name; None where
-            there are only outputs.
+        comparison: ``bits``; ``labels``, by the judge of the workload; or a number, the largest allowed difference in a tensor of
+            the answer, relative to the largest magnitude stored for the same tensor and input.
+        model: Model whose weights are compared, by name, with those that the canaries were made with; ``None`` if there are only
+            outputs.
         name: Name of the model, for the report.
-        device: Where its inputs have to be.
+        device: Device that the model's inputs must be on.
 
     Raises:
-        UsageError: the model takes other inputs or gives another kind of answer, or bits cannot be compared here.
+        UsageError: the model takes other inputs or gives another kind of answer, or bits cannot be compared in this environment.
     """
     if comparison == BITS:
         _check_bits_can_agree(canaries, model, device)
@@ -202,7 +202,7 @@ def _answer_now(
     """
     try:
         output = run(map_tensors(batch, lambda _, tensor: tensor.to(device, copy=True)))
-    except Exception as error:  # of a model that is called in another way than it expects
+    except Exception as error:  # the error of a model that is called in another way than it expects
         raise UsageError(
             f"{name} raised {kind_and_line(error)} for the inputs of the canaries; give the model that they were made of"
         ) from None
@@ -220,7 +220,8 @@ def _largest_differences(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Largest absolute and relative difference of the answer to each sample; infinite for NaN.
 
-    A tensor of an answer is compared with its own largest magnitude for that sample: one with large values hides no other.
+    Each tensor of an answer is compared with its own largest magnitude for that sample, so that a tensor with large values hides
+    no other.
     """
     largest, relative = torch.zeros(2, count, dtype=torch.float64)
     for pair in zip(before, after, strict=True):

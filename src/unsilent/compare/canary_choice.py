@@ -18,7 +18,7 @@ from unsilent.workloads.batch_samples import count_samples, take_samples
 
 BOUNDARY, RANDOM, CONSTRUCTED = CHOICES = ("boundary", "random", "constructed")
 CLOSENESS = 1e-3
-"""Margin of a constructed input as a part of the median margin: small, but far above what rounding changes."""
+"""Margin of a constructed input as a share of the median margin: small, but far above rounding errors."""
 STEPS = 50
 
 
@@ -27,9 +27,9 @@ def choose_inputs(
 ) -> list[Any]:
     """Choose ``count`` inputs from batches, and return them as a part of each batch.
 
-    Those nearest to another answer come first.
+    Inputs nearest to another answer come first.
 
-    ``name``: of the workload, in errors.
+    ``name``: name of the workload in error messages.
     """
     if choice not in CHOICES:
         raise unknown_name_error("--choice", choice, CHOICES)
@@ -59,7 +59,7 @@ def choose_inputs(
 def margins(rule: Judge, output: Any) -> Tensor:
     """Margin of each sample to another answer, [n].
 
-    The best score less the second best, or the distance from a threshold.
+    The margin is the best score minus the second best, or the distance from a threshold.
     """
     if isinstance(rule, Threshold):
         score = rule.decision_rows(output).float()
@@ -81,7 +81,7 @@ def _all_margins(workload: InferenceWorkload, model: nn.Module, batches: Sequenc
 def move_to_boundary(workload: InferenceWorkload, model: nn.Module, inputs: Any, target: float, name: str) -> Tensor:
     """Inputs moved along the gradient until their margins are close to the target.
 
-    They stay within the range of their values.
+    Values stay within their range.
 
     Each step is one of Newton's method for the margin, as in DeepFool (Moosavi-Dezfooli et al., CVPR 2016).
     """

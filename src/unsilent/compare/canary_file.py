@@ -1,6 +1,6 @@
 """A file of canaries, with inputs, answers and facts on the model.
 
-All of a file is checked before any of it is used.
+A whole file is checked before any part of it is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unsilent.workloads.saved_files import state_dict_misfit
 _FILE = FileKind("canaries", "unsilent/canaries/", 2, "a file of canaries", "unsilent canaries make")
 _TEXTS = ("workload", "choice", "judge", "weights", "environment")
 _MOST_ELEMENTS = 2**58
-"""Most elements of a tensor whose shape a file states: torch counts bytes in 64 bits."""
+"""Most elements of a tensor whose shape is in a file: torch counts bytes in 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class CanaryBatch:
     Attributes:
         batch: The inputs.
         answer: The tensors of the answer.
-        nesting: The answer with the number of each of its tensors in place of it, see `nesting_of`.
+        nesting: The answer, with each tensor replaced by its number, see `nesting_of`.
     """
 
     batch: Any
@@ -51,14 +51,14 @@ class Canaries:
     """Stored inputs with a model's answers, and facts on the model.
 
     Attributes:
-        workload: The workload that they were made of, as it was named.
+        workload: Name of the workload that they were made from, as given.
         choice: How the inputs were chosen, one of `CHOICES`.
-        judge: Text of the rule that says when an answer is another one.
+        judge: Text of the rule that decides whether an answer differs.
         shapes: Shapes of the model's parameters and buffers, by name.
-        dtypes: Floating-point types of these.
-        weights: Fingerprint of their values.
-        environment: Device, version of torch and more that bits depend on.
-        parts: Inputs and answers, a part for each batch that inputs were taken from.
+        dtypes: Floating-point types of the parameters and buffers.
+        weights: Fingerprint of the values of the parameters and buffers.
+        environment: Text on the device, the torch version and other conditions that bits depend on.
+        parts: Inputs and answers, one part for each batch that inputs were taken from.
     """
 
     workload: str
@@ -123,7 +123,7 @@ def load_canaries(path: str | Path) -> Canaries:
 def nesting_of(output: Any) -> Any:
     """The structure of an output, with each tensor replaced by its number.
 
-    Of dicts, lists, numbers and None.
+    It consists of dicts, lists, numbers and None.
     """
     numbers = count()
 

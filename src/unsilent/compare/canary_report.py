@@ -16,10 +16,10 @@ class CanaryDifference:
 
     Attributes:
         number: Number from 1, in the order of the file.
-        changed: Whether its answer counts as changed, by the comparison that was asked for.
+        changed: Whether its answer counts as changed by the requested comparison.
         bits_differ: Whether any bit of its answer differs.
         largest: Largest difference of a value of its answer; infinite for NaN.
-        relative: Largest difference in a tensor of its answer, as a part of the largest magnitude that is stored for this tensor.
+        relative: Largest difference in a tensor of its answer, relative to the largest magnitude stored for this tensor.
     """
 
     number: int
@@ -40,11 +40,11 @@ class CanaryCheck(Shown):
 
     Attributes:
         model: Name of the model.
-        workload: Workload that the canaries were made of.
-        choice: How they were chosen.
+        workload: Workload that the canaries were made from.
+        choice: How the canaries were chosen.
         comparison: ``bits``, ``labels`` or a tolerance.
-        rows: Every canary.
-        weights_are_the_same: Whether its weights have the bits that they had; None where they cannot be read.
+        rows: Result for every canary.
+        weights_are_the_same: Whether the model's weights have the original bits; ``None`` if they cannot be read.
     """
 
     model: str

@@ -68,7 +68,7 @@ def in_order_of(original: Any, deployed: Any) -> Any:
 
 
 WORST = 8
-"""Inputs that the page shows."""
+"""Number of inputs that the page shows."""
 MOST_PROMPTS = 64
 """Most prompts that are continued greedily; whole batches, at least one."""
 
@@ -79,15 +79,16 @@ class Comparison(Shown):
 
     Attributes:
         original, deployed: Names of the models.
-        judge: Judge of what another answer is, as text.
-        records: Records of each input.
-        worst_inputs: Number of an input, and the input as a batch of one or as a text; those that differ most first.
-        language: Measures of language models; None for others.
-        layers: The result of ``compare_layers``; None where the layers of a model cannot be read.
+        judge: Judge that decides whether an answer differs, as text.
+        records: Records with a value for each input.
+        worst_inputs: Pairs of the number of an input, and the input as a batch of one or as text; those that differ most come
+            first.
+        language: Measures of language models; ``None`` for other models.
+        layers: Result of ``compare_layers``; ``None`` if the layers of a model cannot be read.
         data: Description of the inputs.
-        most_changed: The share of changed answers that is allowed; None: any.
+        most_changed: Allowed share of changed answers; ``None`` for any share.
         confidence: Confidence of every interval.
-        judged_output: Which of several outputs the judge looks at, as text; empty where there is one, or where it gets all.
+        judged_output: Output that the judge reads, as text; empty if there is only one or if the judge gets all.
     """
 
     REPORT = "unsilent.compare.report:report"
@@ -130,7 +131,7 @@ class Comparison(Shown):
     def exit_code(self) -> int:
         """Exit code: 1 if more answers may have changed than is allowed.
 
-        The upper limit of their share counts.
+        This is decided by the upper limit of their share.
         """
         return int(self.most_changed is not None and self.changed.high > self.most_changed)
 
@@ -172,13 +173,14 @@ def compare_models(
     """Compare two models that should agree, such as a network and its quantised or compiled copy.
 
     Args:
-        original: A module, an ONNX Runtime session, a function of a batch, a workload, or a text as for ``unsilent compare``.
-        deployed: Deployed model: as for the original, or an adapter such as ``"int8"``, or a checkpoint of its architecture.
-        data: An iterable of batches; with a workload by name, its data file instead.
-        workload: Gives architecture, inputs and judge where the original is a checkpoint.
-        labels: The right answers of each batch; default: those of the workload, where it has some.
-        judge: Judge, as for `Workload`; default: that of the workload, else by the form of the outputs.
-        run: ``run(model, batch) -> output``; default one call. With a workload, its own is used.
+        original: Original model: a module, an ONNX Runtime session, a function of a batch, a workload, or a text as for
+            ``unsilent compare``.
+        deployed: Deployed model: any of these, an adapter such as ``"int8"``, or a checkpoint of the original's architecture.
+        data: An iterable of batches; with a workload given by name, its data file.
+        workload: Workload that gives architecture, inputs and judge if the original is a checkpoint.
+        labels: Right answers for each batch; by default those of the workload, if it has any.
+        judge: Judge, as for `Workload`; by default that of the workload, otherwise chosen by the form of the outputs.
+        run: Function ``run(model, batch) -> output``; by default one call of the model. A workload uses its own function.
         options: Options of the workload.
         weights: Weights file of the workload.
         confidence: Confidence of every interval.
@@ -232,7 +234,7 @@ def compare_pair(
 ) -> Comparison:
     """Compare two models on the inputs of a workload.
 
-    With the judge and the labels of the workload by default.
+    The judge and the labels are by default those of the workload.
     """
     workload = pair.workload
     return compare_on_batches(
@@ -257,7 +259,7 @@ def compare_on_batches(
 ) -> Comparison:
     """Compare two models on these batches.
 
-    ``judge`` None: by the form of the outputs; ``show``: the text of a batch of one input.
+    ``judge``: ``None`` to choose it by the form of the outputs; ``show``: function that returns the text of a batch of one input.
 
     Raises ``UsageError`` as `compare_models` does.
     """
@@ -320,7 +322,7 @@ class _Texts:
 
     Attributes:
         read: Whether the outputs are scores of the next tokens of texts.
-        probabilities: Whether these scores are probabilities already.
+        probabilities: Whether these scores are already probabilities.
     """
 
     read: bool
@@ -349,7 +351,7 @@ class _Texts:
         """
         try:
             runs = run_greedily(models[0].run, models[1].run, batch, tokens)
-        except Exception as error:  # whatever a model raises for texts of another length
+        except Exception as error:  # any error that a model raises for texts of another length
             self.problem = f"a model cannot continue parts of these texts: {first_line(error)}"
             return
         if runs is None:
@@ -368,7 +370,7 @@ class _Texts:
 def _repeatable_answer(model: ComparedModel, batch: Any) -> Any:
     """The output for the first batch.
 
-    Raises ``UsageError`` if a second run gives other bits.
+    Raises ``UsageError`` if a second run gives different bits.
     """
     first = model.answer(batch, 0)
     changed, _ = changed_and_nonfinite(first, model.answer(batch, 0), 1)

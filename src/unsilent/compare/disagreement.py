@@ -1,8 +1,8 @@
 """Disagreement of two models for each input: changed, lost and gained answers, and distances of scores.
 
-The verdict is that of the judge, on the outputs as they are; it depends on position, so that swapped classes are other answers.
-Scores of classes are read alike for both models: as probabilities where all rows of both are distributions already, else by a
-softmax in float64.
+The judge decides on the unchanged outputs. Its verdict depends on position, so swapped classes are different answers. Class
+scores of both models are read in the same way: as probabilities if all rows of both are already distributions, otherwise through
+a softmax in float64.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from unsilent.outcomes.detections import DetectionSet
 from unsilent.outcomes.judges import Tolerance
 
 MOST_OVERLAP = 5
-"""How many of the most likely classes are compared, at most."""
+"""Maximum number of the most likely classes that are compared."""
 _OF_SCORES = (Top1, TopK, NextToken)
-"""Judges that decide by scores of classes."""
+"""Judges that decide by class scores."""
 _TINY = np.finfo(np.float64).tiny
 _SLACK = 2.0**-6
-"""How far the sum of a row of probabilities may lie from 1: rounding to bfloat16 moves it by up to 2^-8, a softmax made of
-operations in bfloat16 by a few times as much; adapters return float32, so that the dtype of a row does not say it."""
+"""Largest distance of a sum of probabilities from 1: rounding to bfloat16 changes it by up to 2^-8, and a softmax made of
+operations in bfloat16 by a few times as much. Adapters return float32, so the dtype of a row does not show this."""
 
 
 @dataclass(frozen=True, eq=False)
 class SampleRecords:
     """Results of a comparison of two models' answers, one value for each of n inputs.
 
-    None where the judge reads no scores of classes.
+    Fields about classes and their scores are ``None`` if the judge does not read class scores.
 
     Attributes:
         identical: Whether the outputs have the same bits, bool[n].
-        changed: Whether the judge finds another answer, bool[n].
+        changed: Whether the judge finds a different answer, bool[n].
         severity: Severity in the judge's own unit, float64[n].
-        right_before, right_after: Whether the original, the deployed model is right, bool[n]; None without labels.
-        classes: The label, without labels the original's class, int64[n].
-        confidence_delta: Difference of the probability of that class, float64[n].
+        right_before, right_after: Whether the original and the deployed model are right, bool[n]; ``None`` without labels.
+        classes: The label, or without labels the original's class, int64[n].
+        confidence_delta: Difference of the probabilities of that class, float64[n].
         kl: Divergence of the deployed model's distribution from the original's in nats, float64[n].
         js: Jensen-Shannon divergence of the two in bits, from 0 to 1, float64[n].
         overlap: Share of the original's most likely classes that are among the deployed model's, float64[n].
@@ -98,7 +98,7 @@ class SampleRecords:
     def worst(self, count: int) -> list[int]:
         """Numbers of the inputs whose outputs differ most, at most ``count``.
 
-        Lost answers come first, then changed ones, then by severity.
+        Lost answers come first, then changed ones; within each group, the most severe come first.
         """
         lost = self.changed if self.lost is None else self.lost
         order = np.lexsort((-self.severity, ~self.changed, ~lost))
@@ -111,11 +111,11 @@ def compare_outputs(
     """The records for the outputs of both models for one batch.
 
     Args:
-        judge: Judge of what another answer is.
+        judge: Judge that decides whether an answer differs.
         original, deployed: The outputs of both models.
         batch: The inputs.
-        labels: Right answers of the batch; None where they are not known.
-        probabilities: Whether scores are probabilities already; None: what `are_probabilities` says of this batch.
+        labels: Right answers for the batch; ``None`` if they are unknown.
+        probabilities: Whether scores are already probabilities; ``None`` to decide with `are_probabilities` for this batch.
 
     Raises:
         UsageError: the outputs do not fit the judge, each other or the labels.
@@ -153,7 +153,7 @@ def compare_outputs(
 def are_probabilities(judge: Judge, original: Any, deployed: Any, batch: Any) -> bool:
     """Whether the scores of both models for a batch are probabilities.
 
-    False if the judge does not read scores of classes.
+    ``False`` if the judge does not read class scores.
     """
     if not isinstance(judge, _OF_SCORES):
         return False
@@ -168,7 +168,7 @@ def _are_distributions(scores: Tensor) -> bool:
 def log_probabilities(scores: Doubles, probabilities: bool) -> Doubles:
     """Logarithms of probabilities from rows of scores, float64[n, classes].
 
-    ``probabilities``: whether the scores are probabilities already, up to rounding.
+    ``probabilities``: whether the scores are already probabilities, up to rounding.
     """
     values = np.log(np.maximum(scores, _TINY)) if probabilities else scores
     shifted = values - values.max(1, keepdims=True)
@@ -182,7 +182,7 @@ def kl_divergence(before: Doubles, after: Doubles) -> Doubles:
 
 def _divergences(before: Doubles, after: Doubles, classes: NDArray[np.int64]) -> dict[str, Doubles]:
     """Divergences by name, from log-probabilities [n, classes] of both models."""
-    # exactly the one where both are equal
+    # exact if both are equal
     middle = np.maximum(before, after) + np.log((1 + np.exp(-np.abs(before - after))) / 2)
     rows, top = np.arange(len(before)), TopK(min(MOST_OVERLAP, before.shape[1] - 1))
     overlap = top.compare(*(np.argsort(-x, axis=1, kind="stable")[:, : top.k] for x in (before, after)))
@@ -204,7 +204,7 @@ def _scores(judge: Top1 | TopK | NextToken, output: Any) -> Doubles:
 def _right(judge: Judge, original: Any, deployed: Any, labels: Any, samples: int) -> dict[str, Any]:
     """Whether the answers of each model are correct.
 
-    Nothing without labels, or if these do not fit the judge.
+    Empty without labels, or if they do not fit the judge.
     """
     before, after = (right_answers(judge, output, labels, samples) for output in (original, deployed))
     return {} if before is None else {"right_before": before, "right_after": after}

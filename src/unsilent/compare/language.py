@@ -1,6 +1,6 @@
 """Measures of two language models on the same texts (teacher forcing), and their greedy continuations.
 
-Sequences are independent, positions within one are not: intervals are over sequences.
+Sequences are independent, but positions within one are not, so intervals are over sequences.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _JUDGE = JUDGES["next-token"]()
 class SequenceRecord:
     """Results for one text that two models read.
 
-    ``kl`` in nats at each position, float64[t]; the others are predictions of the next tokens.
+    ``kl`` is in nats at each position, float64[t]; the other fields are about predictions of the next tokens.
 
     Attributes:
         same: Whether the most likely token is the same, bool[t].
-        right_before, right_after: Whether it is the next token of the text, bool[t - 1].
-        loss_before, loss_after: Negative logarithm of the probability of the next token of the text, float64[t - 1].
+        right_before, right_after: Whether each model's most likely token is the next token of the text, bool[t - 1].
+        loss_before, loss_after: Negative logarithm of each model's probability of the next token of the text, float64[t - 1].
     """
 
     kl: Doubles
@@ -51,7 +51,7 @@ class SequenceRecord:
 class GreedyRuns:
     """Comparison of the greedy continuations of ``prompts`` prompts, ``tokens`` tokens each.
 
-    ``first_differences``: the number of the first token that differs, from 0, of those that differ.
+    ``first_differences``: number of the first token that differs, from 0, for each prompt with a difference.
     """
 
     prompts: int
@@ -87,7 +87,7 @@ class LanguageComparison:
     def shares(self, confidence: float) -> dict[str, Interval]:
         """Shares of positions by name.
 
-        The same most likely token, next tokens of the text that were lost and gained.
+        They are the shares with the same most likely token, and with a lost or gained next token of the text.
         """
         counted = {
             "same top-1 token": [(record.same.sum(), len(record.same)) for record in self.sequences],
@@ -133,7 +133,7 @@ def compare_texts(
 ) -> list[SequenceRecord]:
     """Results for each text of a batch, without padding.
 
-    ``probabilities``: whether the outputs are probabilities already.
+    ``probabilities``: whether the outputs are already probabilities.
     """
     outputs = [decision_tensor(output, _JUDGE, 3) for output in (original, deployed)]
     mask = real_positions(batch, tokens)
@@ -153,11 +153,11 @@ def run_greedily(
 ) -> GreedyRuns | None:
     """Continue the first half of each text greedily with both models, and compare.
 
-    As far as the second half; None for padded texts.
+    The continuation is as long as the second half. ``None`` for padded texts.
 
     Up to the first difference both models read the same tokens, so that one row of tokens serves both.
 
-    Raises whatever a model raises that cannot read texts of these lengths.
+    Raises any error of a model that cannot read texts of these lengths.
     """
     if not bool(real_positions(batch, tokens).all()):
         return None

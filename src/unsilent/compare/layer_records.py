@@ -13,10 +13,10 @@ from unsilent.compare.suspects import Suspect, find_suspects, has_other_weights
 from unsilent.engine.digests import digest, digest_all
 
 FLOORS = 4.0
-"""Times its noise floor that a difference is, to be called more than noise."""
+"""Least ratio of a difference to its noise floor for it to be called more than noise."""
 
 FEW = 3
-"""Layers below which most of them differing is no sign of quantisation."""
+"""Least number of layers for which differences in most of them indicate quantisation."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Difference:
 
     Attributes:
         error: Sum of squared differences.
-        original, deployed, product: Sums of squares of the two outputs, and of their products.
+        original, deployed, product: Sums of squares of the two outputs, and sum of their products.
         digests: Hashes of the bits of both outputs for each tensor of each batch; the order of elements matters.
     """
 
@@ -98,17 +98,17 @@ class LayerRow:
     """The comparison of one layer in both networks.
 
     Attributes:
-        name: Path of the module in the original, ``#2`` behind it for its second call.
+        name: Path of the module in the original, followed by ``#2`` for its second call.
         kind: Class of the original's module.
         accumulated: Difference between the two networks, each with its own earlier layers.
-        local: Difference of the deployed layer, given the inputs of the original's; None: it could not be run alone.
-        local_problem: Why it could not.
-        operation: The first operation of the deployed layer, given the same inputs, whose result has other bits.
-        floor: How far the original differs from itself; None where it was not measured.
-        rounding: Relative difference that other kernels of the same layer may have.
-        has_parameters: Whether the original's layer has any.
-        has_only_vectors: Whether all of them are vectors, as those of norms, which quantisation leaves as they are.
-        noise: Errors that the quantisation of this layer should cause, and those it has; None where it has no product.
+        local: Difference of the deployed layer, given the inputs of the original's layer; ``None`` if it could not be run alone.
+        local_problem: Why it could not be run alone.
+        operation: First operation of the deployed layer whose result has different bits, given the same inputs.
+        floor: Difference of the original from itself; ``None`` if it was not measured.
+        rounding: Relative difference that other kernels may cause in the same layer.
+        has_parameters: Whether the original's layer has parameters.
+        has_only_vectors: Whether all of them are vectors, like those of norms, which quantisation does not change.
+        noise: Expected and measured errors from quantisation of this layer; ``None`` if it is not a product.
     """
 
     name: str
@@ -151,14 +151,14 @@ class LayerComparison:
     Attributes:
         rows: Rows in the order in which the original runs the layers.
         unaligned: Layers of the original that have no counterpart, or did not run there.
-        other_shapes: Layers whose outputs have other shapes.
+        other_shapes: Layers whose outputs have different shapes in the two networks.
         problems: Why layers could not be compared, by name.
         added: Layers that only the deployed network has.
         further_calls: Calls of layers that only the deployed network makes.
-        answers_differ: Whether tensors that the networks returned have other bits.
+        answers_differ: Whether tensors that the networks returned have different bits.
         floor_problems: Why variations of the noise floor could not be run, by variation.
-        unreadable: Why layers could not be read at all; empty where they were.
-        quantised: Layers of the deployed network that `unsilent` has quantised, in a sentence; empty where none.
+        unreadable: Why layers could not be read at all; empty if they were read.
+        quantised: Sentence on the layers of the deployed network that `unsilent` has quantised; empty if there are none.
         batches: Number of batches that were run.
     """
 
@@ -178,9 +178,8 @@ class LayerComparison:
     def differs_everywhere(self) -> bool:
         """Whether most layers differ even with equal inputs, as in a quantised or pruned network.
 
-        Convolutions and linear layers count.
-
-        Where there are none, other layers with parameters count. Of one or two layers, it is said where scales can be read.
+        Convolutions and linear layers count; if there are none, other layers with parameters. With only one or two layers, this
+        also requires readable scales.
         """
         alone = [row for row in self.rows if row.has_parameters and row.local is not None]
         rows = [row for row in alone if row.noise is not None] or alone
@@ -192,7 +191,7 @@ class LayerComparison:
     def other_weights(self) -> tuple[LayerRow, ...]:
         """Products whose weights are not the original's after rounding or pruning.
 
-        Convolutions and linear layers.
+        Only convolutions and linear layers count.
         """
         return tuple(row for row in self.rows if row.noise is not None and has_other_weights(row.noise))
 
@@ -219,7 +218,7 @@ class LayerComparison:
     def first_beyond_floor(self) -> LayerRow | None:
         """The first layer that differs by more than the noise floor, or None.
 
-        Also None if most layers differ even with equal inputs.
+        ``None`` also if most layers differ even with equal inputs.
         """
         return None if self.differs_everywhere else next((row for row in self.rows if row.is_beyond_floor), None)
 

@@ -1,11 +1,11 @@
 """Compares two networks layer by layer, in the whole network and with equal inputs for each layer.
 
-*Accumulated* differences include all that earlier layers did; for *local* ones, the deployed layer gets the inputs of the
-original's. Layers are aligned by their path in the network, whatever wraps it, never by their number. The two networks run in
-lock step (`unsilent.compare.lock_step`), so one pair of outputs is held at a time.
+*Accumulated* differences include the effects of earlier layers; for *local* differences, the deployed layer gets the inputs of
+the original's layer. Layers are aligned by their path in the network, even if it is wrapped, never by their number. The two
+networks run in lock step (`unsilent.compare.lock_step`), so one pair of outputs is held at a time.
 
-Layers are modules without children and modules with parameters of their own. What is computed between layers is seen in the
-accumulated difference of the next one.
+Layers are modules without children and modules with parameters of their own. Computations between layers show in the accumulated
+difference of the next layer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from unsilent.sites.operands import gives_views, operation_name
 from unsilent.workloads.base import call_model
 
 ROUNDINGS = 64
-"""Relative difference of a layer's outputs that other kernels may have, in units of the element type's rounding."""
+"""Relative difference that other kernels may cause in a layer's outputs, in units of the element type's rounding."""
 NO_PAIRS = "no layer of the deployed network has the path of one of the original's, such as {!r}; names of modules have to agree"
 
 NOT_RUN = "the two networks could not be run layer by layer: {}"
@@ -68,7 +68,7 @@ def compare_layers(
                 with LayerCalls(aligned.original, partial(comparing.add, deployed_pass)):
                     answer = run(original, batch)
                 comparing.add_answers(answer, *deployed_pass.finish())
-    except Exception as error:  # whatever a network of the user's raises
+    except Exception as error:  # any error that a user's network raises
         return LayerComparison((), unreadable=NOT_RUN.format(kind_and_line(error)), batches=len(batches))
     readable = [(name, layer) for name, layer in aligned.original if name not in comparing.problems]
     floors, floor_problems = floors_of(original, readable, batches[0], run)
@@ -103,7 +103,7 @@ class _Comparing:
             return
         try:
             self._add(call, theirs)
-        except Exception as error:  # a layer that cannot be compared is no reason to compare none
+        except Exception as error:  # if a layer cannot be compared, the others still are
             self.rows.pop(call.name, None)
             self.problems[call.name] = kind_and_line(error)
 
@@ -136,7 +136,7 @@ class _Comparing:
     def _name(self, call: LayerCall, theirs: LayerCall) -> str:
         """The path for a call of a layer that is tied in only one of the networks.
 
-        The path is that of the network where it is not tied.
+        The path is that of the network in which the layer is not tied.
         """
         known = {row.name for row in self.rows.values()}
         paths = (self._paths.get(id(module)) for module in (call.module, theirs.module))
@@ -149,10 +149,10 @@ class _Comparing:
         probe = LayerProbe(call, theirs.module)
         try:
             inputs, named = _copies((call.inputs, call.named_inputs), (theirs.inputs, theirs.named_inputs))
-            # Modules such as attention compute otherwise while functions are watched.
+            # Modules such as attention compute in another way while functions are watched.
             with probe if probe.is_for_product else nullcontext():
                 outputs = output_tensors(theirs.module.forward(*inputs, **named))
-        except Exception as error:  # whatever a module of the user's raises
+        except Exception as error:  # any error that a user's module raises
             row.local, row.local_problem = None, kind_and_line(error)
             return
         if _shapes(outputs) != _shapes(call.outputs):
@@ -188,7 +188,7 @@ def _add_all(difference: Difference, outputs: Sequence[Tensor], others: Sequence
 def _copies(inputs: Any, pattern: Any = None) -> Any:
     """Copies of inputs; a tensor that occurs several times is copied once.
 
-    With a pattern of as many tensors, they have the element types of those, quantised as those are, and are on their devices.
+    With a pattern of as many tensors, copies have the element types, quantisation and devices of the pattern's tensors.
     """
     ours, others = list(tensors_in(inputs)), list(tensors_in(pattern))
     copies = {
@@ -229,7 +229,7 @@ class _Operations(DispatchMode):
 def differing_operation(call: LayerCall, deployed: nn.Module, inputs: Any, named: Any) -> str:
     """Name of the first operation whose result differs between a deployed layer and the original's.
 
-    Also one that the original's layer does not have.
+    This can be an operation that the original's layer does not have.
     """
     runs = []
     for module, positional, by_name in ((call.module, call.inputs, call.named_inputs), (deployed, inputs, named)):

@@ -1,7 +1,7 @@
 """Two forward passes in lock step, so that only one output of each is in memory at a time.
 
-The second pass runs in a thread of its own, which waits at each layer until the first one has reached the same layer. One of the
-two threads runs at a time. Where the passes call their layers in another order, outputs that come too early are held.
+The second pass runs in a separate thread, which waits at each layer until the first pass has reached the same layer. Only one of
+the two threads runs at a time. If the passes call their layers in different orders, outputs that come too early are kept.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from unsilent.basics.nested import tensors_in
 
 Layers = Sequence[tuple[str, nn.Module]]
-"""Modules to listen to, each with its name; calls of modules of one name are counted together."""
+"""Modules to listen to, each with its name; calls of modules with the same name are counted together."""
 
 
 class LayerCall(NamedTuple):
     """One call of a layer, with its inputs and outputs.
 
     Attributes:
-        name: Name of the layer, ``#2`` behind it for its second call.
-        inputs, named_inputs: Arguments that it was called with.
-        outputs: The tensors of floating-point numbers that it returned, at least one; quantised ones dequantised.
+        name: Name of the layer, followed by ``#2`` for its second call.
+        inputs, named_inputs: Positional and keyword arguments of the call.
+        outputs: Returned floating-point tensors, at least one; quantised tensors are dequantised.
     """
 
     name: str
@@ -61,7 +61,7 @@ class _Stopped(BaseException):
 class LayerCalls:
     """Hooks that report each call of a layer to a listener; a context manager that removes them.
 
-    Only calls by one thread.
+    Only calls by one thread are reported.
     """
 
     def __init__(self, layers: Layers, listener: Callable[[LayerCall], None]) -> None:
@@ -100,9 +100,9 @@ class WaitingPass:
     """A forward pass in its own thread that waits at each layer; a context manager that ends it.
 
     Args:
-        layers: Layers by the name that the other pass has for them.
-        call: Runs the model once.
-        threads: Number of threads that operations of this pass use; None: as they are set.
+        layers: Layers with their names in the other pass.
+        call: Function that runs the model once.
+        threads: Number of threads that operations of this pass use; ``None`` to keep the setting.
     """
 
     def __init__(self, layers: Layers, call: Callable[[], Any], threads: int | None = None) -> None:
@@ -119,7 +119,7 @@ class WaitingPass:
     def reach(self, name: str) -> LayerCall | None:
         """Continue the pass to this call of a layer and return it, or None if the call does not occur."""
         while name not in self._early:
-            if self._current is not None:  # nobody asked for it yet
+            if self._current is not None:  # not requested yet
                 late = self._current
                 self._early[late.name] = late._replace(outputs=tuple(output.clone() for output in late.outputs))
                 self._current = None
@@ -134,7 +134,7 @@ class WaitingPass:
     def finish(self) -> tuple[Any, list[str]]:
         """Continue the pass to its end.
 
-        Returns the model's output, and the names of calls that were not reached with `reach`.
+        Returns the model's output, and the names of calls that were not requested with `reach`.
         """
         further = list(self._early)
         self._early.clear()
@@ -184,11 +184,11 @@ class WaitingPass:
             self._reached.release()
 
     def _wait(self, call: LayerCall) -> None:
-        # The model caught what was to end it: its pass runs to its end, and nobody waits for its layers.
+        # The model caught the exception that should end it: its pass runs to its end without waiting at layers.
         if self._is_stopped:
             return
         self._current = call
-        del call  # what is waited with holds no output
+        del call  # objects used for waiting hold no output
         self._reached.release()
         self._resume.acquire()
         if self._is_stopped:

@@ -2,7 +2,7 @@
 
 A text names a workload (built in, ``file.py:name``, ``hf:DIR``, ``FILE.pt2``), a checkpoint of the architecture of the basis, or
 an adapter, which makes an adapted copy of the basis. The basis is the workload that gives architecture, inputs and judge:
-``workload`` where it is given, else the original.
+``workload`` if it is given, otherwise the original.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unsilent.workloads.saved_files import read_weights, state_dict_misfit
 from unsilent.workloads.zoo import HF, ZOO
 
 CALIBRATION_SAMPLES = 200
-"""Clean inputs that an adapter is calibrated on, at most."""
+"""Maximum number of clean inputs for the calibration of an adapter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,8 @@ class ComparedModel:
 
     Attributes:
         name: Name that the user gave.
-        run: Output for a batch of inputs.
-        module: The network whose layers can be read; None where outputs are all there is (a callable, an ONNX session).
+        run: Function that returns the output for a batch of inputs.
+        module: Network whose layers can be read; ``None`` if only outputs are available (a callable, an ONNX session).
     """
 
     name: str
@@ -55,7 +55,7 @@ class ComparedModel:
                 output = map_tensors(self.run(batch), lambda _, tensor: tensor.cpu())
         except UsageError:
             raise
-        except Exception as error:  # whatever a model raises for inputs that are not its own
+        except Exception as error:  # any error that a model raises for inputs that do not fit it
             raise UsageError(
                 f"{self.name} cannot run on batch {number}: {first_line(error)}; give inputs that both models take"
             ) from None
@@ -79,7 +79,7 @@ class ModelPair:
 def compared_model(model: Any, name: str, run: Callable[[nn.Module, Any], Any] = call_model) -> ComparedModel:
     """Wrap a module, an ONNX Runtime session or a function of a batch for a comparison.
 
-    A function is called as a module is: with a dict as keyword arguments, with a tuple as positional ones.
+    A function is called like a module: a dict gives keyword arguments, a tuple positional ones.
     """
     if isinstance(model, ComparedModel):
         return model
@@ -105,15 +105,15 @@ def load_models(
     """Load the two models of a comparison from texts or objects.
 
     Args:
-        original: A workload, or with ``workload`` also a checkpoint, an adapter or what `compared_model` takes.
-        deployed: A workload, a checkpoint, an adapter or what `compared_model` takes.
-        workload: The basis; None: the original is it.
-        options: Options of the basis; a built-in workload or a folder in place of ``deployed`` gets those that it has.
+        original: A workload, or with ``workload`` also a checkpoint, an adapter or an object that `compared_model` accepts.
+        deployed: A workload, a checkpoint, an adapter or an object that `compared_model` accepts.
+        workload: The basis; ``None`` if the original is the basis.
+        options: Options of the basis; if ``deployed`` is a built-in workload or a folder, it gets those that it has.
         data: Data file of the basis.
-        weights: Weights file of the basis; None: where it needs one, the checkpoint ``original``.
+        weights: Weights file of the basis; if ``None`` and it needs one, the checkpoint ``original`` is used.
 
     Raises:
-        UsageError: a text names nothing, a checkpoint does not fit the architecture, or the basis cannot be loaded.
+        UsageError: a text names no model, a checkpoint does not fit the architecture, or the basis cannot be loaded.
     """
     if workload is None and isinstance(original, str) and is_weights_file(original):
         raise UsageError(
@@ -149,7 +149,7 @@ def calibration_batches(workload: InferenceWorkload) -> Sequence[Any]:
     if isinstance(workload, CalibratedWorkload):
         try:
             return workload.clean_batches(CALIBRATION, CALIBRATION_SAMPLES)
-        except UsageError:  # none are left, or the user's own workload has none
+        except UsageError:  # no inputs are left, or the user's own workload has none
             pass
     return workload.batches()
 
@@ -164,7 +164,7 @@ def _module(
 ) -> tuple[nn.Module, Callable[[nn.Module, Any], Any]]:
     """The network that a text names, and the function that runs it on a batch.
 
-    ``name``: name of the basis, in errors.
+    ``name``: name of the basis in error messages.
     """
     if is_weights_file(text):
         return _with_weights(loaded.model(), text, name), loaded.run
@@ -191,7 +191,7 @@ def _module(
 def _names_workload(text: str) -> bool:
     """Whether a text has the form of a workload.
 
-    Adapters such as ``prune:0.8`` or ``int8:tensor`` have not.
+    Adapters such as ``prune:0.8`` or ``int8:tensor`` do not have it.
     """
     place, _, name = text.partition("+")[0].partition(":")
     if text in ZOO or ("/" in text and name) or place.endswith(".py") or place == "hf":

@@ -49,7 +49,7 @@ def floors_of(
                 run(model, batch)
                 for waiting_pass in passes:
                     waiting_pass.finish()
-        except Exception as error:  # such as that of a model that takes batches of one size
+        except Exception as error:  # for example the error of a model that takes only batches of one size
             problems[variation] = kind_and_line(error)
             continue
         finally:

@@ -1,8 +1,8 @@
 """Errors that quantisation causes in convolutions and linear layers, measured and expected.
 
-A value rounded to a step s is off by s^2/12 on average. Carried through the layer, an output channel is off by
-``sum_i E[x_i^2] s_w^2 / 12 + sum_i w_i^2 s_x^2 / 12``. Steps are those that the original's weights and inputs need: what the
-deployed layer says of its own scales may be what is wrong.
+Rounding a value to a step s has a mean squared error of s^2/12. Carried through the layer, an output channel has a mean squared
+error of ``sum_i E[x_i^2] s_w^2 / 12 + sum_i w_i^2 s_x^2 / 12``. Steps are those that the original's weights and inputs need,
+because the scales of the deployed layer may be wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unsilent.compare.lock_step import LayerCall
 PRODUCTS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _FUNCTIONS = (torch.conv1d, torch.conv2d, torch.conv3d, nn.functional.linear)
 INPUT_LEVELS = 255
-"""Steps of quantised inputs, 8 bits."""
+"""Number of steps of quantised inputs with 8 bits."""
 Floats = Tensor
 
 
@@ -27,20 +27,20 @@ Floats = Tensor
 class LayerNoise:
     """Sums of errors of one convolution or linear layer.
 
-    Each float64[output channels] on the CPU unless stated otherwise.
+    Each is float64[output channels] on the CPU unless stated otherwise.
 
     Attributes:
         kind: Class of the original's module, and whether it is depthwise.
         largest_weight: Largest magnitude of the original's weights.
-        weight_change: Largest change of a weight; None where the deployed layer's weights cannot be read.
-        kept_change: Largest change of weights that are not 0 in the deployed layer, which pruning keeps.
-        weight_step: Step between two values of the deployed weights; None where it cannot be read.
-        input_range: The least and the largest quantised input; None where they cannot be read.
+        weight_change: Largest change of a weight; ``None`` if the deployed layer's weights cannot be read.
+        kept_change: Largest change of weights that are not 0 in the deployed layer; pruning keeps these.
+        weight_step: Step between two values of the deployed weights; ``None`` if it cannot be read.
+        input_range: The least and the largest quantised input; ``None`` if they cannot be read.
         inputs: The least and the largest input of the original's layer.
-        cut, count: Inputs that lie outside of that range by more than a step, and all of them.
-        error, signal: Sums of squares of the local difference and of the original's outputs, of inputs within that range.
-        unexplained: Sum of squares of the difference from what the deployed layer's weights give for unrounded inputs;
-            None where they cannot be read.
+        cut, count: Number of inputs outside that range by more than a step, and number of all inputs.
+        error, signal: Sums of squares of the local difference and of the original's outputs, for inputs within that range.
+        unexplained: Sum of squares of the difference from the output of the deployed layer's weights for unrounded inputs;
+            ``None`` if the weights cannot be read.
         carried_weights: Addition to ``error`` from rounding the weights, for a step of 1.
         carried_inputs: Addition to ``error`` from rounding the inputs, for a step of 1.
     """
@@ -96,7 +96,7 @@ class LayerProbe(TorchFunctionMode):
     def noise(self, output: Tensor, before: LayerNoise | None) -> LayerNoise | None:
         """The sums of errors of this call, added to those of earlier calls.
 
-        None if the original's layer is not a product.
+        ``None`` if the original's layer is not a product.
         """
         if not self.is_for_product:
             return None
@@ -128,7 +128,7 @@ def _noise_of_call(
     def channel_sums(values: Tensor) -> Tensor:
         return _channel_sums(values, is_linear, weight.ndim)
 
-    # What the range of inputs cuts off is judged by the range, and does not hide what else is wrong.
+    # Inputs that the range cuts off are judged by the range, so that they do not hide other faults.
     cut = x if known_range is None else x.clamp(*known_range)
     output, original = output.to(x), product(cut, weight, bias)
     error = channel_sums((output - original).square())
@@ -173,7 +173,7 @@ def in_units_of(weight: Tensor, deployed: Tensor, step: Tensor | None) -> Tensor
 def weight_step(module: Any, channels: int) -> Tensor | None:
     """Step of a layer's quantised weights for each output channel, float64[channels].
 
-    None if the layer does not have it.
+    ``None`` if the layer does not have it.
     """
     step = getattr(module, "weight_scale", None)
     if step is None and hasattr(module, "input_scale") and hasattr(module, "scale"):

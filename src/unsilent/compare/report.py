@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from unsilent.compare.language import LanguageComparison
 
 MOST_PIXELS = 64
-"""Most pixels of a side of a picture; larger ones are shown by every second pixel, or fewer."""
+"""Most pixels per side of a picture; of larger pictures every second pixel or fewer are shown."""
 MOST_VALUES = 64
-"""Most values of an input that is shown as text."""
+"""Largest number of values of an input that is shown as text."""
 CHANNELS = (1, 3)
 RATIO = "perplexity ratio"
 

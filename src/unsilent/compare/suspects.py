@@ -1,13 +1,13 @@
 """Suspects: layers of a quantised or pruned network that differ more than quantisation explains.
 
-Three things are looked at, each by the layer alone, so that a fault in one layer does not make later ones suspicious:
+Three properties are checked, each for the layer alone, so that a fault in one layer does not make later ones suspicious:
 
-- *Weights*, where they can be read. Rounding changes a weight by half a step at most. Where most layers of the network keep to
-  that, a channel that does not is a suspect; a step is what the network's layers usually have for the range of their weights.
-  Otherwise, as after further training, a channel has to stand out from the largest changes of the others.
-- *Outputs*: the error against what rounding adds up to, and against the other layers; where weights can be read, what is left
-  of it with these weights, which is the rounding of inputs.
-- *Range of inputs*, where it can be read, against the inputs that the layer had.
+- *Weights*, if they can be read. Rounding changes a weight by half a step at most. If most layers of the network keep to this
+  limit, a channel that does not is a suspect; the step is the usual one of the network's layers for the range of their weights.
+  Otherwise, for example after further training, a channel is a suspect if it stands out from the largest changes of the others.
+- *Outputs*: the error, compared with the sum of rounding errors and with the other layers; if weights can be read, the error that
+  remains with these weights, which is the rounding of inputs.
+- *Range of inputs*, if it can be read, compared with the inputs that the layer had.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from torch import Tensor
 from unsilent.compare.quantised_products import INPUT_LEVELS, LayerNoise
 
 HALF_STEP = 0.505
-"""Steps by which rounding changes a weight at most, with the rounding of the float32 numbers that it is computed with."""
+"""Largest change of a weight by rounding, in steps, including float32 rounding of the computation."""
 KEPT = 0.9
-"""Share of a layer's channels that keep to it, where its weights are those of the original, rounded."""
+"""Least share of channels within this limit if a layer's weights are the original's, rounded."""
 SPREAD = 4.0
-"""Times the usual change of weights, or the usual error of a layer, by which one stands out."""
+"""Multiple of the usual change of weights, or of the usual error of a layer, from which on one stands out."""
 CHANNEL_SPREAD = 50.0
-"""Times the error of the layer's other channels by which one stands out: errors of one channel's weights add up or cancel."""
+"""Multiple of the error of the layer's other channels from which on one stands out: errors of weights add up or cancel."""
 UNKNOWN_RANGE = 30.0
-"""Times the error that a layer may have whose range of inputs and weights cannot be read: inputs that it cuts off."""
+"""Allowed multiple of the error if a layer's input range and weights cannot be read, as inputs may be cut off."""
 WIDTH, SHIFT, ZERO_SHIFT = 2.0, 0.35, 2.5 / INPUT_LEVELS
-"""Between the range of quantised inputs and that of the inputs: most times wider or narrower, and most shares of it by which the
-middle is off; for inputs that are never negative, by which the least one is off 0."""
+"""Limits for the range of quantised inputs relative to that of the inputs: factor of the width, shift of the middle as a share of
+the width, and for inputs that are never negative, distance of the least one from 0."""
 ROUNDING, TINY = 1e-6, 1e-300
-"""Relative error that float32 arithmetic has by itself; and what avoids a division by 0."""
+"""Relative error of float32 arithmetic; and a number that avoids a division by 0."""
 CUT = 0.02
-"""Share of a layer's inputs that its range may cut off."""
+"""Largest share of a layer's inputs that its range may cut off."""
 OTHER_WEIGHT, OTHER_OUTPUT = 0.52, 0.8
-"""Change of a kept weight, as a share of its channel's largest, that no rounding makes, be it to -1, 0 and 1; and the error of
-outputs, as a share of them, both in squares, from which on the two have little in common (1 dB)."""
+"""Change of a kept weight, as a share of its channel's largest, that no rounding causes, not even to -1, 0 and 1; and the squared
+error of outputs, as a share of their squares, from which on the two have little in common (1 dB)."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Suspect:
 
     Attributes:
         layer: Name of the layer in the original.
-        channel: The output channel, counted from 0; None where all may be affected.
-        excess: Measured error over the most that is expected; above 1.
+        channel: Output channel, counted from 0; ``None`` if all may be affected.
+        excess: Measured error divided by the largest expected error; above 1.
         reason: Measured and expected error, in words.
     """
 
@@ -80,7 +80,7 @@ def find_suspects(noises: Mapping[str, LayerNoise]) -> tuple[Suspect, ...]:
 def has_other_weights(noise: LayerNoise) -> bool:
     """Whether the weights are not the original's after rounding or pruning.
 
-    If they cannot be read, judged by the outputs for the same inputs.
+    If they cannot be read, the outputs for the same inputs decide.
     """
     if noise.kept_change is None:
         return not float(noise.error.sum()) <= OTHER_OUTPUT * float(noise.signal.sum())
@@ -92,7 +92,7 @@ def has_other_weights(noise: LayerNoise) -> bool:
 def weight_levels(noises: Mapping[str, LayerNoise]) -> tuple[float, bool] | None:
     """Number of steps between 0 and the largest weight, and whether each channel has its own step.
 
-    None if steps are not known.
+    ``None`` if steps are not known.
     """
     known = {name: noise for name, noise in noises.items() if noise.weight_step is not None}
     if not known:
@@ -142,7 +142,7 @@ def _weight_suspects(noises: Mapping[str, LayerNoise]) -> list[Suspect]:
         )
         candidates.append((usual, _standing_out(shares, dict.fromkeys(shares, SPREAD * usual), text)))
     (usual, of_all), (usual_kept, found_kept) = candidates
-    # Pruning is known by leaving the other weights as they were, or nearly.
+    # Pruning is recognised because the other weights are unchanged, or nearly.
     return found_kept if usual_kept < usual / 10 else of_all
 
 

@@ -27,9 +27,8 @@ def tokens_of(batch: Any, output: Any) -> Tensor | None:
 def are_next_tokens(batches: Iterable[Any], output: Any) -> bool:
     """Whether an output may be scores of next tokens.
 
-    It has a class for every token id in all batches.
-
-    A classifier of tokens, such as one that tags names, has as many scores as classes.
+    They are if there is a class for every token id in all batches. A token classifier, for example one that tags names, has only
+    as many scores as classes.
     """
     token_rows = [_token_ids(batch) for batch in batches]
     if tokens_of(token_rows[0] if token_rows else None, output) is None:
@@ -55,7 +54,7 @@ def scores_at_tokens(scores: Tensor, batch: Any) -> Tensor:
 def without_padding(judge: Judge, output: Any, batch: Any) -> Any:
     """The output without scores at padding, for judges of tokens.
 
-    Only the last real token's scores for ``next-token``; 0 at padding for ``exact-sequence``.
+    For ``next-token``, only the scores of the last real token; for ``exact-sequence``, 0 at padding.
     """
     if not isinstance(judge, (NextToken, ExactSequence)):
         return output

@@ -1,6 +1,6 @@
 """Finds why two runs of a training loop differ: the source, the operation and the line.
 
-And what pinning sources costs.
+Also measures the cost of pinning sources.
 """
 
 from unsilent.explain.reproducibility import check_reproducibility as check_reproducibility

@@ -1,7 +1,7 @@
 """One run of the user's code in a child process: ``python -m unsilent.explain.child FOLDER NUMBER``.
 
-``NUMBER.json`` in the folder says what to run (see `running.Launcher`); ``NUMBER.done.json`` is what it
-told at its end. What the user's code prints goes to stderr.
+``NUMBER.json`` in the folder describes the run (see `running.Launcher`); ``NUMBER.done.json`` is the report at its end. Output of
+the user's code goes to stderr.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(folder: Path, number: int) -> None:
     from unsilent.basics.child_processes import exit_with_parent
     from unsilent.campaigns.worker import as_picklable_error
 
-    if "addresses" not in job["pinned"]:  # its thread makes objects in between
+    if "addresses" not in job["pinned"]:  # its thread creates objects in between
         exit_with_parent(job["driver"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     os.dup2(2, 1)
@@ -46,7 +46,7 @@ def main(folder: Path, number: int) -> None:
         values = {"error": "internal", "message": str(defect), "trace": getattr(defect, "trace", "")}
     sys.stdout.flush()
     (folder / f"{number}.done.json").write_text(json.dumps(values))
-    # Threads and open resources of the user's code must not keep the process, nor change how it ends.
+    # Threads and open resources of the user's code must not keep the process alive, nor change its exit status.
     sys.stderr.flush()
     os._exit(0)
 
@@ -87,7 +87,7 @@ def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     frames = UserFrameFinder(str(Path(place).expanduser().resolve()) if place.endswith(".py") else None)
     steps, finals, watch = OptimizerStepCounter(job["steps"]), FinalStateRecorder(), None
     with ExitStack() as stack:
-        # All of this is imported by now, so that what the sources do to clocks and random numbers is only for the user's code.
+        # All of this is imported by now, so that changed clocks and random numbers only affect the user's code.
         sources = SourceInterceptor(job["pinned"], job["number"], frames, job["threads"])
         stack.enter_context(steps)
         if job["final"]:

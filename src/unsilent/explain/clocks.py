@@ -2,7 +2,7 @@
 
 Each further run gets a clock that is about a day later.
 
-A frozen clock counts how often it is read, a millisecond each, so that loops which wait for a time still end.
+A frozen clock advances by a millisecond each time it is read, so that loops that wait for a time still end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Replace = Callable[..., None]
 _START = 1_700_000_000_000_000_000
 _TICK = 1_000_000
 _APART = 93_787_370_000_000
-"""Nanoseconds between the clocks of two runs: 26 h 3 min 7.37 s. A date, an hour, a minute and a second all differ."""
+"""Nanoseconds between the clocks of two runs: 26 h 3 min 7.37 s, so that date, hour, minute and second all differ."""
 _WALL = ("time",)
 _SINCE = ("perf_counter", "monotonic", "process_time", "thread_time")
 _datetime, _date = datetime.datetime, datetime.date
@@ -33,10 +33,10 @@ _REAL: dict[str, Any] = {"datetime": _datetime, "date": _date}
 def replace_clocks(replace: Replace, pinned: bool, number: int) -> None:
     """Replace the functions that read a clock.
 
-    ``replace(source, holder, name, call)`` puts a probe in the place of a function; ``number``: of the run.
+    ``replace(source, holder, name, call)`` puts a probe in the place of a function; ``number``: number of the run.
     """
     if find_spec("pandas") is not None:
-        importlib.import_module("pandas")  # its compiled classes cannot be made of the classes that replace dates
+        importlib.import_module("pandas")  # its compiled classes cannot be built from the classes that replace dates
     ticks, real = itertools.count(_START, _TICK), time.time_ns
     apart = number * _APART
 

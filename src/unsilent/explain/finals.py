@@ -46,7 +46,7 @@ class FinalStateRecorder:
     def _of_modules(self, returned: Any) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors of the outermost modules.
 
-        Names have the class of the module and its number.
+        Names contain the class of the module and its number.
         """
         modules = [*self._modules.values(), *([returned] if isinstance(returned, nn.Module) else [])]
         inside = {id(part) for m in modules for part in m.modules() if part is not m}

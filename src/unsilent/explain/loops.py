@@ -12,7 +12,7 @@ from unsilent.explain.optimizer_steps import OptimizerStepCounter, StepLimitReac
 from unsilent.workloads.registry import TRAINING_PARTS, load_training
 
 WORKLOAD_STEPS = 100
-"""Steps of a training workload that are run where nothing was said."""
+"""Default number of steps of a training workload."""
 
 
 def run_loop(ref: str, steps: OptimizerStepCounter, limit: int | None, on_loaded: Callable[[], None]) -> Any:
@@ -20,7 +20,7 @@ def run_loop(ref: str, steps: OptimizerStepCounter, limit: int | None, on_loaded
 
     ``on_loaded`` is called once the user's file was read.
 
-    Raises ``UsageError`` for what is not there or cannot be called, ``UserCodeError`` for what it raises.
+    Raises ``UsageError`` if the loop does not exist or cannot be called, ``UserCodeError`` if it raises an error.
     """
     result = find_user_object(ref) if ":" in ref or ref.endswith(".py") else load_training(ref)
     on_loaded()
@@ -42,7 +42,7 @@ def _check_call(ref: str, result: Callable[..., Any]) -> None:
     """Raise ``UsageError`` unless the function can be called without arguments and is not a generator."""
     try:
         parameters = inspect.signature(result).parameters.values()
-    except (TypeError, ValueError):  # built in: nothing is known
+    except (TypeError, ValueError):  # built in: unknown parameters
         return
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     if needed := [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]:
@@ -59,7 +59,7 @@ def _call(ref: str, result: Callable[[], Any]) -> Any:
             return result()
         except StepLimitReached:
             return None
-        except SystemExit as end:  # how many a script's main function ends
+        except SystemExit as end:  # many scripts end their main function in this way
             if end.code not in (None, 0):
                 raise
             return None

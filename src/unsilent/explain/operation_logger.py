@@ -1,8 +1,8 @@
 """Logs every torch operation of a run: its name, the user's line, and hashes of its inputs and outputs.
 
-It reads and changes nothing. Names of modules play no part, since a user's loop may make any models: an operation is identified
-by its name, its line and the step. Steps are counted by the updates of optimizers. A process forked from this one (workers
-of a data loader) is not watched: what it makes is seen when it comes in.
+It only reads. Names of modules are not used, as a user's loop may create any models: an operation is identified by its name, its
+line and the step. Steps are counted by the updates of optimizers. A forked process (a data loader's worker) is not watched: its
+data is noted when it arrives in this process.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from unsilent.sites.operands import gives_uninitialised, operands_of, operation_
 from unsilent.sites.training.step_operation_names import current_node, next_number
 
 _BUFFER = 1 << 20
-"""Bytes of records that are held before they are written."""
+"""Size in bytes of the buffer for records that are not written yet."""
 _NODES = 1 << 17
-"""Backward nodes that are remembered with the line that made them."""
+"""Maximum number of backward nodes that are remembered with the line that created them."""
 _SPANS = "profiler"
 """Namespace of operations that mark spans of time and compute nothing."""
 _FROM_OUTSIDE = "lift_fresh"
-"""The operation that torch.tensor, from_numpy and the like end with: a view of memory that nothing of the run computed."""
+"""Last operation of torch.tensor, from_numpy and similar functions: a view of memory that no operation has computed."""
 
 
 class _Kind(NamedTuple):
@@ -50,16 +50,15 @@ class OperationLogger(DispatchMode):
     """Dispatch mode that logs the operations of one run.
 
     Args:
-        path: Where records go.
-        frames: Tells the user's lines.
-        steps: Counts updates.
-        zero_uninitialised: Set memory that nobody has written to zero.
+        path: File for the records.
+        frames: Finder of the user's lines.
+        steps: Counter of updates.
+        zero_uninitialised: Whether uninitialised memory is set to zero.
 
     Attributes:
         names, places, origins: Names, places and origins that the numbers in the records stand for.
-        count: Operations.
-        uninitialised_allocations: Operations that gave memory which nothing has written, and the user's lines
-            that called them.
+        count: Number of operations.
+        uninitialised_allocations: Operations that returned uninitialised memory, and the user's lines that called them.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class OperationLogger(DispatchMode):
         self._nodes: dict[int, tuple[int, int]] = {}
         self._held = bytearray()
         self._file = -1
-        # Asked of the system itself: `os.getpid` may be pinned.
+        # The system itself is queried, as `os.getpid` may be pinned.
         self._owner, self._first = _process(), 0
 
     def _around(self, stack: ExitStack) -> None:

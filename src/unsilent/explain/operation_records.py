@@ -1,7 +1,7 @@
 """The file of operation records of a run, and the search for the first difference between two files.
 
-Records are written as the run goes on, so a long one holds no memory. Names and lines are numbered in the order in which
-they are met, and written next to the records when the run is over.
+Records are written during the run, so a long run needs no more memory. Names and lines are numbered in the order in which they
+occur, and stored separately at the end of the run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from unsilent.explain.results import RunDivergence, UserCodeLine
 from unsilent.explain.sources import DATA, KERNEL, PATH, RANDOM
 
 NUMBERS, HASHES = ("name", "place", "origin", "step", "flags"), ("given", "inputs", "first", "rest")
-"""Fields of a record: name and place of an operation …; hashes of what Python gives it, of its tensors, its first output and
-the others."""
+"""Fields of a record: name and place of an operation …; hashes of its Python arguments, of its tensors, of its first output and
+of the others."""
 PACKED = struct.Struct(f"<{len(NUMBERS)}I{len(HASHES)}Q")
 DRAWS, BACKWARD, UPDATE, OWN = 1, 2, 4, 8
-"""Flags: it draws random numbers; it is of a backward pass, of an update; its generator is one of the user's own."""
+"""Flags: the operation draws random numbers, belongs to a backward pass, belongs to an update, uses the user's own generator."""
 _DIFFERENT = ("name", "place", "flags", "step", "given", "first")
 _CHUNK = 1 << 16
 
@@ -29,8 +29,8 @@ _CHUNK = 1 << 16
 def find_divergence(folder: Path, one: Mapping[str, Any], other: Mapping[str, Any]) -> RunDivergence | None:
     """The first operation that differs between two runs, or None if all are equal.
 
-    ``one``, ``other``: what the runs reported at their ends (``file``, ``names``, ``places``). A further output that differs
-    only counts if something differs after it that it can have caused: it may be scratch memory of a kernel.
+    ``one``, ``other``: what the runs reported at their ends (``file``, ``names``, ``places``). A difference in a further output
+    only counts if it can have caused a later difference, because the output may be scratch memory of a kernel.
     """
     kind = np.dtype([*((name, "<u4") for name in NUMBERS), *((name, "<u8") for name in HASHES)])
     sizes = [os.path.getsize(folder / run["file"]) // kind.itemsize for run in (one, other)]
@@ -61,7 +61,7 @@ def _parting(
 ) -> RunDivergence:
     """Describe the first difference between two runs.
 
-    ``a``, ``b``: the records; ``b`` is None if that run is over. ``to_go``: operations that each run has left.
+    ``a``, ``b``: the records; ``b`` is None if that run is over. ``to_go``: numbers of operations that each run has left.
     """
     name, flags = records["names"][a["name"]], int(a["flags"])
     place, origin = _place(records, a["place"]), records["origins"][a["origin"]]

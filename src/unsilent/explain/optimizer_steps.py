@@ -21,12 +21,12 @@ class OptimizerStepCounter:
     """Counts optimizer updates while it is active.
 
     Args:
-        limit: Steps after which `StepLimitReached` is raised (None: none).
+        limit: Number of steps after which `StepLimitReached` is raised; ``None`` for no limit.
 
     Attributes:
-        done: Updates that are over.
-        updating: Whether one is running.
-        optimizers: All that were used.
+        done: Number of completed updates.
+        updating: Whether an update is running.
+        optimizers: All optimizers that were used.
         has_called_module: Whether a module was called.
     """
 

@@ -1,8 +1,8 @@
 """Watches, varies or pins the sources of difference between runs, before the user's file is read.
 
-Every function that reads a source is replaced by a `CallerProbe`, which notes the user's line that called it. Where the
-source is not pinned it answers as ever, but for two provocations, as two real runs may well differ in that: folders are
-listed in another order, and the clock of each further run is a day and some later.
+Every function that reads a source is replaced by a `CallerProbe`, which notes the user's line that called it. If the source is
+not pinned, the probe returns the real value, with two exceptions in which two real runs may also differ: folders are listed in
+another order, and the clock of each further run is more than a day later.
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ class SourceInterceptor:
 
     Args:
         pinned: Sources to pin.
-        number: Number of this run among several; the provocations follow from it.
-        frames: Tells the user's lines.
-        threads: Threads of torch, whatever the program says; None: as it says.
+        number: Number of this run among several; the order of folders and the clock depend on it.
+        frames: Finder of the user's lines.
+        threads: Number of torch's threads, whatever the program sets; ``None`` to keep the program's setting.
 
     Attributes:
-        reads: (source, function, line, whether the line itself called it), in the order in which they were
-            met.
+        reads: Tuples (source, function, line, whether the line itself called it), in order of first occurrence.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class SourceInterceptor:
         """Replace functions of the operating system: random bytes, process number, folder listings."""
         stream = _Stream() if "entropy" in self._pinned else None
         self._replace("entropy", os, "urandom", stream)
-        self._replace("entropy", random, "_urandom", stream)  # of random.SystemRandom, secrets, and numpy's generators
+        self._replace("entropy", random, "_urandom", stream)  # of random.SystemRandom, secrets, numpy's generators
         self._replace("entropy", uuid, "uuid1", (lambda *a, **k: uuid.UUID(bytes=stream(16))) if stream else None)
         self._replace("process", os, "getpid", (lambda: _PROCESS) if "process" in self._pinned else None)
         listed, scanned = os.listdir, os.scandir
@@ -142,7 +141,7 @@ class SourceInterceptor:
     def _shuffled(self, entries: list[Any], key: Any) -> list[Any]:
         """Folder entries in an order that depends on the run.
 
-        Sorted in the first run, reversed in the second, shuffled in further ones.
+        They are sorted in the first run, reversed in the second, and shuffled in further runs.
         """
         entries = sorted(entries, key=key, reverse=self._number == 1)
         if self._number > 1:

@@ -31,7 +31,7 @@ _NO_STEP = "No optimizer made a step, so everything is reported as step 0; if th
 _RACE = "; the step at which runs first differ is random, so other runs may first differ at another step"
 _UNSURE = "may be chance, because runs differ rarely; compare more runs with --runs"
 _OVER = 10
-"""A run that has fewer operations to go than the other by this factor is called almost over."""
+"""A run is called almost over if the other run has at least this many times as many operations left."""
 _UNKNOWN = (
     "pinning each known source did not make the runs agree",
     "look for races between your own threads or processes, files that a run leaves behind or changes, an order that depends on "

@@ -23,11 +23,11 @@ def check_reproducibility(
 ) -> ReproducibilityResult:
     """Check whether runs of a loop end in the same bits, and find switches that make them do so.
 
-    Arguments and errors as of `explain_run_differences`. After Ctrl-C the result so far is returned once it is known
-    that runs differ.
+    Arguments and errors are those of `explain_run_differences`. After Ctrl-C the result so far is returned if runs are known to
+    differ.
 
-    Runs are not watched: nothing comes between the program and torch. Only where they differ the sources are searched for,
-    what is superfluous among them is left out, and the rest is tried on runs that are not watched.
+    Runs are not watched: nothing intervenes between the program and torch. Only if they differ, the sources are searched for,
+    superfluous ones are left out, and the rest is tested on runs that are not watched.
     """
     check(runs, steps, deadline)
     begun = time.perf_counter()
@@ -64,7 +64,7 @@ def check_reproducibility(
 
 def _ends(launcher: Launcher, pins: Pins, runs: int) -> tuple[Run, str]:
     """Report of the first run, and the name of the first tensor with other bits in a later run, or an empty text."""
-    # New memory can only be set to zero where operations are watched.
+    # New memory can only be set to zero if operations are watched.
     watched = "memory" in pins
     first_run = launcher.run(pins, 0, log_operations=watched, hash_final_state=True)
     launcher.delete_records(first_run)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class UserCodeLine:
     """A line of the user's own code.
 
-    ``file`` is relative to the current folder if it is inside.
+    ``file`` is relative to the current folder if it is inside that folder.
     """
 
     file: str
@@ -25,11 +25,11 @@ class UserCodeLine:
 class RunDivergence:
     """The first operation that differs between two runs.
 
-    ``index``: operations before it; ``step``: updates by optimizers that were over; ``phase``: ``forward``, ``backward`` or
-    ``update``. ``place``: the line that was running; ``forward_line``: of a backward operation the line and name of the forward
-    operation it belongs to. ``kind``: see `sources`; ``generator``: ``global`` or ``own`` where random numbers are drawn.
-    ``other_operation``: what the other run does instead, empty where it is over or both do the same operation.
-    ``operations_left``: where they do not, how many operations this run and the other still do, this one included.
+    ``index``: number of operations before it; ``step``: number of completed optimizer updates; ``phase``: ``forward``,
+    ``backward`` or ``update``. ``place``: the running line; ``forward_line``: for a backward operation, line and name of its
+    forward operation. ``kind``: see `sources`; ``generator``: ``global`` or ``own`` if random numbers are drawn.
+    ``other_operation``: operation of the other run, empty if that run is over or both execute the same operation.
+    ``operations_left``: if they do not, numbers of operations that this run and the other have left, including this one.
     """
 
     index: int
@@ -65,10 +65,9 @@ class SourceRead:
 class FoundSource:
     """A source of nondeterminism, with the differences before and after it was pinned.
 
-    ``divergence_when_pinned``: None where the runs then agree.
-    ``source`` is a key of `SOURCES`; None where nothing that could be pinned helped. ``pinned_together``: it showed only when
-    pinned with others. ``runs``: that were made with it pinned. ``may_be_chance``: that they agree may be chance, for runs differ
-    rarely.
+    ``divergence_when_pinned``: ``None`` if the runs then agree. ``source``: a key of `SOURCES`; ``None`` if pinning did not help.
+    ``pinned_together``: other sources that had to be pinned with it. ``runs``: number of runs with it pinned. ``may_be_chance``:
+    whether their agreement may be chance, because runs differ rarely.
     """
 
     source: str | None
@@ -87,7 +86,7 @@ class Machine:
     versions: Mapping[str, str]
     threads: int
     hash_seed: str | None
-    """``PYTHONHASHSEED`` of the caller, None where Python chooses."""
+    """``PYTHONHASHSEED`` of the caller; ``None`` if Python chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +95,11 @@ class NondeterminismResult:
 
     There are none if every operation of all runs gave the same bits.
 
-    None if every operation of all runs gave the same bits.
-
-    ``divergence_by_threads``: where a run with ``other_thread_count`` threads parts from the others; that is no difference
-    between two runs here, but between two machines. ``pin_failures``: sources that could not be pinned, and why.
-    ``interrupted``: the search was not finished; ``unexplained_divergence``: where runs with the findings pinned part
-    then, None where that was not known yet; ``candidates``: sources that were being tested as its cause, together if several.
+    ``divergence_by_threads``: first difference of a run with ``other_thread_count`` threads from the others; it is not a
+    difference between runs here, but between machines. ``pin_failures``: sources that could not be pinned, and why.
+    ``interrupted``: whether the search was ended early; ``unexplained_divergence``: first difference of runs with the findings
+    pinned at that time, ``None`` if not known yet; ``candidates``: sources that were being tested as its cause, together if
+    several.
     """
 
     ref: str
@@ -129,12 +127,11 @@ class NondeterminismResult:
 class ReproducibilityResult:
     """The result of a check whether runs end in the same bits.
 
-    If not, with the switches that make them do so.
+    If they do not, it includes the switches that make them do so.
 
-    ``tensors``: how many were compared at the end; ``first_different_tensor``: the first that differs, empty where none
-    does. ``sources_to_pin``:
-    sources to pin; ``pins_verified``: whether runs with all of them ended in the same bits. ``explained``: why, where runs
-    differ.
+    ``tensors``: number of tensors compared at the end; ``first_different_tensor``: name of the first that differs, empty if none
+    does. ``pins_verified``: whether runs with all ``sources_to_pin`` pinned ended in the same bits. ``explained``: the reasons if
+    runs differ.
     """
 
     ref: str
@@ -149,7 +146,7 @@ class ReproducibilityResult:
     machine: Machine
     seconds: float
     interrupted: bool = False
-    """The search for switches was not finished."""
+    """Whether the search for switches was ended early."""
 
     @property
     def has_no_difference(self) -> bool:

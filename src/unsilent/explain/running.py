@@ -18,14 +18,14 @@ from unsilent.basics.errors import InternalError, UsageError, UserCodeError
 from unsilent.explain.results import Machine
 
 DEADLINE = 600.0
-"""Seconds that one run may take where nothing was said."""
+"""Default time limit of a run in seconds."""
 SECONDS_BETWEEN = 10.0
-"""Between two reports of a run that lasts."""
+"""Seconds between two progress lines of a long run."""
 HASH_SEED = "PYTHONHASHSEED"
 _LAST = 4294967295
 Run = dict[str, Any]
-"""Report of a run at its end: ``steps``, ``called``, ``touched``, ``reads``, ``final``, and if watched ``operations``,
-``own`` (of them, those that were not of its file being read) and the tables of `records`."""
+"""Report of a run at its end: ``steps``, ``called``, ``touched``, ``reads``, ``final``, and if watched ``operations``, ``own``
+(number of operations, without those while its file was read) and the tables of `records`."""
 Notify = Callable[[str], None]
 
 
@@ -34,14 +34,14 @@ class Launcher:
 
     Args:
         ref: Name of the program to run.
-        steps: Updates after which a run is ended (None: none).
-        deadline: Seconds for one run.
-        notify: Called with a line before every run, and every ten seconds while it lasts.
+        steps: Number of updates after which a run is ended; ``None`` for no limit.
+        deadline: Time limit of a run in seconds.
+        notify: Called with a line before every run, and every ten seconds during the run.
         arguments: ``sys.argv[1:]`` of the script.
 
     Attributes:
-        folder: Where the files of runs are.
-        launched: How many runs there were.
+        folder: Folder with the files of runs.
+        launched: Number of runs so far.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Launcher:
         self._arguments, self._begun = list(arguments), time.perf_counter()
         self._ref, self._steps, self._deadline, self._notify = ref, steps, deadline, notify
         self._plain: Run = {}
-        """The first run: nothing was pinned in it."""
+        """First run, in which nothing was pinned."""
 
     def __enter__(self) -> Launcher:
         self._temporary = tempfile.TemporaryDirectory(prefix="unsilent-explain-")
@@ -73,11 +73,11 @@ class Launcher:
     ) -> Run:
         """Execute one run, and return its report.
 
-        ``number``: which of the compared runs; ``threads``: number for torch, whatever the program sets.
+        ``number``: number among the compared runs; ``threads``: number of torch's threads, whatever the program sets.
 
-        ``time_rounds``: instead of anything else, time steps in so many rounds (see `step_timer`).
+        ``time_rounds``: number of rounds in which steps are timed instead (see `step_timer`).
 
-        Raises ``UserCodeError`` for what the user's code raises, ``UsageError`` for a run that does not end or dies.
+        Raises ``UserCodeError`` for an error in the user's code, ``UsageError`` for a run that does not end or is killed.
         """
         name = self.launched
         self.launched += 1
@@ -109,7 +109,7 @@ class Launcher:
     def _environment(self, pinned: Collection[str], threads: int | None) -> dict[str, str]:
         """Environment variables of a run, based on those of the caller.
 
-        Hash seeds of two runs differ, unless the caller has set one or it is pinned.
+        Hash seeds of two runs differ, unless the caller has set a seed or it is pinned.
         """
         result = dict(os.environ)
         if "hash" in pinned or "addresses" in pinned:
@@ -127,7 +127,7 @@ class Launcher:
             [sys.executable, "-m", "unsilent.explain.child", str(self.folder), str(name)],
             stdin=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # a group of its own: a kill reaches its children too
+            start_new_session=True,  # a separate process group: a kill reaches its children too
         )
         end = time.perf_counter() + self._deadline
         try:

@@ -1,9 +1,9 @@
 """Search for the sources that make two runs of a loop differ, by pinning one after the other.
 
-Runs in fresh processes are compared operation by operation. Where they part says which sources are likely; each is pinned
-in turn, and the one that makes the runs agree, or part later, is a finding and stays pinned. So on, until the runs agree or
-nothing helps. Where no source helps alone, all are pinned together, and those that can be left out are. What could be chance
-is tried again, without the pin and with it.
+Runs in new processes are compared operation by operation. The first difference shows which sources are likely. Each is pinned in
+turn; a source that makes the runs agree, or differ later, is a finding and stays pinned. This is repeated until the runs agree or
+nothing helps. If no source helps alone, all are pinned together, and superfluous ones are left out. Results that could be chance
+are tested again, with and without the pin.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from unsilent.explain.results import (
 from unsilent.explain.running import DEADLINE, Launcher, Notify, Run
 from unsilent.explain.sources import DATA, KERNEL, PATH, SOURCES, candidates
 
-# Runs are compared with the first of their set. What is said here takes the comparisons for independent of each
-# other, which those of one set are only about.
+# Runs are compared with the first of their set. The probabilities here assume independent comparisons; those of one
+# set are only approximately independent.
 
 RARE_DIFFERENCE_SHARE = 0.1
-"""Share of runs in which a difference must show to be reported where all runs agree."""
+"""Share of runs with a difference for which the chance of missing it is reported if all runs agree."""
 DIFFERING_SETS_NEEDED = 2
-"""Times that runs have to part again before a guess is reported as found: once alone could be chance as well."""
+"""Number of times that runs must differ again before a guess is reported as found, as a single time could be chance."""
 _CHANCE = 0.03
 
 
 def probability_of_missing(runs: int, share: float = RARE_DIFFERENCE_SHARE) -> float:
     """Probability that all runs agree although a given share of runs has a difference.
 
-    It shows in none of these runs, or in all.
+    The difference then shows in none of these runs, or in all.
 
     >>> round(probability_of_missing(3), 2)
     0.73
@@ -50,9 +50,8 @@ def probability_of_missing(runs: int, share: float = RARE_DIFFERENCE_SHARE) -> f
 def probability_of_chance_agreement(plain: int, pinned: int) -> float:
     """Probability that ``pinned`` comparisons all agree by chance.
 
-    Given ``plain`` comparisons without the pin, of which the last and one other differed.
-
-    The posterior predictive of a share of which nothing is known (uniform): a pin that does nothing leaves it as it is.
+    Given are ``plain`` comparisons without the pin, of which the last and one other differed. This is the posterior predictive
+    with a uniform prior on the share of differing runs, which a pin without effect does not change.
 
     >>> round(probability_of_chance_agreement(2, 6), 3)
     0.012
@@ -64,21 +63,21 @@ def probability_of_chance_agreement(plain: int, pinned: int) -> float:
 def agreeing_runs_needed(plain: int) -> int:
     """Number of agreeing comparisons from which on chance is unlikely (3 %).
 
-    4, 7, 9, ... for ``plain`` of 2, 3, 4, ...
+    It is 4, 7, 9, ... for ``plain`` of 2, 3, 4, ...
     """
     return next(pinned for pinned in count() if probability_of_chance_agreement(plain, pinned) < _CHANCE)
 
 
 RUNS = 3
-"""Runs that are compared where nothing was said: two of them may agree by chance where little is drawn."""
+"""Default number of compared runs, as two runs may agree by chance if few random numbers are drawn."""
 _READS = 5
-"""Lines that are shown of a source."""
+"""Number of lines that are shown for a source."""
 _GUESSED = (DATA, PATH)
-"""Kinds of partings that do not say by themselves what their source is."""
+"""Kinds of differences that do not show their source by themselves."""
 _PLAIN_SETS, _PINNED_SETS = 3, 5
-"""Sets of runs that are made at most to tell a guess from chance: without the pin, until two differ, and with it."""
+"""Maximum number of sets of runs to distinguish a guess from chance: without the pin, until two differ, and with it."""
 _NO_WORK = 2
-"""Operations of a loop that does nothing worth the name."""
+"""Number of operations up to which a loop counts as doing nothing."""
 Pins = frozenset[str]
 Shown = Callable[[FoundSource], None]
 
@@ -98,16 +97,16 @@ def explain_run_differences(
     Args:
         ref: ``file.py:loop`` or ``package.module:loop``, a function without arguments or a training workload.
         runs: Number of runs that are compared.
-        steps: Updates of optimizers after which a run is ended.
-        deadline: Seconds for one run.
+        steps: Number of optimizer updates after which a run is ended.
+        deadline: Time limit of a run in seconds.
         arguments: Arguments of the user's script, its ``sys.argv[1:]``.
-        notify: Called with a line about every run, and now and then while it lasts.
-        on_finding: Function that is given every finding as it is made.
+        notify: Called with a line about every run, and from time to time during the run.
+        on_finding: Called with every finding as soon as it is made.
 
-    Ctrl-C after the first run ends the search: what was found by then is returned, as ``interrupted``.
+    Ctrl-C after the first run ends the search: the findings so far are returned, marked as ``interrupted``.
 
     Raises:
-        UsageError: bad arguments, nothing of that name, or a run that does not end. UserCodeError: the loop raises.
+        UsageError: arguments are wrong, nothing has that name, or a run does not end. UserCodeError: the loop raises an error.
     """
     check(runs, steps, deadline)
     begun = time.perf_counter()
@@ -133,14 +132,14 @@ class NondeterminismSearch:
         self._findings: list[FoundSource] = []
         self._pins: Pins = frozenset()
         self._open: RunDivergence | None = None
-        """Where runs with all findings pinned part."""
+        """First difference of runs with all findings pinned."""
         self._candidates: Pins = frozenset()
-        """Sources that are being tested as the cause of that."""
+        """Sources that are being tested as the cause of this difference."""
         self._sensitive: RunDivergence | None = None
         self._unpinned: Run | None = None
-        """The very first run."""
+        """First run of all."""
         self._first: Run | None = None
-        """The first run of the newest condition; its records are kept."""
+        """First run of the latest condition; its records are kept."""
         self._touched: set[str] = set()
         self._failed: dict[str, str] = {}
 
@@ -186,7 +185,7 @@ class NondeterminismSearch:
                 return
             self._pins |= {f.source for f in result if f.source}
             self._open, self._candidates = result[-1].divergence_when_pinned, frozenset()
-        # With other threads objects lie elsewhere, whatever is done to addresses.
+        # With another number of threads, objects have other addresses even if addresses are pinned.
         threads = _other_threads(self._unpinned)
         if threads != self._unpinned["threads"] and not {"threads", "addresses"} & self._pins:
             self._sensitive = self._with_threads(self._pins, threads)
@@ -229,13 +228,13 @@ class NondeterminismSearch:
     def _pinned(self, source: str, pins: Pins, parting: RunDivergence) -> tuple[bool, RunDivergence | None]:
         """Whether pinning one more source removes or delays the difference, and the new difference.
 
-        Where it is guessed what the source is, all runs are made twice: two values of a source that has few may agree by chance.
+        If the source is only guessed, all runs are made twice: values of a source with few possible values may agree by chance.
         """
         earliest: RunDivergence | None = None
         for _ in range(self._times(parting)):
             try:
                 after = self._parting(pins | {source}, parting.index)
-            except UsageError as error:  # a program need not stand what is done to it
+            except UsageError as error:  # a program may fail when a source is pinned
                 self._failed[source] = str(error)
                 return False, None
             if not is_later_divergence(parting, after):
@@ -265,25 +264,25 @@ class NondeterminismSearch:
     def _confirmed(self, findings: list[FoundSource], pins: Pins) -> list[FoundSource]:
         """The findings if they are not due to chance, otherwise none.
 
-        Marked as unsure where chance cannot be ruled out.
+        They are marked as unsure if chance cannot be ruled out.
 
-        Runs without the pins are made again until they part twice: one that differs rarely agrees by chance, pinned or
-        not. The rarer it is, the more pinned ones have to agree. An operation that was seen to give or draw other bits for the
-        same inputs is no guess.
+        Runs without the pins are repeated until they differ twice, as runs that differ rarely agree by chance, pinned or not. The
+        rarer the difference, the more pinned runs have to agree. An operation that returned or drew different bits for the same
+        inputs is not a guess.
         """
         parting, after, runs = findings[0].parting, findings[0].divergence_when_pinned, findings[0].runs
         if parting.kind not in _GUESSED:
             return findings
-        # Where all agreed, any difference counts; else one that is no later than before.
+        # If all agreed, any difference counts; otherwise one that is not later than before.
         latest = None if after is None else parting.index
         parted, compared = self._until_parted(pins, latest)
-        if not parted and after is not None:  # without the pin they part later as well
+        if not parted and after is not None:  # without the pin they differ later as well
             return []
-        # A set of runs has one comparison less than runs.
+        # A set of runs has one comparison fewer than runs.
         agreed, each = runs - runs // self._runs, self._runs - 1
         most = agreed + _PINNED_SETS * each
         enough = agreeing_runs_needed(compared) if parted == DIFFERING_SETS_NEEDED else most + 1
-        # At least once more; where it cannot be settled anyhow, no more than that.
+        # At least once more; only once if more cannot decide it.
         goal = enough if enough <= most else agreed + each
         pinned = pins | {f.source for f in findings if f.source}
         while True:
@@ -291,7 +290,7 @@ class NondeterminismSearch:
             if not helped:
                 return []
             agreed, runs = agreed + each, runs + self._runs
-            late = latest is None and then is not None  # it was not all, and rarely shows
+            late = latest is None and then is not None  # the pin was not sufficient; the rest is rare
             after = min((p for p in (after, then) if p), key=lambda p: p.index, default=None)
             if agreed >= goal or late:
                 return [
@@ -305,7 +304,7 @@ class NondeterminismSearch:
         Only differences at or before operation ``latest`` count.
 
         Returns:
-            How many differed, and how many comparisons it took.
+            Number of sets that differed, and number of comparisons that were made.
         """
         parted = compared_sets = 0
         for _ in range(_PLAIN_SETS):
@@ -384,8 +383,8 @@ def _check_work(run: Run) -> None:
 def is_later_divergence(before: RunDivergence, after: RunDivergence | None) -> bool:
     """Whether runs now agree, or differ later than before.
 
-    A race may go the same way for a while: where one operation returns different bits for the same inputs, its next time is no
-    notify.
+    A race may have the same outcome for a while: if one operation returns different bits for the same inputs, a later occurrence
+    at the same place does not count.
     """
     if after is None:
         return True
@@ -396,7 +395,7 @@ def is_later_divergence(before: RunDivergence, after: RunDivergence | None) -> b
 def _reads(known: dict[str, list[tuple[bool, str, UserCodeLine]]], source: str) -> tuple[SourceRead, ...]:
     """Places where a source was read.
 
-    Lines of the user that read it themselves, or else those that led to it.
+    These are the user's lines that read it themselves, or else those that led to it.
     """
     value = known.get(source, [])
     lines = [(call, place) for direct, call, place in value if direct] or [(call, place) for _, call, place in value]

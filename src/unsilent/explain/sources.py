@@ -1,7 +1,7 @@
 """Sources that can make two runs of a program differ, with the way to pin each and advice.
 
-A source is found by intervention: it is pinned, and if runs that differed now agree (or part later), it was one. How each
-is pinned is in `pinning`; this table has no need of torch.
+A source is found by intervention: if runs that differed agree (or differ later) once it is pinned, it was a source. The module
+`pinning` pins each source; this table does not need torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class NondeterminismSource:
     """A source that can make runs differ.
 
-    ``title``: what differs from run to run; ``pin``: what was done to pin it; ``advice``: what a program can do.
+    ``title``: what differs from run to run; ``pin``: how it was pinned; ``advice``: what a program can do.
     """
 
     key: str
@@ -101,23 +101,23 @@ _ALL = (
 SOURCES = {source.key: source for source in _ALL}
 
 KERNEL, RANDOM, DATA, PATH = "kernel", "random", "data", "path"
-"""How runs diverge: an operation returns different bits for the same inputs; it draws random numbers; it receives other data
-from outside; the runs do different operations."""
+"""Kinds of divergence: an operation returns different bits for the same inputs; it draws random numbers; it receives different
+data from outside; the runs execute different operations."""
 _UNSEEN = ("hash", "generator", "addresses", "memory")
-"""Likely sources whose use leaves no trace that could be looked for beforehand; memory that a library makes is one."""
+"""Likely sources whose use cannot be detected beforehand, for example memory that a library allocates."""
 
 
 _READ = ("listing", "clock", "numpy", "random", "entropy", "process", "memory")
-"""Sources that values come from and that can be noticed."""
+"""Sources of values whose use can be detected."""
 
 
 def candidates(kind: str, generator: str, sources_read: Collection[str]) -> list[str]:
     """Sources to pin for one kind of difference, the likely ones first.
 
-    Without those that the runs did not read.
+    Sources that the runs did not read are left out.
 
-    Unlikely ones that cannot be noticed are left to the search for sources that only help together. ``generator``: of random
-    numbers: ``global``, ``own``, or empty.
+    Unlikely sources whose use cannot be detected are left to the search for sources that only help together. ``generator``:
+    generator of random numbers, ``global``, ``own``, or empty.
     """
     if kind == KERNEL:
         return ["kernels", "threads", "memory"]
@@ -127,7 +127,7 @@ def candidates(kind: str, generator: str, sources_read: Collection[str]) -> list
     elif kind == RANDOM:
         order = ["torch", *seeded]
     else:
-        # What was seen to be read comes first, the rest could help by chance. Generators that are given no seed ask the system
-        # for one: they come before it. Of torch's generator the draws themselves are seen, so it is hardly what differs.
+        # Sources that were read come first, as the others could help by chance. Generators without a seed get one from the
+        # system, so they come before it. Draws of torch's generator are observed themselves, so it is an unlikely source.
         order = [*(key for key in _READ if key in sources_read), "hash", "addresses", "torch", "memory"]
     return [key for key in dict.fromkeys(order) if key in sources_read or key in _UNSEEN]

@@ -17,9 +17,9 @@ from unsilent.report.text import count_text, duration_text, listed
 
 SCHEMA = "unsilent/explain-cost/1"
 RUNS, ROUNDS, FEWEST = 3, 10, 6
-"""Runs, rounds of each; and rounds of all runs below which a median has no 95 % interval."""
+"""Number of runs, of rounds in each run, and of all rounds below which a median has no 95 % interval."""
 FREE = "free"
-"""The mode that pins nothing."""
+"""Name of the mode that pins nothing."""
 CPU, WALL = "CPU time", "wall time"
 PINS = {
     "seeds": "global generators seeded at every step",
@@ -50,11 +50,11 @@ class StepCosts(Shown):
     """The measured costs of pinning each source.
 
     Attributes:
-        rounds: Seconds of a step in each round, by mode: of the CPU, and of the wall.
+        rounds: CPU and wall-clock seconds of a step in each round, by mode.
         unmeasured: Why sources were not measured, by name.
-        refused: Operations without a deterministic form; they ran as they are.
-        steps: Updates of optimizers in all runs.
-        seconds: The command took.
+        refused: Operations without a deterministic form; they ran in their usual form.
+        steps: Number of optimizer updates in all runs.
+        seconds: Duration of the command in seconds.
     """
 
     ref: str
@@ -135,10 +135,10 @@ def measure_step_costs(
 ) -> StepCosts:
     """Time the steps of a loop with each source pinned.
 
-    Arguments as of `explain_run_differences`.
+    Arguments are those of `explain_run_differences`.
 
     Raises:
-        UsageError: The loop makes too few steps, or as `explain_run_differences`.
+        UsageError: The loop makes too few steps; see also `explain_run_differences`.
     """
     if runs < 1 or (steps is not None and steps < 1) or not deadline > 0:
         raise UsageError(f"--runs is {runs}, --steps {steps}, --deadline {deadline:g} s; expected 1 or more of each")

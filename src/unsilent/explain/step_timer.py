@@ -1,9 +1,9 @@
 """Times the steps of a running loop, with each source of nondeterminism switched off in turn.
 
 Steps take turns within one run: in each round every mode has a few steps, in shuffled order. A step lasts from one update of the
-first optimizer to its next one, so that other optimizers of the loop belong to it. What is around an update may put settings
-back: the mode is set again when a module is called, and a source whose settings do not hold at the end of a step counts as not
-measured.
+first optimizer to its next one, so that other optimizers of the loop belong to it. Code around an update may restore settings:
+the mode is set again when a module is called, and a source whose settings are no longer in force at the end of a step counts as
+not measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unsilent.explain.step_costs import FREE, NO_CUDA, ONE_THREAD, OVERRIDDEN
 from unsilent.explain.switching import Mode, seed_generators, switched
 
 SETTLING, UNTIMED, TIMED = 3, 1, 2
-"""Steps before the first round; of each turn, those that are not timed (kernels and threads change) and those that are."""
+"""Number of steps before the first round; of untimed steps in each turn (kernels and threads change); and of timed steps."""
 NO_DETERMINISTIC_FORM = "does not have a deterministic implementation"
 
 
@@ -57,12 +57,12 @@ class StepTimer(OptimizerStepCounter):
 
     Args:
         rounds: Number of rounds after which `StepLimitReached` is raised.
-        limit: Updates after which it is raised (None: none).
+        limit: Number of updates after which it is raised; ``None`` for no limit.
 
     Attributes:
-        rounds: Seconds of a step in each round, by mode: of the CPU, and of the wall.
+        rounds: CPU and wall-clock seconds of a step in each round, by mode.
         unmeasured: Why sources were not measured, by name.
-        refused: Operations that torch warned of: they have no deterministic form.
+        refused: Operations without a deterministic form, according to torch's warnings.
     """
 
     def __init__(self, rounds: int, limit: int | None = None) -> None:
@@ -77,7 +77,7 @@ class StepTimer(OptimizerStepCounter):
     def __enter__(self) -> StepTimer:
         self._show = warnings.showwarning
         self._warnings.__enter__()
-        warnings.filterwarnings("default", f".*{NO_DETERMINISTIC_FORM}")  # no error, whatever the program says
+        warnings.filterwarnings("default", f".*{NO_DETERMINISTIC_FORM}")  # no error, whatever the program sets
         warnings.showwarning = self._note
         super().__enter__()
         return self

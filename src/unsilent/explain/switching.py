@@ -13,20 +13,20 @@ import torch
 from unsilent.replicas.runner import PRECISIONS, parts_with_precision
 
 Switches = tuple[bool, bool, bool, bool]
-"""Torch's deterministic algorithms, whether memory that nobody has written is filled, cuDNN's deterministic algorithms, and
-whether it measures several kernels."""
+"""Whether torch uses deterministic algorithms, whether uninitialised memory is filled, whether cuDNN uses deterministic
+algorithms, and whether it measures several kernels."""
 
 
 class Mode(NamedTuple):
     """A set of switches that are applied to some steps of a run.
 
     Attributes:
-        deterministic: Torch's deterministic algorithms, and cuDNN's.
-        fill: Whether, with them, NaN (or the largest integer) is written into memory that ``torch.empty`` gives.
-        tune: cuDNN measures several kernels and takes the fastest.
-        threads: Threads of the CPU; None leaves them.
-        tf32: Whether CUDA's matrix products and convolutions may use TF32; None leaves it.
-        seeds: Seed all global generators at the start of every step.
+        deterministic: Whether torch and cuDNN use deterministic algorithms.
+        fill: Whether, with these, memory from ``torch.empty`` is filled with NaN (or the largest integer).
+        tune: Whether cuDNN measures several kernels and uses the fastest.
+        threads: Number of CPU threads; ``None`` to keep the setting.
+        tf32: Whether CUDA's matrix products and convolutions may use TF32; ``None`` to keep the setting.
+        seeds: Whether all global generators are seeded at the start of every step.
     """
 
     deterministic: bool = False
@@ -43,7 +43,7 @@ class Mode(NamedTuple):
     def set(self, warn_only: bool) -> None:
         """Set all switches of the mode.
 
-        ``warn_only``: allow operations without a deterministic form.
+        ``warn_only``: whether operations without a deterministic form are allowed.
         """
         _set_switches(self._switches, warn_only)
         if self.threads is not None:

@@ -23,11 +23,11 @@ _LIBRARIES = tuple(
 
 _TORCH = os.path.join(sysconfig.get_paths()["platlib"], "torch") + os.sep
 _BETWEEN = tuple(_TORCH + part for part in ("_dynamo", "_compile.py", "utils" + os.sep + "_device.py"))
-"""Parts of torch that only pass a call on."""
+"""Parts of torch that only forward a call."""
 _IMPORTING = "<frozen importlib"
 
 Line = tuple[str, int, str]
-"""File, line (0: none), function."""
+"""File, line (0 if there is none) and function."""
 NOWHERE: Line = ("", 0, "")
 
 
@@ -36,7 +36,7 @@ class UserFrameFinder:
 
     Code of this package and of installed libraries is not the user's own.
 
-    Where only libraries are running, their outermost frame is given. ``own``: file that is the user's wherever it lies.
+    If only libraries are running, their outermost frame is returned. ``own``: file that counts as the user's, wherever it is.
     """
 
     def __init__(self, own: str | None = None) -> None:
@@ -46,9 +46,7 @@ class UserFrameFinder:
     def current_user_line(self, frame: FrameType | None = None, imports: bool = True) -> Line:
         """The user's line that is running, otherwise a line of a library, or `NOWHERE`.
 
-        `NOWHERE` also for what a library does while it is imported, unless ``imports`` count.
-
-        `NOWHERE` for what a library does while it is imported, unless ``imports`` count too.
+        `NOWHERE` is also returned for code of a library that is being imported, unless ``imports`` is true.
         """
         frame = frame or sys._getframe(1)
         library: FrameType | None = None

@@ -15,7 +15,7 @@ from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
 from unsilent.sites.modules import parameters_of
 
 UNCONFIRMED, CONFIRMED = 16, 17
-"""Exit codes, as in Megatron-LM's rerun machine: resume to find out more; a fault is confirmed."""
+"""Exit codes, as in Megatron-LM's rerun machine: resume the job to find out more; a fault is confirmed."""
 NO_LOOP = (
     "the script has no `for batch in loader` over a DataLoader itself in its own code (through enumerate, zip or next, or in a "
     "generator, a counter would go on), and does not use Monitor.iterate or Monitor.step"
@@ -23,7 +23,7 @@ NO_LOOP = (
 NO_RERUN = "steps cannot be executed again: "
 NO_SKIP = "no step can be left out, for the optimizer computes gradients during its step"
 MOST_SAVED = 10
-"""States that ``on_alarm="save"`` writes in one run; each is as large as a checkpoint."""
+"""Maximum number of states that ``on_alarm="save"`` writes in one run; each is as large as a checkpoint."""
 NO_SAVE = f"the state was not saved, for {MOST_SAVED} states of this run were saved already"
 
 
@@ -31,8 +31,8 @@ class MonitorStop(UnsilentError):
     """Raised in all ranks when the monitor stops the job.
 
     Attributes:
-        exit_code: With ``on_alarm="replay"`` that of the fault verdict. Else 17 where bits changed between two steps without a
-            trace in torch: a memory fault, or a write through .data or numpy; otherwise 16.
+        exit_code: With ``on_alarm="replay"``, the exit code of the fault verdict. Otherwise 17 if bits changed between two steps
+            without a trace in torch (a memory fault, or a write through .data or numpy), else 16.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -44,8 +44,8 @@ class AlarmAction:
     """Carries out the action on an alarm that the settings name.
 
     Attributes:
-        can_skip: The verdict comes before the optimizer step that it is on.
-        skips: The optimizer steps until the next backward pass are left out.
+        can_skip: Whether the verdict is known before the optimizer step that it is about.
+        skips: Whether optimizer steps are left out until the next backward pass.
     """
 
     def __init__(self, settings: MonitorSettings, model: nn.Module, optimizers: Sequence[Optimizer], rank: int) -> None:
@@ -57,9 +57,9 @@ class AlarmAction:
     def act(self, step: int, no_rerun: str) -> str:
         """Carry out the action, and return a description of what is done.
 
-        Steps are executed again elsewhere, and the caller stops the job.
+        Steps are executed again by other code, and the caller stops the job.
 
-        ``no_rerun``: why steps cannot be executed again, empty where they can.
+        ``no_rerun``: why steps cannot be executed again; empty if they can.
         """
         action, can_rerun = self._settings.on_alarm, not no_rerun
         if action == "skip" or (action == "rerun" and self._settings.mode == "strict" and not can_rerun):

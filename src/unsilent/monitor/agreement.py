@@ -1,7 +1,7 @@
 """Exchange of rows among ranks: when a rank sends the row of a step, and how long it waits for other ranks.
 
-Where all ranks must act alike on an alarm, each waits for the rows of all before it goes on. Where an alarm is only logged,
-nothing needs to be alike: a rank waits no longer than its budget allows, goes on, and takes the rows when they come.
+If all ranks must act alike on an alarm, each waits for the rows of all ranks before it goes on. If an alarm is only logged, ranks
+need not act alike: a rank waits no longer than its budget allows, goes on, and takes the rows when they arrive.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from unsilent.monitor.exchange import NOT_COMPARED, Exchange, RankRow, RanksApar
 from unsilent.monitor.settings import MonitorSettings
 
 ACTING_SECONDS = 300.0
-"""Longest wait where all ranks must act alike: on a device, the others wait here for a rank that writes a checkpoint."""
+"""Longest wait in seconds if all ranks must act alike: on a device, ranks wait here for a rank that writes a checkpoint."""
 LOGGING_SECONDS = 1.0
-"""All waiting together where nothing must be alike; or the share of the time that the budget allows, where that is more."""
+"""Most seconds of waiting in total if ranks need not act alike, unless the budget allows more."""
 LONGEST_WAIT = 10.0
-"""Longest wait where nothing must be alike, in seconds."""
+"""Longest single wait in seconds if ranks need not act alike."""
 MOST_AHEAD = 1000
-"""Steps that a rank may be ahead of another one."""
+"""Maximum number of steps that a rank may be ahead of another one."""
 
 
 class Agreement:
@@ -27,8 +27,8 @@ class Agreement:
 
     Attributes:
         must_act_alike: Whether the verdict on a step must be known in all ranks before the next one.
-        is_behind: Rows of other ranks were missing before the last step.
-        seconds_waited: Time waited for other ranks so far.
+        is_behind: Whether rows of other ranks were missing before the last step.
+        seconds_waited: Seconds spent waiting for other ranks so far.
     """
 
     def __init__(self, exchange: Exchange, settings: MonitorSettings) -> None:
@@ -42,7 +42,7 @@ class Agreement:
     def send(self, row: RankRow, is_comparable: bool) -> None:
         """Send the row of a step.
 
-        ``is_comparable``: no row of another rank was missing before it.
+        ``is_comparable``: whether no row of another rank was missing before it.
 
         The fingerprint of replicas is sent one row later. If all ranks have made the step by then, its number means the same step
         in all of them, with the same intervals of sampling.
@@ -57,7 +57,7 @@ class Agreement:
         This rank waits for rows that are missing.
 
         Args:
-            seconds: Longest wait at the end of a training; None: as long as is usual before a step.
+            seconds: Longest wait at the end of a training; ``None`` for the usual wait before a step.
             step: Step that this rank is at.
 
         Raises:

@@ -30,7 +30,7 @@ from unsilent.recovery.rank_link import RankLink
 from unsilent.recovery.step_replay import ReplayedSteps, StepReplay, batch_problem, text_of_suspect
 
 MOST_REPLAYS = 10
-"""Alarms of one run whose steps are executed again; each costs as much time as some ten steps, and more."""
+"""Maximum number of alarms in one run whose steps are executed again; each costs the time of ten steps or more."""
 TOO_MANY = f"the steps of {MOST_REPLAYS} alarms of this run were executed again already"
 BEGAN_BEFORE = "the step of the alarm began before the oldest state that is kept, so that it was not executed again"
 _log = logging.getLogger(LOGGER)
@@ -41,11 +41,11 @@ class AlarmReplay:
 
     Args:
         verdict: Verdict with the rank that is suspected.
-        steps_since_load: Steps as of `Evidence`.
+        steps_since_load: Number of steps, as in `Evidence`.
         link: The other ranks.
         series: Series of the signals.
         original: The last signals of this rank, up to the alarm.
-        load_earlier: Function as of `StepReplay`.
+        load_earlier: Function as in `StepReplay`.
 
     Attributes:
         is_running: Whether steps are being executed again.
@@ -95,7 +95,7 @@ class AlarmReplay:
     def evidence(self, problem: str = "") -> Evidence:
         """The evidence on the alarm.
 
-        ``problem``: why its steps were not executed again, or not to their end.
+        ``problem``: why its steps were not executed again, or not completely.
         """
         verdict, prefix = self._verdict, f"{FINGERPRINT} of "
         has_changed = verdict.tensor.startswith(prefix)
@@ -120,7 +120,7 @@ class AlarmReplay:
     def not_executed(self, problem: str, batches: Sequence[Any]) -> Evidence:
         """The evidence on an alarm whose steps cannot be executed again.
 
-        It has the reason, and what is wrong with the last batches.
+        It contains the reason, and problems of the last batches.
 
         All ranks call this together.
         """
@@ -160,8 +160,8 @@ class FaultJudge:
     """Judges the alarms of a run, together with incidents of earlier runs; all ranks get the same result.
 
     Args:
-        link: The other ranks, to which rank 0 says at the start what it has read.
-        path: File of earlier incidents, read and written by rank 0; None: only incidents of this run count.
+        link: Link to the other ranks; rank 0 sends them at the start what it has read.
+        path: File of earlier incidents, read and written by rank 0; ``None`` if only incidents of this run count.
     """
 
     def __init__(self, link: RankLink, path: Path | None) -> None:
@@ -169,7 +169,7 @@ class FaultJudge:
         try:
             earlier = read_earlier_incidents(self._path) if self._path else []
         except UsageError as error:
-            self._path = None  # what it is, nobody knows: it is not replaced
+            self._path = None  # unknown content: it is not replaced
             _log.warning("earlier incidents are not counted: %s", error)
         self._earlier = link.gather(earlier)[0]
         self._first_step = first_step() or 0

@@ -15,7 +15,7 @@ from unsilent.monitor.exchange import RankRow
 
 UNDETERMINED = -1
 CLEAR = 3.0
-"""Least ratio of the largest score to the second, where several ranks raise an alarm."""
+"""Least ratio of the largest score to the second largest if several ranks raise an alarm."""
 
 
 class Suspect(NamedTuple):
@@ -40,8 +40,8 @@ def suspect_of(rows: Sequence[RankRow], replicas_count: bool = True) -> Suspect 
     """The rank where the fault is, or None if no rank reports anything.
 
     Bits that changed between two steps are proof. Next come replicas: one rank that has other parameters than the majority. Then
-    what each rank found in its own signals, from before any reduction: a fault is in the one rank whose own history it leaves.
-    Updates follow from the gradients of all ranks, and count where no rank found anything else.
+    what each rank found in its own signals, before any reduction: a faulty rank departs from its own history. Updates follow from
+    the gradients of all ranks, and count only if no rank found anything else.
 
     Args:
         rows: Rows of every rank.

@@ -1,11 +1,11 @@
 """Notifies listeners of backward passes, by replacing `torch.autograd.backward` while there are listeners.
 
 ``loss.backward()``, loss scalers and the training frameworks all call this function. Backward passes inside another one
-(activation checkpointing) are not reported. A listener may be bound to one thread; it then hears of the passes of that thread
-alone, so that trainings in several threads do not mix. Listeners are not kept alive, and a child of a fork has none.
+(activation checkpointing) are not reported. A listener may be bound to one thread; it is then notified only of the passes of that
+thread, so that trainings in several threads do not mix. Listeners are not kept alive, and a child of a fork has none.
 
-Loss scalers are noted as well, by their methods ``scale`` and ``update``: the factor of a loss is found in its graph, so that
-several losses may be scaled before the first is differentiated.
+Loss scalers are followed as well, through their methods ``scale`` and ``update``: the factor of a loss is found in its graph, so
+that several losses may be scaled before the first is differentiated.
 """
 
 from __future__ import annotations
@@ -102,15 +102,15 @@ class _Registration:
 
 
 CLIP = "_clip_grads_with_norm_"
-"""Function that `clip_grad_norm_` calls, however a program imported that; `torch.nn.utils` has it without the underscore."""
+"""Function that `clip_grad_norm_` calls, however the program imported it; `torch.nn.utils` has it without the underscore."""
 _SCALE = "unsilent-loss-scale"
 _MOST_NODES = 8
-"""Operations between a scaled loss and what is differentiated, such as a division by the number of micro-batches."""
+"""Most operations between a scaled loss and the differentiated tensor, for example a division by the number of micro-batches."""
 _listeners: list[_Registration] = []
 _replaced: list[tuple[Any, str, Any, Any]] = []
-"""The object, the name, the original and what is there instead."""
+"""The object, the attribute name, the original and its replacement."""
 _passes = threading.local()
-"""``depth``: Backward passes that this thread is inside of."""
+"""``depth``: number of nested backward passes that this thread is in."""
 _is_scaling = False
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_listeners.clear)
@@ -119,7 +119,7 @@ if hasattr(os, "register_at_fork"):
 def add_listener(listener: BackwardListener, thread: int | None = None) -> None:
     """Call this listener from now on.
 
-    ``thread``: number of a thread if only its backward passes count.
+    ``thread``: identifier of a thread if only its backward passes count.
     """
     if not _replaced:
         _replace(torch.autograd, "backward", _noted_backward)
@@ -127,7 +127,7 @@ def add_listener(listener: BackwardListener, thread: int | None = None) -> None:
         if hasattr(clip_grad, CLIP):
             _replace(clip_grad, CLIP, _noted_clipping)
             _replace(torch.nn.utils, CLIP.removeprefix("_"), _noted_clipping)
-        for scaler in _with_subclasses(GradScaler):  # that of FSDP has a method of its own
+        for scaler in _with_subclasses(GradScaler):  # FSDP's loss scaler has a method of its own
             for name, make in (("scale", _noted_scale), ("update", _noted_update)):
                 if name in vars(scaler):
                     _replace(scaler, name, make)
@@ -156,7 +156,7 @@ def _remove(registration: _Registration) -> None:
         _listeners.remove(registration)
     if not _listeners:
         for owner, name, plain, replacement in _replaced:
-            if vars(owner)[name] is replacement:  # somebody else may have replaced it since
+            if vars(owner)[name] is replacement:  # other code may have replaced it since
                 setattr(owner, name, plain)
         _replaced.clear()
         _is_scaling = False
@@ -199,7 +199,7 @@ def _noted_backward(plain: Any) -> Any:
         roots = [tensors] if isinstance(tensors, Tensor) else [root for root in tensors if isinstance(root, Tensor)]
         scale = _scale_or_failure(roots) if _is_scaling else None
         listeners, thread = [], threading.get_ident()
-        for registration in _listeners:  # as `_heard`, without a call of Python; it may grow meanwhile
+        for registration in _listeners:  # like `_heard`, without a Python call; it may grow meanwhile
             if registration.thread in (None, thread) and (listener := registration.listener()) is not None:
                 listeners.append(listener)
                 listener.before_backward(roots, scale)
@@ -217,13 +217,13 @@ def _noted_backward(plain: Any) -> Any:
 
 def _noted_clipping(plain: Any) -> Any:
     def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **named: Any) -> None:
-        # As torch: it may be an iterator.
+        # Like torch, because it may be an iterator.
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         plain(parameters, max_norm, total_norm, *args, **named)
         if is_dynamo_compiling():
             return
         thread = threading.get_ident()
-        for registration in _listeners:  # as `_heard`, without a call of Python
+        for registration in _listeners:  # like `_heard`, without a Python call
             if registration.thread in (None, thread) and (listener := registration.listener()) is not None:
                 try:
                     listener.after_clipping(parameters, total_norm)

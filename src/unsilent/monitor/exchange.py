@@ -25,20 +25,20 @@ from unsilent.events.host import SLOT
 from unsilent.recovery.rank_link import RankLink
 
 TIMEOUT = datetime.timedelta(minutes=30)
-"""Time until a rank that sends nothing is an error; as long as torch waits by default."""
+"""Time after which a rank that sends nothing is an error; torch's default timeout."""
 RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "save_to"})
 """Settings that may differ from rank to rank."""
 LEAVING_SECONDS = 2.0
-"""Seconds that a rank waits at its end for the row of the others."""
+"""Seconds that a rank waits at its end for the rows of the others."""
 MEETING_SECONDS = 30.0
 """Seconds that a rank waits at its beginning for the others."""
 NOT_COMPARED = -1
-"""Instead of a fingerprint of replicas, where a rank has none that others may compare."""
+"""Value sent instead of a fingerprint of replicas if a rank has none that others may compare."""
 _log = logging.getLogger("unsilent.monitor")
 _meetings: Counter[tuple[int, ...]] = Counter()
 """Meetings of these ranks so far."""
 _missed: Counter[tuple[int, ...]] = Counter()
-"""Meetings that not all of them came to; each makes the next wait half as long."""
+"""Meetings that some of these ranks missed; each makes the next wait half as long."""
 
 
 class RanksApart(Exception):
@@ -50,18 +50,18 @@ class RankRow(NamedTuple):
 
     Attributes:
         step: Step of the monitor.
-        level: The highest of any rule: of `unsilent.detectors.rule`.
-        score: The largest of any rule.
-        series: Number of the series that it is of; -1: none.
-        is_shared: Whether that series is of what ranks share (updates, which follow from gradients of all ranks).
+        level: Highest level of any rule, see `unsilent.detectors.rule`.
+        score: Largest score of any rule.
+        series: Number of the series with this score; -1 if there is none.
+        is_shared: Whether that series depends on all ranks (updates, which follow from gradients of all ranks).
         is_new: Whether a rule found something in a series in which it found nothing before, or less.
-        changed: Number of tensors that have other bits than after the step before.
-        replicas: Hash of the fingerprints of tensors that all ranks should have alike after the step before, one number; or
+        changed: Number of tensors whose bits differ from those after the step before.
+        replicas: Hash of the fingerprints of the tensors that should be equal in all ranks after the step before; or
             `NOT_COMPARED`.
-        gradients, values, state, rows: The intervals of sampling that the rank needs.
+        gradients, values, state, rows: Sampling intervals that the rank needs.
         failed: Whether its monitor has failed.
         ended: Whether its monitor ends: this row is its last.
-        has_shared: Whether any finding is of what ranks share, not only the worst one.
+        has_shared: Whether any finding is in a shared series, not only the worst one.
     """
 
     step: int
@@ -93,7 +93,7 @@ class RankRow(NamedTuple):
 class RankInfo(NamedTuple):
     """Identity of a rank, and the series that it monitors.
 
-    ``run``: its name for the run; the name that rank 0 sends is used.
+    ``run``: the rank's name for the run; the name that rank 0 sends is used.
     """
 
     rank: int
@@ -111,9 +111,9 @@ class Exchange:
         ranks: ``all``, ``alone`` or a process group.
 
     Attributes:
-        link: A link of the same ranks, for what they give each other in other places.
-        rank, world_size: Of this process in the group.
-        sent: Rows that not all ranks have answered, or whose answers nobody has taken so far.
+        link: Link between the same ranks, for other data that they exchange.
+        rank, world_size: Rank of this process in the group, and size of the group.
+        sent: Rows that not all ranks have answered, or whose answers have not been taken yet.
     """
 
     def __init__(self, ranks: Any = "all") -> None:
@@ -154,9 +154,9 @@ class Exchange:
     def end(self, seconds: float = 0.0) -> list[RankRow] | None:
         """The rows of all ranks in the oldest step that is outstanding, or None.
 
-        The rows are removed from those that are outstanding.
+        The rows are no longer outstanding afterwards.
 
-        None: there is no such step, or a rank has not answered after so many seconds.
+        ``None`` if there is no such step, or a rank has not answered within the given seconds.
         """
         if not self.sent or not _wait(self.sent[0].is_complete, seconds):
             return None
@@ -182,13 +182,13 @@ class Exchange:
     def close(self, last: RankRow | None = None) -> None:
         """Leave the process group of the ranks.
 
-        ``last`` is for ranks that make further steps; nobody waits for them. None: this rank ends by an error; ranks that wait
-        for its row get an error as well.
+        ``last`` is the row that ranks get which make further steps. ``None`` if this rank ends by an error; ranks that wait for
+        its row then get an error as well.
         """
         if last is not None:
             self.begin(last)
         is_done = _wait(lambda: all(sent.is_complete() for sent in self.sent), LEAVING_SECONDS)
-        # A group that is waited for in another thread cannot be left: the process would hang until all ranks have answered.
+        # A group that another thread waits for cannot be left: the process would hang until all ranks have answered.
         if self._group is not None and is_done and self.is_open():
             dist.destroy_process_group(self._group)
             self._group = None
@@ -246,8 +246,8 @@ def _processor_group(ranks: Any) -> Any:
 def _all_meet(members: Sequence[int]) -> bool:
     """Whether all these ranks call this function within a time limit; all get the same answer.
 
-    To make a group, all of them are needed: without this, a rank that trains alone would wait for the others, and those perhaps
-    for this one.
+    All ranks are needed to create a group. Without this check, a rank that trains alone would wait for the others, and they
+    perhaps for it.
     """
     store, who = dist.distributed_c10d._get_default_store(), tuple(members)
     answer = ""
@@ -265,7 +265,7 @@ def _all_meet(members: Sequence[int]) -> bool:
 def settings_by_name(settings: Any) -> dict[str, Any]:
     """The fields of a dataclass by name as JSON values.
 
-    Tuples stay; a rule that is an object becomes its recorded text.
+    Tuples stay tuples; a `Rule` object becomes its recorded text.
     """
     return {field.name: _json_value(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
 
@@ -279,9 +279,9 @@ def _json_value(value: Any) -> Any:
 def device_name(device: torch.device) -> str:
     """The name of a device, with the model and the UUID of a CUDA device.
 
-    Numbers of devices differ from job to job.
+    Device numbers differ from job to job.
 
-    Another device has its slot, where a launcher has given it one.
+    Any other device is named with its slot if a launcher has assigned one.
     """
     if device.type != "cuda":
         return f"{device} slot {slot}" if (slot := os.environ.get(SLOT)) else str(device)

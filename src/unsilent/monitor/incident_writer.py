@@ -1,7 +1,7 @@
 """Records the first verdict of a run in a folder beside the run's events: see `events.incident_folder`.
 
-Everything is written in a thread of its own, so that neither this rank nor one that waits for it waits for a disk. What cannot be
-written is logged once, and the training goes on.
+Everything is written in a separate thread, so that neither this rank nor a rank that waits for it waits for a disk. A failure to
+write is logged once, and the training goes on.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ QUERIED = {
     "ecc uncorrected, all time": "ecc.errors.uncorrected.aggregate.total",
     "retired pages": "retired_pages.double_bit.count",
 }
-"""Names of facts, and of nvidia-smi."""
+"""Names of facts, and their names in nvidia-smi."""
 QUERY_SECONDS = 10.0
 MOST_XIDS = 10
 XID = "NVRM: Xid ("
@@ -66,10 +66,10 @@ XID = "NVRM: Xid ("
 def gpu_facts(uuid: str) -> dict[str, str]:
     """Facts about a GPU by name, such as its serial number.
 
-    ``xid``: the last errors of its driver in the kernel log, if that is readable.
+    ``xid``: the last driver errors in the kernel log, if the log is readable.
 
     Args:
-        uuid: Identity as nvidia-smi has it: ``GPU-…``.
+        uuid: UUID as in nvidia-smi: ``GPU-…``.
     """
     query = f"--query-gpu={','.join(QUERIED.values())}"
     line = _output(["nvidia-smi", f"--id={uuid}", query, "--format=csv,noheader,nounits"]).strip()
@@ -102,11 +102,11 @@ def _output(command: Sequence[str]) -> str:
 
 
 STEPS_BEFORE, STEPS_AFTER = 64, 16
-"""Steps that were read, up to the verdict and after it, whose series are written."""
+"""Number of steps that were read, up to the verdict and after it, whose series are written."""
 MOST_EVENTS = 100
-"""First alarms of a rank, verdicts and files of a checkpoint that are recorded."""
+"""Maximum number of alarms of a rank, of verdicts and of checkpoint files that are recorded; the first ones are kept."""
 MOST_TENSOR_BYTES = 4 * 2**30
-"""Most bytes of the batch, and of the state, of a rank."""
+"""Maximum size in bytes of a rank's batch, and of its state."""
 CLOSING_SECONDS = 60.0
 """Seconds that the end of a monitor waits for a disk."""
 _log = logging.getLogger(LOGGER)
@@ -122,7 +122,7 @@ class IncidentWriter:
         has_tensors: Whether batch and state are written.
 
     Attributes:
-        path: The folder of the incident; None: there is none so far.
+        path: Folder of the incident; ``None`` if there is none so far.
     """
 
     def __init__(self, folder: Path, run: str, device: torch.device, has_tensors: bool = True) -> None:
@@ -157,7 +157,7 @@ class IncidentWriter:
 
         Args:
             verdict: Verdict of all ranks.
-            alarms: Alarms of this rank, so far.
+            alarms: Alarms of this rank so far.
             started: Event of this rank at its start.
         """
         self.path = self._above / f"{(started.first_step or 0) + verdict.step}-{self._run}"
@@ -191,7 +191,7 @@ class IncidentWriter:
 
         Args:
             step: Step of the monitor.
-            state: Returns the state as it is now: tensors and plain values, nested.
+            state: Returns the present state: nested tensors and plain values.
             batch: Batch of the iteration, in the same way.
         """
         if self._again_from is None:
@@ -294,7 +294,7 @@ def training_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[st
 
     Parameters and buffers are listed by name, as is the state of each optimizer.
 
-    Tensors are no copies.
+    Tensors are not copied.
     """
     names = {id(parameter): name for name, parameter in named_parameters(model)}
 
@@ -311,7 +311,7 @@ def training_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[st
 def generator_states() -> dict[str, Any]:
     """The states of the global random generators, and of the current CUDA device's generator.
 
-    As tensors and plain values.
+    They are tensors and plain values.
     """
     numpys = np.random.get_state(legacy=False)
     states: dict[str, Any] = {

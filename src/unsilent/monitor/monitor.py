@@ -5,10 +5,9 @@
 
 A step is all backward passes up to an optimizer step; with several optimizers, up to the steps of all of them or to the next
 backward pass. ``mode="lagged"``: the signals of a step are judged after it, and all ranks know the verdict before the next one
-is made (on CUDA one step later still, so that nobody waits for the device). ``mode="strict"``: the verdict comes before the
-optimizer step, which can then be left out; every step waits for the device and for the other ranks, and updates are part of
-the next step.
-An error of the monitor itself is logged once, and the training goes on without it (``strict=True``: it is raised).
+is made (on CUDA one step later still, so that the CPU does not wait for the device). ``mode="strict"``: the verdict comes before
+the optimizer step, which can then be left out; every step waits for the device and for the other ranks, and updates are part of
+the next step. An error of the monitor itself is logged once, and the training goes on without it (``strict=True``: it is raised).
 """
 
 from __future__ import annotations
@@ -81,11 +80,11 @@ NOT_PLAIN = (
     "with enumerate or zip inside"
 )
 NEVER = 2**62
-"""Number of a step that is never reached."""
+"""A step number that is never reached."""
 FIRST_READ = 1
-"""Step after which several ranks read their first one, unless all steps are read."""
+"""Step after which several ranks read their first step, unless all steps are read."""
 LOOP_IS_KNOWN = 2
-"""Step in which a loop whose steps can be executed again is known: under ``unsilent run`` from its second batch on."""
+"""Step from which on it is known whether steps can be executed again: under ``unsilent run`` from the second batch on."""
 log = logging.getLogger(LOGGER)
 _open: weakref.WeakSet[Monitor] = weakref.WeakSet()
 
@@ -95,17 +94,18 @@ class Monitor:
 
     Args:
         model: Model that is trained, wrapped or not.
-        optimizers: One, or several.
-        settings: All settings; None: from ``options``, which are fields of `MonitorSettings`.
+        optimizers: One optimizer or several.
+        settings: All settings; ``None`` to take them from ``options``, which are fields of `MonitorSettings`.
         sinks: Sinks that get every event, besides those that the settings name.
-        ranks: Ranks that agree: ``all`` of torch.distributed where it is in use, ``alone``, or a process group.
-        notes: Sentences that the log gets at the start.
-        compatibility: Alarms in the log carry the codes of MindSpore's accuracy-sensitive detection.
+        ranks: Ranks that agree: ``all`` (all ranks if torch.distributed is in use), ``alone``, or a process group.
+        notes: Sentences that are logged at the start.
+        compatibility: Whether alarms in the log carry the codes of MindSpore's accuracy-sensitive detection.
 
     Attributes:
-        load_earlier: Puts the model and the optimizers in the state of the checkpoint before the one that was loaded last; called
-            after an alarm soon after a load, with ``on_alarm="replay"``, and undone. None: that state is not known.
-        stops: Gets the `MonitorStop` of a monitor that nobody closed before it was dropped.
+        load_earlier: Function that loads the checkpoint before the one that was loaded last into the model and the optimizers.
+            With ``on_alarm="replay"`` it is called after an alarm soon after a load, and undone afterwards. ``None`` if that
+            state is not known.
+        stops: List that gets the `MonitorStop` of a monitor that was dropped without being closed.
 
     Raises:
         UsageError: settings that make no sense, or that differ between ranks; a module to watch that does not exist; a model or
@@ -213,7 +213,7 @@ class Monitor:
 
         Closing twice does nothing.
 
-        ``wait``: for the other ranks, which end as well. Nobody waits where an exception ends this rank alone.
+        ``wait``: whether to wait for the other ranks, which end as well; not if an exception ends this rank alone.
 
         Raises:
             MonitorStop: the last step raised an alarm, with ``on_alarm="stop"``.
@@ -263,7 +263,7 @@ class Monitor:
     def _judge_rest(self, wait: bool) -> None:
         """Judge the steps that are not judged yet.
 
-        ``wait``: for the verdict of all ranks on them.
+        ``wait``: whether to wait for the verdict of all ranks on them.
         """
         if self._checks.findings:
             self._report_checks()
@@ -342,7 +342,7 @@ class Monitor:
     def iterate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches, and after an alarm the last batches again.
 
-        As `Guard.iterate`; for ``rerun`` and ``replay`` of ``on_alarm``.
+        Works like `Guard.iterate`; for ``on_alarm="rerun"`` and ``on_alarm="replay"``.
         """
         frame, guard = sys._getframe(1), self._rerunning()
         is_plain = is_of_library(frame.f_code.co_filename) or is_plain_loop(frame.f_code, frame.f_lasti, "CALL")
@@ -352,7 +352,7 @@ class Monitor:
     def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
         """Run a step with `Guard.step`, and again after an alarm.
 
-        For ``rerun`` and ``replay`` of ``on_alarm``.
+        For ``on_alarm="rerun"`` and ``on_alarm="replay"``.
         """
         self._loop_problem = ""
         return self._rerunning().step(run, *arguments)
@@ -375,7 +375,7 @@ class Monitor:
     def _execute_again(self, alarm: Alarm, steps: LiveSteps) -> Iterator[Any]:
         """Yield the item of each iteration that is executed again for an alarm.
 
-        What is learnt meanwhile is forgotten, except for the verdict on the alarm.
+        Everything learnt meanwhile is forgotten, except for the verdict on the alarm.
         """
         replay, judge = self._replay, self._judge
         assert replay is not None
@@ -403,7 +403,7 @@ class Monitor:
         self._reporter.fault_verdict(verdict)
         if verdict.exit_code:
             self._has_stopped = True
-            raise MonitorStop(  # why, and what to do, was reported by all ranks together
+            raise MonitorStop(  # all ranks together have reported the reason and the action
                 f"the monitor stopped the job after an alarm in step {verdict.step}"
                 f"{self._faults.training_step_text(verdict.step)}: {verdict.kind} ({verdict.code})",
                 verdict.exit_code,
@@ -422,7 +422,7 @@ class Monitor:
     def _judge_loop(self, guard: Guard) -> None:
         """Warn once, early, if the loop has changed objects that cannot be restored.
 
-        Each rank warns for itself; nothing is agreed on.
+        Each rank warns for itself, without the other ranks.
         """
         if not self._has_judged_loop and self._collector.step >= LOOP_IS_KNOWN:
             self._has_judged_loop = True
@@ -432,7 +432,7 @@ class Monitor:
     def take_alarm(self, flush: bool) -> Alarm | None:
         """An alarm of any rank for which steps are executed again, or None.
 
-        ``flush``: alarms in the last step count as well.
+        ``flush``: whether alarms in the last step count as well.
         """
         if not self._is_off:
             with self._safely():
@@ -483,8 +483,8 @@ class Monitor:
         Called after the step, in every rank. Does nothing after another incident.
 
         Args:
-            step: Step that was made last.
-            state: State that it began with, as `incident_writer.training_state` has it.
+            step: Number of the last step.
+            state: State before that step, as from `incident_writer.training_state`.
             batch: Batch of the step.
         """
         with self._safely():
@@ -543,7 +543,7 @@ class Monitor:
                 self._take_row(flush=False)
             return
         collector.skip_row()
-        if self._pending:  # of a device: it has arrived by now
+        if self._pending:  # a row of a device: it has arrived by now
             with self._safely():
                 self._judge_pending(flush=True)
         elif self._has_not_begun and self._may_begin():
@@ -553,7 +553,7 @@ class Monitor:
     def _may_begin(self) -> bool:
         """Whether reading of signals may begin with the next step.
 
-        Several ranks begin with the same step.
+        If there are several ranks, they begin with the same step.
         """
         if self._exchange.world_size > 1:
             return self._collector.step == FIRST_READ
@@ -574,7 +574,7 @@ class Monitor:
     def _take_row(self, flush: bool) -> None:
         """Judge the signals of a step that is complete.
 
-        On a CUDA device in mode ``lagged``, those of the step before.
+        On a CUDA device in mode ``lagged``, the signals of the step before are judged.
         """
         self._pending.append((self._collector.take_row(), not self._agreement.is_behind))
         if (loads := loads_so_far()) != self._loads:
@@ -637,7 +637,7 @@ class Monitor:
         """Apply the rules to the signals that have arrived, and send the results to the other ranks."""
         while len(self._pending) > (1 if self._is_late and not flush else 0):
             if self._agreement.must_act_alike:
-                self._agree()  # where no optimizer step came between two rows
+                self._agree()  # if no optimizer step came between two rows
             signals, is_comparable = self._pending.popleft()
             row = self._judge.judge(signals)
             self._book_time()
@@ -647,7 +647,7 @@ class Monitor:
     def _agree(self, seconds: float | None = None) -> None:
         """Receive the rows of all ranks, if there are any, and act on them.
 
-        Waits as `Agreement.receive` does.
+        Waits like `Agreement.receive`.
         """
         before = self._agreement.seconds_waited
         try:
@@ -659,7 +659,7 @@ class Monitor:
             self._end_apart(str(error))
         finally:
             waited = self._agreement.seconds_waited - before
-            self._costs.fixed -= waited  # waiting for another rank is not work of the monitor
+            self._costs.fixed -= waited  # waiting for another rank does not count as the monitor's work
 
     def _take(self, rows: list[RankRow]) -> None:
         """Act on the rows of all ranks for one step."""

@@ -1,6 +1,6 @@
 """Distinguishes the program's own writes from faults, among tensors whose bits changed between two steps.
 
-A write through ``p.data`` (``p.data.clamp_()`` after each step) leaves no trace: torch counts writes to ``p`` alone.
+A write through ``p.data`` (``p.data.clamp_()`` after each step) leaves no trace: torch counts only writes to ``p``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from unsilent.monitor.signals.fingerprints import COUNTERS
 FIRST_COMPARISONS = 5
 """A tensor that changes in one of its first comparisons is one that the program writes to."""
 FIRST_STEPS = 20
-"""Number of steps after which the first comparison alone counts, for rotating fingerprints come back to a tensor late."""
+"""Number of steps after which only the first comparison counts, because rotating fingerprints return to a tensor late."""
 LEAST_AT_ONCE = 3
-"""Least parameters, or tensors of optimizers, whose change at once is a write by the program if they are more than half of
-those compared."""
+"""Least number of parameters, or of optimizer tensors, whose simultaneous change is taken for a write by the program, if they are
+more than half of those compared."""
 log = logging.getLogger(LOGGER)
 
 

@@ -21,10 +21,10 @@ class Recorder:
 
     Args:
         path: File of the recording.
-        most: Steps that are kept, the last ones; None: all.
+        most: Number of last steps that are kept; ``None`` for all.
 
     Raises:
-        UsageError: The file cannot be written, or holds something else.
+        UsageError: The file cannot be written, or is not a recording.
     """
 
     def __init__(self, path: Path | None = None, most: int | None = None) -> None:

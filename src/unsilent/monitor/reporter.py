@@ -46,11 +46,11 @@ from unsilent.version import __version__
 
 E = TypeVar("E", bound=Event)
 SUMMARY_SECONDS, LATER_SECONDS = 1.0, 10.0
-"""Between two summaries of steps: at first, and of a job that takes hours, so that its events can be read in seconds."""
+"""Seconds between two summaries of steps, at first and in a job of many hours, whose events can so be read in seconds."""
 LATER = 3600.0
-"""The time between two summaries is this part of the time so far, within these bounds."""
+"""The time between two summaries is the time so far divided by this number, within these bounds."""
 REPEAT_SECONDS = 60.0
-"""Between two alarms on parameters that go on differing between ranks."""
+"""Seconds between two alarms on parameters that continue to differ between ranks."""
 LEVELS = {ALARM: "alarm"}
 NO_ALARM = "no alarm: somebody noticed"
 """Reason of the verdict on a step that is recorded without an alarm."""
@@ -61,10 +61,10 @@ class Reporter:
     """Creates the events of one rank, and passes them to its sinks.
 
     Attributes:
-        alarms, verdicts: All there were.
+        alarms, verdicts: All alarms and all verdicts so far.
         ranks: Identities of all ranks.
         health: Health of the device of this rank.
-        incident: Records the first verdict; None: nobody does.
+        incident: Writer that records the first verdict; ``None`` if it is not recorded.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Reporter:
 
         Repeated from time to time while it lasts.
 
-        It is not new where bits were found to have changed before: that was an alarm of its own.
+        The difference is not new if changed bits were found before: that raised its own alarm.
         """
         if not differing:
             return
@@ -143,7 +143,7 @@ class Reporter:
     ) -> None:
         """Report the values of a step, about once a second.
 
-        After ten hours every ten seconds; also if ``is_wanted``, and for the last step.
+        After ten hours, every ten seconds. Also if ``is_wanted``, and for the last step.
         """
         now = time.perf_counter()
         between = min(max(SUMMARY_SECONDS, (now - self._begun) / LATER), LATER_SECONDS)
@@ -183,7 +183,7 @@ class Reporter:
             differing: Ranks whose parameters differ.
             suspect: Suspect of the verdict.
             names: Names of the tensors whose bits are compared.
-            action: Action that was asked for.
+            action: Requested action.
             outcome: Outcome of the action.
         """
         known = suspect.rank != UNDETERMINED

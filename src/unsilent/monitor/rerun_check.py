@@ -27,7 +27,7 @@ class RerunCheck(StepCheck):
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
         """An alarm that is known now, or None.
 
-        Unless ``late``, alarms in this step count as well.
+        Alarms in this step count as well, unless ``late``.
         """
         return self._monitor.take_alarm(flush=not late)
 
@@ -47,7 +47,7 @@ class RerunCheck(StepCheck):
 def alarm_of(verdict: Verdict, rows: Sequence[RankRow], alarms: Sequence[Alarm]) -> Alarm:
     """The alarm for which all ranks execute steps again.
 
-    The alarm of this rank that the verdict names, or else one made from the verdict.
+    This is the alarm of this rank that the verdict names, or else one made from the verdict.
 
     Args:
         verdict: Verdict of all ranks.

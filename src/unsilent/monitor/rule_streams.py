@@ -20,13 +20,13 @@ Levels = NDArray[np.int8]
 class Finding(NamedTuple):
     """A finding of a rule in one step, about one series.
 
-    The series is the one with the highest level and score, among new ones if there are any.
+    The series is the one with the highest level and score; if some findings are new, the highest among those.
 
     Attributes:
         rule: Name of the rule.
-        number: Number of the series; of a fingerprint, of the tensor.
-        level, score, value, baseline: Of the judgement.
-        flagged, judged: How many series the rule found something in, and judged, in this step.
+        number: Number of the series; for a fingerprint, number of the tensor.
+        level, score, value, baseline: Fields of the judgement.
+        flagged, judged: Numbers of series in this step that the rule found something in, and that it judged.
         is_new: Whether the level of the series is higher than when it was judged last.
     """
 
@@ -101,7 +101,7 @@ class RuleStreams:
         Only series that a rule reads are counted.
 
         Args:
-            seen: bool[n], of all series that `judge` knows.
+            seen: bool[n], whether each series that `judge` knows was seen.
         """
         return int(np.count_nonzero(seen & self._is_read & ~self._was_judged))
 

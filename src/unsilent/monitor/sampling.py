@@ -14,36 +14,36 @@ from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
 from unsilent.report.text import count_text
 
 LOOKS = (4, 10, 20, 40)
-"""Steps after which the costs are looked at first; later every 50 steps."""
+"""Steps after which costs are first checked; later they are checked every 50 steps."""
 FURTHER_LOOKS = 50
 GRADIENT_SHARE, VALUE_SHARE = 0.7, 0.5
-"""Shares of gradients, and then of values, in what the budget leaves: a fault in one can be seen in its own step alone."""
+"""Shares of the remaining budget for gradients, and then for values: a fault in these shows only in its own step."""
 AIM = 0.9
-"""Share of the budget that intervals are chosen for: costs vary between two looks."""
+"""Share of the budget that intervals are chosen for, as costs vary between two checks."""
 LONGEST = 16
-"""Interval that no budget makes longer: where steps are so short that a monitor exceeds its budget whatever it reads, reading
-still less would save little, and rules that learn from some values of a tensor would judge later by this factor."""
+"""Longest interval, whatever the budget. If steps are so short that a monitor exceeds its budget whatever it reads, reading still
+less would save little, and rules that learn from some values of a tensor would judge later by this factor."""
 PARTS_OF_STATE = 4
-"""A part of the state is read at once, this fraction or more: an interval of 8 steps is that of a quarter every second step."""
+"""Most parts that the state is read in: with four, an interval of 8 steps means a quarter every second step."""
 LEARNT = 20
-"""Values of a series that rules such as robust-z learn before they judge it; for the log alone."""
+"""Number of values that rules such as robust-z learn from before they judge a series; used only for the log."""
 MOST_ROWS, MOST_ROWS_OF_RANKS = 999, 33
-"""Steps of which one is read, at most; of several ranks fewer, as their parameters are compared in these steps alone."""
+"""One step is read in at most so many; fewer with several ranks, as parameters are compared between ranks only in these steps."""
 FIRST_STEPS, FIRST_BUDGET = 100, 2.0
-"""Steps at the start in which the budget is this many percent at least, so that what reading costs is soon known."""
+"""Number of steps at the start in which the budget is at least this many percent, so that the cost of reading is soon known."""
 FIRST_COST, FIRST_COST_EACH = 1e-2, 1e-4
-"""Seconds that the first step that is read is thought to take: in any case, and for each parameter."""
+"""Estimated seconds of reading for the first step that is read: a fixed part, and a part for each parameter."""
 READING_SHARE = 0.25
-"""Share of the budget that reading may take however much of it is taken by what is checked in every step."""
+"""Share of the budget that reading may always take, however much the checks of every step take."""
 KEPT = 0.8
-"""Share of the budget for reading every step where now not every step is read: so that this does not change all the time."""
+"""Share of the budget that reading every step must fit in before every step is read again, to avoid frequent changes."""
 READING_UNSEEN = 1.15
-"""Cost of reading a step, in multiples of the time that the monitor's functions measure. The rest is how torch
-comes to these functions, and that the training finds less of its own in the caches of the processor afterwards. By
-``benchmarks.monitor_cost`` for short steps, which compares whole steps with and without a monitor: checks in other steps cost no
-more than their functions measure."""
+"""Cost of reading a step, in multiples of the time that the monitor's functions measure. The rest is torch's way to these
+functions, and processor caches that hold less of the training's data afterwards. Measured for short steps by
+``benchmarks.monitor_cost``, which compares whole steps with and without a monitor. Checks in other steps cost no more than their
+functions measure."""
 TOLERANCE = 0.25
-"""An interval changes when it is that much too short, or could be that much shorter."""
+"""An interval changes if it is too short by this share, or could be shorter by this share."""
 
 
 class Costs(NamedTuple):
@@ -52,12 +52,12 @@ class Costs(NamedTuple):
     Attributes:
         steps: Number of steps.
         rows: Number of them that were read.
-        step: Seconds of all steps, with the monitor.
+        step: Seconds of all steps, including the monitor.
         gradients: Seconds of reading gradients of parameters, and the loss.
         values: Seconds of reading gradients of norm layers' inputs, and values that the user named.
         state: Seconds of reading updates and fingerprints.
-        fixed: Seconds of all else that the monitor does.
-        checks: Seconds of what is done in steps that are not read.
+        fixed: Seconds of everything else that the monitor does.
+        checks: Seconds of the checks in steps that are not read.
     """
 
     steps: int
@@ -95,9 +95,9 @@ class Costs(NamedTuple):
 class SampleIntervals:
     """Numbers of steps within which every tensor is read.
 
-    Of gradients, of values inside the model, and of updates and fingerprints.
+    There is one for gradients, one for values inside the model, and one for updates and fingerprints.
 
-    ``rows``: One step in so many is read at all; the others count steps that are read.
+    ``rows``: one step in so many is read at all; the other intervals count only steps that are read.
     """
 
     gradients: int = 1
@@ -116,7 +116,7 @@ class SampleIntervals:
 
         The number is odd so that all parts of the state are read in turn.
 
-        Where steps are so short that one in many is read, the state is read as a whole: it is small then.
+        If steps are so short that only one in many is read, the whole state is read at once: it is small then.
         """
         return cls(1, 1, 1 if rows > LONGEST else PARTS_OF_STATE, min(rows + (rows + 1) % 2, MOST_ROWS))
 
@@ -127,8 +127,8 @@ class CostMeter:
     The measured time of its functions is multiplied by `READING_UNSEEN`.
 
     Attributes:
-        begun: Time when it was made; later by what was no part of the training.
-        fixed: Seconds of all but reading signals, so far.
+        begun: Time of its creation, moved later by the time that was not part of the training.
+        fixed: Seconds of everything but reading signals, so far.
     """
 
     def __init__(self, read_seconds: Mapping[str, float]) -> None:
@@ -140,7 +140,7 @@ class CostMeter:
     def since_last_look(self, steps: int, rows: int) -> Costs:
         """The costs since the last call.
 
-        ``steps``: steps so far, of which ``rows`` were read.
+        ``steps``: number of steps so far, of which ``rows`` were read.
         """
         now, totals = time.perf_counter(), (steps, rows, *self._parts())
         count, read_count, *parts = (total - before for total, before in zip(totals, self._before, strict=True))
@@ -167,7 +167,7 @@ def fitting_rows(now: SampleIntervals, costs: Costs, budget: float) -> int:
 
     ``budget`` in percent of a step without the monitor.
 
-    What is checked in every step comes first, but reading has `READING_SHARE` of the budget in any case.
+    Checks of every step come first, but reading always has `READING_SHARE` of the budget.
     """
     state = costs.state * now.state / (1 if now.rows > LONGEST else PARTS_OF_STATE)
     read = costs.gradients * now.gradients + costs.values * now.values + state
@@ -187,7 +187,7 @@ def fitting_intervals(now: SampleIntervals, costs: Costs, budget: float) -> Samp
 
     ``budget`` in percent of a step without the monitor.
 
-    Gradients come first, then values. Intervals stay as they are where they fit and could not be much shorter.
+    Gradients come first, then values. Intervals do not change if they fit and could not be much shorter.
     """
     room = (costs.step - costs.monitor_seconds) * AIM * budget / 100 - costs.fixed
     if room <= 0:
@@ -230,10 +230,10 @@ class SamplingControl:
     Attributes:
         intervals: Intervals in use, the same in all ranks.
         wanted: Intervals that this rank needs.
-        most_rows: Steps of which one is read, at most.
-        longest_wait: Steps until every tensor was read, the longest so far.
-        reads_all: Whether every step is read in any case: intervals are given, all bits are to be compared, or something is done
-            on an alarm before the next step.
+        most_rows: Largest N such that one step in N is read.
+        longest_wait: Largest number of steps until every tensor was read, so far.
+        reads_all: Whether every step is read whatever the costs: intervals are given, all bits are to be compared, or an action
+            follows an alarm before the next step.
     """
 
     def __init__(self, settings: MonitorSettings, costs: CostMeter, parameters: int = 0) -> None:
@@ -284,7 +284,7 @@ class SamplingControl:
             self.wanted = fitting_intervals(now, read, budget)
         else:
             self.wanted = self._of_rows(costs, budget)
-            if step + self.wanted.rows >= FIRST_STEPS:  # no step after the first ones is read at their expense
+            if step + self.wanted.rows >= FIRST_STEPS:  # steps after the first ones keep to the normal budget
                 self.wanted = self._of_rows(costs, self._budget)
         if self.wanted.longest >= LONGEST and share > budget and step > LOOKS[0]:
             self._warn(costs, share)
@@ -315,7 +315,7 @@ class SamplingControl:
         self.intervals = self.wanted = agreed
         if agreed.rows == 1:
             self.longest_wait = max(self.longest_wait, agreed.longest)
-        else:  # how long they wait is seen when they are read
+        else:  # their waits are measured when they are read
             parts = f", updates and fingerprints in {agreed.state} parts" if agreed.state > 1 else ""
             reason = (
                 f"one step in {agreed.rows} is read{parts}; rules that learn from {LEARNT} values judge from about step "

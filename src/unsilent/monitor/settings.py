@@ -23,16 +23,16 @@ EXECUTE_AGAIN = ("rerun", "replay")
 MODES = ("lagged", "strict")
 FINGERPRINTS = ("rotating", "full", "off")
 INCIDENTS = ("full", "small", "off")
-"""Amounts of what the first alarm of a run writes."""
+"""Amounts of data that the first alarm of a run writes."""
 LARGEST_BUDGET = 2.0
-"""Percent of a step that no budget may exceed."""
+"""Largest budget, in percent of a step."""
 MOST_INTERVAL = 4096
 
 
 def rules_given(value: Any) -> tuple[Any, ...]:
     """Rules as texts with their parameters, from texts or a table.
 
-    A table is such as ``{"robust-z": {"threshold": 12}}``; `Rule` objects stay.
+    Example of a table: ``{"robust-z": {"threshold": 12}}``. `Rule` objects are returned unchanged.
     """
     if isinstance(value, Mapping) and all(isinstance(table, Mapping) for table in value.values()):
         return tuple(_rule_text(rule, table) for rule, table in value.items())
@@ -58,10 +58,10 @@ def sampling_text(value: Any) -> str:
 class MonitorSettings:
     """Settings of a monitor.
 
-    Values may be as a TOML file has them: one text instead of several, the name of a file as text.
+    Values may have the types of a TOML file: one text instead of several, or a file name as text.
 
     Raises:
-        UsageError: a name that does not exist, a value of another type, a number that makes no sense; named as options are.
+        UsageError: a name does not exist, a value has another type, or a number makes no sense; the message names the option.
     """
 
     preset: Annotated[

@@ -1,8 +1,8 @@
 """Checks of the loss and of the norm that `clip_grad_norm_` computes, in every step whatever the sampling.
 
 Both are numbers that the training computes itself, so that a check costs some microseconds. The loss is checked for being finite.
-The norm is compared with those of the last steps, as `RobustZ` compares a series, upwards alone: it is read after the backward
-pass, so that it shows what happens to gradients between the two, and what clipping hides.
+The norm is compared with those of the last steps as `RobustZ` compares a series, but only upwards. It is read after the backward
+pass, so it shows changes of gradients after that pass, and changes that clipping hides.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from unsilent.guard.host_copy import HostCopy
 from unsilent.monitor.rule_streams import Finding
 
 Checked = tuple[int, ...]
-"""Subject of a number: `LOSSES`, or parameters clipped together (the first with a gradient by ``id``, their number)."""
+"""Subject of a number: `LOSSES`, or parameters clipped together (``id`` of the first one with a gradient, and their number)."""
 LOSSES: Checked = ()
 REFRESH = 10
-"""Norms after which median, spread and limit are computed anew."""
+"""Number of norms after which median, spread and limit are computed anew."""
 
 
 class StepChecks:
     """Checks the loss and norms of gradients in each step, and collects findings.
 
-    Between the large operations of a training each line of Python takes ten times as long as in a loop, so that a number that is
-    as usual goes through few of them.
+    Between the large operations of a training each line of Python takes ten times as long as in a loop, so a normal number passes
+    through few lines.
 
     Args:
-        rules: Rules of the monitor: without `Nonfinite` or `RobustZ` among them, their check is not made.
+        rules: Rules of the monitor. Without `Nonfinite` or `RobustZ` among them, the corresponding check is not made.
 
     Attributes:
-        findings: Findings, each with its step.
+        findings: List of findings, each with its step.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -126,7 +126,7 @@ class NormSeries:
     """The norms of the last steps, and the limit for the next one; see `unsilent.detectors.robust_z`.
 
     Attributes:
-        highest: The largest norm that is no alarm; always finite.
+        highest: Largest norm that raises no alarm; always finite.
         usual: Median of the norms.
     """
 
@@ -142,7 +142,7 @@ class NormSeries:
         self._logs.clear()
         self._count = self._run = 0
         self._reach = self._median = 0.0
-        self._limit, self.highest = math.inf, sys.float_info.max  # also while it learns, infinity is not taken in
+        self._limit, self.highest = math.inf, sys.float_info.max  # infinity is never added, even while learning
         self.usual = math.nan
 
     def add(self, norm: float) -> None:
@@ -154,7 +154,7 @@ class NormSeries:
     def add_high(self) -> int:
         """Add a norm above the limit, and return how many there were in a row.
 
-        After some of them the series begins anew.
+        After several in a row the series begins anew.
         """
         self._run += 1
         result = self._run

@@ -26,7 +26,7 @@ class Waits:
     """Longest waits of series and tensors between two readings, in steps.
 
     Attributes:
-        longest: Steps from one reading to the next, at most.
+        longest: Largest number of steps from one reading to the next.
     """
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class Waits:
 
 
 FIRST_VALUES = 5
-"""A value that is not finite in one of its first readings is one that need not be."""
+"""Number of first readings; a value that is not finite in one of them need not be finite."""
 
 
 class InfiniteValues:
     """Finds values inside the model that are not finite in normal operation.
 
-    A rule on them would hide what it finds in other series.
+    Findings on these values would hide findings in other series.
     """
 
     def __init__(self) -> None:
@@ -87,20 +87,20 @@ class InfiniteValues:
 
 
 SHARED = (UPDATE, CLIPPED_NORM)
-"""Features that follow from the gradients of all ranks."""
+"""Features that are computed from the gradients of all ranks."""
 
 
 class StepJudge:
     """Applies the rules to the signals of each step, and reports the findings.
 
     Args:
-        collector: Collector that the rows come from.
+        collector: Collector that makes the rows.
         streams: Rules that judge the series.
         costs: Costs of the monitor.
         reporter: Reporter of this rank.
 
     Attributes:
-        recorder: Keeps all rows; None: nobody does.
+        recorder: Recorder that keeps all rows; ``None`` if they are not kept.
         waits: Steps between two readings of a tensor.
     """
 
@@ -123,7 +123,7 @@ class StepJudge:
     def apart(self, reporter: Reporter, recorder: Recorder) -> StepJudge:
         """A judge with the same rules that starts from a copy of what this one has learnt.
 
-        It reports and learns separately.
+        The new judge reports and learns separately.
         """
         judge = StepJudge(self._collector, self._streams, self._costs, reporter, recorder)
         judge._writes, judge._infinite = copy.deepcopy((self._writes, self._infinite))

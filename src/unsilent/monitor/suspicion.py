@@ -16,20 +16,20 @@ class Suspicion:
 
     Args:
         has_replicas: Whether all ranks train tensors of the same names, so that their bits may be compared.
-        lowest: Level of a finding from which on a rank is suspected.
-        begins_alike: Whether the ranks are known to begin with the same parameters. Where they are not, parameters that differ
-            from the first steps on are taken as meant, and are not compared.
+        lowest: Lowest level of a finding for which a rank is suspected.
+        begins_alike: Whether the ranks are known to begin with the same parameters. If not, parameters that differ from the first
+            steps on are taken as intended, and are not compared.
 
     Attributes:
-        suspect: Suspect of the last step; None where no rank reported anything.
-        differing: Ranks whose parameters differ from those of the majority in the last step, of all ranks where there is none.
-            Where bits are known to have changed in some of them: these.
-        is_difference_new: Whether one of them was like the others in the steps before.
+        suspect: Suspect of the last step; ``None`` if no rank reported anything.
+        differing: Ranks whose parameters differ from those of the majority in the last step; all ranks if there is no majority.
+            If bits are known to have changed in some of them, only those ranks.
+        is_difference_new: Whether one of these ranks agreed with the others in the steps before.
     """
 
     def __init__(self, has_replicas: bool, lowest: int, begins_alike: bool = False) -> None:
         self._has_replicas, self._lowest, self._begins_alike = has_replicas, lowest, begins_alike
-        self._divergent: dict[int, int] = {}  # rank: the last step in which it was
+        self._divergent: dict[int, int] = {}  # rank: the last step in which it differed
         self._changed: set[int] = set()
         self.suspect: Suspect | None = None
         self.differing: tuple[int, ...] = ()
@@ -42,10 +42,10 @@ class Suspicion:
     def follow(self, rows: Sequence[RankRow], interval: int) -> bool:
         """Find the suspect of a step, and return whether the suspicion is new.
 
-        A new one is of another rank than in the step before, or has a further finding.
+        A suspicion is new if it is of another rank than in the step before, or if there is a further finding.
 
         Args:
-            rows: Rows that are relevant, of every rank.
+            rows: Relevant rows of every rank.
             interval: Steps until every parameter was compared among ranks.
         """
         is_comparable = self._has_replicas and all(row.replicas != NOT_COMPARED for row in rows)

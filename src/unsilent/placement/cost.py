@@ -1,9 +1,8 @@
 """Predicted time of collectives on a machine with shared links: latency plus bytes over available bandwidth.
 
-All groups of a step run at the same time. The *flows* of a link are the hops of rings (or chains) of all groups that
-pass it, its *load* is their sum, each with the share of the largest payload that its group has. A step takes as long as its most
-loaded link. A ring visits the devices of a group in the order of the machine,
-so it enters and leaves each component once.
+All groups of a step run at the same time. The *flows* of a link are the hops of rings (or chains) of all groups that pass it. Its
+*load* is their sum, each weighted with its group's payload as a share of the largest. A step takes as long as its most loaded
+link. A ring visits the devices of a group in the order of the machine, so it enters and leaves each component once.
 
 ==============================  ===========================================  ==================
 collective of n devices         bytes over each hop, of B bytes              hops in turn
@@ -37,8 +36,8 @@ class StepCost:
     Attributes:
         seconds: Seconds from the start of the first to the end of the last group.
         level: Number of the level whose link takes longest.
-        flows: Groups that share one link there.
-        algorithm: How the collective is done.
+        flows: Number of groups that share one link of that level.
+        algorithm: Algorithm of the collective.
     """
 
     seconds: float
@@ -52,13 +51,13 @@ class Traffic:
     """Traffic of the groups of a step on the links of a machine.
 
     Attributes:
-        size: Devices of one group.
-        members: Components per level that a group has in each component of the level outside.
-        ring: Flows over the most loaded link of each level, of closed rings.
+        size: Number of devices in one group.
+        members: Number of components of each level that a group has in each component of the level outside.
+        ring: Flows of closed rings over the most loaded link of each level.
         ring_load: Load of the ring, as a multiple of the largest payload.
-        chain: Flows of chains.
-        chain_load: Their load.
-        trees: Most load of one link of each level by double trees, as a multiple of the largest payload.
+        chain: Flows of chains over the most loaded link of each level.
+        chain_load: Load of the chains.
+        trees: Largest load of a link of each level by double trees, as a multiple of the largest payload.
         ring_latency: Mean latency of the hops of a ring, seconds.
         chain_latency: Mean latency of the hops of a chain, seconds.
         tree_latency: Latency from the leaves of a tree to its root, seconds.
@@ -86,7 +85,7 @@ class CostModel(Protocol):
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
         """Predicted time of a collective.
 
-        ``payload``: bytes of the whole input or result, in the group that has most.
+        ``payload``: bytes of the whole input or result in the group with the largest payload.
         """
 
 
@@ -96,7 +95,7 @@ def traffic(system: System, groups: npt.NDArray[np.int64], shares: npt.NDArray[n
     Args:
         system: The machine.
         groups: int64[groups, devices of one], ascending within each.
-        shares: float64[groups], each group's payload as a share of the largest; None: all have the same.
+        shares: float64[groups], each group's payload as a share of the largest; ``None`` if all are equal.
     """
     shares = np.ones(len(groups)) if shares is None else shares
     levels = range(len(system.levels))
@@ -168,7 +167,7 @@ class AlphaBeta:
     """Cost model: latency of the hops plus bytes over the available bandwidth of the most loaded link.
 
     Attributes:
-        algorithm: ``ring``, ``tree`` (for all-reduce; the others have none), or ``auto``: the faster one.
+        algorithm: ``ring``, ``tree`` (only for all-reduce), or ``auto`` for the faster one.
     """
 
     system: System

@@ -18,12 +18,12 @@ def program_hook(program: Program, verify: bool = False) -> Callable[[object, Gr
 
     Every rank must create it.
 
-    Gradients are averaged over all ranks as DDP does without a hook: divided first, then summed. The steps of a program
-    follow one another, so one bucket is reduced before the next one begins.
+    Gradients are averaged over all ranks as in DDP without a hook: divided first, then summed. The steps of a program follow one
+    another, so one bucket is reduced before the next one begins.
 
     Args:
         program: An all-reduce program over as many devices as the job has ranks.
-        verify: Compares every reduced bucket with the result of `torch.distributed.all_reduce`.
+        verify: Whether to compare every reduced bucket with the result of `torch.distributed.all_reduce`.
 
     Raises:
         UsageError: The program is not an all-reduce, or is for another number of ranks.

@@ -11,9 +11,9 @@ from unsilent.placement.system import Level, System
 from unsilent.report.theme import GREY, INK, SERIES_COLOURS, SOFT, Figure, figure, label
 
 MOST_DEVICES = 64
-"""Most devices that are drawn; of a larger machine the first components of each level."""
+"""Largest number of devices drawn; of a larger machine, the first components of each level are drawn."""
 _ROW = 8
-"""Most components side by side."""
+"""Largest number of components side by side."""
 _GAP, _HEAD = 0.18, 0.42
 
 

@@ -1,7 +1,7 @@
 """Execution of reduction programs in place with the process groups of torch.distributed.
 
-A program speaks of the devices ``0 .. k - 1`` that reduce; `ProgramRunner` maps them to ranks, creates the process groups
-and knows, from the program's states, which chunks of the payload each collective works on.
+A program is about reducing devices ``0 .. k - 1``; `ProgramRunner` maps them to ranks, creates the process groups and derives
+from the program's states which chunks of the payload each collective works on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.placement.programs import Program, State, Step, check, held_chunks, shares, states
 
-# Named so from torch 2.13 on, where the names before are deprecated.
+# These are the names from torch 2.13 on, where the earlier names are deprecated.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 _scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
@@ -55,10 +55,10 @@ class Call:
     Attributes:
         collective: One of `unsilent.placement.programs.COLLECTIVES`.
         group: The process group.
-        size: Number of its ranks.
-        root: The rank that is the root of a reduce or broadcast.
-        chunks_in: Chunks that go in, in the order torch has the ranks of the group.
-        chunks_out: Chunks that come out, in the same order.
+        size: Number of ranks in the group.
+        root: Rank that is the root of a reduce or broadcast.
+        chunks_in: Input chunks, in torch's order of the group's ranks.
+        chunks_out: Output chunks, in the same order.
     """
 
     collective: str
@@ -72,17 +72,17 @@ class Call:
 class ProgramRunner:
     """Runs a program in this rank.
 
-    Every rank of the job makes the same runner and calls it equally often.
+    Every rank of the job creates the same runner and calls it equally often.
 
     Args:
         program: Program to run.
         goal: One of `unsilent.placement.programs.GOALS`.
-        members: The ranks that play the program's devices, once per independent reduction: ``[[0, 2], [1, 3]]`` runs a
+        members: Ranks that act as the program's devices, one list for each independent reduction: ``[[0, 2], [1, 3]]`` runs a
             program of two devices twice at the same time. By default all ranks of the job, in order.
-        groups: Process groups to share with other runners.
+        groups: Process groups shared with other runners.
 
     Attributes:
-        chunks: The chunks of the payload that this rank holds at the end.
+        chunks: Chunks of the payload that this rank holds at the end.
 
     Raises:
         UsageError: The program does not reach the goal, or its devices do not fit the ranks of the job.
@@ -145,17 +145,17 @@ class ProgramRunner:
     def run(self, payload: Tensor, verify: bool = False) -> Tensor:
         """Run the program in place, and return the payload.
 
-        Chunks of the payload this rank does not hold at the end (see ``chunks``) are left with intermediate values; a
-        payload that the number of devices does not divide is padded with zeros for the duration of the run.
+        Chunks of the payload that this rank does not hold at the end (see ``chunks``) keep intermediate values. A payload that is
+        not divisible by the number of devices is padded with zeros during the run.
 
         Args:
             payload: Tensor to reduce, of the same shape and dtype on all ranks.
-            verify: Compares the result with that of `torch.distributed.all_reduce`, which costs that much more.
+            verify: Whether to compare the result with that of `torch.distributed.all_reduce`, at the cost of this call.
 
         Raises:
             UsageError: The payload is sparse, complex or Boolean.
-            WrongResult: The result is another one than all_reduce's: any difference for integers, more than rounding
-                can explain for floating-point numbers.
+            WrongResult: The result differs from that of all_reduce: for integers by any difference, for floating-point numbers by
+                more than rounding can explain.
         """
         if payload.layout != torch.strided or payload.is_complex() or payload.dtype == torch.bool:
             raise UsageError(
@@ -179,7 +179,7 @@ class ProgramRunner:
     def _buffer(self, payload: Tensor) -> Tensor:
         """The payload as one row, padded to a multiple of the number of devices.
 
-        A view of the payload if possible.
+        It is a view of the payload if possible.
         """
         padding = -payload.numel() % self._devices
         if not padding and payload.is_contiguous():
@@ -242,7 +242,7 @@ def perform(call: Call, rows: Tensor) -> None:
 def _reduce_scatter(data: Tensor, call: Call) -> Tensor:
     """The share of this rank in a reduce-scatter.
 
-    On gloo, torch's reduce_scatter is an all_reduce, which sends twice as much: there shares are exchanged and summed.
+    On gloo, torch's reduce_scatter is an all_reduce, which sends twice as much, so shares are exchanged and summed instead.
     """
     if distributed.get_backend(call.group) != "gloo":
         share = data.new_empty(len(call.chunks_out), data.shape[1])
@@ -269,8 +269,8 @@ def _check_members(program: Program, members: Sequence[Sequence[int]], world: in
 def _rounding(devices: int, dtype: torch.dtype) -> float:
     """Bound on the difference between sums in different orders, relative to the sum of absolute values.
 
-    A sum of k numbers in any order errs by at most g = (k - 1) u / (1 - (k - 1) u) of it, u half the spacing at 1; the
-    sum of absolute values is itself computed, and may be too small by that much.
+    A sum of k numbers in any order has an error of at most g = (k - 1) u / (1 - (k - 1) u) times the sum of absolute values,
+    where u is half the spacing at 1. The sum of absolute values is itself computed, and may be too small by the same share.
     """
     steps = (devices - 1) * torch.finfo(dtype).eps / 2
     if steps >= 0.5:

@@ -20,7 +20,7 @@ def load_system(which: str) -> System:
             a ``.json`` file of ``unsilent placement measure``; or a ``.txt`` file with the output of ``nvidia-smi topo -m``.
 
     Raises:
-        UsageError: Raised where there is no such machine, or its description is wrong.
+        UsageError: There is no such machine, or its description is wrong.
     """
     if which == "here":
         return this_machine()

@@ -1,9 +1,9 @@
 """Measures collectives of a running job on every grouping of its ranks, and fits a machine to the times.
 
 A sweep runs each collective over each grouping of a hierarchy of ranks (the groupings that reduction programs are made of,
-so also with several groups on one link at the same time) at several sizes. Two predictions come of it: `fitted_system`
-gives latency and bandwidth of each level, and `MeasuredTable` predicts a collective from the measurements of its own
-grouping where there are some.
+so also with several groups on one link at the same time) at several sizes. It gives two predictions: `fitted_system` gives
+latency and bandwidth of each level, and `MeasuredTable` predicts a collective from the measurements of its own grouping, if there
+are any.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from unsilent.placement.execution import ProcessGroups
 
 SIZES = (2**14, 2**17, 2**20, 2**22)
-"""Bytes of the payload of one group."""
+"""Payloads of one group in bytes."""
 MOST_BYTES = 2**24
-"""Most bytes of a sweep that is read."""
+"""Largest file size in bytes of a sweep that is read."""
 MOST_LOCAL = 64
-"""Processes started on one computer."""
+"""Largest number of processes started on one computer."""
 _FIELDS = itemgetter("collective", "groups", "payload", "seconds")
 
 
@@ -47,8 +47,8 @@ class Measurement:
     Attributes:
         collective: One of `unsilent.placement.programs.COLLECTIVES`.
         groups: The ranks of each group.
-        payload: Bytes of the whole input of each rank (of an all-gather: the whole result).
-        seconds: Median over repeats of the time of the slowest rank.
+        payload: Bytes of the whole input of each rank (for an all-gather, of the whole result).
+        seconds: Median over repeats of the slowest rank's time, in seconds.
     """
 
     collective: str
@@ -63,7 +63,7 @@ class Sweep:
 
     Attributes:
         levels: Names of the levels, outermost first.
-        counts: Components per level; they multiply to the number of ranks.
+        counts: Number of components per level; their product is the number of ranks.
         backend: ``gloo`` or ``nccl``.
         rows: The measurements.
     """
@@ -82,7 +82,7 @@ def load_sweep(path: str) -> Sweep:
     """Read a sweep from a file that `Sweep.save` wrote.
 
     Raises:
-        UsageError: The file is not one.
+        UsageError: The file is not a sweep.
     """
     content = read_plain(path, MOST_BYTES, f"the sweep {path!r}")
     try:
@@ -101,7 +101,7 @@ def load_sweep(path: str) -> Sweep:
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(f"{path} is not a sweep of unsilent placement measure: {first_line(error)}") from None
-    if len(sweep.counts) > MOST_LEVELS or max(sweep.counts, default=0) > MOST_DEVICES:  # their product may have no end
+    if len(sweep.counts) > MOST_LEVELS or max(sweep.counts, default=0) > MOST_DEVICES:  # their product may be huge
         raise UsageError(
             f"{path} has {len(sweep.counts):,} levels, or one of more than {MOST_DEVICES:,} components; expected what "
             "unsilent placement measure writes"
@@ -123,13 +123,13 @@ def measure(counts: Sequence[int], levels: Sequence[str] = (), sizes: Sequence[i
     Every rank calls this after ``torch.distributed.init_process_group``.
 
     Args:
-        counts: Components per level of the machine, outermost first; ranks are numbered in this order.
+        counts: Number of components per level of the machine, outermost first; ranks are numbered in this order.
         levels: Names of the levels; by default ``level0``, ``level1`` …
         sizes: Payloads in bytes.
-        repeats: Repetitions of each measurement, spread over the whole sweep.
+        repeats: Number of repetitions of each measurement, spread over the whole sweep.
 
     Raises:
-        UsageError: The counts do not multiply to the number of ranks.
+        UsageError: The product of the counts is not the number of ranks.
     """
     from torch import distributed
 
@@ -152,7 +152,7 @@ def measure(counts: Sequence[int], levels: Sequence[str] = (), sizes: Sequence[i
     for repeat in range(repeats + 1):
         for key in keys:
             seconds = _time(*key, groups)
-            if repeat:  # the first time connections are made and buffers allocated
+            if repeat:  # the first call makes connections and allocates buffers
                 samples[key].append(seconds)
     rows = tuple(Measurement(*key, sorted(times)[len(times) // 2]) for key, times in samples.items())
     return Sweep(names, tuple(counts), str(distributed.get_backend()), rows)
@@ -165,11 +165,11 @@ def measure_here(
 
     See `measure`.
 
-    Under torchrun every rank calls this, over NCCL where there is a GPU, else gloo; rank 0 gets the sweep and the others
-    None. Without torchrun as many processes as there are devices are started on this computer and meet over gloo.
+    Under torchrun every rank calls this; NCCL is used if there is a GPU, otherwise gloo. Rank 0 gets the sweep, and the others
+    get ``None``. Without torchrun, one process for each device in ``counts`` is started on this computer, and gloo is used.
 
     Raises:
-        UsageError: Raised as by `measure`.
+        UsageError: See `measure`; without torchrun also for a number of devices below 2 or above `MOST_LOCAL`.
     """
     from torch import cuda, distributed
 
@@ -209,7 +209,7 @@ def _local_rank(
     if rank == 0:
         sweep.save(os.path.join(folder, "sweep.json"))
     distributed.barrier()
-    os._exit(0)  # threads of gloo now and then end the process with an abort when it is torn down in order
+    os._exit(0)  # gloo's threads occasionally abort the process during an orderly shutdown
 
 
 def _time(collective: str, groups: tuple[tuple[int, ...], ...], payload: int, pool: ProcessGroups) -> float:
@@ -246,11 +246,10 @@ def fitted_system(sweep: Sweep, name: str = "measured") -> System:
 
     Each level is fitted to the all-reduces, reduce-scatters and all-gathers of the groups that extend over that level
     alone: by non-negative least squares of relative errors on hops times latency plus flows times bytes over bandwidth.
-    Flows are counted as `unsilent.placement.cost` counts them, so that a link which several groups share is fitted as one.
+    Flows are counted as in `unsilent.placement.cost`, so a link that several groups share is fitted as one link.
 
-    Where transfer takes less than a tenth as long as latency in every measurement of a level, the level is too fast for
-    the sizes of the sweep: its bandwidth is then the largest number of bytes per second that was seen, a lower bound, and
-    ``source`` says so.
+    If transfer takes less than a tenth of the latency in every measurement of a level, the level is too fast for the sizes of the
+    sweep. Its bandwidth is then the largest measured number of bytes per second, a lower bound, and ``source`` notes this.
 
     Raises:
         UsageError: A level has no measurement.
@@ -299,7 +298,7 @@ Key = tuple[str, int, tuple[int, ...], tuple[int, ...]]
 class MeasuredTable:
     """Cost model that uses measured times: latency plus payload over bandwidth, fitted for each grouping.
 
-    A grouping that was not measured (of another number of devices, levels or groups per link) is predicted by the fitted
+    A grouping that was not measured (with another number of devices, levels or groups per link) is predicted by the fitted
     system's `AlphaBeta`.
     """
 

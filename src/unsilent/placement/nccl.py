@@ -1,9 +1,9 @@
 """Cost model of NCCL's own tuning, with the constants of two versions of NCCL.
 
-Source: ``src/graph/tuning.cc`` of NVIDIA/nccl, commits 01afd20 (2.7.5) and b647562 (2.20.3): time = latency + bytes /
-bandwidth, for each algorithm and protocol; the fastest is taken. Bandwidth here is that of the most loaded link, shared
-by the flows of all groups. Not modelled: limits per channel (the number of channels is not known without the machine),
-CollNet, NVLS, and the overhead of network cards that only 2.20.3 adds.
+Source: ``src/graph/tuning.cc`` of NVIDIA/nccl, commits 01afd20 (2.7.5) and b647562 (2.20.3): time = latency + bytes / bandwidth,
+for each algorithm and protocol; the fastest one counts. Bandwidth is that of the most loaded link, shared by the flows of all
+groups. Not modelled: limits per channel (the number of channels is not known without the machine), CollNet, NVLS, and the
+overhead of network cards that only 2.20.3 adds.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 class Constants:
     """Constants of one version of NCCL.
 
-    By protocol in the order of `PROTOCOLS`. Times in µs, bandwidths in GB/s.
+    Values are listed by protocol in the order of `PROTOCOLS`. Times are in µs, bandwidths in GB/s.
 
     Attributes:
-        commit: Commit of the repository.
+        commit: Commit of the NCCL repository.
         base: Base latency by algorithm.
         hops: Latency of a hop by kind of link and algorithm.
         tree_factor: Share of the bus bandwidth that trees reach.
-        tree_limits: Most bandwidth of trees up to two nodes and with more; 0: none.
+        tree_limits: Bandwidth limits of trees with up to two nodes and with more; 0 for no limit.
         a100_tree_limits: Limits of LL128 for trees on A100.
-        ll_limits: Most bandwidth of LL in one node and in several; 0: none.
-        a100_limit: Most bandwidth on A100; 0: none.
+        ll_limits: Bandwidth limits of LL in one node and in several; 0 for no limit.
+        a100_limit: Bandwidth limit on A100; 0 for no limit.
         slow_ll: Factor on latencies inside nodes for LL with several nodes.
-        extra_inter_steps: Whether an all-reduce over several nodes has two steps more between them.
-        plateau: Factor on the latency of large all-reduces of rings over several nodes, before A100 and from it on.
+        extra_inter_steps: Whether an all-reduce over several nodes has two more steps between nodes.
+        plateau: Factors on the latency of large ring all-reduces over several nodes, for GPUs before A100 and from A100 on.
         corrections: Corrections of trees, by protocol, for powers of two from 64 bytes on.
     """
 
@@ -127,7 +127,7 @@ class Nccl:
         for algorithm in algorithms if collective == "all-reduce" else ["ring"]:
             for number, protocol in enumerate(PROTOCOLS):
                 if protocol == "LL128" and self._system.gpu not in ("v100", "a100"):
-                    continue  # elsewhere it is not tested, and may corrupt data silently: as that file says
+                    continue  # elsewhere it is not tested, and may corrupt data silently, according to that file
                 reached = self.bandwidth(collective, algorithm, number, traffic.size, nodes, bandwidth)
                 if algorithm == "tree":
                     table = self._constants.corrections[number]

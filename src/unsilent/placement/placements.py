@@ -1,7 +1,8 @@
 """Placements of parallelism axes as parallelism matrices, with their grids of devices and Python code.
 
-A parallelism matrix has a row per axis and a column per level of the machine. Its entry is how many ways the axis is
-split over the components of that level: rows multiply to the sizes of the axes, columns to the counts of the levels.
+A parallelism matrix has a row per axis and a column per level of the machine. An entry is the number of ways in which the axis is
+split over the components of that level. The product of a row is the size of its axis, the product of a column the count of its
+level.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from unsilent.basics.lazy_numpy import np, npt
 
 Matrix = tuple[tuple[int, ...], ...]
 MOST_DIMENSIONS = 64
-"""Dimensions of a numpy array: the grid of devices has one for each axis and level."""
+"""Largest number of dimensions of a numpy array; the grid of devices has one for each axis and level."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def placements(counts: Sequence[int], axes: Mapping[str, int]) -> Iterator[Place
         axes: Sizes of the axes by name.
 
     Raises:
-        UsageError: The sizes do not multiply to the number of devices, or one is below 1.
+        UsageError: The product of the sizes is not the number of devices, or a size is below 1.
     """
     if not axes:
         raise UsageError("no axes were given; expected sizes by name, like data=8,tensor=4")

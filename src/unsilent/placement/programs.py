@@ -1,9 +1,8 @@
 """Reduction programs and their meaning: the contributions to each chunk that a device holds after each step.
 
-The payload of ``k`` reducing devices is cut into ``k`` chunks. The state of one device says, for each chunk, whose
-contributions are summed into the copy it holds: a Boolean matrix of chunks by contributions. A collective may only be
-used where it neither counts a contribution twice nor loses one, so a program that reaches the goal computes the right
-sum whatever the payload is.
+The payload of ``k`` reducing devices is cut into ``k`` chunks. The state of one device gives, for each chunk, the devices whose
+contributions are summed in its copy: a Boolean matrix of chunks by contributions. A collective may only be used if it neither
+counts a contribution twice nor loses one, so a program that reaches the goal computes the right sum for any payload.
 
 ======================  ==================================================================  =========================
 collective of a group   precondition                                                        effect
@@ -12,7 +11,7 @@ all-reduce              all hold the same chunks; contributions to a chunk are d
 reduce-scatter          as all-reduce; the group's size divides the number of chunks held    each keeps its share
 all-gather              all hold equally many chunks, and no two hold the same one           all hold all chunks
 reduce                  as all-reduce                                                       the first holds the sums
-broadcast               nobody holds what the first does not; somebody holds less            all hold what it holds
+broadcast               the first holds all that the others hold; some hold less             all hold the first's data
 ======================  ==================================================================  =========================
 """
 
@@ -28,7 +27,7 @@ COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "reduce", "broadcas
 GOALS = ("all-reduce", "reduce-scatter", "all-gather")
 
 State = tuple[int, ...]
-"""One integer per device: bit ``chunk * k + contribution`` is set where the device's copy of the chunk contains that
+"""One integer per device: bit ``chunk * k + contribution`` is set if the device's copy of the chunk contains that
 contribution."""
 
 
@@ -67,10 +66,10 @@ class Step:
 class Program:
     """A sequence of steps that reduce over ``devices`` devices.
 
-    ``str`` gives text, and ``repr`` Python code that makes the program.
+    ``str`` gives text, and ``repr`` gives Python code that creates the program.
 
     Raises:
-        UsageError: Raised where there is no device, or a step names a rank outside ``0 .. devices - 1``.
+        UsageError: There is no device, or a step names a rank outside ``0 .. devices - 1``.
     """
 
     devices: int
@@ -141,7 +140,7 @@ def states(program: Program, goal: str = "all-reduce") -> Iterator[State]:
     """All states of a program: the initial one, and the one after each step.
 
     Raises:
-        UsageError: Raised as by `apply`.
+        UsageError: See `apply`.
     """
     state = initial_state(program.devices, goal)
     yield state
@@ -154,7 +153,7 @@ def check(program: Program, goal: str = "all-reduce") -> None:
     """Raise ``UsageError`` unless a program reaches its goal.
 
     Raises:
-        UsageError: A step is invalid, or the final state is not the goal; names what is lost or left over.
+        UsageError: A step is invalid, or the final state is not the goal; the message names lost or superfluous data.
     """
     *_, final = states(program, goal)
     reason = shortfall(final, goal)

@@ -18,7 +18,7 @@ from unsilent.placement.system import System
 from unsilent.report.shown import Shown
 
 Divisors = tuple[int, ...]
-"""How often a payload was divided by each factor of the hierarchy."""
+"""Number of times that a payload was divided by each factor of the hierarchy."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Reduction:
 
     Attributes:
         axes: Names of the axes over which devices reduce together.
-        payload: Bytes of the whole input (of an all-gather: the whole result) of each device.
-        weight: How often it happens, or how much it counts, compared with the other reductions.
+        payload: Bytes of the whole input (for an all-gather, of the whole result) of each device.
+        weight: Relative frequency or importance, compared with the other reductions.
         goal: One of `unsilent.placement.programs.GOALS`.
     """
 
@@ -42,7 +42,7 @@ class Reduction:
 class RankedStep:
     """A step of a program with its predicted time.
 
-    ``payload``: bytes in the group that has most.
+    ``payload``: bytes in the group with the largest payload.
     """
 
     statement: Statement
@@ -57,9 +57,9 @@ class RankedProgram:
     Attributes:
         levels: Numbers of the machine's levels that the hierarchy of the reduction has.
         hierarchy: Factors of the hierarchy.
-        seconds: Predicted time.
-        flat_seconds: Seconds of one collective over all devices of the reduction.
-        steps: The program's steps; empty where there is nothing to reduce.
+        seconds: Predicted time in seconds.
+        flat_seconds: Predicted seconds of a single collective over all devices of the reduction.
+        steps: Steps of the program; empty if there is nothing to reduce.
     """
 
     levels: tuple[int, ...]
@@ -104,7 +104,7 @@ class Ranking(Shown):
 
     Attributes:
         candidates: Number of pairs of a placement and a program that were compared, over all reductions.
-        search_seconds: Time of the search.
+        search_seconds: Time of the search in seconds.
     """
 
     REPORT = "unsilent.placement.report:report"
@@ -131,14 +131,14 @@ def rank_placements(
 
     Args:
         system: The machine.
-        axes: Sizes of the axes of parallelism by name; they multiply to the number of devices.
+        axes: Sizes of the parallelism axes by name; their product is the number of devices.
         reductions: Reductions; times are added up with their weights.
-        model: Predicts times; None: `AlphaBeta` with rings.
-        limit: Most steps of a program.
-        top: Programs that are kept of each placement and reduction.
+        model: Model that predicts times; ``None`` for `AlphaBeta` with rings.
+        limit: Maximum number of steps in a program.
+        top: Number of programs kept for each placement and reduction.
 
     Raises:
-        UsageError: Axes and machine do not fit, or a reduction names an axis that is not there.
+        UsageError: Axes and machine do not fit, or a reduction names an axis that does not exist.
     """
     start = time.perf_counter()
     costs = AlphaBeta(system) if model is None else model
@@ -235,8 +235,8 @@ class Plans:
     """All programs for a number of levels, as a table of steps.
 
     Attributes:
-        steps: The different steps that they have: a statement, and how its groups' payloads were divided before.
-        table: Numbers of the steps of each program, int[programs, limit]; ``len(steps)`` where a program has ended.
+        steps: Different steps of the programs: a statement, and how its groups' payloads were divided before.
+        table: Numbers of the steps of each program, int[programs, limit]; ``len(steps)`` after the end of a program.
     """
 
     steps: tuple[tuple[Statement, tuple[Divisors, ...]], ...]
@@ -258,9 +258,9 @@ def plans(depth: int, goal: str, limit: int) -> Plans:
 def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[tuple[Statement, tuple[Divisors, ...]]]:
     """The statements of a program, with the divisors of the payload of each group.
 
-    The divisors say how often the payload was divided by each factor, at two devices per level.
+    The divisors give the number of divisions of the payload by each factor, at two devices per level.
 
-    The payload is the input of a collective, of an all-gather the result. Groups of a step may differ.
+    The payload is the input of a collective, or the result of an all-gather. Groups of a step may differ.
     """
     small = (2,) * depth
     first: Divisors = (int(goal == "all-gather"),) * depth
@@ -284,7 +284,7 @@ def _small_groups(
 ) -> npt.NDArray[np.int64]:
     """Number of the equivalent group at two devices per level, for each group of a hierarchy.
 
-    Programs tell the first component of a level from the others, and these not from each other.
+    Programs distinguish the first component of a level from the others, but not the others from each other.
     """
     coordinates = np.minimum(np.unravel_index(groups[:, 0], hierarchy), 1)
     first = np.ravel_multi_index(tuple(coordinates), (2,) * len(hierarchy))

@@ -73,7 +73,7 @@ def report(
 ) -> Report:
     """Report on a ranking.
 
-    ``seconds``: time of the whole command; ``notes``: further notes.
+    ``seconds``: duration of the whole command in seconds; ``notes``: further notes.
     """
     best = ranking.placements[0]
     taken = ranking.search_seconds if seconds is None else seconds

@@ -28,9 +28,9 @@ from unsilent.placement.programs import (
 )
 
 MOST_STEPS = 5
-"""Length limit of programs, as published."""
+"""Maximum number of steps in a program, as published."""
 MOST_LEVELS = 4
-"""Levels of a hierarchy that is searched; four take seconds."""
+"""Maximum number of levels of a hierarchy that is searched; four take seconds."""
 FORMS = ("inside", "parallel", "master")
 Groups = tuple[tuple[int, ...], ...]
 
@@ -42,7 +42,7 @@ class Grouping:
     Attributes:
         form: One of `FORMS`.
         level: The level of the slices.
-        ancestor: The level under which slices are combined; for *inside* the level itself.
+        ancestor: The level under which slices are combined; for *inside*, the level itself.
     """
 
     form: str
@@ -99,13 +99,13 @@ def search(
 ) -> list[Statements]:
     """All valid programs of at most ``limit`` statements for a hierarchy.
 
-    A step that changes nothing is no part of a program.
+    Programs have no steps that change nothing.
 
     Args:
         hierarchy: Factors of the number of reducing devices, outermost first, each at least 2.
         goal: One of `GOALS`.
-        limit: Most statements of a program.
-        idle_broadcast: Accepts a broadcast that changes nothing in some group, but something in another.
+        limit: Maximum number of statements in a program.
+        idle_broadcast: Whether a broadcast that changes nothing in some group, but something in another, is accepted.
     """
     return _Search(tuple(hierarchy), goal, idle_broadcast).programs(limit)
 
@@ -188,10 +188,10 @@ def synthesise(hierarchy: Sequence[int], goal: str = "all-reduce", limit: int = 
     Args:
         hierarchy: Factors of the number of reducing devices, outermost first; factors of 1 are left out.
         goal: One of `GOALS`.
-        limit: Most steps of a program.
+        limit: Maximum number of steps in a program.
 
     Raises:
-        UsageError: Raised as by `statements`, or for a factor below 1.
+        UsageError: See `statements`; also for a factor below 1.
     """
     if any(factor < 1 for factor in hierarchy):
         raise UsageError(f"the hierarchy {list(hierarchy)} has a level of size {min(hierarchy)}; expected 1 or more")

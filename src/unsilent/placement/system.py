@@ -1,8 +1,8 @@
 """Description of a hierarchical machine: levels of components, and the links between them.
 
-A machine is a list of levels, outermost first: ``count`` components in each component of the level outside. A message
-between two components of a level leaves the one through its link and enters the other through its link, and passes the
-links of all levels inside on the way. Bandwidths are bytes per second in one direction, latencies seconds per message.
+A machine is a list of levels, outermost first: ``count`` components in each component of the level outside. A message between two
+components of a level leaves one through its link and enters the other through its link, and passes the links of all levels inside
+on the way. Bandwidths are in bytes per second in one direction, latencies in seconds per message.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.plainfiles import parse_toml
 
 MOST_BYTES = 2**20
-"""Most bytes of a TOML file or a saved topology."""
+"""Largest size in bytes of a TOML file or a saved topology."""
 MOST_DEVICES = 2**16
 LINKS = ("nvlink", "pci", "network")
-"""Kinds of links that NCCL's tuning model tells apart."""
+"""Kinds of links that NCCL's tuning model distinguishes."""
 GPUS = ("v100", "a100", "h100")
-"""GPUs that NCCL's tuning model tells apart."""
+"""GPUs that NCCL's tuning model distinguishes."""
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 _BANDWIDTHS = {
     f"{prefix}{unit}/s": scale * size
@@ -42,10 +42,10 @@ class Level:
 
     Attributes:
         name: Name of one component, like ``node``.
-        count: Components in each component of the level outside.
+        count: Number of components in each component of the level outside.
         bandwidth: Bandwidth of one link out of a component, bytes per second in each direction.
-        latency: Latency of one message between two components, seconds.
-        shared_by: Devices of a component that share one of its links; 0: all of them (one NIC for a node).
+        latency: Latency of one message between two components, in seconds.
+        shared_by: Number of devices of a component that share one of its links; 0 for all of them (one NIC for a node).
         link: One of `LINKS`, for NCCL's tuning model.
     """
 
@@ -62,8 +62,8 @@ class System:
     """A hierarchical machine.
 
     Attributes:
-        levels: Outermost first.
-        source: Where the figures come from.
+        levels: Levels, outermost first.
+        source: Source of the figures.
         gpu: One of `GPUS` or empty, for NCCL's tuning model.
     """
 
@@ -102,13 +102,13 @@ PRESETS = {
         replace(_NET, bandwidth=50e9), Level("pair", 4, 50e9, 5.7e-6, shared_by=1, link="pci"),
         Level("gpu", 2, 300e9, 3.4e-6, link="nvlink")), _ASSUMED, "h100"),
 }  # fmt: skip
-"""Nodes by name: 16 A100 on NVSwitch, 8 V100 on NVLink, 4 pairs of H100 NVL with a bridge; ``a100:4`` is four of them."""
+"""Nodes by name: 16 A100 on NVSwitch, 8 V100 on NVLink, 4 pairs of H100 NVL with a bridge; ``a100:4`` means four nodes."""
 
 
 def parse_system(content: bytes, where: str) -> System:
     """Parse the TOML description of a machine.
 
-    ``where`` names it in the one-line ``UsageError``.
+    ``where`` names the description in the one-line ``UsageError``.
     """
     record = parse_toml(content, where)
     for key in record:
@@ -149,7 +149,7 @@ def _level(row: Mapping[str, Any], where: str, innermost: bool) -> Level:
 
 
 _LEAST, _MOST = 1e-15, 1e18
-"""Least and most bytes per second, and seconds."""
+"""Smallest and largest number of bytes per second, and of seconds."""
 
 
 def _quantity(quantity: object, units: Mapping[str, float], name: str, example: str) -> float:

@@ -16,7 +16,7 @@ from unsilent.placement.system import Level, System
 _NVLINK = 25e9
 """Bytes per second in each direction of one NVLink of generations 2 to 4."""
 _KINDS = {"NV": "group", "PIX": "switch", "PXB": "switches", "PHB": "bridge", "NODE": "numa", "SYS": "system"}
-"""Kinds of paths, closest first, and the name of what such a path connects."""
+"""Kinds of paths, closest first, and the names of the components that such paths form."""
 _PATHS = {
     "PIX": (25e9, 5.7e-6),
     "PXB": (25e9, 5.7e-6),
@@ -32,7 +32,7 @@ _SOURCE = "paths of nvidia-smi topo -m with assumed figures; measure your own wi
 def this_machine() -> System:
     """The machine that runs the program.
 
-    Levels of its GPUs, or one level of processes over gloo if there are none.
+    Its levels are those of its GPUs, or one level of processes over gloo if there are no GPUs.
     """
     if shutil.which("nvidia-smi"):
         done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False, timeout=60)
@@ -48,7 +48,7 @@ def parse_topology(text: str, where: str) -> System:
     GPUs that are connected by paths of a kind or closer form a component; each kind that joins components is a level.
 
     Raises:
-        UsageError: Raised for no such output, or components of different sizes or not of consecutive GPUs.
+        UsageError: The text is not such output, or components have different sizes or do not consist of consecutive GPUs.
     """
     paths = _matrix(text, where)
     gpus = range(len(paths))

@@ -1,8 +1,8 @@
 """A detector that applies a rule on activations to the layers of a model, in a live call or a recorded one.
 
-The rule learns from two thirds of the clean samples; the others, in other batches where there are several, standardise its
-scores. A layer is judged if each clean call has it with one row per sample. Layers that give equally many numbers are scored in
-one array operation.
+The rule learns from two thirds of the clean samples. The others standardise its scores; if there are several batches, they come
+from other batches. A layer is judged if it runs in each clean call with one row per sample. Layers with the same number of
+readings are scored in one array operation.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from unsilent.workloads.batch_samples import count_samples
 
 LEARNING_SHARE = 2 / 3
 LEAST_SAMPLES = 20
-"""Clean samples that a rule needs at least."""
+"""Least number of clean samples that a rule needs."""
 Readings = Mapping[str, Floats]
-"""Readings of one forward pass: float64[samples, numbers] by names of runs of layers."""
+"""Readings of one forward pass: float64[samples, numbers] by name of the layer's run."""
 
 
 class ActivationDetector:
@@ -37,13 +37,13 @@ class ActivationDetector:
 
     Args:
         text: Text of the rule: ``dr-dna:bins=64``.
-        layers: Globs over names of modules; without: all that the rule can read within its cost (`LayerCosts`).
+        layers: Globs over names of modules; by default all layers that the rule can read within its cost (`LayerCosts`).
         seed: Seed of the choice of sites.
 
     Attributes:
-        layers: Arrays that the rule has learnt of each run of a layer, in their order; empty before `calibrate`.
-        ranges: Smallest and largest clean value of each.
-        widths: Number of values that each gives.
+        layers: Arrays that the rule has learnt for each run of a layer, in the order of the runs; empty before `calibrate`.
+        ranges: Smallest and largest clean value of each run.
+        widths: Number of values that each run gives.
     """
 
     needs_layers = True
@@ -151,7 +151,7 @@ class ActivationDetector:
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
         """The numbers that the rule reads of a layer, float32[samples, numbers] on its device.
 
-        Written to ``memory`` if given.
+        They are written to ``memory`` if it is given.
         """
         return self.readers.read(layer, memory)
 
@@ -227,7 +227,7 @@ class StackedLayers:
 def _split(parts: Sequence[Floats]) -> tuple[Floats, Floats]:
     """The samples to learn from, and the samples to standardise the scores.
 
-    From different batches if there are several.
+    They come from different batches if there are several.
     """
     ends = np.cumsum([len(part) for part in parts])
     wanted = ends[-1] * LEARNING_SHARE

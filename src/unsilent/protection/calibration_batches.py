@@ -22,7 +22,7 @@ LEARNING_SHARE = 0.6
 def check_batches(model: nn.Module, batches: Sequence[Any], run: Callable[[nn.Module, Any], Any]) -> None:
     """Raise ``UsageError`` for a batch with NaN or without a tensor, or one that the model cannot take.
 
-    The model is called with the first batch before samples are counted, as they cannot be counted in what it does not take.
+    The model is called with the first batch before samples are counted, as they cannot be counted in a batch that it rejects.
     """
     for number, batch in enumerate(batches, 1):
         if number == 1:
@@ -37,11 +37,11 @@ def divide(batches: Sequence[Any], needed: int, rate: float) -> tuple[Sequence[A
     """Batches to learn from, and batches to find the threshold.
 
     Args:
-        needed: Samples that the threshold needs.
-        rate: Rate of false alarms.
+        needed: Number of samples that the threshold needs.
+        rate: False-alarm rate.
 
     Raises:
-        UsageError: there are too few samples, or there is one batch.
+        UsageError: there are too few samples, or there is only one batch.
     """
     ends = np.cumsum([count_samples(batch) for batch in batches])
     every = int(ends[-1]) if len(ends) else 0

@@ -1,10 +1,10 @@
 """Several detectors in combination: there is an alarm if any of them has one.
 
 Margins of different detectors have different units. Each part is therefore scaled with clean samples that it did not learn from:
-0 is its median, 1 its 99 % quantile of largest margins. The margin of the combination is the largest of its parts. Its threshold
-is taken of further clean samples as that of any detector, so that the rate of false alarms is that of all parts together; with
-this scale each part has about the same share of it. A part that is constant on clean samples (a checksum, bits that are
-compared) takes no share at all.
+0 is the median of its largest margins, 1 their 99 % quantile. The margin of the combination is the largest margin of its parts.
+Its threshold comes from further clean samples, as for any detector, so the false-alarm rate holds for all parts together. With
+this scale each part causes about the same share of false alarms; a part that is constant on clean samples (a checksum, a
+comparison of bits) causes none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Combination:
     """A combination of detectors whose alarms have the same weight.
 
     Args:
-        parts: Two or more.
+        parts: Two or more detectors.
     """
 
     def __init__(self, parts: Sequence[InferenceDetector]) -> None:
@@ -40,7 +40,7 @@ class Combination:
         self.name = "+".join(part.name for part in parts)
         self.needs_layers = any(part.needs_layers for part in parts)
         self.scales: list[tuple[float, float]] = []
-        """Median and 99 % quantile of largest clean margins of each part."""
+        """Median and 99 % quantile of the largest clean margins of each part."""
 
     @property
     def nbytes(self) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 MOST_SHOWN = 4
-"""Elements that are listed as text."""
+"""Maximum number of elements that are listed as text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,10 +22,9 @@ class CorruptedWeights:
     Attributes:
         tensor: Name of the tensor.
         shape: Shape of the tensor.
-        elements: int64[n], flat indices of the corrupted elements. Where ``flipped`` is empty: of the piece of memory that has a
-            wrong checksum, one or more of them corrupted.
-        flipped: The bits of each of these elements that were flipped, as a mask; empty where they are not known, as nothing was
-            repaired.
+        elements: int64[n], flat indices of the corrupted elements. If ``flipped`` is empty, indices of all elements in the piece
+            of memory with a wrong checksum, one or more of which are corrupted.
+        flipped: Mask of the flipped bits of each of these elements; empty if they are not known because nothing was repaired.
     """
 
     tensor: str
@@ -66,9 +65,9 @@ def repaired_weights(
     """The corrupted weights of one tensor, from the bytes that a repair changed.
 
     Args:
-        itemsize: Bytes of an element.
+        itemsize: Size of an element in bytes.
         differences: uint8[bytes], bytes before the repair XOR bytes after it.
-        first: The flat index of the element that the bytes begin with.
+        first: Flat index of the element that the bytes begin with.
     """
     rows = differences.view(-1, itemsize)
     changed = rows.any(1).nonzero().flatten()

@@ -1,9 +1,9 @@
 """The interface of detectors of corrupted answers, and a table of detectors by name.
 
 A detector learns from clean inputs of a model with the right weights, and then gives each sample of a call a *margin* for each
-layer: the larger, the more unusual. Whether a margin is an alarm is not its business: the threshold comes from the largest
-margins over layers of further clean samples (`unsilent.statistics.conformal`), so that all detectors can be compared at equal
-rates of false alarms. Detectors of corrupted weights check the weights of the moment at which margins are asked for.
+layer: the larger, the more unusual. The detector does not decide whether a margin is an alarm: the threshold comes from further
+clean samples, from their largest margins over layers (`unsilent.statistics.conformal`), so that all detectors can be compared at
+equal false-alarm rates. Detectors of corrupted weights check the present weights when margins are requested.
 
     detector = make_detector("dr-dna+weight-integrity")
     detector.calibrate(model, clean_batches)
@@ -39,8 +39,8 @@ class InferenceDetector(Protocol):
     """Interface of a detector of corrupted answers of a model.
 
     Attributes:
-        name: The text that it was made from.
-        needs_layers: Whether it reads the runs of layers in a `RecordedPass`; without, `record_pass` need not keep them.
+        name: Text that the detector was made from.
+        needs_layers: Whether it reads the runs of layers in a `RecordedPass`; if not, `record_pass` need not keep them.
     """
 
     name: str
@@ -56,13 +56,13 @@ class InferenceDetector(Protocol):
         """Learn from a model with the right weights, in eval mode, and from clean batches.
 
         Raises:
-            UsageError: too few samples, values that are not finite, no layer that can be read.
+            UsageError: there are too few samples, values are not finite, or no layer can be read.
         """
 
     def margins(self, recorded: RecordedPass) -> Floats:
         """Margins, which say how unusual each sample is after each layer, float64[layers, samples].
 
-        There is one row where no layers are read. Margins of weights are the same for all samples.
+        There is one row if no layers are read. Margins of weights are the same for all samples.
         """
 
 
@@ -83,9 +83,9 @@ DETECTORS: dict[str, Callable[..., InferenceDetector]] = {
     GoldenTest.kind: GoldenTest,
     Duplication.kind: Duplication,
 }
-"""Detectors in the order they are listed."""
+"""Detectors in the order in which they are listed."""
 ALL_DETECTORS = WithInstalled("detector", GROUP, DETECTORS)
-"""Detectors, with those of other packages."""
+"""Detectors, including those of other packages."""
 
 
 def make_detector(what: str | InferenceDetector, layers: Iterable[str] = (), seed: int = 0) -> InferenceDetector:
@@ -94,12 +94,12 @@ def make_detector(what: str | InferenceDetector, layers: Iterable[str] = (), see
     Several texts joined by ``+`` give a combination.
 
     Args:
-        what: Text like ``dr-dna:bins=64`` or ``dr-dna+weight-integrity+abft``; a detector is returned as it is.
-        layers: Globs over names of modules that rules on activations read; without: a choice of their own.
+        what: Text like ``dr-dna:bins=64`` or ``dr-dna+weight-integrity+abft``; a detector object is returned unchanged.
+        layers: Globs over names of modules that rules on activations read; by default they choose themselves.
         seed: Seed of the choice of sites.
 
     Raises:
-        UsageError: there is no such detector, or it has no such parameter; a detector is given with ``layers``.
+        UsageError: there is no such detector, it has no such parameter, or a detector object is given with ``layers``.
 
     >>> make_detector("dr-dna+weight-integrity:slices=8").name
     'dr-dna+weight-integrity:slices=8'
@@ -139,7 +139,7 @@ def _check_detector(detector: Any, layers: tuple[str, ...] = ()) -> InferenceDet
 def check_can_be_stored(detector: InferenceDetector) -> None:
     """Raise ``UsageError`` for a detector that cannot be stored in a file.
 
-    Such as one of another package without a registered name.
+    An example is a detector of another package without a registered name.
     """
     for part in detector.parts if isinstance(detector, Combination) else (detector,):
         if type(part) in (ActivationDetector, WeightDetector, GoldenTest, Duplication):
@@ -160,6 +160,6 @@ def check_can_be_stored(detector: InferenceDetector) -> None:
 def largest_margins(detector: InferenceDetector, recorded: RecordedPass) -> Floats:
     """The largest margin over layers of each sample, float64[samples].
 
-    Thresholds are found for these margins, and compared with them.
+    Thresholds are determined from these margins, and compared with them.
     """
     return np.asarray(detector.margins(recorded).max(0))

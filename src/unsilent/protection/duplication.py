@@ -1,7 +1,7 @@
 """Duplication: layers are computed a second time with a copy of their weights, and the bits compared.
 
-Full duplication runs a copy of the whole model and compares its answer: the ceiling of what any detector can notice. With
-``layers`` or ``share``, only these layers are computed again, from the inputs that they had.
+Full duplication runs a copy of the whole model and compares its answer: no detector can find more. With ``layers`` or ``share``,
+only these layers are computed again, from the inputs that they had.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Duplication:
     """Computes the whole model or some of its layers twice, and compares the bits.
 
     Args:
-        layers: Globs over names of modules, joined by ``|``; empty: the whole model, or by ``share``.
-        share: Part of the parameters of these layers, 0 … 1, that is computed twice, the highest scores first. A layer
-            that does not fit in what is left is passed over.
-        scores: Vulnerability of each layer (such as a PVF of a campaign), by name of the module or a part of it; by default the
-            smallest layers are first, and of equal ones those that are first in the model.
+        layers: Globs over names of modules, joined by ``|``; if empty, the whole model, or the layers that ``share`` selects.
+        share: Share of the parameters of these layers, 0 … 1, that is computed twice; layers with the highest scores come first.
+            A layer that does not fit in the rest is skipped.
+        scores: Vulnerability of each layer (for example its PVF in a campaign), by name of the module or a part of it. By default
+            the smallest layers come first, and among equal ones those that are first in the model.
 
     Raises:
-        UsageError: a share that is not above 0 and at most 1.
+        UsageError: the share is not above 0 and at most 1.
     """
 
     kind: ClassVar[str] = "duplication"
@@ -94,7 +94,7 @@ class Duplication:
     def margins(self, recorded: RecordedPass) -> Floats:
         """Margins that are 1 where any bit differs and otherwise 0, float64[layers computed twice, samples].
 
-        One row if the whole model is computed twice.
+        There is one row if the whole model is computed twice.
         """
         with torch.no_grad():
             if self._copy is not None:

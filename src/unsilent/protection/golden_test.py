@@ -1,6 +1,6 @@
 """Golden test vector: the model answers a stored clean input again, and the bits of the answers are compared.
 
-It sees faults that stay, in weights or in a device, and no transient ones. A test costs a call of the model with few samples.
+It detects permanent faults in weights or in a device, but no transient ones. A test costs a call of the model with few samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GoldenTest:
 
     Args:
         samples: Number of samples of the first clean batch that are stored.
-        every: Calls from one test to the next. A run that judges a recovery is always tested.
+        every: Number of calls from one test to the next. A run that judges a recovery is always tested.
     """
 
     kind: ClassVar[str] = "golden-test"
@@ -67,12 +67,12 @@ class GoldenTest:
             run: Function that calls the model once, which must give the stored answer.
 
         Raises:
-            UsageError: it raises, or gives another answer.
+            UsageError: ``run`` raises an error, or gives another answer.
         """
         self._run, self.batch, self.answer = run, batch, answer
         try:
             reason = "" if self._passes(model) else "the model gives another answer to the stored input"
-        except Exception as error:  # of a model that is called in another way than it expects
+        except Exception as error:  # the error of a model that is called in another way than it expects
             reason = f"the model raised {kind_and_line(error)} for the stored input"
         if reason:
             raise UsageError(
@@ -82,7 +82,7 @@ class GoldenTest:
     def margins(self, recorded: RecordedPass) -> Floats:
         """Margins that are 1 if the answer to the stored input has changed and otherwise 0, float64[1, samples].
 
-        Also 0 in a call without a test.
+        They are also 0 in a call without a test.
         """
         is_due = recorded.judges_recovery or self._calls % self._every == 0
         self._calls += not recorded.judges_recovery

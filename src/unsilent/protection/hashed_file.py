@@ -1,7 +1,6 @@
 """Files of arrays and JSON in safetensors format with a hash of their content, for profiles and canaries.
 
-The hash is in the header, so that a file with a flipped bit is refused, not used with other values.
-Nothing in a file is executed.
+The hash is in the header, so that a file with a flipped bit is refused. Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from unsilent.sites.memory import content_of
 
 Arrays = dict[str, Tensor]
 _HASH = "xxh3-128"
-"""Key of the header under which `_content_hash` stands."""
+"""Key of `_content_hash` in the header."""
 _TENSOR = "tensor of the file"
 
 
@@ -35,9 +34,9 @@ class FileKind:
     """A kind of file with a hash of its content, such as a profile.
 
     Attributes:
-        name: Key in the header, and noun in errors.
+        name: Key in the header, and noun in error messages.
         formats, version: Together the format in the header, like ``unsilent/activation-profile/4``.
-        what: Noun of a file, with its article.
+        what: Noun for a file, with its article.
         made_by: The command that writes it.
     """
 

@@ -1,8 +1,8 @@
 """Readers of layers: they reduce each run of a layer to a few numbers per sample, which rules judge.
 
-The first dimension of an output is the sample. Channels are the second dimension of what convolutions, batch norms and what
-follows them give, and the last one of what all other layers give; the rest are positions. A reader is made with the first output
-that it sees, and with the weights that are right.
+The first dimension of an output is the sample. Channels are the second dimension of the outputs of convolutions, batch norms and
+the layers that follow them, and the last dimension of all other outputs; the other dimensions are positions. A reader is made
+with the first output that it gets, and with the right weights.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from unsilent.protection.layer_watch import LayerRun, module_name
 from unsilent.sites.modules import named_modules
 
 Reader = Callable[[LayerRun, Tensor | None], Tensor]
-"""Takes a run of a layer, and memory to write to; returns float32[samples, numbers] on the device of the output."""
+"""Function of a run of a layer and of memory to write to; returns float32[samples, numbers] on the device of the output."""
 SITES_OF_LAYER = 16
-"""Channels whose means are read, besides the ends of the whole output."""
+"""Number of channels whose means are read, besides the smallest and largest value of the output."""
 QUANTILE_LEVELS = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 QUANTILE_VALUES = 1024
-"""Values of a sample, equally far apart in memory, that quantiles are taken of."""
+"""Number of values of a sample, equally spaced in memory, that quantiles are computed from."""
 _CHANNELS_SECOND = (
     nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.modules.pooling._MaxPoolNd,
     nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
@@ -37,13 +37,13 @@ _WITH_CHECKSUM = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 READING_SHARE, MEMORY_SHARE = 0.008, 0.0015
 """Shares of a model's computing time and of its weights' memory that reading sites may take."""
 FEWEST_LAYERS, MOST_LAYERS_OF_SMALL, SMALL = 8, 128, 10**8
-"""Layers that are read whatever it costs; those of a small model, of fewer multiplications for a sample: it computes quickly
-whatever is read, so that finding more is worth more than keeping to the share."""
+"""Number of layers that are read whatever the cost; most layers read of a small model; and the multiplications per sample below
+which a model is small. A small model is fast whatever is read, so detecting more matters more than the share."""
 STRIDES = (1, 2, 4, 8, 16)
-"""Strides of the positions that are read: every one, every second one …"""
+"""Strides of the positions that are read: every position, every second one …"""
 OPERATIONS_OF_VALUE, OPERATIONS_OF_LAYER, OPERATIONS_OF_SCORE = 60, 16_000_000, 60_000_000
-"""Multiplications in products that take as long as reading a value, as the calls that read a layer, and as scoring all: measured
-on one core of a CPU, where 6.8 billion multiplications of a Llama took 108 ms."""
+"""Numbers of multiplications that take as long as reading a value, as the calls that read a layer, and as scoring all layers.
+Measured on one CPU core, where 6.8 billion multiplications of a Llama took 108 ms."""
 BYTES_OF_LAYER = 6500
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
@@ -53,7 +53,7 @@ class ChosenLayers(NamedTuple):
 
     Attributes:
         modules: Names of modules.
-        stride: Every how many positions are read.
+        stride: Distance between two positions that are read.
     """
 
     modules: tuple[str, ...]
@@ -63,9 +63,10 @@ class ChosenLayers(NamedTuple):
 class LayerCosts:
     """Chooses the layers that are read by default.
 
-    These are all embedding tables, whose corrupted values norms hide from later layers, and products at equal distances in the
-    order in which they run, with the last one: as many as can be read within a share of the time that all products take. Of
-    these layers every position is read, or every second one and so on. Of a small model all layers are read.
+    These are all embedding tables, because norms hide their corrupted values from later layers, and products at equal distances
+    in the order in which they run, including the last one: as many as can be read within a share of the time of all products.
+    Every position of these layers is read, or every second one and so on. In a small model up to `MOST_LAYERS_OF_SMALL` layers
+    are read.
     """
 
     def __init__(self) -> None:
@@ -112,8 +113,8 @@ class _Cost:
     """Numbers of multiplications and values of the runs of a layer in one pass.
 
     Attributes:
-        is_table: Whether it looks up values instead of multiplying.
-        values, values_of_sites: All that it gives, and those of the channels that are read with a stride.
+        is_table: Whether the layer looks up values instead of multiplying.
+        values, values_of_sites: Number of all output values, and of those in the channels that are read with a stride.
     """
 
     is_table: bool
@@ -138,9 +139,9 @@ class LayerReaders:
     """Readers of layers, each created when its layer is first read.
 
     Args:
-        kind: Reading, one of `unsilent.detectors.activations.rule.READINGS`.
+        kind: Kind of reading, one of `unsilent.detectors.activations.rule.READINGS`.
         seed: Seed of the choice of sites.
-        stride: Every how many positions of sites are read.
+        stride: Distance between two positions of sites that are read.
     """
 
     def __init__(self, kind: str, seed: int, stride: int = 1) -> None:
@@ -182,7 +183,7 @@ class LayerReaders:
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
         """The numbers read of a run, float32[samples, numbers].
 
-        Written to ``memory`` if given.
+        They are written to ``memory`` if it is given.
         """
         if layer.name not in self._readers:
             if self._kind == CHECKSUM and isinstance(layer.compute, nn.Module):
@@ -215,13 +216,13 @@ class Scratch:
 def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1, scratch: Scratch | None = None) -> Reader:
     """Create the reader of a layer for a kind of reading.
 
-    One of `unsilent.detectors.activations.rule.READINGS`.
+    The kind is one of `unsilent.detectors.activations.rule.READINGS`.
 
     Args:
-        layer: A run of it, with the weights that are right.
+        layer: A run of the layer, with the right weights.
         seed: Seed of the choice of sites.
-        stride: Every how many positions of sites are read.
-        scratch: Memory that it may share with other readers.
+        stride: Distance between two positions of sites that are read.
+        scratch: Memory that the reader may share with other readers.
     """
     if kind == SITES:
         return _site_reader(layer, seed + crc32(layer.module_name.encode()), stride, scratch or Scratch())
@@ -250,10 +251,10 @@ def _has_planes(layer: LayerRun) -> bool:
 def _site_reader(layer: LayerRun, seed: int, stride: int, scratch: Scratch) -> Reader:
     """A reader of the means of some channels over positions, and of the smallest and largest value.
 
-    Channels are equally far apart, and so are positions along their first dimension; both begin at places that the seed chooses,
-    so that layers read different positions. The smallest and the largest value are those of all channels, but with a stride only
-    of the same channels as the means where the values of a channel lie next to one another, as that is what is quick to read.
-    These are copied first, because their first reading, from far apart, takes longest.
+    Channels are equally spaced, and so are positions along their first dimension. Both begin at places that the seed chooses, so
+    that layers read different positions. The smallest and the largest value are those of all channels. With a stride, and if the
+    values of a channel are adjacent in memory, they are only those of the channels of the means, which are quick to read. These
+    are copied first, because their first reading, from distant memory, takes longest.
     """
     axis, ndim = channel_axis(layer), layer.output.ndim
     channels = layer.output.shape[axis]
@@ -267,7 +268,7 @@ def _site_reader(layer: LayerRun, seed: int, stride: int, scratch: Scratch) -> R
     site_slices, value_axes = tuple(where), tuple(range(1, ndim))
     strided = (*[slice(None)] * (positions[0] if positions else 1), slice(first_position, None, stride))
     last: list[Tensor] = []
-    """The memory of the last call, and its parts."""
+    """Memory of the last call, and its parts."""
 
     def read(layer: LayerRun, memory: Tensor | None) -> Tensor:
         value = layer.output
@@ -302,7 +303,7 @@ def _read_range(layer: LayerRun) -> Tensor:
 def _read_quantiles(layer: LayerRun) -> Tensor:
     """Quantiles of each sample, estimated from some of its values.
 
-    Smallest and largest value are those of all values.
+    The smallest and largest value are exact, over all values.
     """
     flat = layer.output.flatten(1)
     some = flat[:, :: max(1, flat.shape[1] // QUANTILE_VALUES)].float().sort(1).values
@@ -313,12 +314,8 @@ def _read_quantiles(layer: LayerRun) -> Tensor:
 def read_product(layer: LayerRun) -> Tensor:
     """The largest checksum residual of each sample of a product or attention, in rounding errors.
 
-    Computed from the inputs.
-
-    The largest of the sample, computed from the inputs.
-
-    The checksum is the sum over the last dimension: of a product A B it is A (B 1), of attention it is attention to (V 1). The
-    probabilities of attention are computed again for it.
+    The checksum is the sum over the last dimension, computed from the inputs: A (B 1) for a product A B, and attention to (V 1)
+    for attention, whose probabilities are computed again.
     """
     wide = torch.float64 if layer.output.dtype == torch.float64 else torch.float32
     first, *rest = (
@@ -343,7 +340,7 @@ class SummedWeights(NamedTuple):
     Attributes:
         weights: [groups, inputs, ...], in float32 or float64.
         magnitudes: Sums of absolute values.
-        biases: [groups]; None without biases.
+        biases: [groups]; ``None`` if there are no biases.
         bias_magnitudes: Sums of absolute values.
     """
 
@@ -368,7 +365,7 @@ def sum_weights(module: nn.Module) -> SummedWeights:
 def checksum_reader(module: nn.Module, summed: SummedWeights) -> Callable[[LayerRun], Tensor]:
     """A function that returns the largest checksum residual of each sample, in rounding errors.
 
-    The checksum is the sum over output channels, expected from weights that were right.
+    The checksum is the sum over output channels, expected from the right weights.
 
     |sum of outputs - (input applied to the summed weights)| / (epsilon * input magnitudes applied to summed weight magnitudes)
     """
@@ -392,7 +389,7 @@ def checksum_reader(module: nn.Module, summed: SummedWeights) -> Callable[[Layer
         size = apply(layer_input.abs(), summed.magnitudes, summed.bias_magnitudes)
         expected = apply(layer_input, summed.weights, summed.biases)
         residual: Tensor = (total - expected).abs() / (epsilon * size).clamp_min(torch.finfo(dtype).tiny)
-        # NaN and infinity of inputs are found where they arise; here they would hide what this layer adds.
+        # NaN and infinity of inputs are found in the layer that causes them; here they would hide errors of this layer.
         return residual.flatten(1).amax(1, keepdim=True).float()
 
     return read

@@ -1,11 +1,11 @@
 """Hooks that report each run of a layer of a model to a listener, in the order in which layers run.
 
 Layers are modules without children (and `torch.nn.MultiheadAttention`, whose children do not run) that return a tensor of
-floating-point numbers, or a tuple that begins with one. With ``functions``, products and attention that are no module's own work
-(`WATCHED_FUNCTIONS`) are layers as well. What happens between layers is seen in the next one.
+floating-point numbers, or a tuple that begins with one. With ``functions``, products and attention outside these modules
+(`WATCHED_FUNCTIONS`) are layers as well. Changes between layers show in the next layer.
 
-Names: ``head`` is the first run of a module in a forward pass, ``head#2`` the second one. Passes of the same call after its first
-one, such as the decoding steps of ``generate()``, see other inputs and have names of their own: ``head@later``.
+Names: ``head`` is the first run of a module in a forward pass, ``head#2`` the second one. Later passes of the same call, for
+example the decoding steps of ``generate()``, have other inputs and separate names: ``head@later``.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ WATCHED_FUNCTIONS: Mapping[Any, str] = {
     torch.bmm: "matmul", torch.Tensor.bmm: "matmul",
     nn.functional.scaled_dot_product_attention: "scaled_dot_product_attention",
 }  # fmt: skip
-"""Functions that are layers, and the names of their runs."""
+"""Functions that count as layers, and the names of their runs."""
 
 
 class LayerRun(NamedTuple):
     """One run of a layer: its inputs and output.
 
     Attributes:
-        name: Name of the module or function; see the text of this file.
+        name: Name of the module or function; see the module's docstring.
         number: Number of the forward pass in its call, from 1.
         compute: The module or function.
-        inputs, named_inputs: What it was called with.
-        output: [samples, ...], the tensor that it returned, or the first of a tuple.
+        inputs, named_inputs: Positional and keyword arguments of the call.
+        output: [samples, ...], the returned tensor, or the first of a returned tuple.
     """
 
     name: str
@@ -67,7 +67,7 @@ class LayerRun(NamedTuple):
 
 
 Listener = Callable[[LayerRun], Tensor | None]
-"""Function that is called with each run of a layer; what it returns replaces the output."""
+"""Function that is called with each run of a layer; a tensor that it returns replaces the output."""
 
 
 def module_name(run: str) -> str:
@@ -78,7 +78,7 @@ def module_name(run: str) -> str:
 def first_tensor(output: Any) -> Tensor | None:
     """The floating-point tensor that a layer returned, or the first of a tuple.
 
-    None for any other output.
+    Returns ``None`` for any other output.
     """
     value = output[0] if isinstance(output, tuple) and output else output
     return value if isinstance(value, Tensor) and value.is_floating_point() and value.ndim and value.numel() else None
@@ -109,8 +109,8 @@ class LayerWatch(Hooked):
     Args:
         model: Model whose layers are watched while there is a listener.
         layers: Globs over names of modules.
-        wanted: Names of runs; the listener is called for these alone. None: for all.
-        functions: Whether functions are layers, too; only within `listening`.
+        wanted: Names of the runs that the listener is called for; ``None`` for all.
+        functions: Whether functions are layers too; only within `listening`.
 
     Raises:
         UsageError: a glob matches no layer, or the model is compiled.
@@ -155,7 +155,7 @@ class LayerWatch(Hooked):
             self._listener = None
 
     def __deepcopy__(self, memo: object) -> Self:
-        return self  # so that a copy of the model does not copy what listens to the model
+        return self  # so that a copy of the model does not copy its listener
 
     def _begin_pass(self, *_: Any) -> None:
         self._runs.clear()
@@ -188,7 +188,7 @@ class LayerWatch(Hooked):
         if not torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack():
             changed = self._listener(layer)
         else:
-            with torch.no_grad(), no_dispatch():  # so that modes that inject faults see none of this
+            with torch.no_grad(), no_dispatch():  # so that modes that inject faults do not see these calls
                 changed = self._listener(layer)
         return changed if changed is None or value is output else (changed, *output[1:])
 

@@ -21,8 +21,8 @@ class LiveReadings:
     """Readings and margins of one detector during a call.
 
     Attributes:
-        names: Names of the layers that rows of `margins` stand for.
-        margins: Margins of forward passes that have ended, or of layers so far in mode ``early``: float64[n] each.
+        names: Names of the layers of the rows of `margins`.
+        margins: Margins of ended forward passes, or in mode ``early`` of the layers so far: float64[n] each.
     """
 
     def __init__(self, detector: ActivationDetector, is_early: bool) -> None:
@@ -46,7 +46,7 @@ class LiveReadings:
     def add(self, layer: LayerRun) -> Floats | None:
         """Read a layer.
 
-        Returns its margins in mode ``early``, float64[samples], or None if it is not judged now.
+        In mode ``early`` its margins are returned, float64[samples]. ``None`` if it is not judged now.
         """
         columns = self._columns.get(layer.name)
         if columns is None or len(layer.output) != self._samples:
@@ -81,7 +81,7 @@ class LiveReadings:
     def _prepare(self, output: Tensor) -> None:
         """Allocate memory for the readings of all layers, on the device of the first layer.
 
-        float32[samples, numbers of all layers].
+        Its shape is float32[samples, numbers of all layers].
         """
         if len(self._buffer) != self._samples or (self._buffer.device != output.device and not self._written):
             self._buffer = torch.zeros(self._samples, self._width, device=output.device)

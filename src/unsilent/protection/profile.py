@@ -1,9 +1,9 @@
 """Profile of a model: the calibrated detector and the threshold of its margins, stored in a file.
 
-The samples are divided: from the first ones the detector learns, the others give the threshold. No sample is in both. The file is
-in safetensors format, with everything but arrays as JSON in its header. What follows from the weights alone, such as checksums,
-is not in it: it is computed from the model that the profile is used with, whose weights must be those that it was made of.
-The header has a hash of all of the content, so that a file with a flipped bit is refused, not used with another threshold.
+The samples are divided: the detector learns from the first ones, and the others give the threshold. No sample is in both. The
+file is in safetensors format, with everything but arrays as JSON in its header. Data that follows from the weights alone, for
+example checksums, is not stored but computed from the model that the profile is used with; its weights must be those that the
+profile was made from. The header has a hash of the whole content, so that a file with a flipped bit is refused.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Profile:
     """A calibrated detector and its threshold.
 
     Attributes:
-        detector: Detector as it was calibrated with a model.
-        layers: Globs over names of modules that it was restricted to; empty: its own choice.
+        detector: Detector, calibrated with a model.
+        layers: Globs over names of modules that the detector was restricted to; empty if it chose layers itself.
         rate: Rate of false alarms, per sample and call.
         seed: Seed of the choice of sites.
-        samples: Number of samples that the threshold was taken of.
+        samples: Number of samples that the threshold was computed from.
         model: Fingerprint of the weights.
         dtypes: Dtypes of the weights.
         threshold: A margin above it is an alarm.
-        passes: Most forward passes of a call that the threshold was taken of; 0: not known. The margin of a call is the largest
-            of its passes, so the rate holds for calls of at most as many.
+        passes: Largest number of forward passes in a call that the threshold was computed from; 0 if unknown. The margin of a
+            call is the largest of its passes, so the rate holds for calls of at most as many passes.
     """
 
     detector: InferenceDetector
@@ -140,15 +140,16 @@ def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor
 
 
 def load_profile(path: str | Path, model: nn.Module, run: Callable[[nn.Module, Any], Any] = call_model) -> Profile:
-    """Read a profile from a file, for the model that it was made of.
+    """Read a profile from a file, for the model that it was made from.
 
     Args:
         path: A file of `Profile.save`.
-        model: Model that the profile is of.
-        run: Function that calls the model once, as in `make_profile`; ``golden-test`` needs the same one.
+        model: Model that the profile was made from.
+        run: Function that calls the model once, as in `make_profile`; ``golden-test`` needs the same function.
 
     Raises:
-        UsageError: any other file or model, or a ``run`` that does not give the stored answer of ``golden-test``.
+        UsageError: the file is not a profile, the model is another one, or ``run`` does not give the stored answer of
+            ``golden-test``.
     """
     with _FILE.reading(path) as (text, arrays):
         detector = make_detector(text["detector"], text["layers"], text["seed"])
@@ -192,7 +193,7 @@ def _restore_part(
 def model_fingerprint(model: nn.Module) -> str:
     """Hash of all parameters, buffers and packed weights, as 16 hex digits.
 
-    Of their names, dtypes, shapes and bits.
+    The hash covers their names, dtypes, shapes and bits.
     """
     tensors = named_tensors(model)
     hasher = tensors_hasher((*tensors.values(), *_packed_values(model)))
@@ -232,18 +233,18 @@ def make_profile(
 
     Args:
         model: Model in eval mode, with the right weights.
-        batches: Inputs of ``run``. The first part is learnt from, the last part gives the threshold, so keep altered copies of
-            one original together.
+        batches: Inputs of ``run``. The detector learns from the first part, and the last part gives the threshold, so keep
+            altered copies of one original together.
         detector: Text of the detector, see `make_detector`, or a detector of your own.
         rate: Rate of false alarms, per sample and call of at most as many forward passes as in ``batches``.
-        layers: Globs over names of modules that are read; by default a choice of the detector's.
+        layers: Globs over names of modules that are read; by default the detector chooses.
         run: Function that calls the model once.
         seed: Seed of the choice of sites.
 
     Raises:
-        UsageError: too few samples for the rate, batches that the model cannot be called with or with NaN, values of layers that
-            are not finite, no layer that can be read, a compiled model, a model in training mode, or parameters
-            or buffers that change in clean calls with ``weight-integrity``.
+        UsageError: there are too few samples for the rate; batches contain NaN or do not fit the model; values of layers are not
+            finite; no layer can be read; the model is compiled or in training mode; or, with ``weight-integrity``, parameters or
+            buffers change in clean calls.
     """
     reject_compiled(model)
     reject_training_mode(mode_readers(model))

@@ -5,13 +5,13 @@
     guarded.verdict.flagged        # bool[samples]
 
 Mode ``end``: margins are computed once after each forward pass, with one transfer to the host. Mode ``early``: after each layer,
-so that a faulty pass can end at the first layer whose margin is above the threshold. What is done about an alarm are
-steps in a fixed order, the rungs of a ladder (`unsilent.protection.recovery_ladder`). If an alarm stays, the last answer is
-returned, marked as not recovered.
+so that a faulty pass can end at the first layer whose margin is above the threshold. After an alarm, recovery steps are tried in
+a fixed order, the rungs of a ladder (`unsilent.protection.recovery_ladder`). If the alarm persists, the last answer is returned,
+marked as not recovered.
 
 Only the rungs ``clamp`` and ``zero`` change an answer, and only after an alarm; everything else returns the model's own bits.
-One exception: detectors that read layers can turn the fused path of `torch.nn.MultiheadAttention` off, and ``abft``, which reads
-nothing of that module, always does. Answers of such a model can then differ by rounding.
+One exception: detectors that read layers can turn off the fused path of `torch.nn.MultiheadAttention`, and ``abft``, which does
+not read that module, always does. Answers of such a model can then differ by rounding.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Verdict:
 
     Attributes:
         flagged: bool[n], samples with an alarm in the first run of the call.
-        margins: float64[n], the largest of each sample in that run.
+        margins: float64[n], largest margin of each sample in that run.
         threshold: Threshold of margins.
-        layer: The first layer with an alarm; empty where no layer has one.
+        layer: First layer with an alarm; empty if no layer has one.
         detectors: Detectors with an alarm in that run.
-        weights: Parameters and buffers that were found corrupted, with elements and bits: those that were repaired, then those
-            that were not. Empty without a detector or a recovery that looks at weights.
-        action: Action on the alarm: empty, or the last rung that was tried.
-        recovered: Whether there was no alarm in the last run of the call. It does not say that the answer is right: what no
-            detector sees stays, and an answer from ``elsewhere`` counts as recovered without being judged.
+        weights: Corrupted parameters and buffers, with elements and bits: first the repaired ones, then the others. Empty without
+            a detector or a recovery that checks weights.
+        action: Last rung that was tried on the alarm; empty if there was none.
+        recovered: Whether there was no alarm in the last run of the call. The answer can still be wrong: detectors can miss a
+            fault, and an answer from ``elsewhere`` counts as recovered without being judged.
     """
 
     flagged: np.ndarray[Any, np.dtype[np.bool_]]
@@ -82,26 +82,26 @@ class _AlarmInLayer(Exception):
 class ProtectedModel(Closing):
     """A model with a profile that checks each call.
 
-    It is called as the model is, and has the attributes of the model.
+    It is called like the model, and has the attributes of the model.
 
     Args:
-        model: Model that the profile is of.
+        model: Model that the profile was made from.
         profile: Profile from `make_profile` or a file.
         mode: ``end`` or ``early``, see the module.
         recovery: Rungs of the ladder, of `unsilent.protection.recovery_ladder.RUNGS`.
-        elsewhere: Function that is called as the model is, or a device for a copy of the model, for the rung of that name.
-            After `generate`, the ``generate`` of either is called, if it has one.
+        elsewhere: Function that is called like the model, or a device for a copy of the model, for the rung ``elsewhere``. After
+            `generate`, its own ``generate`` is called, if it has one.
 
     Raises:
-        UsageError: another model, an unknown mode or rung, a rung that the mode or detector has no use for. Of a call: the guard
-            is closed, no calibrated layer was read, or the model was put into training mode, compiled or had tensors replaced
-            since ``weight-integrity`` took their checksums.
+        UsageError: the model is not the profile's, the mode or a rung is unknown, or a rung does not fit the mode or detector. In
+            a call: the guard is closed, no calibrated layer was read, or the model was put into training mode, was compiled or
+            had tensors replaced since ``weight-integrity`` took their checksums.
 
     Attributes:
-        verdict: Verdict of the last call; None before.
-        verdicts: Verdicts of the last thousand calls with an alarm.
-        nbytes: Memory that detection and repair take besides the model, a golden copy apart.
-        golden_bytes: Memory of the golden copy, on the host.
+        verdict: Verdict on the last call; ``None`` before the first call.
+        verdicts: Verdicts on the last thousand calls with an alarm.
+        nbytes: Memory in bytes that detection and repair take besides the model, without the golden copy.
+        golden_bytes: Memory of the golden copy on the host, in bytes.
     """
 
     def __init__(
@@ -154,10 +154,10 @@ class ProtectedModel(Closing):
         """Call the model's ``generate`` and check every forward pass in it.
 
         The margin is the largest of all passes, so more passes than in calibration give more false alarms than the rate of the
-        profile; a ``UserWarning`` says so. Calibrate with as many new tokens as will be generated at most.
+        profile; a ``UserWarning`` is given then. Calibrate with the largest number of new tokens that will be generated.
 
         Raises:
-            UsageError: the profile is of single forward passes, so that it knows nothing of decoding steps.
+            UsageError: the profile was made from single forward passes, without decoding steps.
         """
         if self._ranges and not any(name.endswith(LATER) for name in self._ranges):
             raise UsageError(
@@ -254,7 +254,7 @@ class ProtectedModel(Closing):
     def _warn_of_passes(self) -> None:
         """Warn of a call with more forward passes than calls of the calibration had.
 
-        The rate of false alarms does not hold for it.
+        The false-alarm rate does not hold for such a call.
         """
         if self._live and self._watch.passes > self._profile.passes > 0:
             warnings.warn(
@@ -274,7 +274,7 @@ class ProtectedModel(Closing):
     ) -> tuple[Any, Verdict]:
         """Call the model once, and return the output and the verdict.
 
-        The output is None if an alarm stopped the call.
+        The output is ``None`` if an alarm stopped the call.
         """
         self._samples = count_samples((args, kwargs))
         self._first_layer, self._may_stop, self._layers, output = "", may_stop, [], None
@@ -362,7 +362,7 @@ class ProtectedModel(Closing):
     def _add(self, layer: LayerRun) -> Floats:
         """Read a layer, and return its largest margins in mode ``early``, float64[samples].
 
-        Minus infinity in mode ``end``.
+        In mode ``end`` they are minus infinity.
         """
         margins = [(live.detector, live.add(layer)) for live in self._live]
         scaled = [self._scaled(detector, row) for detector, row in margins if row is not None]
@@ -398,14 +398,14 @@ def protect(
     Args:
         model: Model in eval mode, with the right weights.
         calibration: Batches of clean inputs, or a profile.
-        detector: Text of a detector or of several, like ``dr-dna+weight-integrity:slices=64``, or a detector of your own. A
-            profile has its own. ``abft`` does not see `torch.nn.MultiheadAttention`.
-        recovery: Actions on an alarm: rungs of `unsilent.protection.recovery_ladder`.
-        mode: Moment at which layers are judged: ``end`` of the pass or ``early``.
+        detector: Text of one or several detectors, like ``dr-dna+weight-integrity:slices=64``, or your own detector; not used
+            with a profile, which has its own. ``abft`` does not read `torch.nn.MultiheadAttention`.
+        recovery: Actions on an alarm: rungs from `unsilent.protection.recovery_ladder`.
+        mode: Time at which layers are judged: at the ``end`` of the pass, or ``early``, after each layer.
         rate: Rate of false alarms, per sample and call.
-        layers: Globs over names of modules that are read; by default a choice of the detector's.
-        run: Call with a batch of the calibration; for ``generate()``: ``lambda model, batch: model.generate(**batch)``.
-        elsewhere: Function, or a device for a copy of the model, for the recovery of that name.
+        layers: Globs over names of modules that are read; by default the detector chooses.
+        run: Calls the model with a calibration batch; for ``generate()``: ``lambda model, batch: model.generate(**batch)``.
+        elsewhere: Function, or a device for a copy of the model, for the recovery ``elsewhere``.
         seed: Seed of the choice of sites.
 
     Raises:

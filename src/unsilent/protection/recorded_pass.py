@@ -1,7 +1,7 @@
 """Record of a call with the inputs and outputs of all layers, so that many detectors can judge the same run.
 
-Nothing in a record changes later: tensors are copies. Recording changes no bit of the output, and modes that inject faults into
-operations do not see it.
+A record does not change later, as its tensors are copies. Recording changes no bit of the output, and modes that inject faults
+into operations do not see it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class RecordedPass:
     """Record of one call ``run(model, batch)``.
 
     Attributes:
-        model, run, batch: What was called.
-        output: A copy of what was returned.
-        layers: Runs of layers in their order, of all forward passes in the call.
-        samples: Samples of the batch, as `count_samples` counts them.
-        readings: Readings of layers so far, float64[samples, numbers], so that several detectors read once.
-        judges_recovery: Whether it was run after an alarm: detectors that act in some calls only then check everything, and
-            their turns do not advance.
+        model, run, batch: Model, function and batch of the call.
+        output: Copy of the returned output.
+        layers: Runs of layers in order, over all forward passes in the call.
+        samples: Number of samples in the batch, as counted by `count_samples`.
+        readings: Readings of layers so far, float64[samples, numbers], which several detectors share.
+        judges_recovery: Whether the call was made after an alarm. Detectors that check a part in each call, or check only some
+            calls, then check everything, and their turns do not advance.
     """
 
     model: nn.Module
@@ -53,13 +53,13 @@ def record_pass(
     """Call a model, and record the inputs and outputs of its layers.
 
     Args:
-        model: May have faults injected, now or while it runs.
+        model: Model to call; faults may be injected before or while it runs.
         run: Function that evaluates a batch once.
         batch: Input of ``run``.
         keep_layers: Whether runs of layers are kept.
 
     Raises:
-        UsageError: the batch or the output has no tensor, they have different numbers of samples, or the model is compiled.
+        UsageError: the batch or the output has no tensor, their numbers of samples differ, or the model is compiled.
     """
     samples = count_samples(batch)
     layers: list[LayerRun] = []

@@ -2,10 +2,10 @@
 
 ``layer``      run the layer again from its inputs (mode ``early``): undoes a transient fault in it
 ``rerun``      run the whole call again: undoes any transient fault
-``repair``     weights by checksums and parity, then the call again; what cannot be restored for certain is left alone
-``golden``     all weights from a copy in the memory of the host, then the call again
-``clamp``      the call again, with outputs of layers limited to the range of clean samples
-``zero``       the call again, with values outside of that range set to 0
+``repair``     restore weights by checksums and parity if their bits are certain, then run the call again
+``golden``     restore all weights from a copy in host memory, then run the call again
+``clamp``      run the call again, with outputs of layers limited to the range of clean samples
+``zero``       run the call again, with values outside of that range set to 0
 ``elsewhere``  another function or device answers
 ``abstain``    `CorruptedAnswer` is raised instead of returning an answer with an alarm
 
@@ -55,10 +55,10 @@ class WeightRepair:
 
     Args:
         has_parity: Whether bad blocks can be repaired by parity.
-        has_copy: Whether there is a copy of all tensors in the memory of the host.
+        has_copy: Whether a copy of all tensors is kept in host memory.
 
     Attributes:
-        parity_bytes, copy_bytes: Memory that they take.
+        parity_bytes, copy_bytes: Memory of the parity and of the copy, in bytes.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class WeightRepair:
     def repair(self) -> tuple[tuple[CorruptedWeights, ...], tuple[CorruptedWeights, ...]]:
         """Repair bad blocks by parity.
 
-        Returns the weights that were repaired, and those that were not.
+        Returns the repaired weights and the weights that could not be repaired.
         """
         assert self._integrity is not None
         repair = self._integrity.repair()
@@ -95,16 +95,16 @@ class WeightRepair:
 
 
 Elsewhere = Callable[[bool, tuple[Any, ...], dict[str, Any]], Any]
-"""Answers in the place of the model: takes whether ``generate`` was called, and what it was called with."""
+"""Function that answers instead of the model: takes whether ``generate`` was called, and the arguments of the call."""
 
 
 def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, model: nn.Module) -> Elsewhere:
     """The function that answers instead of the model, given or made from a copy of the model on a device.
 
-    After ``generate``, it is the ``generate`` of either; a function that has none is called itself.
+    After ``generate``, the ``generate`` of the function or copy answers; a function that has none is called itself.
 
     Raises:
-        UsageError: neither is given, or there is no such device.
+        UsageError: neither a function nor a device is given, or there is no such device.
     """
     if elsewhere is None:
         raise UsageError(

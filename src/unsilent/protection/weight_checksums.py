@@ -6,8 +6,9 @@ The checksum of a block of 64-bit signed words w_i, modulo 2**64:
 
 so that the lower half of a word counts times f_i and the upper half times h_i = 2**32 f_i + g_i. All f_i and h_i are odd and
 differ from one another modulo 2**32, whatever their signs. Every change within one half of a word, and every two flipped bits,
-therefore change the checksum; any other change does but for a chance of about 2**-64, or 2**-32 where all flipped bits are the
-highest of their halves. A flipped bit changes it by plus or minus 2**b times a factor, and is found from the difference alone.
+therefore change the checksum. Any other change is missed with a probability of about 2**-64, or 2**-32 if all flipped bits are
+the highest of their halves. A flipped bit changes it by plus or minus 2**b times a factor, and is found from the difference
+alone.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def checksums(words: Tensor, seed: int = 0) -> Tensor:
     """Checksum of each block, int64[blocks]; ``words`` has the blocks as rows.
 
     Args:
-        seed: Seed of the factors; those of 0 have the properties above.
+        seed: Seed of the factors; the factors of seed 0 have the properties above.
     """
     whole, upper = factors(words.shape[1], words.device, seed)
     return (words * whole).addcmul_(words >> 32, upper).sum(1)
@@ -57,11 +58,11 @@ def checksums(words: Tensor, seed: int = 0) -> Tensor:
 def correct(words: Tensor, checksum: Tensor) -> Correction | None:
     """Correct one or two flipped bits so that the block has the checksum.
 
-    Returns None if there is no such block, or more than one.
+    Returns ``None`` if there is no such correction, or more than one.
 
     Args:
-        words: int64[words], with another checksum.
-        checksum: int64, of the block as it was.
+        words: int64[words], a block with another checksum.
+        checksum: int64, checksum of the original block.
     """
     missing = checksum - checksums(words[None])[0]
     whole, upper = factors(len(words), words.device)

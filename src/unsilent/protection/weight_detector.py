@@ -20,8 +20,7 @@ class WeightDetector:
     """Checks the weights after each call; detects faults in parameters and buffers only.
 
     Args:
-        slices: A call checks one of this many slices of the memory, the next one at each call. A run that judges a recovery
-            checks all of them.
+        slices: Number of slices of the memory; each call checks the next slice. A run that judges a recovery checks all of them.
 
     Attributes:
         bad_blocks: Bad blocks that the last check found.
@@ -62,7 +61,7 @@ class WeightDetector:
     def check_unchanged(self, model: nn.Module) -> None:
         """Raise ``UsageError`` if clean calls have changed tensors.
 
-        Corruption of these tensors could not be distinguished.
+        Corruption of these tensors could not be distinguished from such changes.
         """
         assert self.integrity is not None, "calibrate comes first"
         if changed := self._replaced(model) or list(dict.fromkeys(block.tensor for block in self.integrity.check())):

@@ -1,14 +1,16 @@
 """Finds and repairs corrupted weights, with a checksum for each block of memory and parity of groups of blocks.
 
 Parameters and buffers are divided into blocks with a checksum each (`unsilent.protection.weight_checksums`). Blocks of one device
-are dealt to groups in turn, so that neighbours in memory are in different groups. The parity of a group is the XOR of its blocks.
+are assigned to groups in turn, so that neighbours in memory are in different groups. The parity of a group is the XOR of its
+blocks.
 
-- The only bad block of a group is known bit for bit, whatever happened to it: the XOR of parity and all others.
-- Of several bad blocks, those with one or two flipped bits are corrected by their checksums. Parity gives the one that cannot be
-  corrected so, if there is one.
+- A single bad block of a group is restored bit for bit, whatever happened to it: it is the XOR of the parity and all other
+  blocks.
+- Among several bad blocks, those with one or two flipped bits are corrected by their checksums. If only one cannot be corrected,
+  parity gives it.
 
-Each group has a digest besides, a sum of checksums with other factors. If the parity or the digest of a repaired group is not
-what it was, all of its bad blocks are left as they were.
+Each group also has a digest, a sum of checksums with other factors. If the parity or the digest of a repaired group differs from
+the original, all of its bad blocks are left unrepaired.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from unsilent.sites.modules import named_tensors, packed_weights
 MEMORY_SHARE = 0.0085
 """Share of the weights' memory that checksums and parity may take."""
 BLOCK_SIZES = (512, 1024, 2048)
-"""Bytes of a block; the fewer, the more flipped bits can be corrected."""
+"""Sizes of a block in bytes; with smaller blocks, more flipped bits can be corrected."""
 _DIGEST_SEED = 1
 _CHUNK_BYTES = 2**20
-"""Memory that is read together, so that little is needed besides."""
+"""Bytes that are read at a time, to need little additional memory."""
 
 
 class Block(NamedTuple):
@@ -53,9 +55,9 @@ class Repair(NamedTuple):
     """The result of a repair of bad blocks.
 
     Attributes:
-        repaired: Have the bits again that they had when checksums were taken.
-        refused: Were left alone: too much of their group is bad, or the parity is.
-        corrected: Elements and bits of the repaired blocks that were corrupted, a record for each block.
+        repaired: Blocks that again have the bits that they had when checksums were taken.
+        refused: Blocks that were left unrepaired, because too much of their group or its parity is bad.
+        corrected: Corrupted elements and bits of the repaired blocks, a record for each block.
     """
 
     repaired: tuple[Block, ...]
@@ -67,7 +69,7 @@ class Repair(NamedTuple):
 class _Part:
     """A tensor of a device, divided into blocks.
 
-    ``size``: bytes of a block; ``first``: number of its first block among those of the device.
+    ``size``: size of a block in bytes; ``first``: number of its first block among those of the device.
     """
 
     name: str
@@ -108,8 +110,8 @@ def choose_sizes(tensors: Iterable[int]) -> tuple[int, int]:
 
     ``tensors``: sizes of the tensors in bytes.
 
-    The smallest blocks with which checksums and parity stay within `MEMORY_SHARE`, and as many groups as that allows. Of weights
-    so small that nothing does, those that take least, in one group.
+    Blocks are the smallest with which checksums and parity stay within `MEMORY_SHARE`, with as many groups as that allows. If the
+    weights are so small that no size fits, the blocks that take least memory are used, in one group.
     """
     sizes = list(tensors)
     allowed = MEMORY_SHARE * sum(sizes)
@@ -155,7 +157,7 @@ class _Device:
         return [blocks.start + n for n in torch.cat(changed).nonzero().flatten().tolist()] if changed else []
 
     def repair(self, bad: Sequence[int]) -> dict[int, Tensor]:
-        """Restore the bits of bad blocks where they are known for certain.
+        """Restore the bits of bad blocks if they are known for certain.
 
         Returns the bits that differed, by number of the block.
         """
@@ -224,7 +226,7 @@ class _Device:
     def _digests(self) -> Tensor:
         """A digest of each group, int64[groups], to verify repairs.
 
-        The sum of other checksums of its blocks, each times an odd number.
+        The digest is the sum of checksums of its blocks with other factors, each times an odd number.
         """
         generator = torch.Generator().manual_seed(_DIGEST_SEED)
         digests = torch.zeros_like(self.parity[:, 0])
@@ -256,16 +258,17 @@ class WeightIntegrity:
     """Checksums and parity of the parameters and buffers of a model.
 
     Args:
-        model: Model whose bits are right. Tensors that change on purpose must not be checked later, or `renew` be called.
+        model: Model whose bits are right. If tensors change on purpose later, they must not be checked, or `renew` must be
+            called.
 
     Raises:
         UsageError: the model has no parameters and no buffers, or packed weights of quantised modules.
 
     Attributes:
-        nbytes: Memory that checksums and parity take: at most 0.85 % of the weights. Of weights of less than about 450 kB, or of
-            very many small tensors: at most 520 bytes, 1/64 of the weights and 8 bytes per tensor. Factors of checksums, which
-            are the same for all models (4 KiB at most), are not counted.
-        model_bytes: Memory that is checked.
+        nbytes: Memory of checksums and parity in bytes: at most 0.85 % of the weights. For weights of less than about 450 kB, or
+            very many small tensors: at most 520 bytes plus 1/64 of the weights plus 8 bytes per tensor. Factors of checksums,
+            which are the same for all models (4 KiB at most), are not counted.
+        model_bytes: Checked memory in bytes.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -291,9 +294,9 @@ class WeightIntegrity:
         return self._bad_blocks(0, 1)
 
     def check_slice(self, slices: int) -> list[Block]:
-        """Check the next of so many slices of the memory, and return its bad blocks.
+        """Check the next of ``slices`` slices of the memory, and return its bad blocks.
 
-        After ``slices`` calls all blocks were checked.
+        After ``slices`` calls all blocks have been checked.
         """
         turn, self._next = self._next % slices, self._next + 1
         return self._bad_blocks(turn, slices)
@@ -301,7 +304,7 @@ class WeightIntegrity:
     def repair(self, bad: Sequence[Block] | None = None) -> Repair:
         """Repair bad blocks, by default all that `check` finds.
 
-        The blocks of a group are left as they are if two of them have more than two flipped bits, or if it is not certain which
+        The blocks of a group are left unrepaired if two of them have more than two flipped bits, or if it is not certain which
         bits were right.
         """
         blocks = self.check() if bad is None else list(bad)

@@ -1,9 +1,9 @@
 """Quantised copies of a model, with rounding in float32 (fake quantisation) or computation in integers.
 
 Weights are symmetric, per output channel or per tensor, in 8 or 4 bits; the inputs of each quantised layer are affine 8-bit
-numbers per tensor, whose range is the largest one that calibration saw. The layers of `adapters.layers` that calibration calls
-are quantised, everything else computes in float32 (see `names.describe`). Gradients pass through the rounding, and are 0 where
-a value was cut (straight-through).
+numbers per tensor, whose range covers all calibration inputs. The layers of `adapters.layers` that calibration calls are
+quantised; everything else computes in float32 (see `names.describe`). Gradients pass through the rounding, and are 0 for values
+that were cut (straight-through).
 
 Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference" (CVPR 2018).
 Invariant: names and shapes of parameters are those of the original, whose modules are not changed.
@@ -23,7 +23,7 @@ from unsilent.compare.adapters.layers import NONE_ERROR, computes_as, disable_fu
 from unsilent.workloads.base import call_model
 
 ACTIVATION_LEVELS = 255
-"""Steps between the least and the largest input of a layer."""
+"""Number of steps between the least and the largest input of a layer."""
 
 
 class FakeQuantized(nn.Module):
@@ -78,7 +78,7 @@ class FakeQuantized(nn.Module):
     def quantised_inputs(self, x: Tensor) -> Tensor:
         """The inputs rounded to the quantised values.
 
-        During calibration they are unchanged, and extend the range of inputs.
+        During calibration they are returned unchanged, and extend the range of inputs.
         """
         if self.observes:
             self.fit_inputs(x)
@@ -138,7 +138,7 @@ QUANTISED: dict[type[nn.Module], type[FakeQuantized]] = {
 class IntegerLayer(nn.Module):
     """A quantised layer that multiplies and adds integers, without a gradient.
 
-    The sums are those of 32-bit accumulators: the type in which they are computed holds each of their values.
+    The sums are those of 32-bit accumulators: the type of the computation represents each of their values exactly.
     """
 
     weight: Tensor
@@ -185,11 +185,11 @@ def fake_quantised(
 ) -> nn.Module:
     """A differentiable copy of a model in eval mode, quantised after training.
 
-    Train it as any model for quantisation-aware training: the scales of weights follow them.
+    For quantisation-aware training, train it like any model: the scales follow the weights.
 
     Args:
         calibration: Batches whose largest and least values set the ranges of inputs.
-        bits: Bits of weights, 2 to 8.
+        bits: Number of bits of weights, 2 to 8.
 
     Raises:
         UsageError: nothing can be quantised, or there is no batch.
@@ -214,7 +214,7 @@ def fake_quantised(
         )
     for quantised in quantised_layers(twin):
         quantised.observes = False
-        # The weight is read by another module, or it is not used: nothing is known of the layer's inputs.
+        # Another module reads the weight, or it is not used: the layer's inputs are unknown.
         if not quantised.was_called:
             quantised.take_down()
     if not quantised_layers(twin):
@@ -233,7 +233,7 @@ def quantised_layers(model: nn.Module) -> list[FakeQuantized]:
 def converted(twin: nn.Module) -> nn.Module:
     """A copy of a model whose quantised layers compute in integers.
 
-    The model itself if it has no such layers.
+    Returns the model itself if it has no such layers.
     """
     if not quantised_layers(twin):
         return twin

@@ -1,7 +1,7 @@
 """Layers that adapters can change: convolutions and linear layers with torch's own ``forward`` and a weight.
 
-Other layers compute something else from their weight, compute the weight anew in each pass, or have no ``forward`` that is
-called: nobody could tell that a change of their weight is what the model computes with.
+Other layers compute something else from their weight, compute the weight anew in each pass, or their ``forward`` is not called:
+the model might not compute with a changed weight.
 """
 
 from __future__ import annotations
@@ -31,6 +31,6 @@ def disable_fused_paths(model: nn.Module) -> None:
     """Make transformer encoders call their layers, instead of fused kernels that read their weights."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0  # for torch: the activation is none that a fused kernel computes
+            module.activation_relu_or_gelu = 0  # tells torch that no fused kernel computes this activation
         elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False

@@ -29,9 +29,9 @@ ADAPTERS: Mapping[str, str] = {
 """Descriptions of adapters; several are joined by +, like ``prune:0.8+int8``, and are applied from left to right."""
 
 SHOWN_NAMES = 5
-"""Layers that are named where they are left in float32."""
+"""Maximum number of layers left in float32 that are named."""
 LAST = ("int8", "int4", "bf16", "fp16", "compiled")
-"""Adapters that nothing can come after."""
+"""Adapters that must be the last one."""
 
 
 class HalfPrecision(nn.Module):
@@ -67,12 +67,12 @@ def adapt(
 ) -> nn.Module:
     """An adapted copy of a model in eval mode, also differentiable if it is quantised.
 
-    For integers see `fake_quant.converted`.
+    For computation in integers see `fake_quant.converted`.
 
     Args:
         text: Names of `ADAPTERS`, joined by ``+``.
         calibration: Batches of clean inputs, for the ranges of quantised activations.
-        run: How the model is run on a batch.
+        run: Function that runs the model on a batch.
 
     Raises:
         UsageError: an adapter is unknown, has a wrong parameter, or does not fit the model.

@@ -1,6 +1,7 @@
 """Pruned copies of a model: the smallest weights of all convolutions and linear layers become 0.
 
-Statistics of batch norms are taken again from calibration batches: those of the original do not fit what pruned layers compute.
+Statistics of batch norms are computed again from calibration batches, as those of the original do not fit the outputs of pruned
+layers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def pruned(
     """A copy of a model in which a share of the weights is 0.
 
     Args:
-        calibration: Batches that the statistics of batch norms are taken from.
+        calibration: Batches that the statistics of batch norms are computed from.
 
     Raises:
         UsageError: the share is not above 0 and below 1, or there is no such layer.

@@ -1,8 +1,8 @@
 """Auto-PGD (Croce & Hein, ICML 2020): projected gradient ascent with adaptive step sizes, on any objective.
 
-Each input begins with steps of 2 eps, with momentum 0.75. At the checkpoints an input whose objective rarely rose, or that has
-neither a new best value nor a new step size since the last checkpoint, halves its step and goes on from its best point.
-The last input is the one with the best value of the objective.
+Each input begins with steps of 2 eps, with momentum 0.75. At a checkpoint, the step of an input is halved and the search goes on
+from its best point, if its objective rarely rose, or if it has neither a new best value nor a new step size since the last
+checkpoint. The last input is the one with the best value of the objective.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unsilent.compare.attacks.objectives import Objective
 from unsilent.compare.attacks.search import Ball, Budget, Found, Pair, Search
 
 MOMENTUM, RISES = 0.75, 0.75
-"""Share of the new direction in a step, and of steps of a window in which the objective has to rise."""
+"""Share of the new direction in a step, and share of a window's steps in which the objective has to rise."""
 
 
 def checkpoints(steps: int) -> list[int]:

@@ -1,6 +1,6 @@
 """Attack on an adapted copy of a workload's model, together with control attacks.
 
-Invariant: no input that is attacked was calibrated on; labels are the workload's.
+Invariant: attacked inputs are not used for calibration; labels are the workload's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from unsilent.workloads.base import CALIBRATION, CalibratedWorkload, InferenceWo
 
 CALIBRATION_SAMPLES = 200
 CALIBRATION_STRIDE = 5
-"""Where a workload has no others to calibrate on, the first of so many inputs is set apart."""
+"""One in so many inputs is set apart for calibration if a workload has no other inputs for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +45,10 @@ class ModelsUnderAttack:
     """A deployed model, and its differentiable twin that supplies the gradients of the attack.
 
     Attributes:
-        twin: A module whose outputs have gradients for its inputs.
-        deployed: Model that is scored, such as one that computes in integers; a module or a function of a batch.
-        name: How the deployed model is called in the report.
-        how: Sentences on how it was made.
+        twin: Module whose outputs have gradients with respect to its inputs.
+        deployed: Scored model, a module or a function of a batch; for example a model that computes in integers.
+        name: Name of the deployed model in the report.
+        how: Sentences on how the deployed model was made.
     """
 
     twin: nn.Module
@@ -62,11 +62,11 @@ class AttackResult(Shown):
     """The scores of an attack and of its control attacks.
 
     Attributes:
-        workload, adapter, attack: Names.
-        n: Inputs that were attacked: the original, the deployed model and its twin get them right.
-        accuracy: Accuracy of the original and of the deployed model, over all clean inputs that are not calibrated on.
-        clean: Share of these that the original gets right and the deployed model wrong.
-        twin_agreement: Share of these for which the attacked twin answers as the deployed model.
+        workload, adapter, attack: Names of the workload, adapter and attack.
+        n: Number of attacked inputs; the original, the deployed model and its twin get them right.
+        accuracy: Accuracy of the original and of the deployed model, over all clean inputs not used for calibration.
+        clean: Share of these inputs that the original gets right and the deployed model wrong.
+        twin_agreement: Share of these inputs for which the attacked twin gives the answer of the deployed model.
         scores: Scores of the attack and of the controls.
         how: Sentences on how the deployed model was made.
     """
@@ -116,12 +116,12 @@ def attack_workload(
     """Attack an adapted copy of the workload's model.
 
     Args:
-        name: How the workload is called in the report; None: by its own name.
-        samples: Inputs to attack; None: all that the original, the deployed model and its twin get right.
+        name: Name of the workload in the report; ``None`` for its own name.
+        samples: Number of inputs to attack; ``None`` for all that the original, the deployed model and its twin get right.
 
     Raises:
-        UsageError: the workload has no labels, no input range or no inputs to attack; an unknown adapter or attack; a model
-            without gradients of inputs; fewer inputs than wanted.
+        UsageError: the workload has no labels, no input range or no inputs to attack; the adapter or attack is unknown; a model
+            has no gradients of inputs; or there are fewer inputs than ``samples``.
     """
     check_attack(attack)
     name = name or workload.name
@@ -146,9 +146,7 @@ def attack_models(
 ) -> AttackResult:
     """Attack a deployed model of the user's on all inputs of a workload.
 
-    The model of the workload is the original.
-
-    Arguments and errors as of `attack_workload`.
+    The model of the workload is the original. Arguments and errors are those of `attack_workload`.
     """
     check_attack(attack)
     examples, name = labelled_inputs(workload, workload.name), workload.name
@@ -218,13 +216,13 @@ def calibration_inputs(workload: InferenceWorkload, inputs: Tensor, name: str) -
     """Inputs to calibrate on, a mask bool[n] of the inputs left to attack, and a sentence about them.
 
     Raises:
-        UsageError: the workload has a single input, and no others to calibrate on.
+        UsageError: the workload has a single input, and no other inputs for calibration.
     """
     attacked = torch.ones(len(inputs), dtype=torch.bool)
     if isinstance(workload, CalibratedWorkload):
         try:
             calibration = torch.cat(list(workload.clean_batches(CALIBRATION, CALIBRATION_SAMPLES)))
-        except UsageError:  # it has none, or all are evaluated: some of these are set apart
+        except UsageError:  # there are no other inputs, or all are evaluated: some of these are set apart
             pass
         else:
             return (

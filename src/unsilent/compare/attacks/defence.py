@@ -2,10 +2,10 @@
 
 Adversarial training, an agreement gate, and a detector of divergence.
 
-The *gate* sends a share of the inputs to the original as well, and raises an alarm where its answer is another: it sees that
-share of the evasive inputs. Even if all inputs are sent, it does not see those that both models get wrong alike. The *detector*
-compares the probabilities of both models for every input with a threshold from clean ones. An attack that knows a defence has in
-its objective what the defence looks at.
+The *gate* sends a share of the inputs to the original as well, and raises an alarm if its answer differs: it finds that share of
+the evasive inputs. Even if all inputs are sent, it does not find inputs for which both models give the same wrong answer. The
+*detector* compares the divergence of both models' probabilities for every input with a threshold from clean inputs. An attack
+that knows a defence includes the defence's criterion in its objective.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from unsilent.statistics.conformal import conformal_threshold
 from unsilent.workloads.model_fitting import Schedule, fit, isolated_training
 
 TRAINING_STEPS = 5
-"""Steps of the attack within a step of adversarial training."""
+"""Number of attack steps within a step of adversarial training."""
 ADAPTIVE_STEPS, ADAPTIVE_RESTARTS = 4, 5
-"""How many times as many steps, and how many restarts, an attack gets that knows the defence."""
+"""Factor on the number of steps, and number of restarts, for an attack that knows the defence."""
 PENALTY = 10.0
-"""Weight of what the detector looks at in the objective of the attack that knows it."""
+"""Weight of the detector's criterion in the objective of the attack that knows it."""
 
 
 def adversarially_trained(
@@ -52,7 +52,7 @@ def adversarially_trained(
 
     def attacked(rows: Tensor) -> tuple[Tensor, Tensor]:
         x, y = inputs[rows], labels[rows]
-        result.eval()  # batch norms are attacked as they will answer
+        result.eval()  # batch norms are attacked in the mode in which they will answer
         with no_parameter_gradients(result):
             x = pgd(Pair(result, result), CROSS_ENTROPY, x, y, Ball.around(x, valid, eps), budget).last
         result.train()
@@ -72,7 +72,7 @@ def train(
     seed: int,
 ) -> None:
     """Train a model in place with `fit`, and then compute the scales of quantised weights anew."""
-    model.requires_grad_(True)  # what a model that only answers may have switched off
+    model.requires_grad_(True)  # a model that only answers may have switched this off
     with isolated_training(seed):
         fit(model, sample, count, loss, schedule, seed=seed, description="training")
     for layer in quantised_layers(model):
@@ -106,7 +106,7 @@ class DivergenceDetector:
     def evading(self) -> Objective:
         """The objective DIVA with a penalty for divergence above the threshold.
 
-        A success is an evasive input without an alarm.
+        The attack succeeds with an evasive input without an alarm.
         """
         ascent = diva()
         return Objective(
@@ -149,8 +149,8 @@ def passed(task: AttackTask, found_inputs: Tensor, objective: Objective) -> Tens
 def defence_scores(task: AttackTask, detector: DivergenceDetector) -> dict[str, dict[str, int]]:
     """Numbers of inputs that pass each defence, by attack: adapted attacks first, then others.
 
-    Those that know it, and a search that is as long, are APGD on their own objective; a success at any step counts if the
-    deployed models confirm it.
+    Attacks that know the defence, and a search of the same length, are APGD on their own objectives. A success at any step counts
+    if the deployed models confirm it.
     """
     evading, result = detector.evading(), {}
     for attack, success, objective in (

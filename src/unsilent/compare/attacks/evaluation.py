@@ -1,8 +1,8 @@
 """Attacks by name, run on inputs that all models get right and scored on the deployed models.
 
-Two rules say when an attack has succeeded: at some step (the published rule: the search stops at the first success), or at
-its last step (`Found.last`). Evasive: the deployed model is wrong and the original right. By the top-5 rule the wrong answer is,
-besides, none of the original's five most likely classes.
+There are two rules for the success of an attack: at some step (the published rule: the search stops at the first success), or at
+its last step (`Found.last`). An input is evasive if the deployed model is wrong and the original right. By the top-5 rule the
+wrong answer must also not be one of the original's five most likely classes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unsilent.report.text import count_text
 class Attack(NamedTuple):
     """A search method with its objective.
 
-    None: the objective of the task, such as DIVA's.
+    If the objective is ``None``, it is that of the task, for example DIVA's.
     """
 
     search: Callable[[Pair, Objective, Tensor, Tensor, Ball, Budget], Found]
@@ -42,14 +42,14 @@ ATTACKS = {
     "pgd-original": Attack(pgd, CROSS_ENTROPY_OF_ORIGINAL),
     "noise": Attack(noise, CROSS_ENTROPY),
 }
-"""The attacks by name: ascent with fixed steps, or with step sizes of its own, or random corners of the ball."""
+"""Attacks by name: ascent with fixed or adaptive step sizes, or random corners of the ball."""
 CONTROLS = ("pgd", "pgd-original", "noise")
-"""Controls that every attack is compared with."""
+"""Control attacks that every attack is compared with."""
 ANY_STEP, LAST_STEP = RULES = ("any step", "last step")
 WHITEBOX_AGREEMENT = 0.99
-"""Agreement of the attacked twin and the deployed model below which an attack is not called whitebox."""
+"""Least agreement of the attacked twin with the deployed model for an attack to be called whitebox."""
 BATCH = 100
-"""Inputs that are attacked together."""
+"""Number of inputs that are attacked together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class AttackTask:
         original, deployed: Models that are scored.
         inputs: Clean inputs [n, …] that all models get right.
         labels: Right answers, int64[n].
-        valid: Least and largest valid numbers of an input.
+        valid: Least and largest valid value of an input.
     """
 
     pair: Pair
@@ -80,13 +80,13 @@ class Scores:
 
     Attributes:
         attack: Name of the attack.
-        evasive, evasive_top5, wrong: Whether each input is one, by rule, bool[n]; ``wrong``: by the deployed model,
-            whatever the original answers.
-        confidence_change: How much less sure of the label the deployed model is than the original at the last step, float64[n].
-        largest_change: Largest change of a number of any input that is scored, as a share of the valid range.
-        steps: Steps to the first evasive input, in the mean over the inputs that have one; NaN where none has.
-        seconds: CPU time.
-        gradients: Gradients that were computed, of one input each.
+        evasive, evasive_top5, wrong: Whether each input is a success, by rule, bool[n]; ``wrong``: whether the deployed model
+            gets it wrong, whatever the original answers.
+        confidence_change: Original's minus deployed model's confidence in the label at the last step, float64[n].
+        largest_change: Largest change of a value in any scored input, as a share of the valid range.
+        steps: Mean number of steps to the first evasive input, over the inputs that have one; NaN if there is none.
+        seconds: CPU time in seconds.
+        gradients: Number of computed gradients, each of one input.
     """
 
     attack: str
@@ -129,7 +129,7 @@ def run_attack(name: str, task: AttackTask) -> Found:
 def score(name: str, task: AttackTask, found: Found) -> Scores:
     """Scores of the inputs that an attack found, on the deployed models.
 
-    At some step: the first input that the attacker's pair took for a success counts if it is one of the deployed models.
+    By the rule of any step, the first success on the attacker's pair of models counts if it is also one on the deployed models.
     """
     evasive, top5, wrong = {}, {}, {}
     for rule, x in ((ANY_STEP, found.evasive), (LAST_STEP, found.last)):
@@ -170,7 +170,7 @@ def agreed_rows(models: list[Classifier], inputs: Tensor, labels: Tensor, wanted
     """Indices of inputs that all models get right, int64, at most ``wanted``.
 
     Raises:
-        UsageError: there are fewer.
+        UsageError: there are fewer than ``wanted``.
     """
     right = torch.stack([classify(model, inputs).argmax(1) == labels for model in models]).all(0)
     rows = right.nonzero()[:, 0]

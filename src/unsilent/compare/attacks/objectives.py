@@ -31,10 +31,10 @@ class Objective:
     Both take the scores [n, classes] of the original and of the adapted model, and labels [n].
 
     Attributes:
-        function: The number to maximise, [n].
+        function: Function to maximise, [n].
         reads_original: Whether it needs a gradient through the original.
         reads_adapted: Whether it needs a gradient through the adapted model.
-        success: Whether each input is a success, bool[n], among those that the adapted model gets wrong.
+        success: Function that returns whether each input is a success, bool[n], among those that the adapted model gets wrong.
     """
 
     function: Function
@@ -59,7 +59,7 @@ def _log_probability(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 LOSSES = {"prob": _probability, "logprob": _log_probability, "margin": margin}
-"""How sure a model is of the label, as DIVA may measure it; ``prob`` is the authors'."""
+"""Measures of a model's confidence in the label for DIVA; ``prob`` is the authors' choice."""
 
 
 def diva(loss: str = "logprob", c: float = 1.0, temperature: float = 1.0) -> Objective:

@@ -1,6 +1,7 @@
 """Projected gradient ascent with steps of fixed size (Madry et al., ICLR 2018), and random noise as a control.
 
-The loop is that of DIVA's authors: from the clean input, without momentum; the gradient is taken at the projected input.
+The loop is that of DIVA's authors: it starts from the clean input, without momentum, and computes the gradient at the projected
+input.
 """
 
 from __future__ import annotations

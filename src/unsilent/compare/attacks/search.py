@@ -16,7 +16,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.compare.attacks.objectives import Objective
 
 Classifier = Callable[[Tensor], Tensor]
-"""Inputs [n, …] -> class scores [n, classes]."""
+"""Function of inputs [n, …] that returns class scores [n, classes]."""
 
 NO_GRADIENT = (
     "expected a model that computes with gradients from the inputs on: take no_grad, detach and rounding out of it and of "
@@ -35,10 +35,10 @@ class Pair:
     def passes(self, x: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Values [n] of the objective, their gradient [n, …], and the class scores of both models.
 
-        The scores of the original are None if the objective does not read it.
+        The original's scores are ``None`` if the objective does not read it.
 
         Raises:
-            UsageError: a model that the objective reads has no gradient for its inputs.
+            UsageError: a model that the objective reads has no gradient with respect to its inputs.
         """
         x = x.detach().requires_grad_()
         with torch.enable_grad():
@@ -59,7 +59,7 @@ class Pair:
     def scores(self, x: Tensor, objective: Objective) -> tuple[Tensor | None, Tensor]:
         """The class scores of the original and the adapted model.
 
-        None for the original if the objective does not read it.
+        The original's scores are ``None`` if the objective does not read it.
         """
         return self.original(x) if objective.reads_original else None, self.adapted(x)
 
@@ -69,11 +69,11 @@ class Budget:
     """The size of the change that an attack may make, and its number of steps and restarts.
 
     Attributes:
-        eps: Largest change of any number of an input, as a share of the valid range: 0 to 1.
-        steps: Steps of each restart.
-        step: Change in a step, as a share of the valid range; None: an eighth of ``eps``.
-        random_start: Whether to begin at a random point of the ball, not at the clean input.
-        restarts: How often to begin again with those inputs for which nothing was found.
+        eps: Largest change of any value of an input, as a share of the valid range: 0 to 1.
+        steps: Number of steps in each restart.
+        step: Change in a step, as a share of the valid range; ``None`` for an eighth of ``eps``.
+        random_start: Whether to begin at a random point of the ball instead of the clean input.
+        restarts: Number of restarts with the inputs that have no success yet.
         seed: Seed of the random points.
     """
 
@@ -95,11 +95,11 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Ball:
-    """The inputs that may be tried instead of clean ones: a range for each number.
+    """The inputs that may be tried instead of clean ones: a range for each value.
 
     Attributes:
-        low, high: Limits of each number, [n, …].
-        size: The valid range that eps is a share of, broadcasts to [n, …].
+        low, high: Limits of each value, [n, …].
+        size: Size of the valid range that eps is a share of; broadcasts to [n, …].
     """
 
     low: Tensor
@@ -110,7 +110,7 @@ class Ball:
     def around(cls, clean: Tensor, valid: tuple[Tensor, Tensor], eps: float) -> Ball:
         """The ball around clean inputs, within the valid range.
 
-        ``valid``: least and largest valid numbers, broadcast to an input.
+        ``valid``: least and largest valid values, broadcast to an input.
         """
         low, high = (limit.to(clean) for limit in valid)
         if bool((clean < low - 1e-5 * (high - low)).any() or (clean > high + 1e-5 * (high - low)).any()):
@@ -119,7 +119,7 @@ class Ball:
                 "expected inputs within it: correct input_range"
             )
         reach = eps * (high - low)
-        # Clean inputs that are outside the range by rounding stay where they are.
+        # Clean inputs that rounding puts outside the range are not moved.
         return cls(
             torch.minimum(torch.maximum(clean - reach, low), clean),
             torch.maximum(torch.minimum(clean + reach, high), clean),
@@ -143,14 +143,14 @@ class Found:
     """Inputs that an attack found, according to the attacker's pair of models.
 
     Attributes:
-        evasive: The first inputs that are a success by the objective, such as evasive ones; the last ones where there is none.
-        evasive_step: The step of these, int64[n]; 0 where there is none.
-        wrong: The first inputs that the adapted model gets wrong; the last ones where there is none.
-        wrong_step: The step of these, int64[n]; 0 where there is none.
-        last: Inputs of the last step of the last restart that an input took part in; of APGD those with the best value of
-            the objective.
-        gradients: Gradients that were computed, of one input each.
-        seconds: CPU time.
+        evasive: First inputs that are a success by the objective, for example evasive ones; the last inputs if there is none.
+        evasive_step: Step of the first success, int64[n]; 0 if there is none.
+        wrong: First inputs that the adapted model gets wrong; the last inputs if there is none.
+        wrong_step: Step of the first wrong answer, int64[n]; 0 if there is none.
+        last: Inputs at the last step of the last restart that each took part in; for APGD, those with the best value of the
+            objective.
+        gradients: Number of computed gradients, each of one input.
+        seconds: CPU time in seconds.
     """
 
     def __init__(self, clean: Tensor) -> None:
@@ -213,8 +213,8 @@ class Search:
     def look_at(self, rows: Tensor, x: Tensor, scores: tuple[Tensor | None, Tensor], step: int) -> None:
         """Record which inputs ``x`` of a step are wrong or a success.
 
-        An original that the objective does not read is asked only where it matters: the adapted model is wrong, and nothing
-        was found before.
+        If the objective does not read the original, the original is run only if the adapted model is wrong and nothing was found
+        before.
         """
         (original, adapted), labels, found = scores, self.labels[rows], self.found
         wrong = (adapted.argmax(1) != labels).nonzero()[:, 0]
@@ -231,7 +231,7 @@ class Search:
 def no_parameter_gradients(*models: object) -> Iterator[None]:
     """Context in which the parameters of these models need no gradients.
 
-    A pass then keeps only what the gradient of inputs needs.
+    A pass then keeps only the data that the gradient of inputs needs.
     """
     changed = [p for model in models if isinstance(model, nn.Module) for p in model.parameters() if p.requires_grad]
     for parameter in changed:

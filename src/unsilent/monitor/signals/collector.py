@@ -4,11 +4,10 @@
         ...                                   # forward, backward, optimizer.step()
         signals = collector.take_row().read(len(collector.series))
 
-Everything is computed on the device of the tensors and copied to the host in one piece. Gradients are read where they are local
-to the rank: at the end of a backward pass (with what has accumulated until then), or as each one arrives where ranks reduce them
-(that of a micro-batch by itself). Nothing that the training computes is
-changed: it ends with the bits of a run without a collector. A backward pass that reaches none of the parameters (that of another
-model in the program) is no part of a step.
+Everything is computed on the device of the tensors and copied to the host in one piece. Gradients are read while they are local
+to the rank: at the end of a backward pass (as accumulated so far), or as each one arrives if ranks reduce them (then for each
+micro-batch alone). The training is not changed: it ends with the same bits as without a collector. A backward pass that reaches
+none of the parameters (for example a pass of another model in the program) does not belong to a step.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ from unsilent.monitor.step_checks import StepChecks
 from unsilent.sites.modules import named_modules, unwrapped
 
 TIMED = 16
-"""Number of steps of which one is timed in what is checked in every step: to time it costs as much."""
+"""Number of steps of which one has its checks timed: timing them costs as much as the checks."""
 LONGEST_CHECK = 2e-4
-"""Seconds; a check that takes longer was interrupted by another program, and does not stand for the others."""
+"""Longest time of a check in seconds; a longer one was interrupted by another program and is not representative."""
 LARGEST_LOSS = 1e12
-"""A scaled loss that is infinite although smaller ones than this would not be was infinite before."""
+"""Limit for scaled losses: if losses below it cannot overflow by scaling, an infinite loss was infinite before."""
 _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
-"""Collectors that are open, for `watch_gradient`."""
+"""Open collectors, for `watch_gradient`."""
 
 
 class SignalCollector(BackwardListener, Closing):
@@ -62,24 +61,24 @@ class SignalCollector(BackwardListener, Closing):
     Args:
         model: Model that is trained; wrappers (DDP, a compiled module) are looked through.
         optimizers: Optimizers that train it.
-        values: Tensors that are named, ``MODULE:input``, ``MODULE:output`` or ``MODULE:gradient``.
+        values: Tensors to read by name, ``MODULE:input``, ``MODULE:output`` or ``MODULE:gradient``.
         fingerprint: Whether bits of the state are compared between steps.
         full_fingerprint: Whether all fingerprints are taken in each step.
-        on_error: Function that gets an error in a hook; None: errors are raised.
-        on_end: Called where the next step begins although the row was not taken: all signals of a step are there;
-            and after each step that is not read. None: a row has all signals until it is taken.
-        before_step: Called before each step of an optimizer, after what is done here.
-        after_step: Called after each one that is read.
+        on_error: Function that gets an error in a hook; ``None`` to raise errors.
+        on_end: Called when the next step begins and the row, now complete, was not taken; also after each step that is not read.
+            If ``None``, a row collects all signals until it is taken.
+        before_step: Called before each step of an optimizer, after the collector's own reading.
+        after_step: Called after each optimizer step that is read.
         checks: Gets the loss of each step that is not read, and norms of gradients before clipping.
 
     Attributes:
-        series: Series that are read; grows by names of `watch_gradient` and by parameters that are new.
+        series: Series that are read; names of `watch_gradient` and new parameters are added.
         step: Number of the present row.
         backwards: Backward passes of this model so far.
-        seconds: Seconds that were spent on ``gradients``, ``values`` and ``state``.
-        is_off: Whether nothing is read any more.
-        next_read: Number of the row from which on signals are read; rows before it are only counted. 0: all are read.
-        reads_all: Whether the row after one that is read is read as well.
+        seconds: Seconds spent on ``gradients``, ``values`` and ``state``.
+        is_off: Whether reading has ended.
+        next_read: Number of the first row that is read; rows before it are only counted. If 0, all rows are read.
+        reads_all: Whether the row that follows a row that is read is read as well.
     """
 
     def __init__(
@@ -205,7 +204,7 @@ class SignalCollector(BackwardListener, Closing):
         """Whether signals of the current row are read."""
         return self.step >= self.next_read
 
-    # -- what is called on the way through a step ---------------------------------------------------------------
+    # -- calls in the course of a step --------------------------------------------------------------------------
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
         """Read the loss when a backward pass begins."""
@@ -255,8 +254,8 @@ class SignalCollector(BackwardListener, Closing):
             if self._is_single:
                 self._ends.has_pass = True
             else:
-                self._ends.end_pass(is_own=True)  # not looked at: a row more or less is only a number
-                for slots, values in self._arrived:  # of a forward pass in a row that is read
+                self._ends.end_pass(is_own=True)  # not checked: one row more or less only changes a number
+                for slots, values in self._arrived:  # values of a forward pass in a row that is read
                     self._row.add(slots, values, is_scaled=self._was_scaled)
                 self._arrived = []
             self.backwards += 1
@@ -353,7 +352,7 @@ class SignalCollector(BackwardListener, Closing):
     def start_at(self, step: int, steps_of_optimizers: Sequence[int]) -> None:
         """Continue with a row of this number after the training went back.
 
-        Bits are not compared with those before.
+        Bits are not compared with earlier ones.
         """
         self.step = step
         for group, steps in zip(self._groups.values(), steps_of_optimizers, strict=True):
@@ -470,8 +469,8 @@ class SignalCollector(BackwardListener, Closing):
     def _has_written_another(self) -> bool:
         """Whether a backward pass changed some gradient although it did not change the watched one.
 
-        One parameter is looked at as long as each pass reaches it. The first pass that does not is one of another model, or
-        reaches other parameters: it counts as the former, and from then on all parameters are looked at.
+        Only one parameter is checked as long as each pass reaches it. The first pass that does not reach it belongs to another
+        model or reaches other parameters. It counts as a pass of another model, and from then on all parameters are checked.
         """
         if self._written is not None:
             self._written, self._is_one_enough = None, False
@@ -496,7 +495,7 @@ class SignalCollector(BackwardListener, Closing):
         if self.step >= self.next_read:
             self._read_before_step(optimizer)
         else:
-            self._has_gradient = True  # during a backward pass: it is one of this model
+            self._has_gradient = True  # during a backward pass: the pass is one of this model
         if self._then_before_step is not None:
             self._then_before_step(optimizer)
 
@@ -598,7 +597,7 @@ class SignalCollector(BackwardListener, Closing):
         """Read one value of a forward pass."""
         slot, step = self._slots[key], self._forward_step
         self._values.note(key, step)
-        is_next = step > self.step >= self.next_read  # of a row that is not read nothing else is kept
+        is_next = step > self.step >= self.next_read  # nothing else is kept if the row is not read
         if is_next and self._next_row is None:
             self._next_row = SignalRow(step)
         row = self._next_row if is_next and self._next_row is not None else self._row
@@ -607,7 +606,7 @@ class SignalCollector(BackwardListener, Closing):
     def _gradient_arrived(self, key: tuple[str, str], *parts: Tensor) -> None:
         """Read one gradient, the sum of its parts.
 
-        Called by a hook, so that it raises nothing. Gradients of torch.autograd.grad are left out.
+        Called by a hook, so it raises no errors. Gradients of torch.autograd.grad are left out.
         """
         if is_transformed() or self.is_off or not self._ends.is_in_pass:
             return
@@ -620,13 +619,13 @@ class SignalCollector(BackwardListener, Closing):
     def _put_loss(self, loss: Tensor) -> None:
         """Add a loss to the row.
 
-        A loss that a loss scaler has multiplied may be infinite for that reason; then it is left out.
+        A loss that may be infinite only because a loss scaler has multiplied it is left out.
         """
         value = loss.to(torch.float64)
         if self._scale is not None:
             scale = self._scale.to(value.device)
             largest = torch.finfo(loss.dtype).max / scale
-            # A number of Python would be sent to the device, which waits for it.
+            # A Python number would be sent to the device, which waits for it.
             infinity = value.new_full((), torch.inf)
             infinite = torch.where(largest < LARGEST_LOSS, -infinity, infinity)
             value = torch.where(value.isinf(), infinite, value / scale)
@@ -661,8 +660,8 @@ def watch_gradient(tensor: Tensor, name: str) -> Tensor:
 
     To be used inside ``forward``.
 
-    The gradient is that of the view: what reaches the tensor by other ways is not counted. Without a monitor the view is made
-    as well, so that a training has the same bits with one.
+    Only the gradient through the view is read, not the gradient that reaches the tensor in other ways. The view is made without a
+    monitor as well, so that a training has the same bits with and without one.
 
     >>> import torch
     >>> float(watch_gradient(torch.ones(2), "attention").sum())

@@ -1,7 +1,7 @@
 """Fingerprints of the bits of parameters and optimizer state, to detect changes between two steps.
 
-The fingerprint of a tensor is the digest of its bits (`unsilent.recovery.digests`), in which the place of each element counts. It
-needs no threshold, and one read of memory.
+The fingerprint of a tensor is the digest of its bits (`unsilent.recovery.digests`), which depends on the position of each
+element. It needs no threshold, and memory is read once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch._utils import _flatten_dense_tensors
 from torch.optim import Optimizer
 
 COUNTERS = "step counters"
-"""Name of all tensors of one element in the state of an optimizer together."""
+"""Common name of all one-element tensors in the state of an optimizer."""
 
 
 class StateEntry:
     """A tensor of which one fingerprint is taken, or several tensors of one element each.
 
-    A parameter, or tensors of an optimizer's state.
+    They are a parameter, or tensors of an optimizer's state.
 
     Attributes:
         name: Name in reports.
-        is_parameter: Whether it is a parameter, and not of an optimizer's state.
+        is_parameter: Whether it is a parameter; otherwise it belongs to an optimizer's state.
     """
 
     __slots__ = ("_is_sharded", "_places", "_tensors", "is_parameter", "name")

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class ForwardHook(HiddenFromScript):
     """A forward hook that passes its errors to a collector.
 
-    Does nothing in copies of a module, and while torch traces or transforms the module.
+    It does nothing in copies of a module, and while torch traces or transforms the module.
 
     Args:
-        collector: Adds up its time, and takes its errors.
+        collector: Collector that adds up the hook's time and takes its errors.
         function: Hook to call.
-        is_expected: Whether it may have something to do in this step. Between the large operations of a model each line of Python
-            takes ten times as long as in a loop, so most calls should end here.
+        is_expected: Function that returns whether the hook may have work in this step. Between the large operations of a model
+            each line of Python takes ten times as long as in a loop, so most calls should end here.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ForwardHook(HiddenFromScript):
     def __reduce__(self) -> tuple[Any, ...]:
         """Replace the hook with a function that does nothing in a copied or pickled model.
 
-        The function is one of the standard library.
+        The function is from the standard library.
         """
         return getattr, (contextlib.nullcontext(), "__exit__")
 
@@ -51,6 +51,6 @@ class ForwardHook(HiddenFromScript):
 def is_transformed() -> bool:
     """Whether `torch.compile` is tracing or a transform of `torch.func` is running.
 
-    Tensors have no values of their own then.
+    Tensors then have no values of their own.
     """
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None

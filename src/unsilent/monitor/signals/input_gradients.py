@@ -1,8 +1,8 @@
 """The gradient of a layer's input through that layer alone, read from the graph of a backward pass.
 
-A hook on the input itself would also count what flows around the layer (a residual connection). An operation between the two
-would change the order in which gradients are added, and with it the last bits of the training. So the operations of the layer
-that take the input are found in the graph, and what they return for it is added up.
+A hook on the input itself would also count gradients that flow around the layer (a residual connection). An extra operation
+before the layer would change the order in which gradients are added, and thus the last bits of the training. Therefore the
+operations of the layer that take the input are found in the graph, and the gradients that they return for it are added up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 MOST_NODES = 200
-"""Operations of one layer that are looked at; a larger layer is not read."""
+"""Maximum number of operations of a layer that are searched; a larger layer is not read."""
 
 
 class _Consumer(NamedTuple):
@@ -31,9 +31,9 @@ def read_input_gradient(
 
     Args:
         layer_input: Input that requires a gradient.
-        further_inputs: Further inputs; what flows through them is not part of the layer.
+        further_inputs: Further inputs; gradients that flow through them do not belong to the layer.
         outputs: Outputs of the layer.
-        report: Called with the parts, one or more, whose sum is the gradient; raises nothing.
+        report: Called with one or more parts whose sum is the gradient; raises no errors.
     """
     consumers = _consumers(layer_input, further_inputs, outputs)
     parts: list[Tensor] = []

@@ -21,13 +21,13 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm
 Report = Callable[[Tensor], None]
 """A function that is called with a tensor when it is known."""
 ReportGradient = Callable[..., None]
-"""A function that is called with the parts, one or more, whose sum is a gradient."""
+"""A function that is called with one or more parts whose sum is a gradient."""
 
 
 def is_norm_layer(module: nn.Module) -> bool:
     """Whether a module is a normalisation layer, by its type or the name of its class.
 
-    By name only without submodules, such as ``LlamaRMSNorm``.
+    The name only counts for a module without submodules, for example ``LlamaRMSNorm``.
     """
     return isinstance(module, _NORMS) or ("norm" in type(module).__name__.lower() and not any(module.children()))
 
@@ -57,10 +57,10 @@ class Reader(NamedTuple):
     """Functions by which hooks read one value.
 
     Attributes:
-        is_wanted: Whether it is the value's turn in this step.
+        is_wanted: Returns whether it is the value's turn in this step.
         report: Called with a tensor in a forward pass.
-        report_gradient: Called with a gradient in a backward pass; raises nothing.
-        protect: Makes a forward hook of a function that may raise errors, and that is not called while `torch.compile` traces.
+        report_gradient: Called with a gradient in a backward pass; raises no errors.
+        protect: Turns a function that may raise errors into a forward hook, which does not call it while `torch.compile` traces.
     """
 
     is_wanted: Callable[[], bool]
@@ -72,7 +72,7 @@ class Reader(NamedTuple):
 def hook_input_gradient(layer: nn.Module, reader: Reader) -> Any:
     """Attach a hook that reads the gradient of a layer's first input, and return its handle.
 
-    The gradient through this layer alone.
+    Only the gradient through this layer is read.
     """
 
     def after(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -88,7 +88,7 @@ def hook_input_gradient(layer: nn.Module, reader: Reader) -> Any:
 def hook_value(module: nn.Module, part: str, reader: Reader) -> Any:
     """Attach a hook that reads an input or output of a module, or its gradient; return its handle.
 
-    The first real or complex tensor among them.
+    The first real or complex tensor among them is read.
     """
 
     def after(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:

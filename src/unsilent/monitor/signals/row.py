@@ -15,18 +15,18 @@ from unsilent.guard.host_copy import HostCopy
 
 Ints = NDArray[np.int64]
 MOST_PARTS = 256
-"""Pieces that a row is kept in; after so many the largest of each series is taken, so that a row does not grow for ever."""
+"""Maximum number of pieces of a row; then they are reduced to the largest value of each series, to limit the row's size."""
 
 
 class SignalValues(NamedTuple):
     """The signals of one step on the CPU.
 
     Attributes:
-        values: float64[n], of all series; the largest where a series had several values (micro-batches).
-        seen: bool[n].
-        changed: Names of the tensors whose bits changed since the step before although nobody wrote to them.
-        compared: Names of all tensors that were compared for that.
-        replica_sums: int64[k], fingerprints of the tensors that every rank should have with the same bits.
+        values: float64[n], value of each series; the largest if a series had several values (micro-batches).
+        seen: bool[n], whether each series has a value.
+        changed: Names of the tensors whose bits changed since the step before without a write.
+        compared: Names of all tensors whose bits were compared.
+        replica_sums: int64[k], fingerprints of the tensors whose bits should be equal in all ranks.
     """
 
     values: Floats
@@ -57,8 +57,8 @@ class SignalRow:
     def add(self, slots: Sequence[int], values: Tensor, is_scaled: bool = False) -> None:
         """Add values of series; ``slots`` are the numbers of the series.
 
-        ``is_scaled``: of a backward pass that a loss scaler has multiplied. The scaler leaves an update with numbers that are
-        not finite out itself, so those count as not seen.
+        ``is_scaled``: whether a loss scaler has multiplied the backward pass. The scaler itself skips an update with non-finite
+        numbers, so these count as not seen.
         """
         self._slots.append(slots)
         self._parts.append(values)
@@ -88,7 +88,7 @@ class SignalRow:
     def add_replicas(self, sums: Tensor) -> None:
         """Add fingerprints of tensors that all ranks should have alike, int64[k].
 
-        If there are very many, only the last are kept.
+        If there are very many, only the last ones are kept.
         """
         self._replicas = [*self._replicas[-MOST_PARTS:], sums]
 

@@ -15,9 +15,9 @@ from unsilent.monitor.signals.trained_parameters import part_in_turn
 from unsilent.recovery.digests import digests_of
 
 ALIGNMENT = 64
-"""Elements; each tensor begins at a multiple of it, as torch would place it."""
+"""Alignment in elements: each tensor begins at a multiple of it, as torch would place it."""
 MOST_AGE = 1000
-"""Steps after which the tensors of an optimizer are looked for again in any case."""
+"""Steps after which the tensors of an optimizer are always collected again."""
 
 
 class UpdateSizes:
@@ -113,8 +113,8 @@ class StateWatch:
     Args:
         parameters: Parameters of each optimizer, by name; more may be added to the lists.
         optimizers: Optimizers that train them.
-        frozen: Further parameters, compared with those of the first optimizer.
-        is_full: Compare all of them in each step.
+        frozen: Further parameters, compared together with those of the first optimizer.
+        is_full: Whether all of them are compared in each step.
         has_replicas: Whether other ranks should have the same parameters.
     """
 

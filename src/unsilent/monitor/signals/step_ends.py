@@ -7,7 +7,7 @@ import logging
 from unsilent.events.event_kinds import LOGGER
 
 MOST_STEPS = 8
-"""Steps of each optimizer after which they are steps of a training even if no backward pass was recognised."""
+"""Steps of each optimizer after which they count as training steps even if no backward pass was recognised."""
 UNRECOGNISED = (
     "no backward pass of this model was recognised before %d steps of its optimizers (gradients may come from "
     "torch.autograd.grad); without one, only updates, fingerprints and values of forward passes are judged"
@@ -36,7 +36,7 @@ class StepEnds:
     def is_over(self) -> bool:
         """Whether an optimizer has made its step.
 
-        What follows belongs to the next row, except for steps of further optimizers.
+        Later events belong to the next row, except for steps of further optimizers.
         """
         return bool(self._stepped) and (self.has_pass or self._needs_no_pass) and not self.is_in_pass
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 def begins_alike(model: nn.Module) -> bool:
     """Whether all ranks begin with the same parameters, as DDP ensures.
 
-    DDP sends the parameters of one rank to all, unless some are to be ignored.
+    DDP sends the parameters of one rank to all ranks, unless some are to be ignored.
     """
     inner = getattr(model, "_orig_mod", model)
     return isinstance(inner, nn.parallel.DistributedDataParallel) and not inner.parameters_to_ignore
@@ -28,10 +28,10 @@ def begins_alike(model: nn.Module) -> bool:
 class TrainedParameters:
     """Parameters of several optimizers by name.
 
-    A parameter of two optimizers belongs to the first.
+    A parameter of two optimizers belongs to the first one.
 
     Args:
-        model: Gives the names.
+        model: Model that gives the names.
 
     Attributes:
         of_optimizer: Names and parameters of each optimizer.
@@ -48,7 +48,7 @@ class TrainedParameters:
     def find_new(self) -> Iterator[tuple[int, str, Tensor]]:
         """Yield each new parameter with the number of its optimizer and its name.
 
-        All parameters at first, later those of groups that were added.
+        These are all parameters at first, and later those of added groups.
         """
         for number, optimizer in enumerate(self._optimizers):
             counted = sum(len(group["params"]) for group in optimizer.param_groups)
@@ -91,7 +91,7 @@ def in_turn(items: Sequence[T], step: int, interval: int) -> list[T]:
 def part_in_turn(items: Sequence[T], step: int, interval: int) -> list[T]:
     """The items whose turn it is in a step, each once per interval.
 
-    Often there are none, as one call for many items costs less.
+    In many steps there are none, as one call for many items costs less.
     """
     pause, rest = divmod(interval, PARTS_OF_STATE)
     if rest or not pause:

@@ -25,11 +25,11 @@ class TrainedParameter(NamedTuple):
 class OptimizerTurns:
     """The parameters of one optimizer, which are read in turn.
 
-    Turns follow its own steps, because every second row may be one of another optimizer.
+    Turns follow the optimizer's own steps, because every second row may belong to another optimizer.
 
     Attributes:
         first: Number of its first parameter among all.
-        steps: Number of steps it has made so far.
+        steps: Number of its steps so far.
     """
 
     first: int = 0
@@ -61,7 +61,7 @@ class OptimizerTurns:
 class ValueTurns:
     """Values inside a model by feature and name, which are read in turn.
 
-    One that does not occur in its turn is read when it occurs next.
+    A value that does not occur in its turn is read when it occurs next.
     """
 
     def __init__(self) -> None:
