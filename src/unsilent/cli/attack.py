@@ -70,7 +70,7 @@ class AttackOptions:
 
 
 def attack(request: Request) -> Result:
-    """Search for inputs that the original model answers rightly and an adapted copy wrongly, and compare with PGD and random noise.
+    """Search for inputs that the original model answers rightly and an adapted copy wrongly; compare with PGD and noise.
 
     ADAPTER is int8, int4, prune:0.8, bf16, fp16 or compiled, or several joined by +.
     """
