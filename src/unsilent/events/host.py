@@ -51,4 +51,4 @@ def process_exists(number: int, at: float) -> bool:
         began = int(booted.split()[1]) + int(fields[18]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, StopIteration):
         return True  # no such files on this system
-    return state not in ("Z", "X") and began <= at + CLOCK_SECONDS  # a later start means another process with the same number
+    return state not in ("Z", "X") and began <= at + CLOCK_SECONDS  # started later: another process
