@@ -115,7 +115,7 @@ def unique_names(paths: Sequence[Sequence[str]], shapes: Sequence[Shape | None])
 
     Args:
         paths: The keys that lead to each value.
-        shapes: Shape of each tensor; None for what is no tensor.
+        shapes: Shape of each tensor; None for other values.
     """
     result: list[str] = []
     taken: set[str] = set()
@@ -158,7 +158,7 @@ def with_parameter_names(
 
     Args:
         names: All names of the checkpoint, without duplicates, with the model's names in the model's order.
-        shapes: Shape of each tensor; None for what is no tensor.
+        shapes: Shape of each tensor; None for other values.
         numbers: The value of each number; any value for entries that are not numbers.
     """
     in_model = [pair for pair in zip(names, shapes, strict=True) if _PARAMETER.fullmatch(pair[0])]

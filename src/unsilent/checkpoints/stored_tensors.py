@@ -232,8 +232,8 @@ class StoredTensor:
             elements: int64[n], flat C-order indices.
 
         Yields:
-            ``(block, places, positions)``: ``elements[places]`` are at ``block.offset + positions * itemsize``, or at ``positions
-            * itemsize`` of the unpacked block.
+            ``(block, places, positions)``: ``elements[places]`` are at byte ``block.offset + positions * itemsize`` of the file,
+            or ``positions * itemsize`` of the unpacked block.
 
         Raises:
             UsageError: an element is not in any block.
