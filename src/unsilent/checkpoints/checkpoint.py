@@ -28,15 +28,15 @@ from unsilent.faults.record import Fault
 # hundred bytes could take years to read.
 
 MOST_TIMES = 16
-"""How often the tensors of a checkpoint may have every byte of its files."""
+"""Largest total size of a checkpoint's tensors, in multiples of the size of its files."""
 LEAST_BYTES = 2**28
-"""Bytes that they may have beyond that, for small checkpoints."""
+"""Bytes that the tensors may have in addition, for small checkpoints."""
 
 
 def without_excess(tensors: Iterable[StoredTensor], files: CheckpointFiles) -> Iterator[StoredTensor]:
     """Yield the tensors, and mark those as unreadable that exceed a plausible total size.
 
-    A damaged file may claim the same bytes for many tensors. Such tensors are only listed; packed elements do not
+    A damaged file may claim the same bytes for many tensors. Such tensors are only listed; tensors with packed elements do not
     count.
     """
     left, known = LEAST_BYTES, set[str]()
@@ -64,7 +64,7 @@ class Checkpoint(Closing):
 
     Args:
         path: A file or folder.
-        known_format: One of your own; by default the format that the files have.
+        known_format: A format to use; by default the format is determined from the files.
 
     Attributes:
         format: Name of its format.
@@ -72,7 +72,7 @@ class Checkpoint(Closing):
         unread_files: Names of the files of a folder that the format does not read.
 
     Raises:
-        UsageError: it is of no known format, or damaged.
+        UsageError: the checkpoint is damaged, or its format is not known.
     """
 
     def __init__(self, path: str | Path, known_format: Format | None = None) -> None:
@@ -106,7 +106,7 @@ class Checkpoint(Closing):
     def select(self, globs: Sequence[str] = (), sections: Sequence[str] = ()) -> list[StoredTensor]:
         """The tensors whose name matches a glob and that belong to one of the sections, in the file's order.
 
-        No globs, or no sections, means all of them.
+        Without globs, or without sections, all of them are selected.
 
         A glob is compared with the whole name and with the name within its section. Raises ``UsageError`` for a glob
         or section that selects nothing.
@@ -124,7 +124,7 @@ class Checkpoint(Closing):
         """The bits of some elements of a tensor, as unsigned integers.
 
         Args:
-            tensor: One of this checkpoint.
+            tensor: A tensor of this checkpoint.
             elements: int64[n], flat C-order indices.
 
         Returns:
@@ -167,11 +167,11 @@ class Checkpoint(Closing):
         """The byte changes that some faults need, and the receipt of the faults; nothing is written.
 
         Args:
-            faults: Resolved faults with sites of this checkpoint (``file:…``); later ones act on what earlier ones leave.
+            faults: Resolved faults with sites of this checkpoint (``file:…``); later faults act on the results of earlier ones.
             checksums: One of `CHECKSUMS`.
 
         Raises:
-            UsageError: a fault does not fit its tensor, which may not be editable, or does not fit into its packed bytes.
+            UsageError: a fault does not fit its tensor or into its packed bytes, or the tensor is not editable.
         """
         return _Plan(self).make(faults, checksums)
 

@@ -15,13 +15,13 @@ from unsilent.basics.printable import escape_unprintable
 
 MOST_OPEN = 64
 MOST_FILES = 1_000_000
-"""Files of a folder that are listed."""
+"""Largest number of files in a folder."""
 MOST_METADATA = 64 * 2**20
-"""Bytes that are read at once of what describes tensors: torch's ``data.pkl`` of 100,000 tensors has 11 MiB."""
+"""Largest size in bytes of a file that describes tensors: torch's ``data.pkl`` of 100,000 tensors has 11 MiB."""
 
 
 MOST_DEPTH = 32
-"""Folders within each other; Orbax, with a folder for each value, has three."""
+"""Largest depth of nested folders; Orbax, with a folder for each value, has three levels."""
 
 
 class CheckpointFiles(Closing):
@@ -37,7 +37,7 @@ class CheckpointFiles(Closing):
         try:
             self.root = Path(root).expanduser()
             self.is_folder = self.root.is_dir()
-        except (OSError, ValueError, RuntimeError) as error:  # the last: a user without a home folder
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a user without a home folder
             raise UsageError(
                 f"cannot read {root}: {getattr(error, 'strerror', None) or error}; check the path"
             ) from None

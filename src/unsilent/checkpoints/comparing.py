@@ -27,13 +27,13 @@ class TensorDifference:
     Attributes:
         name: Name in both checkpoints.
         status: One of the constants of this module.
-        elements: How many elements differ; None where they were not compared one by one.
-        bits: How many bits differ.
-        largest_relative_change: Largest ``|b - a| / |a|`` over elements that differ (``|b - a|`` where a is 0); infinite where
-            a number became NaN or infinite; None for integers.
+        elements: Number of elements that differ; None if they were not compared one by one.
+        bits: Number of bits that differ.
+        largest_relative_change: Largest ``|b - a| / |a|`` over elements that differ (``|b - a|`` if a is 0); infinite if a number
+            became NaN or infinite; None for integers.
         first: Flat index of the first element that differs.
-        remark: Both dtypes and shapes, or why it was not read.
-        kind: ``tensor``, ``number``, ``object`` (not read, compared by all that the file says of it) or ``file`` (not read,
+        remark: Both dtypes and shapes, or the reason why the tensor was not read.
+        kind: ``tensor``, ``number``, ``object`` (not read, compared by its description in the file) or ``file`` (not read,
             compared byte by byte).
     """
 
@@ -55,7 +55,7 @@ def compare(
     Values that only the second checkpoint has come last.
 
     Args:
-        progress: Called with the number of bytes of a tensor that were compared.
+        progress: Called with the number of compared bytes of a tensor.
     """
     seconds = {**second.tensors, **_unread_files(second)}
     firsts = {**first.tensors, **_unread_files(first)}
@@ -157,7 +157,7 @@ class _Counter:
     def result(self) -> TensorDifference:
         if not self._elements:
             return TensorDifference(self._tensor.name, SAME, 0, 0)
-        if self._tensor.raw_size:  # elements that are no whole bytes
+        if self._tensor.raw_size:  # elements that are not whole bytes
             return TensorDifference(self._tensor.name, DIFFERS, None, self._bits, remark=_type(self._tensor))
         counts = (self._elements, self._bits, self._largest, self._first)
         return TensorDifference(self._tensor.name, DIFFERS, *counts, _type(self._tensor))
@@ -166,10 +166,10 @@ class _Counter:
 def _largest_relative_change(before: Array, after: Array) -> float:
     with np.errstate(all="ignore"):
         change = np.abs(after - before)
-        # Halves, where the difference of two finite numbers is too large for their dtype.
+        # Halves, because the difference of two finite numbers may be too large for their dtype.
         ratio = np.where(np.isinf(change), np.abs(after / 2 - before / 2) / np.abs(before / 2), change / np.abs(before))
         relative = np.where(before == 0, change, ratio)
-    # Equal infinities, or another NaN in place of a NaN: only bits differ.
+    # Equal infinities, or two different NaNs: only bits differ.
     same = (before == after) | (np.isnan(before) & np.isnan(after))
     return float(np.where(same, 0.0, np.nan_to_num(relative, nan=np.inf, posinf=np.inf)).max(initial=0.0))
 

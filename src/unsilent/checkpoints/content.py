@@ -15,11 +15,11 @@ from unsilent.faults.codecs import Array
 PART_BYTES = 2**20
 """Bytes read at once. They are hashed while they are in the processor's cache: with 4 MiB, half as fast."""
 UNORDERED_PART_BYTES = 64 * 2**20
-"""Bytes read at once of a tensor whose rows are spread over its bytes: all of them are gone through for each part."""
+"""Bytes read at once of a tensor whose rows are spread over its bytes: each part reads through all of them."""
 LEAST_READ = 256 * 2**10
-"""Bytes that are read at once, however few of them are needed."""
+"""Smallest number of bytes that are read at once, even if fewer are needed."""
 MOST_ROW = 2**30
-"""Bytes of one row of a tensor in several blocks, which is held in memory."""
+"""Largest size in bytes of one row of a tensor in several blocks; a row is held in memory."""
 
 
 def content_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[memoryview]:
@@ -27,7 +27,7 @@ def content_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[memo
 
     Each part must be used before the next is requested.
 
-    Raises ``UsageError`` for a tensor that is only listed, and one with elements that are in no block.
+    Raises ``UsageError`` for a tensor that is only listed, or that has elements outside of all blocks.
     """
     if not tensor.is_readable:
         reason = tensor.obstacle or f"dtype {tensor.dtype} is not known"

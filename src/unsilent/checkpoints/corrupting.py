@@ -33,12 +33,12 @@ class CheckpointEdit:
     """The record of one change to a checkpoint.
 
     Attributes:
-        path: The checkpoint.
+        path: Path of the checkpoint.
         receipt: The faults with the words before and after.
-        bytes_changed: Bytes that were written, checksums included.
-        undo_record: Where the bytes before are; None where nothing was changed.
+        bytes_changed: Number of bytes that were written, including checksums.
+        undo_record: File with the previous bytes; None if nothing was changed.
         injection: The injection as JSON values, to be saved and replayed.
-        notes: How an injection was understood, where the user should know.
+        notes: Sentences for the user on how an injection was interpreted.
     """
 
     path: Path
@@ -63,15 +63,15 @@ def corrupt(
 
     Args:
         path: A file or folder.
-        at: Names or globs of tensors, with an index if wanted (``fc.weight[3,5]``); none: the model's.
-        section: Sections to corrupt; none: all that ``at`` selects.
+        at: Names or globs of tensors, with an optional index (``fc.weight[3,5]``); none: all tensors of the model.
+        section: Sections to corrupt; none: all sections that ``at`` selects.
         fault: Fault model or its text.
         options: Law, probability, forbidden results and seed.
         crc: ``stale`` or ``fixed``: checksums that cover a changed byte.
         dry_run: Change nothing.
 
     Raises:
-        UsageError: nothing fits, or the file cannot be edited; it is as before then.
+        UsageError: no tensor is selected, or the file cannot be edited; the file is unchanged then.
     """
     options = options or DrawOptions()
     model = fault if isinstance(fault, FaultModel) else fault_model(fault)
@@ -96,7 +96,7 @@ def corrupt_by_settings(
         dry_run: Change nothing.
 
     Raises:
-        UsageError: the settings or the checkpoint are damaged or do not fit; the checkpoint is as before then.
+        UsageError: the settings or the checkpoint are damaged or do not fit; the checkpoint is unchanged then.
     """
     from unsilent.checkpoints.hdf5_corrupter.settings import read_settings
     from unsilent.checkpoints.hdf5_corrupter.tries import draw_tries
@@ -122,16 +122,16 @@ def replay(
     Args:
         path: A file or folder.
         injection: A file that `corrupt` was saved to, a list of fault records, or a sequence saved by hdf5_corrupter.
-        names: Names here of tensors, layers or sections of the injection.
-        axes: Order in which tensors of the injection, by its names, have their axes here, as in ``numpy.transpose``:
+        names: Names of the injection's tensors, layers or sections -> names in this checkpoint.
+        axes: Names of the injection's tensors -> order of their axes in this checkpoint, as in ``numpy.transpose``:
             ``{"model/fc.weight": (1, 0)}``.
-        same_bits: Write the words that the injection left; else do the same to the words that are there.
+        same_bits: Whether to write the same words as the injection; otherwise its changes are applied to the current words.
         seed: Seed of the elements that a sequence of hdf5_corrupter leaves open.
         crc: ``stale`` or ``fixed``: checksums that cover a changed byte.
         dry_run: Change nothing.
 
     Raises:
-        UsageError: the injection does not fit; the file is as before then.
+        UsageError: the injection does not fit; the file is unchanged then.
     """
     content, replayed = read_plain(injection, MOST_BYTES, f"the injection {injection}"), Path(injection).name
     if is_sequence(content):

@@ -1,8 +1,8 @@
 """Updating the CRC-32 of a zip entry after a change of a few bytes, without reading all of it.
 
-CRC-32 (ISO 3309, the one of zip and zlib) is linear over GF(2) but for constants that cancel: for two contents of equal length
-``crc(a) ^ crc(b)`` depends on ``a ^ b`` alone. Zero bytes before the first difference do not count, and n zero bytes
-after it multiply by x^(8n) modulo the polynomial, which takes log2(n) steps.
+CRC-32 (ISO 3309, as in zip and zlib) is linear over GF(2) except for constants that cancel: for two contents of equal length
+``crc(a) ^ crc(b)`` depends on ``a ^ b`` alone. Zero bytes before the first difference have no effect, and n zero bytes after it
+multiply by x^(8n) modulo the polynomial, which takes log2(n) steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zlib
 from functools import lru_cache
 
 _POLYNOMIAL = 0xEDB88320
-"""Without its highest term, and reflected: bit 31 is the coefficient of x^0."""
+"""Polynomial without its highest term, and reflected: bit 31 is the coefficient of x^0."""
 _ONE = 1 << 31
 _POWERS = 3 + 64
 
@@ -21,13 +21,13 @@ def crc_change(difference: bytes, bytes_after: int) -> int:
 
     Args:
         difference: The old bytes xor the new bytes.
-        bytes_after: Number of bytes of the content after them, which stay the same.
+        bytes_after: Number of unchanged bytes of the content after them.
 
     >>> old, new = b"abcdef", b"abXdef"
     >>> zlib.crc32(old) ^ crc_change(bytes([ord("c") ^ ord("X")]), 3) == zlib.crc32(new)
     True
     """
-    # The CRC's initial value and final complement are the same for the difference and for as many zeros.
+    # The CRC's initial value and final complement are the same for the difference and for zeros of the same length.
     change = zlib.crc32(difference) ^ zlib.crc32(bytes(len(difference)))
     return _times(change, _x_to_the(8 * bytes_after))
 

@@ -15,7 +15,7 @@ def difference_report(first: Path, second: Path, differences: Sequence[TensorDif
     changed = [d for d in differences if d.status != SAME]
     values = [d for d in differences if d.kind != "file"]
     elements, bits = (sum(getattr(d, field) or 0 for d in values) for field in ("elements", "bits"))
-    # Tensors of one checkpoint alone are named in the findings; the table has those that were compared.
+    # Tensors that only one checkpoint has are named in the findings; the table has the compared ones.
     unequal = [d for d in changed if d.status not in (MISSING, ADDED)]
     findings = []
     for path, status in ((first, MISSING), (second, ADDED)):

@@ -19,9 +19,9 @@ from unsilent.faults.record import Fault
 from unsilent.sites.addresses import flat_elements
 
 MOST_ROUNDS = 1000
-"""Draws in a row before it is said that no more elements with an allowed result exist."""
+"""Number of consecutive draws after which an error says that no more elements with an allowed result exist."""
 INDEX_DTYPES = ("int64", "bool")
-"""Counters, positions and masks: corrupted only where they are named, as in a model's memory."""
+"""Dtypes of counters, positions and masks, which are corrupted only if they are named, as in a model's memory."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class DrawOptions:
     Attributes:
         law: Sampling law, a key of `unsilent.faults.population.SAMPLING_LAWS`.
         probability: Probability that each drawn element is corrupted; 1: all of them.
-        keep_finite: Draw again where a finite number would become NaN or infinite.
-        keep_sign: Draw again where a number would change its sign.
+        keep_finite: Whether to draw again if a finite number would become NaN or infinite.
+        keep_sign: Whether to draw again if a number would change its sign.
         seed: Seed of the draw.
     """
 
@@ -50,9 +50,9 @@ class DrawOptions:
 def corruptible(checkpoint: Checkpoint, globs: Sequence[str] = (), sections: Sequence[str] = ()) -> list[Region]:
     """Corruptible regions of the selected tensors, except tensors that share bytes with an earlier one.
 
-    A glob may end with an index (``model/fc.weight[3,5]``), as an address of a model's parameters. Without a glob: the tensors
-    of the sections (by default the model's, or all where there is no model), but neither numbers nor integers that count or
-    point. Raises ``UsageError`` where nothing that can be edited is selected.
+    A glob may end with an index (``model/fc.weight[3,5]``), like an address of a model's parameters. Without a glob, the tensors
+    of the sections are selected (by default the model's, or all tensors if there is no model), but neither numbers nor integers
+    that count or point. Raises ``UsageError`` if no editable tensor is selected.
     """
     if not globs and not sections and any(t.section == "model" for t in checkpoint.tensors.values()):
         sections = ("model",)
@@ -83,7 +83,7 @@ def without_shared_bytes(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
 def _split(glob: str, checkpoint: Checkpoint) -> tuple[str, str | None]:
     """The name pattern and the index in a glob: ``file:fc.weight[3,5]`` gives ``fc.weight`` and ``3,5``.
 
-    A name with a bracket of its own is taken as it is.
+    A tensor name that itself contains a bracket is left unchanged.
     """
     text = glob.strip().removeprefix("file:")
     if text in checkpoint.tensors:
@@ -97,9 +97,10 @@ def draw_faults(
 ) -> tuple[Fault, ...]:
     """Draw faults for the regions from `corruptible`, at most one per tensor, in the order of the regions.
 
-    With a probability or a rate, there may be none.
+    With a probability or a rate, there may be no faults.
 
-    Forbidden results are drawn again, so the count is as asked. Raises ``UsageError`` where too few elements have an allowed one.
+    Forbidden results are drawn again, so the count is as requested. Raises ``UsageError`` if too few elements have an allowed
+    result.
     """
     rng = np.random.default_rng(options.seed)
     population = Population(regions)

@@ -1,17 +1,17 @@
 """Editing checkpoint files in place, so that every edit can be undone even after a crash or on a full disk.
 
-Before the first byte of a checkpoint changes, the bytes before and after are in its *undo record*, ``NAME.undo.jsonl`` next
-to it, and on the disk (fsync). The record has a line for every edit and a line for every change of its state:
+Before the first byte of a checkpoint changes, the old and new bytes are written to its *undo record*, ``NAME.undo.jsonl`` next to
+it, and flushed to the disk (fsync). The record has a line for every edit and a line for every change of its state:
 
-    {"edit": 1, "patches": [["", 1024, "0000803f", "0000803e"]], "injection": [...], ...}   nothing is changed yet
-    {"edit": 1, "state": "written"}                                                          all is changed
-    {"edit": 1, "state": "undone"}                                                           all is as before
+    {"edit": 1, "patches": [["", 1024, "0000803f", "0000803e"]], "injection": [...], ...}   no byte is changed yet
+    {"edit": 1, "state": "written"}                                                          all bytes are changed
+    {"edit": 1, "state": "undone"}                                                           all bytes are restored
 
-An edit without a state was interrupted: some of its bytes may be changed. Undoing writes the old bytes only where every byte
-is an old or a new one, and reads them again. A record whose edits are all undone is removed.
+An edit without a state was interrupted: some of its bytes may be changed. Undoing writes the old bytes only if every byte is an
+old or a new one, and reads them back. A record whose edits are all undone is removed.
 
-A record may come with the checkpoint from somebody else: it changes bytes of tensors and their checksums alone, as the reader
-lists them, and no file that has another name (a hard link), whose bytes are those of something else as well.
+A record may come with the checkpoint from somebody else. Therefore it can change only bytes of tensors and their checksums, as
+the reader lists them, and no file that has a second name (a hard link).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from unsilent.checkpoints.stored_tensors import Patch
 
 VERSION = 1
 MOST_RECORD = 2**28
-"""Bytes of an undo record: an edit takes about 90 for each element, and a packed block four times its bytes."""
+"""Largest size of an undo record in bytes: an edit takes about 90 for each element, and a packed block four times its size."""
 _STATES_MEMORY = 2000
 """Memory for the two lines with the states of an edit; see `unsilent.basics.plainfiles.json_memory`."""
 
@@ -48,10 +48,10 @@ class Edit:
     """One edit of a checkpoint, as its undo record describes it.
 
     Attributes:
-        number: 1 for the first.
+        number: Number of the edit; the first one is 1.
         patches: The bytes that it changes.
         state: ``interrupted``, ``written`` or ``undone``.
-        injection: The injection, as JSON, as the receipt describes it.
+        injection: The injection as JSON values, as described by the receipt.
     """
 
     number: int
@@ -78,15 +78,15 @@ def apply_edit(path: Path, patches: Sequence[Patch], injection: Any) -> Path | N
     """Change bytes of a checkpoint after writing the undo record to disk.
 
     Args:
-        path: The checkpoint.
-        patches: The bytes, as they are and as they shall be.
-        injection: The injection, as JSON values, which the record keeps.
+        path: Path of the checkpoint.
+        patches: Old and new bytes.
+        injection: The injection as JSON values, which the record keeps.
 
     Returns:
-        The undo record; None where nothing is to be changed.
+        Path of the undo record; None if there is nothing to change.
 
     Raises:
-        UsageError: the files are in use, cannot be written or are not as planned; nothing is changed then.
+        UsageError: the files are in use, cannot be written or do not have the expected bytes; nothing is changed then.
     """
     if not patches:
         return None
@@ -127,7 +127,7 @@ def _take_back(
 ) -> None:
     """Restore the bytes from before a failed edit and remove the edit from the record; needs no disk space.
 
-    Raises ``UsageError`` where that fails, too: the record then still has the edit.
+    Raises ``UsageError`` if that fails, too; the record then still has the edit.
     """
     try:
         _write(files, path, [(p.file, p.offset, p.before) for p in patches])
@@ -150,8 +150,8 @@ def undo_edit(path: str | Path, everything: bool = False, known_format: Format |
         The edits that were undone, the latest first.
 
     Raises:
-        UsageError: there is none, or the files were changed by something else since.
-        InjectionError: the bytes that are read afterwards are not those before the edit.
+        UsageError: there is no such edit, or the files were changed otherwise since then.
+        InjectionError: the bytes read afterwards differ from the bytes before the edit.
     """
     path = Path(path)
     open_edits = [edit for edit in edits_of(path) if edit.state != "undone"][::-1]
@@ -197,7 +197,7 @@ def edits_of(path: Path) -> list[Edit]:
     try:
         for line in read_lines(record, MOST_RECORD, MOST_RECORD, f"the undo record {record}"):
             if not line.endswith(b"\n"):
-                break  # it was being appended when the process died: nothing of what it says was done
+                break  # the process died while it appended this line, so the line does not count
             needed += json_memory(line)
             if needed > MOST_JSON_MEMORY:
                 raise UsageError(
@@ -244,7 +244,7 @@ def _locked(path: Path, patches: Sequence[Patch]) -> Iterator[Mapping[str, int]]
     folders: list[int] = []
     with CheckpointFiles(path) as files:
         try:
-            if files.is_folder:  # edits of different files of it have one undo record
+            if files.is_folder:  # edits of different files in the folder share one undo record
                 folders.append(_lock_folder(files.root))
             for name in dict.fromkeys(patch.file for patch in patches):
                 where = files.shown(name)
@@ -259,7 +259,7 @@ def _locked(path: Path, patches: Sequence[Patch]) -> Iterator[Mapping[str, int]]
                     fcntl.flock(opened[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise UsageError(f"{where} is in use by another program; wait for it to end") from None
-                except (OSError, ValueError) as error:  # the latter: a name that no file can have
+                except (OSError, ValueError) as error:  # ValueError: a name that no file can have
                     reason = getattr(error, "strerror", None) or "no file has such a name"
                     raise UsageError(f"cannot write {where}: {reason}; check its permissions") from None
             yield opened
@@ -320,7 +320,7 @@ def _append(record: Path, entry: Mapping[str, Any]) -> int:
     with system_errors(f"cannot write the undo record {record}", "nothing was changed"):
         descriptor = os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
-        # A line that a dying process did not finish is written over.
+        # A line that a killed process did not finish is overwritten.
         content = os.fstat(descriptor).st_size
         keep = _end_of_last_line(descriptor, content)
         try:

@@ -1,8 +1,8 @@
 """Hashes of the bytes of a checkpoint's files and of the elements of its tensors.
 
-The bytes of the files are all that a loader can read, so equal bytes load as equal states. They are hashed by SHA-256 (FIPS
-180-4), against deliberate changes, and by xxh3-128, several times as fast, against accidents. The elements of a tensor are
-hashed by xxh3-128 in C order, least significant byte first, so that they do not depend on format, strides or shards.
+A loader can read only the bytes of the files, so equal bytes load as equal states. The bytes are hashed by SHA-256 (FIPS 180-4)
+to detect deliberate changes, and by xxh3-128, which is several times as fast, to detect accidental ones. The elements of a tensor
+are hashed by xxh3-128 in C order, least significant byte first, so that they do not depend on format, strides or shards.
 """
 
 from __future__ import annotations

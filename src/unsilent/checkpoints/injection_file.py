@@ -1,7 +1,7 @@
 """Injection files: one line of JSON with the faults, and the bits of each element before and after.
 
-The line has ``faults`` as a line of ``unsilent export`` has them, so the same file is a list of faults for a campaign on a live
-model: a site ``file:model/fc.weight`` is there ``param:fc.weight``.
+The line has ``faults`` in the format of ``unsilent export``, so the same file is a list of faults for a campaign on a live model:
+a site ``file:model/fc.weight`` is ``param:fc.weight`` in that campaign.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from unsilent.faults.receipts import Receipt
 from unsilent.faults.record import Fault, hex_words
 
 MOST_BYTES = 48 * 2**20
-"""An injection takes about 60 bytes for each element, and an edit has fewer than 800,000; of faults of one element, 200,000."""
+"""Largest size of an injection file: about 60 bytes for each element. An edit has fewer than 800,000 elements, or 200,000 faults
+of one element."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def injection_json(receipt: Receipt, **more: Any) -> dict[str, Any]:
 def read_injection(path: str | Path) -> list[SavedInjection]:
     """The faults of an injection file, or of any list of fault records in JSON lines, in the file's order.
 
-    Raises ``UsageError`` where it is no such file, or a record is damaged.
+    Raises ``UsageError`` if it is not such a file, or if a record is damaged.
     """
     lines = read_lines(path, MOST_BYTES, MOST_BYTES, f"the injection {path}")
     result: list[SavedInjection] = []
@@ -69,7 +70,7 @@ def with_axes(saved: SavedInjection, axes: Sequence[int]) -> SavedInjection:
 
     Args:
         saved: Injection for a tensor of n axes.
-        axes: int[n], ``(1, 0)`` for the weight of a linear layer that is stored the other way round.
+        axes: int[n]; for example ``(1, 0)`` for the transposed weight of a linear layer.
 
     Raises:
         UsageError: the axes are not 0 to n - 1, each once.
@@ -149,11 +150,11 @@ def for_checkpoint(
 
     Args:
         saved: Injection from `read_injection`.
-        names: Names of its tensors (``model/fc.weight``, or a part of the name) -> what they are called in the checkpoint.
-        axes: Names as the keys of ``names`` -> the order of the axes in the checkpoint; see `with_axes`.
+        names: Names of its tensors (``model/fc.weight``, or a part of the name) -> names in the checkpoint.
+        axes: Names, like the keys of ``names`` -> order of the axes in the checkpoint; see `with_axes`.
 
     Returns:
-        The injection, and notes on names that it does not have: a map may be of a whole model, and the faults in a part of it.
+        The injection, and notes on names that it does not have: a map may cover a whole model, and the faults only a part of it.
     """
     names_in_file = [site_in_file(entry.fault.site).removeprefix("file:") for entry in saved]
     notes = [

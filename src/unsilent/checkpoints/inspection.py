@@ -28,7 +28,7 @@ class Values:
     Attributes:
         nonfinite: Number of elements that are NaN or infinite.
         extreme: Number of finite elements that are larger in magnitude than `EXTREME`.
-        largest: Largest magnitude among the finite ones; None where there is none.
+        largest: Largest magnitude of the finite elements; None if there are none.
     """
 
     nonfinite: int
@@ -48,7 +48,7 @@ def summarise(checkpoint: Checkpoint, tensor: StoredTensor, progress: Callable[[
         numbers = codec.decode(words) if codec.numpy_dtype is None else words.view(codec.numpy_dtype)
         finite = np.abs(numbers[np.isfinite(numbers)])
         nonfinite += numbers.size - finite.size
-        with np.errstate(over="ignore"):  # float16 holds no number as large
+        with np.errstate(over="ignore"):  # float16 cannot represent a number as large
             extreme += int(np.count_nonzero(finite > EXTREME))
         if finite.size:
             largest = max(float(finite.max()), largest or 0.0)
@@ -66,7 +66,7 @@ def inspection_report(
 
     Args:
         checkpoint: The checkpoint.
-        selected: Tensors and numbers that are shown.
+        selected: Tensors and numbers to show.
         values: Values by name, from `summarise`.
         undo_note: A sentence on edits that can be undone.
     """

@@ -1,7 +1,8 @@
 """Search for the newest checkpoint in a folder that matches its manifest and is older than a fault.
 
-Checkpoints are ordered by their step: of their manifest, else of the state, else the last number in their name. What has none
-comes after those, by the time of its last change. From the newest on they are verified, until one is as its manifest says.
+Checkpoints are ordered by their step, which is read from the manifest, else from the state, else from the last number in the
+name. Checkpoints without a step come after these, ordered by the time of their last change. They are verified from the newest on
+until one matches its manifest.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class FoundCheckpoint:
 
     Attributes:
         path: File or folder of the checkpoint.
-        step: Number of steps after which it was saved; None where nothing says so.
-        step_from: Source of the step: ``manifest``, ``state``, ``name`` or nothing.
-        written: When its file or folder was changed last, in seconds since 1970.
-        verdict: Whether it was verified, and what came of it.
+        step: Number of steps after which it was saved; None if it is unknown.
+        step_from: Source of the step: ``manifest``, ``state``, ``name`` or empty.
+        written: Time of the last change of its file or folder, in seconds since 1970.
+        verdict: Result of the verification, or that it was not verified.
     """
 
     path: Path
@@ -64,9 +65,9 @@ class LastGood(Shown):
     """The checkpoints of a folder, among them the last good one, from which a training can continue.
 
     Attributes:
-        folder: The folder that was looked through.
-        before_step: The step that a good one must be older than; None: any is.
-        checkpoints: All that were found, the newest first.
+        folder: The folder that was searched.
+        before_step: Step that a good checkpoint must be older than; None: no limit.
+        checkpoints: All checkpoints that were found, the newest first.
     """
 
     folder: Path
@@ -151,12 +152,12 @@ def last_good_checkpoint(
     """The newest checkpoint in a folder or its subfolders that matches its manifest.
 
     Args:
-        folder: Folder with checkpoints, also in its folders: files, and folders such as ``checkpoint-100`` of a Trainer.
-        before_step: Step from which on no checkpoint is good, such as the step in which a fault was noticed.
-        progress: Called with numbers of bytes that were hashed.
+        folder: Folder with checkpoints, also in subfolders: files, and folders such as ``checkpoint-100`` of a Trainer.
+        before_step: First step from which no checkpoint is good, for example the step in which a fault was noticed.
+        progress: Called with numbers of hashed bytes.
 
     Raises:
-        UsageError: there is no such folder, or it is a checkpoint itself.
+        UsageError: the folder does not exist, or is a checkpoint itself.
     """
     root = check_path("folder", folder).expanduser()
     if before_step is not None:
@@ -185,13 +186,13 @@ def _age(checkpoint: FoundCheckpoint) -> tuple[bool, int, float, str]:
 def _checkpoints_below(root: Path) -> Iterator[Path]:
     """Yield the files and folders in a folder that are complete checkpoints, not parts of one.
 
-    Names that begin with a dot are drafts, and are left out.
+    Names that begin with a dot belong to drafts and are skipped.
     """
     with CheckpointFiles(root) as files:
         names = [PurePosixPath(name) for name in files.all_names()]
     manifested = {name.with_name(name.name.removesuffix(_MANIFEST)) for name in names if name.name.endswith(_MANIFEST)}
     present = {*names, *(folder for name in names for folder in name.parents)}
-    # A save that was killed may have moved a folder away, which verifying it puts back.
+    # A killed save may have moved a folder away; verifying the checkpoint puts it back.
     result = {name for name in manifested if name in present or name.with_name(f".{name.name}.old") in present}
     with_manifests = {folder for name in manifested for folder in name.parents}
     folders = {folder for name in names for folder in name.parents} - with_manifests - {PurePosixPath()}
@@ -229,7 +230,7 @@ def _step_of(path: Path) -> tuple[int | None, str]:
         numbers = manifest.numbers
     except UsageError:
         try:
-            with Checkpoint(path) as checkpoint:  # which reads a pickle without unpickling it
+            with Checkpoint(path) as checkpoint:  # reads a pickle without unpickling it
                 numbers = {name: checkpoint.tensors[name].value for name in _STEPS if name in checkpoint.tensors}
         except UsageError:
             numbers = {}

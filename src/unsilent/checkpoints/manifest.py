@@ -1,7 +1,7 @@
 """Manifests, which record the hashes of all files and tensors of a checkpoint, and verification against them.
 
-A checkpoint is as its manifest says if every one of its files has the same bytes; the hashes of tensors only name what has
-changed. The manifest has a hash of its own content, so that damage to it is not taken for damage to the checkpoint.
+A checkpoint matches its manifest if all of its files have the same bytes; the hashes of tensors only show which tensors changed.
+The manifest has a hash of its own content, so that damage to it is not mistaken for damage to the checkpoint.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Manifest:
         checkpoint: Name of its file or folder.
         files: Hashes of its files by their names within it; the name of a single file is empty.
         tensors: Hashes by the tensor's name.
-        numbers: Numbers that are not stored as elements, by name.
-        skipped: Names of what the folder holds besides files, such as links: it is not covered.
-        step: Number of steps of a training after which it was saved; None where nobody said so.
+        numbers: Values, by name, of numbers that are not stored as elements.
+        skipped: Names of other entries of the folder, such as links; the manifest does not cover them.
+        step: Number of steps of a training after which it was saved; None if no step was given.
     """
 
     checkpoint: str
@@ -121,8 +121,8 @@ def _json_parts(value: Any, levels: int, in_lines: bool = False) -> Iterator[str
     """Yield ``json.dumps(value, sort_keys=True)`` in parts, which takes less memory.
 
     Args:
-        levels: Levels of objects that are taken apart.
-        in_lines: Write a line for each value of these, in their own order.
+        levels: Number of nested levels that are split into parts.
+        in_lines: Whether each value of these levels gets a line of its own, unsorted.
     """
     if not levels or not isinstance(value, dict):
         yield _ENCODER.encode(value)
@@ -169,7 +169,7 @@ def read_manifest(path: Path) -> Manifest:
         if not files:
             raise ValueError("no file")
         skipped = tuple(map(str, values["skipped"]))
-        step = values.get("step")  # manifests of before steps were written have none
+        step = values.get("step")  # older manifests have no step
         if step is not None and (type(step) is not int or step < 0):
             raise ValueError("the step is none")
         return Manifest(escape_unprintable(values["checkpoint"])[:200], files, tensors, numbers, skipped, step)
@@ -195,13 +195,13 @@ def verify(path: Path, manifest: Manifest, progress: Progress = no_progress, fas
     Files that the manifest does not cover are listed as well.
 
     Args:
-        path: The checkpoint.
+        path: Path of the checkpoint.
         manifest: The expected manifest.
-        progress: Called with numbers of bytes.
+        progress: Called with numbers of hashed bytes.
         fast_only: Whether only the fast hash is compared.
 
     Raises:
-        UsageError: there is no such checkpoint, or a file cannot be read.
+        UsageError: the checkpoint does not exist, or a file cannot be read.
     """
     fast_only = fast_only or manifest.is_fast_only
     with CheckpointFiles(path) as files:
@@ -262,7 +262,7 @@ def _changed_values(checkpoint: Checkpoint, manifest: Manifest) -> tuple[list[st
                 try:
                     is_same = hash_stored_tensor(checkpoint, tensor) == stored
                     sentence = "" if is_same else f"{name} has changed"
-                except UsageError as error:  # damage that its compression or missing parts show
+                except UsageError as error:  # damage that shows in the compression or in missing parts
                     sentence = f"{name} cannot be read any more: {error}"
         if sentence:
             result.append(sentence)

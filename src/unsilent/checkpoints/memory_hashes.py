@@ -49,7 +49,7 @@ def _hash(name: str, tensor: Tensor) -> TensorHash:
         raise UsageError(f"{name} of the state is {obstacle}")
     plain = tensor.detach()
     if plain.is_quantized:
-        plain = plain.int_repr()  # as files list it
+        plain = plain.int_repr()  # the form that files store
     return hash_elements([content_of(plain)], dtype_name(plain.dtype), tuple(tensor.shape))
 
 

@@ -1,7 +1,8 @@
 """The section of a checkpoint that a value belongs to, and a name for it that is independent of the format.
 
-``model/fc.weight``, ``optimizer/fc.weight/exp_avg``, ``scheduler/last_epoch``, ``rng/torch``, ``other/epoch``: made from the keys
-that lead to the value in its file, so that one saved with ``torch.save`` and one saved in shards can be compared.
+Examples: ``model/fc.weight``, ``optimizer/fc.weight/exp_avg``, ``scheduler/last_epoch``, ``rng/torch``, ``other/epoch``. Names
+are made from the keys that lead to a value in its file, so a checkpoint saved with ``torch.save`` can be compared with one in
+shards.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ _MODEL = {
     "layers",
 }  # fmt: skip
 _WRAPPERS = {"state", "app", "state_dict", "checkpoint", "ckpt"}
-"""Keys around sections, and inside of those of an optimizer, that say nothing of what they hold."""
+"""Keys around sections, and inside an optimizer's section, that do not describe their content."""
 _SECTION_OF = (
     ("optimizer", re.compile(r"optim", re.IGNORECASE)),
     ("scheduler", re.compile(r"sched", re.IGNORECASE)),
     ("rng", re.compile(r"(^|[_.])rng|random|seed", re.IGNORECASE)),
 )
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-"""Last parts of names of a state dict that are no parameters, so no optimizer counts them."""
+"""Last parts of the names of buffers in a state dict; optimizers do not number buffers."""
 MOST_CHARACTERS = 300
-"""Most characters of a name."""
+"""Largest number of characters of a name."""
 _PARAMETER = re.compile(r"model/[^/]+")
-"""A name of a state dict; tensors under further keys, as a moving average of the weights, are none of the model's."""
+"""A name in a state dict; tensors under further keys, such as a moving average of the weights, are not the model's."""
 _NUMBERED = re.compile(r"optimizer/(0|[1-9][0-9]{0,8})/([^/]+)")
-"""State of a parameter that an optimizer numbers: a number as torch writes it, as ``00`` is another key."""
+"""State of a parameter that an optimizer numbers; the number is written as in torch, because ``00`` is another key."""
 _MODULE_VALUES = {"_parameters", "_buffers"}
-"""Where an `nn.Module` that was pickled as a whole has its tensors; its modules are in ``_modules``."""
+"""Keys of the tensors in an `nn.Module` that was pickled as a whole; its submodules are in ``_modules``."""
 
 
 def section_and_rest(path: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """The section of a value, determined from its keys alone, and the keys that name it in that section.
 
     Args:
-        path: The keys that lead to it, as text.
+        path: The keys that lead to the value, as texts.
 
     >>> section_and_rest(("model", "fc.weight")), section_and_rest(("fc.weight",))
     (('model', ('fc.weight',)), ('model', ('fc.weight',)))
@@ -60,7 +61,7 @@ def section_and_rest(path: Sequence[str]) -> tuple[str, tuple[str, ...]]:
             while section == "optimizer" and len(rest) > 1 and rest[0].lower() in _WRAPPERS:
                 rest = rest[1:]
             return section, tuple(rest)
-        # The last part, as a parameter's name has its module before that: random_features.weight is none.
+        # Only the last part counts, because a parameter's name begins with its module: random_features.weight is not in rng.
         if len(keys) == 1 and section == "rng" and pattern.search(keys[0].rpartition(".")[2]):
             return section, tuple(keys)
     while len(keys) > 1 and keys[0].lower() in _MODEL:
@@ -95,7 +96,7 @@ def _printable(name: str) -> str:
 def sections_and_rests(paths: Sequence[Sequence[str]], is_array: Sequence[bool]) -> list[tuple[str, tuple[str, ...]]]:
     """The section of every value of a checkpoint, and the keys that name it in that section.
 
-    An optimizer is known by its structure, under any key; the others by their own keys.
+    An optimizer is recognised by its structure, under any key; the other sections by their keys.
     """
     split = undotted(paths, is_array, is_section_key)
     pairs = zip(split, optimizer_keys(split, is_array), strict=True)
@@ -108,13 +109,13 @@ def is_section_key(key: str) -> bool:
 
 
 def unique_names(paths: Sequence[Sequence[str]], shapes: Sequence[Shape | None]) -> list[str]:
-    """A unique name for every value; where two would be the same, the later one keeps all of its keys.
+    """A unique name for every value; if two names would be equal, the later one keeps all of its keys.
 
-    Values with the same keys, as only damaged files have them, are numbered: ``model/w``, ``model/w'1``, ``model/w'2``.
+    Values with the same keys, which occur only in damaged files, are numbered: ``model/w``, ``model/w'1``, ``model/w'2``.
 
     Args:
         paths: The keys that lead to each value.
-        shapes: Shape of each tensor; None for what is no tensor.
+        shapes: Shape of each tensor; None for other values.
     """
     result: list[str] = []
     taken: set[str] = set()
@@ -134,8 +135,8 @@ def free_name(name: str, taken: Container[str], used: Counter[str]) -> str:
 
     Args:
         name: The name to use if it is free.
-        taken: The names before.
-        used: The last number behind each name, which this counts on.
+        taken: The names that are already used.
+        used: The last number appended to each name; it is updated.
     """
     result = name
     while result in taken:
@@ -151,14 +152,14 @@ def with_parameter_names(
 
     For example, ``optimizer/0/exp_avg`` becomes ``optimizer/fc.weight/exp_avg``.
 
-    They are replaced only where the order is certain: one group holds the numbers of exactly as many parameters as the
-    model has, one after the other. With a frozen parameter, or several groups, the file does not say which number is which
-    parameter's. Every tensor of more than one element must have its parameter's shape, and no new name may be another's.
+    They are replaced only if the order is certain: one group has consecutive numbers of exactly as many parameters as the model
+    has. With a frozen parameter, or several groups, the file does not tell which number belongs to which parameter. Every tensor
+    of more than one element must have its parameter's shape, and new names must not be in use.
 
     Args:
-        names: All names of the checkpoint, none twice, the model's in its order.
-        shapes: Shape of each tensor; None for what is no tensor.
-        numbers: The value of each number; anything for what is none.
+        names: All names of the checkpoint, without duplicates, with the model's names in the model's order.
+        shapes: Shape of each tensor; None for other values.
+        numbers: The value of each number; any value for entries that are not numbers.
     """
     in_model = [pair for pair in zip(names, shapes, strict=True) if _PARAMETER.fullmatch(pair[0])]
     parameters = [(name, shape) for name, shape in in_model if shape is not None and not name.endswith(BUFFERS)]

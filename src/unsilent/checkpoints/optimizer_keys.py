@@ -1,11 +1,10 @@
 """Recognition of the values of optimizers in a checkpoint by the structure of their state dicts.
 
-A state dict of an optimizer is a mapping with ``state`` and ``param_groups``, under whatever keys it was saved. Torch can flatten
-it (``flatten_optimizer_state_dict``): then one mapping has the keys ``state.fc.weight.exp_avg`` and
-``param_groups.fc.weight.lr``, and a whole training that was flattened has them as ``optim.state.fc.weight.exp_avg``, next to
-``model.fc.weight``.
+A state dict of an optimizer is a mapping with ``state`` and ``param_groups``, saved under any key. Torch can flatten it
+(``flatten_optimizer_state_dict``): then one mapping has the keys ``state.fc.weight.exp_avg`` and ``param_groups.fc.weight.lr``.
+If a whole training was flattened, the keys are ``optim.state.fc.weight.exp_avg``, next to ``model.fc.weight``.
 
-A group of an optimizer lists its ``params``, or holds numbers alone: a model may have modules of these names.
+A group of an optimizer lists its ``params``, or contains only numbers; this is checked because modules may have these names.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def undotted(
     Args:
         paths: The keys that lead to every value of a checkpoint.
         is_array: Whether each value is a tensor with axes, which no flattened group holds.
-        is_section_key: Whether a key says what the values below it are.
+        is_section_key: Whether a key names the section of the values below it.
     """
     heads: dict[Keys, set[str]] = {}
     of_models: set[tuple[Keys, str]] = set()
@@ -73,7 +72,7 @@ def _undotted(
 def optimizer_keys(paths: Sequence[Keys], is_array: Sequence[bool]) -> list[Keys | None]:
     """The keys that name each value in its optimizer's state dict; None for a value outside of optimizers.
 
-    Where there are several optimizers, the keys in which the paths to them differ come first.
+    If there are several optimizers, the keys in which the paths to them differ come first.
 
     >>> optimizer_keys([("fc.weight",), ("opt", "state", "0", "m"), ("opt", "param_groups", "0", "lr")], [True, True, False])
     [None, ('0', 'm'), ('param_groups', '0', 'lr')]

@@ -22,7 +22,7 @@ class RecentSave:
 
     Attributes:
         path: File or folder of the checkpoint.
-        manifest_path: Where its manifest is.
+        manifest_path: Path of its manifest.
         manifest: The manifest as it was written.
         time: Time of the save, in seconds since 1970.
     """

@@ -2,14 +2,14 @@
 
 Two names cannot be replaced at once, so the new manifest is first put next to the old one, as the *pending* manifest:
 
-    draft/content, draft/manifest   written, and on the disk
-    draft/manifest -> pending       the old checkpoint fits its manifest
-    [folder -> old folder]          a folder cannot be replaced in one step; without it, the old folder is put back
-    draft/content  -> checkpoint    the new checkpoint fits the pending manifest
-    pending        -> manifest      the new checkpoint fits its manifest
+    draft/content, draft/manifest   written and flushed to the disk
+    draft/manifest -> pending       the old checkpoint matches its manifest
+    [folder -> old folder]          for folders only; if no new folder follows, the old one is put back
+    draft/content  -> checkpoint    the new checkpoint matches the pending manifest
+    pending        -> manifest      the new checkpoint matches its manifest
 
-A reader accepts the manifest or the pending one. Whoever replaces next first settles what a killed process left. This happens
-with the folder locked (``flock``), so threads and processes replace one after the other.
+A reader accepts the manifest or the pending one. The next replacement first completes or undoes an interrupted one. The folder is
+locked meanwhile (``flock``), so threads and processes replace one after the other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def draft_folder(target: Path) -> Iterator[Path]:
         _remove_dead_drafts(target.parent)
         draft = Path(tempfile.mkdtemp(_DRAFT, f"{_draft_prefix()}{target.name[:40]}.", target.parent))
         descriptor = os.open(draft, os.O_RDONLY)
-        _lock(descriptor, fcntl.LOCK_EX)  # until the end, so that nobody takes it for one of a process that was killed
+        _lock(descriptor, fcntl.LOCK_EX)  # until the end, so that the draft does not look like one of a killed process
     try:
         yield draft
     finally:
@@ -90,7 +90,7 @@ def put_manifest(manifest: Manifest, target: Path) -> Path:
     result = manifest_path(target)
     with system_errors(f"cannot write {result}", "check the folder"), _locked(target.parent):
         write_manifest(manifest, result)
-        # One of a save that was killed describes an older checkpoint.
+        # The pending manifest of a killed save describes an older checkpoint.
         _pending(target).unlink(missing_ok=True)
     return result
 
@@ -111,7 +111,7 @@ def verify_with_own_manifest(
         verdict = error
     if isinstance(verdict, UsageError) or verdict[0]:
         was_replaced = before != state_of_files(target) or before[0] is None
-        if was_replaced and target.parent.is_dir():  # something saves, or was killed while it did
+        if was_replaced and target.parent.is_dir():  # a save is running, or was killed
             with _locked(target.parent):
                 if not target.exists():
                     _settle(target)
@@ -122,7 +122,7 @@ def verify_with_own_manifest(
 
 
 def _verify_with_either(target: Path, progress: Progress, fast_only: bool) -> tuple[list[str], Manifest]:
-    """The result of `verify` with whichever of the two manifests fits, or else with the first.
+    """The result of `verify` with the one of the two manifests that matches, or else with the first.
 
     Raises ``UsageError`` if no manifest can be read.
     """
@@ -244,5 +244,5 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int, how: int) -> None:
-    with contextlib.suppress(OSError):  # a file system without locks: each step is whole, but two processes may mix
+    with contextlib.suppress(OSError):  # a file system without locks: each step is atomic, but processes may interleave
         fcntl.flock(descriptor, how)

@@ -2,7 +2,7 @@
 
 A tensor is made of *blocks*: boxes of elements that lie in one file at fixed distances, which covers dense tensors, strided
 views, chunks of HDF5, shards of several ranks and slices of a flattened partition. A format only has to list blocks; reading,
-locating, editing and comparing are the same for all.
+locating, editing and comparing work the same way for all formats.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ITEM_SIZES = {
     "float4_e2m1fn_x2": 1, "bits8": 1, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1, "bits16": 2, "quint4x2": 1, "quint2x4": 1,
     **dict.fromkeys((f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)), 1),
 }  # fmt: skip
-"""Bytes of an element, by torch's name of the dtype; those without a codec can be read and compared, not edited."""
+"""Bytes of an element, by torch's name of the dtype; dtypes without a codec can be read and compared, but not edited."""
 OBJECT = "object"
-"""Name in place of a dtype, for values that are no tensors and are not read."""
+"""Name in place of a dtype, for values that are not tensors and are not read."""
 Read = Callable[[str, int, int], bytes]
 """Bytes of a file of the checkpoint, from its name, an offset and a length."""
 
@@ -58,7 +58,7 @@ class Checksum(Protocol):
     def update(self, patches: list[Patch], read: Read) -> list[Patch]:
         """The patches that make the checksum fit the bytes after ``patches``; empty if they change no covered byte.
 
-        ``read`` reads the bytes before any patch. Earlier patches may be those of other checksums.
+        ``read`` reads the bytes before any patch. The patches may include those of other checksums.
         """
 
 
@@ -84,12 +84,12 @@ class Block:
 
     Attributes:
         file: Name of the file within the checkpoint.
-        offset: Byte of the block's first element; of the packed bytes where ``packing`` is given.
+        offset: Position of the block's first element, in bytes; position of the packed bytes if ``packing`` is given.
         start: Index of its first element in the tensor's grid.
-        shape: Elements along each dimension of the grid.
+        shape: Number of elements along each dimension of the grid.
         strides: Distances between neighbours along each dimension, in elements.
-        packing: How its bytes are packed; None: they are the elements.
-        packed_size: Bytes that it takes in the file where it is packed.
+        packing: Packing of its bytes; None: they are not packed.
+        packed_size: Number of bytes in the file, if the block is packed.
         checksums: Checksums that cover it, the innermost first.
     """
 
@@ -124,16 +124,16 @@ class StoredTensor:
 
     Attributes:
         name: Section and name within it: ``model/fc.weight``, ``optimizer/fc.weight/exp_avg``.
-        dtype: Dtype as torch names it; a key of `ITEM_SIZES`, or another that is only listed.
+        dtype: Torch's name of the dtype: a key of `ITEM_SIZES`, or another name for a tensor that is only listed.
         shape: Logical shape.
-        blocks: Blocks of its elements; none where it is only listed.
-        grid: The shape that blocks are boxes of, with the same elements in C order; None: ``shape``.
-        big_endian: Order of the bytes of an element.
-        stored_as: The name that the file has for it.
-        obstacle: Why it is only listed, or read but not edited; empty where nothing but its dtype can be in the way.
+        blocks: Blocks of its elements; empty if the tensor is only listed.
+        grid: The shape in which blocks are boxes, with the same elements in C order; None: ``shape``.
+        big_endian: Whether the most significant byte of an element comes first.
+        stored_as: Name in the file.
+        obstacle: Reason why it is only listed, or can be read but not edited; empty if only its dtype can prevent this.
         value: The number itself; None for tensors.
-        fingerprint: Hash of what the file says of a value that is not read, to compare it; empty where there is none.
-        raw_size: Bytes of a tensor whose elements are no whole bytes; its block is of bytes.
+        fingerprint: Hash of the file's description of a value that is not read, for comparisons; empty if there is none.
+        raw_size: Size in bytes of a tensor whose elements are not whole bytes; its block consists of bytes.
     """
 
     name: str
@@ -232,11 +232,11 @@ class StoredTensor:
             elements: int64[n], flat C-order indices.
 
         Yields:
-            ``(block, places, positions)``: ``elements[places]`` are at ``block.offset + positions * itemsize``, or at
-            ``positions * itemsize`` of what the block unpacks to.
+            ``(block, places, positions)``: ``elements[places]`` are at byte ``block.offset + positions * itemsize`` of the file,
+            or ``positions * itemsize`` of the unpacked block.
 
         Raises:
-            UsageError: an element is in no block.
+            UsageError: an element is not in any block.
         """
         shape = self.grid_shape
         index = np.stack(np.unravel_index(elements, shape), -1) if shape else np.zeros((len(elements), 0), np.int64)

@@ -1,8 +1,8 @@
 """Saving a state with proof that the disk holds what was in memory, and loading it only if it is unchanged.
 
-``verified_save`` hashes the tensors in memory, writes a draft, makes the system write it to the disk and forget its cached pages,
-reads the draft back, compares its bytes with those that were written and its tensors with those in memory, and only then puts it
-and its manifest in place. ``verified_load`` compares every byte with the manifest before anything is loaded.
+``verified_save`` hashes the tensors in memory, writes a draft, makes the system flush it to the disk and drop its cached pages,
+and reads the draft back. It compares the bytes with the written ones and the tensors with those in memory, and only then puts the
+draft and its manifest in place. ``verified_load`` compares every byte with the manifest before it loads anything.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from unsilent.checkpoints.replacing import (
 from unsilent.checkpoints.writing import forget_cached_pages, write_state
 
 _DCP_FILE = re.compile(r"\.metadata|__\d+_\d+\.distcp")
-"""Files of a folder that ``verified_save`` writes, and may replace."""
+"""Names of the files in a folder that ``verified_save`` writes and may replace."""
 ENDINGS = {".safetensors": "safetensors", **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), "torch.save")}
 
 
 MOST_ATTEMPTS = 20
-"""Times that a checkpoint is loaded again because it was replaced meanwhile."""
+"""Largest number of attempts to load a checkpoint that is replaced meanwhile."""
 
 
 class CheckpointDamaged(UnsilentError):
@@ -53,19 +53,19 @@ def verified_save(
     """Save a state and verify that the disk holds it.
 
     After a kill or on a full disk, the older checkpoint or the new one can be loaded with `verified_load`. Threads and processes
-    that save to one path save one after the other; the last one stays.
+    that save to the same path take turns; the last checkpoint remains.
 
     Args:
         state: Objects for ``torch.save``; for safetensors, tensors by name. Tensors spread over ranks are refused.
-        path: Path of the file. An older file is replaced at the end, at once; where the path is a link, the file it leads to
+        path: Path of the file. An older file is replaced atomically at the end; if the path is a link, its target is replaced.
         format_name: ``torch.save``, ``safetensors`` or ``dcp`` (a folder, this process alone); by default from the path's ending.
-        step: Number of steps of the training after which it is saved; the manifest has it, for `last_good_checkpoint`.
+        step: Number of steps of the training after which it is saved; the manifest records it for `last_good_checkpoint`.
 
     Returns:
         The manifest, ``PATH.manifest.json``.
 
     Raises:
-        CheckpointDamaged: the disk has something else; the older checkpoint is still there.
+        CheckpointDamaged: the disk has other content; the older checkpoint is still there.
         UsageError: the format is not known, the state has a tensor that cannot be compared, or the file cannot be written.
     """
     target, step = _target(path), _checked(step)
@@ -107,15 +107,15 @@ def verify_saved(state: Mapping[str, Any], path: str | Path, *, step: int | None
     """Verify that a checkpoint saved by other code holds a state, and write its manifest.
 
     Args:
-        state: The saved state. A tensor that the file lacks must be equal to one that it has, as a tied weight is.
-        path: The checkpoint, a file or a folder; the manifest covers every file of it.
+        state: The saved state. A tensor that is missing in the file must be equal to one in the file, for example a tied weight.
+        path: File or folder of the checkpoint; the manifest covers every file of it.
         step: Number of steps of the training after which it was saved.
 
     Returns:
         The manifest, ``PATH.manifest.json``.
 
     Raises:
-        CheckpointDamaged: the disk has something else.
+        CheckpointDamaged: the disk has other content.
     """
     target, step = _target(path), _checked(step)
     manifest = replace(_manifest_if_equal(target, hashes_in_memory(with_own_values(state)), target), step=step)
@@ -125,15 +125,15 @@ def verify_saved(state: Mapping[str, Any], path: str | Path, *, step: int | None
 
 
 def verified_load(path: str | Path, **load_options: Any) -> Any:
-    """Load a checkpoint of `verified_save`, if every byte matches its manifest.
+    """Load a checkpoint saved by `verified_save`, if every byte matches its manifest.
 
     Args:
-        path: The checkpoint; its manifest is next to it.
-        load_options: Options for ``torch.load``, which is called with ``weights_only=True`` unless they say otherwise.
+        path: Path of the checkpoint, with its manifest next to it.
+        load_options: Options for ``torch.load``; ``weights_only=True`` is the default.
 
     Returns:
-        What ``torch.load`` or safetensors returns. A folder is verified, and its path is returned, as loading it needs the state
-        that it is loaded into.
+        The result of ``torch.load`` or safetensors. A folder is verified and its path is returned, because loading it needs the
+        target state.
 
     Raises:
         CheckpointDamaged: the checkpoint has changed since, or has files that its manifest does not cover.
@@ -152,7 +152,7 @@ def verified_load(path: str | Path, **load_options: Any) -> Any:
         except Exception:
             if before == state_of_files(target) and before[0] is not None:
                 raise
-            continue  # something has replaced it since it was verified
+            continue  # it was replaced after its verification
         if before == state_of_files(target):
             note_load()
             return result
@@ -200,7 +200,7 @@ def _manifest_if_equal(
 ) -> Manifest:
     """The manifest of a checkpoint, if a new read from disk matches what was written and what was in memory.
 
-    Raises `CheckpointDamaged` where it does not, and ``UsageError`` where that cannot be found out.
+    Raises `CheckpointDamaged` if it does not match, and ``UsageError`` if this cannot be determined.
     """
     forget_cached_pages(path)
     with CheckpointFiles(path) as files:

@@ -82,7 +82,7 @@ def _write_distributed(state: Mapping[str, Any], draft: Path) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is meant
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process is intended
         try:
             save(dict(state), checkpoint_id=str(draft), no_dist=True)
         except CheckpointException as error:

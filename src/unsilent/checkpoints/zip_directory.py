@@ -1,9 +1,9 @@
 """The directory of a zip file: the positions of each entry's content and of every copy of its CRC-32.
 
 Follows PKWARE's APPNOTE 6.3: end of central directory, its 64-bit form, central directory, local headers and data descriptors.
-Nothing is unpacked. Everything is checked against the file's end, and contents that overlap are refused; so is what loaders
-read in different ways: two end records that disagree, an entry that is named twice, parts on other disks. An archive may begin
-inside a larger file, as those of a sharded checkpoint do.
+No content is unpacked. All positions are checked against the file's end, and overlapping contents are refused. Archives that
+loaders read in different ways are refused as well: two end records that disagree, an entry that is named twice, parts on other
+disks. An archive may begin inside a larger file, as in a sharded checkpoint.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _DESCRIPTOR = b"PK\x07\x08"
 _FULL_32, _FULL_16 = 0xFFFFFFFF, 0xFFFF
 _HAS_DESCRIPTOR = 1 << 3
 _ENCRYPTED = 1 | 1 << 5 | 1 << 6 | 1 << 13
-"""Flags of content that is encrypted in one of several ways, or a patch of other content."""
+"""Flags of content that is encrypted in any way or is a patch of other content."""
 _FOLDER = 0x10
 """External attribute of MS-DOS; loaders return nothing for such an entry."""
 STORED, DEFLATED = 0, 8
 MOST_ENTRIES = 300_000
-"""A checkpoint has one for each tensor; each takes about a kilobyte of memory and 10 us."""
+"""Largest number of entries. A checkpoint has one for each tensor; each takes about a kilobyte of memory and 10 us."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class ZipEntry:
 
     Attributes:
         name: Name as the archive has it.
-        file: The checkpoint's file with the archive.
-        offset: Byte of its content in that file.
-        size: Bytes that it takes there.
-        unpacked_size: Bytes of the content unpacked.
-        method: How it is packed: `STORED` or `DEFLATED`.
-        crc: CRC-32 of the content; 0 also where the writer computed none.
-        crc_offsets: Bytes of the file at which the CRC-32 belongs, four each, least significant first.
+        file: Name of the checkpoint's file with the archive.
+        offset: Position of its content in that file, in bytes.
+        size: Size of the stored content in bytes.
+        unpacked_size: Size of the unpacked content in bytes.
+        method: Compression method: `STORED` or `DEFLATED`.
+        crc: CRC-32 of the content; also 0 if the writer computed none.
+        crc_offsets: Positions in the file of the copies of the CRC-32, four bytes each, least significant first.
     """
 
     name: str
@@ -88,7 +88,7 @@ class ZipChecksum:
             return []  # the writer computed none, and no loader checks it
         end = entry.offset + entry.size
         for patch in patches:
-            # Neighbouring patches are joined, so one may begin before the entry or go on behind it.
+            # Adjacent patches are joined, so a patch may begin before the entry or end after it.
             low, high = max(patch.offset, entry.offset), min(patch.offset + len(patch.after), end)
             if patch.file == entry.file and low < high:
                 part = slice(low - patch.offset, high - patch.offset)
@@ -106,15 +106,15 @@ class ZipDirectory:
     """The entries of one archive.
 
     Attributes:
-        names: Names of the entries, as the directory has them.
+        names: Names of the entries, as written in the directory.
 
     Args:
-        files: The checkpoint.
-        file: The file in it that is or holds the archive.
+        files: The checkpoint's files.
+        file: The file that is or contains the archive.
         start, size: The archive's bytes within that file; by default all.
 
     Raises:
-        UsageError: it is no zip file, or damaged.
+        UsageError: it is not a zip file, or it is damaged.
     """
 
     def __init__(self, files: CheckpointFiles, file: str, start: int = 0, size: int | None = None) -> None:
@@ -132,7 +132,7 @@ class ZipDirectory:
         """
         entries = [self._entry(*record) for record in self._records]
         result = {entry.name: entry for entry in entries}
-        if len({name.lower() for name in result}) != len(entries):  # some loaders do not tell them apart
+        if len({name.lower() for name in result}) != len(entries):  # some loaders ignore the case of names
             raise self._damaged("two entries have the same name")
         parts = sorted((e.offset, e.offset + e.size, e.name) for e in entries if e.size)
         for (_, end, name), (begin, _, next_name) in itertools.pairwise(parts):

@@ -10,7 +10,7 @@ Source: MindSpore tutorials on silent data corruption, torch_npu's page on ``NPU
 aclnnSilentCheck in ops-math (four scalars for each tensor). The kernel is closed. Chosen here, because it is not documented:
 
 - whether a value that is not finite enters the smallest, largest and previous values: it does not, but it counts as a step;
-- the jump where all values were equal: none;
+- the jump if all values were equal: there is none;
 - the first values: all four scalars begin at 0, as MindSpore makes them (torch_npu begins with a smallest value of 1e10 and a
   largest of -1e10), so the range is the largest value so far.
 """
@@ -34,7 +34,7 @@ class AbsoluteAndJumpState(NamedTuple):
 
     Attributes:
         previous, smallest, largest: float64[n].
-        steps: int64[n], values so far.
+        steps: int64[n], number of values so far.
     """
 
     previous: Floats
@@ -49,10 +49,11 @@ class AbsoluteAndJump:
 
     Attributes:
         upper_alarm, upper_warning: Limits of the value (``NPU_ASD_UPPER_THRESH``).
-        jump_alarm, jump_warning: Limits of the jump, in ranges (``NPU_ASD_SIGMA_THRESH``; no standard deviations).
-        c_min_steps: Values of a series before its jumps are judged.
-        learns_alarms: Whether a finite value that raised an alarm enters the state: as with ``NPU_ASD_ENABLE=1``, which
-            only logs. With 2 and 3 the training ends there.
+        jump_alarm, jump_warning: Limits of the jump, in multiples of the range (``NPU_ASD_SIGMA_THRESH``; not standard
+            deviations).
+        c_min_steps: Number of values of a series before its jumps are judged.
+        learns_alarms: Whether a finite value that raised an alarm enters the state, as with ``NPU_ASD_ENABLE=1``, which only
+            logs. With 2 and 3 the training ends at the alarm.
     """
 
     name: ClassVar[str]

@@ -2,23 +2,23 @@
 
     value = (largest magnitude of the gradient) ** 2
     value 0: nothing happens. Not finite: a strike.
-    scale = average / (1 - decay ** n), once n >= 10 values were learnt and the average is not 0; before, nothing is judged
+    scale = average / (1 - decay ** n), after n >= 10 learnt values if the average is not 0; before that, no value is judged
     strike:   value > upper_thresh1 * scale and |value - previous| > upper_thresh1 * scale
     else, value <= upper_thresh2 * scale: average = decay * average + (1 - decay) * value; n += 1
     previous = value
 
-The ratios are of squares: 1e6 means 1000 times the usual largest magnitude, 100 means 10 times. Here a strike is an alarm; a
-value above ``upper_thresh2 * scale`` that is no strike is a warning. A strike within ``cooldown`` minutes of the last counted one
-is not counted. ``strikes_num`` counted strikes within ``strikes_window`` minutes strike the rank out (`StrikeState.struck_out`);
-the original then computes checksums of matrix products in all ranks. MindSpore drops strikes within the cool-down, torch_npu
-keeps them as uncounted (``keeps_uncounted``); the counted ones are the same.
+Thresholds are ratios of squares: 1e6 means 1000 times the usual largest magnitude, 100 means 10 times. Here a strike is an alarm;
+a value above ``upper_thresh2 * scale`` that is not a strike is a warning. A strike within ``cooldown`` minutes of the last
+counted one is not counted. ``strikes_num`` counted strikes within ``strikes_window`` minutes strike the rank out
+(`StrikeState.struck_out`); the original then computes checksums of matrix products in all ranks. MindSpore drops strikes within
+the cool-down, torch_npu keeps them as uncounted (``keeps_uncounted``); the counted ones are the same.
 
-Source: ``silent_detector.cc`` of MindSpore and ``asd.py`` of torch_npu, as far as described. Not known, and chosen here:
+Source: ``silent_detector.cc`` of MindSpore and ``asd.py`` of torch_npu, as far as they are described. Not known, and chosen here:
 
 - MindSpore's reduction of a gradient to a number: the largest magnitude, as in torch_npu;
 - the precision of the square: float64, so it is 0 below a magnitude of about 1.6e-162;
-- the previous value after one that is not finite: stays;
-- whose strikes are counted together: those of all parameters of a rank, several in one step as one.
+- the previous value after one that is not finite: it is kept;
+- which strikes are counted together: those of all parameters of a rank; several strikes in one step count as one.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class StrikeState(NamedTuple):
     """State of the rule: moving averages of each series, and the strikes of the rank.
 
     Attributes:
-        average: float64[n], without the correction for its beginning at 0.
-        previous: float64[n].
-        learnt: int64[n], values in the average.
+        average: float64[n], moving average, without the correction for its start at 0.
+        previous: float64[n], previous value.
+        learnt: int64[n], number of values in the average.
         sampled: bool[n], the series that are judged: every ``grad_sample_interval``-th.
-        strikes: Seconds of the last counted strikes, at most ``strikes_num``.
-        uncounted: Strikes within the cool-down, where they are kept.
-        struck_out: Whether ``strikes_num`` counted strikes are within the window that ends at this step.
+        strikes: Times of the last counted strikes in seconds, at most ``strikes_num``.
+        uncounted: Times of strikes within the cool-down, if these are kept.
+        struck_out: Whether the window that ends at this step contains ``strikes_num`` counted strikes.
     """
 
     average: Floats
@@ -66,12 +66,12 @@ class AsdCombined:
 
     Attributes:
         upper_thresh1, upper_thresh2: Limits of alarms and of warnings, in multiples of the average of squares.
-        grad_sample_interval: Every so many-th parameter is judged (torch_npu 3, MindSpore 10).
-        cooldown, strikes_window: Minutes.
-        strikes_num: Strikes that strike a rank out.
+        grad_sample_interval: Distance between judged parameters: 3 means every third one (torch_npu 3, MindSpore 10).
+        cooldown, strikes_window: Durations in minutes.
+        strikes_num: Number of strikes that strike a rank out.
         keeps_uncounted: Whether strikes within the cool-down are kept (torch_npu) or dropped (MindSpore).
         decay: Decay of the average.
-        c_min_steps: Values of a series before it is judged.
+        c_min_steps: Number of values of a series before it is judged.
     """
 
     name: ClassVar[str] = "asd-combined"

@@ -13,8 +13,9 @@ from unsilent.detectors.series import GRADIENT, L2, Series
 class AsdV2(AbsoluteAndJump):
     """Rule on value and jump of the L2 norms of gradients; jumps are judged after 100 values.
 
-    The original reads each tensor that enters a communication of the backward graph, divided by the loss scale: here the local
-    gradient of each parameter. torch_npu shares one state among all tensors of a kind of collective; here each has its own.
+    The original reads each tensor that enters a communication of the backward graph, divided by the loss scale; this rule reads
+    the local gradient of each parameter. torch_npu shares one state among all tensors of a kind of collective; here each has its
+    own.
     """
 
     name: ClassVar[str] = "asd-v2"

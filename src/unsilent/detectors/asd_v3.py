@@ -6,7 +6,7 @@
     warning: otherwise, value > warning_ratio * scale            (ASD level 2)
     average = decay * average + (1 - decay) * value; step += 1
 
-The ratios are of squares: 1e6 means 1000 times the usual largest magnitude. Source: the page of aclnnSilentCheckV2 in ops-math,
+Ratios apply to squares: 1e6 means 1000 times the usual largest magnitude. Source: the page of aclnnSilentCheckV2 in ops-math,
 its caller in MindSpore, and the logs in MindSpore's tutorial. The page prints the divisor as ``(1 - decay) ** step``, which would
 raise the limits beyond all numbers within 20 steps; the logs fit ``1 - decay ** step``. Not documented, chosen here:
 
@@ -35,8 +35,8 @@ class AverageState(NamedTuple):
     """State of the rule: the moving average of each series.
 
     Attributes:
-        average: float64[n], without the correction for its beginning at 0.
-        steps: int64[n], values in it.
+        average: float64[n], without the correction for its start at 0.
+        steps: int64[n], number of values in the average.
     """
 
     average: Floats
@@ -61,8 +61,8 @@ class AsdV3:
     Attributes:
         alarm_ratio, warning_ratio: Limits, in multiples of the average of squares.
         decay: Decay of the average.
-        learns_alarms: Whether a finite value that raised an alarm enters the average: as with ``NPU_ASD_ENABLE=1``, which
-            only logs.
+        learns_alarms: Whether a finite value that raised an alarm enters the average, as with ``NPU_ASD_ENABLE=1``, which only
+            logs.
     """
 
     name: ClassVar[str] = "asd-v3"

@@ -3,8 +3,8 @@
     alarm: not finite; or value > previous and |value - mean| >= rtol * |mean|, the mean of the last `window` values
 
 Values that raise an alarm are not learnt. Source: Lightning (``fabric/utilities/spike.py``), with the loss to be minimised and no
-absolute tolerance. There a training ends at a spike. Chosen here, for one that goes on: `relearn` finite alarms in a row are a
-new level of the loss, and the window begins again.
+absolute tolerance. Lightning ends a training at a spike. Chosen here, for a training that continues: `relearn` finite alarms in a
+row are a new level of the loss, and the window begins again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class LossState(NamedTuple):
     """State of the rule: the most recent values of each series.
 
     Attributes:
-        recent: float64[window, n], the latest first; those that are missing are 0.
-        learnt: int64[n], values in it.
-        alarms: int64[n], finite values in a row that raised an alarm.
+        recent: float64[window, n], the latest value first; missing values are 0.
+        learnt: int64[n], number of values in ``recent``.
+        alarms: int64[n], number of finite values in a row that raised an alarm.
     """
 
     recent: Floats
@@ -40,10 +40,10 @@ class LossSpike:
     """Rule on the loss relative to the mean of its most recent values.
 
     Attributes:
-        window: Values that the mean is taken of.
-        warmup: Values before the first one that is judged.
-        rtol: Distance from the mean, in means.
-        relearn: Finite alarms in a row that begin a new window.
+        window: Number of values in the mean.
+        warmup: Number of values before the first judged value.
+        rtol: Distance from the mean that raises an alarm, in multiples of the mean.
+        relearn: Number of finite alarms in a row that begin a new window.
     """
 
     name: ClassVar[str] = "loss-spike"
@@ -71,7 +71,7 @@ class LossSpike:
         with np.errstate(all="ignore"):
             mean = state.recent.sum(axis=0) / state.learnt
             ratio = np.abs(values - mean) / np.abs(self.rtol * mean)
-        # A mean of 0 counts only a value that rises from it.
+        # The second condition also handles a mean of 0: only a rising value counts.
         ratio = np.where((state.learnt >= self.warmup) & (values > state.recent[0]), ratio, 0.0)
         spikes = finite & (ratio >= 1)
         none = np.zeros(len(values), np.bool_)

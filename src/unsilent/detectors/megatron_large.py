@@ -4,8 +4,9 @@
     afterwards:                         alarm: value >= factor * largest
 
 Source: ``rerun_state_machine.py`` of Megatron-LM (``is_unexpectedly_large``), which checks the local loss and the norm of the
-gradients of a bucket before their reduction; here the norm of each parameter's gradient. NaN and infinity are ignored, as there,
-where other checks find them: use this rule with `nonfinite`. Chosen here: where the largest is 0 or less, nothing is an alarm.
+gradients of a bucket before their reduction; this rule checks the norm of each parameter's gradient. NaN and infinity are
+ignored, as in Megatron-LM, where other checks find them: use this rule with `nonfinite`. Chosen here: if the largest is 0 or
+less, no value is an alarm.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class MegatronLarge:
     """Rule on a value relative to the largest of the first values.
 
     Attributes:
-        factor: An alarm from so many times the largest on.
-        samples: Number of values that are the first ones.
+        factor: Least ratio to the largest that is an alarm.
+        samples: Number of first values.
     """
 
     name: ClassVar[str] = "megatron-large"

@@ -1,16 +1,17 @@
 """Bounds on the moments of optimizers and on the moving statistics of normalisation layers.
 
 He et al. (ISCA 2023, DOI 10.1145/3579371.3589105) found that latent harm of training needs a very large gradient history or
-moving statistic within two iterations of the fault. So each tensor of these has a bound on its largest magnitude:
+moving statistic within two iterations of the fault. Therefore each such tensor has a bound on its largest magnitude:
 
 *analytic*: 20 sqrt(n) / m for a first moment, with n the partial sums of one weight gradient (positions times samples) and m
-the batch: 20 standard deviations of a sum of n independent terms of variance 1 / m². Two implementations by others say that
-this is the paper's Algorithm 1. It assumes activations and gradients of unit variance. Its square bounds second moments (a
-choice of theirs, not known to be the paper's).
+the batch: 20 standard deviations of a sum of n independent terms of variance 1 / m². Two implementations by others say that this
+is the paper's Algorithm 1. It assumes activations and gradients of unit variance. Its square bounds second moments (a choice of
+these implementations, not known to be the paper's).
 
-*calibrated*: a factor times the largest magnitude among steps that were found clean, from the first ones on.
+*calibrated*: a factor times the largest magnitude among clean steps, from the first step on.
 
-Two-sided (magnitudes), and safe for NaN: what is not at most its bound is beyond it. Pure numpy; the live part is the guard.
+Bounds are two-sided (on magnitudes) and safe for NaN: a value that is not at most its bound exceeds it. This module needs only
+numpy; the guard applies the bounds to a training.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from unsilent.basics.errors import UsageError
 SIGMAS = 20.0
 FACTOR = 100.0
 FLOOR = 0.1
-"""Share of the largest of its kind below which no tensor's own largest is taken: one that was all zeros may well come alive."""
+"""Least magnitude that bounds are based on, as a share of the largest of the same kind: a tensor of zeros may change later."""
 GROWTH = 2.0
-"""Times that the largest magnitude may grow in one step that bounds are learnt from."""
+"""Largest factor by which the largest magnitude may grow in one step from which bounds are learnt."""
 Floats = NDArray[np.float64]
 
 
@@ -44,10 +45,10 @@ def first_moment_bounds(partial_sums: Floats, batch: int, decay: float = 0.0) ->
     """Bounds of first moments, float64[n].
 
     Args:
-        partial_sums: Terms that are summed into one element of each weight's gradient.
-        batch: Samples that the loss is averaged over.
-        decay: Decay of a momentum buffer that adds gradients up (SGD), and so holds up to 1 / (1 - decay) of them;
-            0 for averages (Adam).
+        partial_sums: Number of terms that are summed into one element of each weight's gradient.
+        batch: Number of samples that the loss is averaged over.
+        decay: Decay of a momentum buffer that sums gradients (SGD), and so contains up to 1 / (1 - decay) of them; 0 for averages
+            (Adam).
 
     >>> first_moment_bounds(np.array([1024.0 * 32 * 32]), 1024).tolist()
     [20.0]
@@ -63,7 +64,7 @@ def first_moment_bounds(partial_sums: Floats, batch: int, decay: float = 0.0) ->
 def updated_magnitudes(before: Floats, now: Floats) -> Floats:
     """The largest magnitudes after one more clean step, which may increase them at most by the factor `GROWTH`.
 
-    So what passed its bound unnoticed (in the warm-up, or just below) does not make room for more of its size.
+    So an unnoticed fault (in the warm-up, or just below the bound) raises the bound at most by this factor.
 
     >>> updated_magnitudes(np.array([0.0, 1.0, 1.0, 1.0]), np.array([5.0, 1e6, 0.5, np.nan])).tolist()
     [5.0, 2.0, 1.0, 1.0]
@@ -78,11 +79,11 @@ class CalibratedBounds:
 
     Args:
         kinds: Kind of each tensor (first moments, second moments, moving statistics …), int[n].
-        factor: See the module.
+        factor: Factor of the bounds, see the module.
 
     Attributes:
-        largest: Magnitudes so far, float64[n].
-        steps_seen: Number of steps that each was learnt from, int[n].
+        largest: Largest magnitudes so far, float64[n].
+        steps_seen: Number of steps from which each bound was learnt, int[n].
     """
 
     kinds: NDArray[np.int64]

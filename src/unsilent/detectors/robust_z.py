@@ -7,22 +7,22 @@
     score    = |distance| / limit;  alarm: score >= 1;  warning: score >= warning_share
 
 *reach* is the largest distance of a clean value so far in that direction; it halves in `half_life` values. It widens the limit of
-a series with heavy tails, which median and MAD do not see. ``largest_factor`` narrows it where the spread is large: a value so
-many times the usual one is an alarm, unless clean values came near that before. The gradient of a tensor with a single element
-passes 0 now and then: see `log_of_smallest_norm`.
+a series with heavy tails, which median and MAD do not capture. ``largest_factor`` narrows it if the spread is large: a value that
+exceeds the usual one by this factor is an alarm, unless clean values came near that before. The gradient of a tensor with a
+single element sometimes passes 0: see `log_of_smallest_norm`.
 
 NaN and infinity are always an alarm, with the score inf. No value that raises an alarm is learnt.
 
 *Zero* has no logarithm. It is an alarm in a series that was never 0 while `warm_up` values were collected, and is not learnt.
 
-*Beginning*: until `warm_up` values of a series only values that are not finite are judged. Until `early` values a limit is not
-below ``log(early_factor)`` upwards and ``log(smallest_factor)`` downwards, for gradients move fast there; from then on this goes
-away in a straight line, until twice as many values.
+*Beginning*: during the first `warm_up` values of a series, only values that are not finite raise an alarm. During the first
+`early` values a limit is at least ``log(early_factor)`` upwards and ``log(smallest_factor)`` downwards, because gradients change
+fast then; from there, this widening decreases linearly to zero at twice as many values.
 
-*New regime*: values that are an alarm one after the other, and agree with each other (all within one limit), are one
-alarm: the first. The others are warnings. After `relearn` of them the window is moved to their mean, and the series is judged
-against that. A persistent fault raises an alarm at its first step and is then taken as the new usual. After `relearn` zeros, in a
-row or not, zero counts as usual. A value that does not agree with those before begins anew, with an alarm.
+*New regime*: if consecutive values are outside the limits and agree with each other (all within one limit), only the first is an
+alarm. The others are warnings. After `relearn` of them the window is moved to their mean, and the series is judged against that.
+A persistent fault raises an alarm at its first step and then counts as usual. After `relearn` zeros, in a row or not, zero counts
+as usual. A value that does not agree with those before it starts a new sequence, with an alarm.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from unsilent.detectors.series import GRADIENT, NORM_INPUT_GRADIENT, VALUE, Bool
 from unsilent.detectors.thresholds import check_above, check_at_least, check_share
 
 LOG_OF_ZERO = math.log(5e-324)
-"""Stands for the logarithm of 0; that of the smallest number."""
+"""Used as the logarithm of 0: the logarithm of the smallest positive number."""
 NORMAL_MAD = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
 BELOW_ALARM = float(np.nextafter(1.0, 0.0))
-"""Score of a value that agrees with an alarm just before."""
+"""Score of a value that agrees with the alarm before it."""
 _LOG_OF_RARE = 18.0
-"""Logarithm of 1 over a chance that is taken as none, 1.5e-8."""
+"""Negative logarithm of a probability that is considered negligible, 1.5e-8."""
 
 
 class RobustZState(NamedTuple):
     """State of the rule for n series.
 
     Attributes:
-        latest: float64[window, n], logarithms of clean values, in a ring; infinity where there is none so far.
-        ordered: float64[window, n], the same in ascending order.
-        learnt: int64[n], clean values so far.
+        latest: float64[window, n], logarithms of clean values, in a ring buffer; infinity in places without a value.
+        ordered: float64[window, n], the same logarithms in ascending order.
+        learnt: int64[n], number of clean values so far.
         reach: float64[2, n], largest distance upwards and downwards, decayed.
-        least_down: float64[n], least limit downwards: `log_of_smallest_norm`.
-        run: int64[n], alarms in a row that agree.
-        run_ends: float64[2, n], smallest and largest logarithm of them.
+        least_down: float64[n], smallest limit downwards: `log_of_smallest_norm`.
+        run: int64[n], number of consecutive values outside the limits that agree.
+        run_ends: float64[2, n], their smallest and largest logarithm.
         run_sum: float64[n], sum of their logarithms.
-        zeros: int64[n], of values; from `RobustZ.relearn` on 0 is usual.
+        zeros: int64[n], number of zeros so far; from `RobustZ.relearn` zeros on, zero counts as usual.
     """
 
     latest: Floats
@@ -78,11 +78,11 @@ class RobustZState(NamedTuple):
 def median_and_deviation(ordered: Floats, counts: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Median and median absolute deviation of each column; NaN for an empty column.
 
-    For an even number, the upper of the two middle values.
+    For an even number of values, the upper of the two middle values is returned.
 
     Args:
         ordered: float64[window, n], each column in ascending order.
-        counts: int64[n], how many of a column are meant: the first ones.
+        counts: int64[n], number of values at the start of each column that count.
     """
     median, deviation = np.full((2, ordered.shape[1]), np.nan)
     for count in set(counts.tolist()):
@@ -106,17 +106,18 @@ class RobustZ:
     """Rule on the two-sided robust z-score of logarithms, explained in the module.
 
     Attributes:
-        threshold: Limit, in spreads.
-        largest_factor, smallest_factor: Changes upwards and downwards that are an alarm whatever the spread.
-        headroom: Limit, in reaches.
-        half_life: Values in which a reach halves.
-        window: Clean values that median and spread are taken of.
-        floor: Least spread.
-        warm_up: Clean values before a series is judged.
-        early: Clean values until which limits are wider, see the module.
-        early_factor: Limit upwards until then.
-        relearn: Alarms in a row, agreeing with each other, after which they are the usual; zeros after which 0 is.
-        warning_share: Score of a warning.
+        threshold: Limit, in multiples of the spread.
+        largest_factor, smallest_factor: Changes upwards and downwards that are an alarm for any spread.
+        headroom: Limit, in multiples of the reach.
+        half_life: Number of values in which a reach halves.
+        window: Number of clean values for median and spread.
+        floor: Smallest spread.
+        warm_up: Number of clean values before a series is judged.
+        early: Number of clean values during which limits are wider, see the module.
+        early_factor: Factor of the limit upwards during that time.
+        relearn: Number of consecutive, agreeing values outside the limits after which they count as usual; also the number of
+            zeros.
+        warning_share: Smallest score of a warning.
     """
 
     name: ClassVar[str] = "robust-z"
@@ -211,7 +212,7 @@ class RobustZ:
         oldest = state.latest[place, columns]
         latest = state.latest.copy()
         latest[place, columns] = np.where(clean, logs, oldest)
-        # Ordered without the oldest, then with the new one: each place takes the middle one of its neighbours and the new value.
+        # Remove the oldest, then insert the new value: each place takes the middle one of its neighbours and the new value.
         rest = np.where(state.ordered[:-1] < oldest, state.ordered[:-1], state.ordered[1:])
         new = np.where(clean, logs, oldest)
         ordered = np.empty_like(state.ordered)

@@ -2,7 +2,7 @@
 
 A rule is a frozen dataclass whose fields are its thresholds. `Rule.judge` takes the state and one step of n series, and returns
 the next state and a `Judgement`. It changes neither its arguments nor itself, so the same rule runs live, on a recording, and
-again from an earlier state after a training went back. It needs numpy alone.
+again from an earlier state after a training went back. Rules need only numpy.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ class Judgement(NamedTuple):
 
     Attributes:
         levels: int8[n], `NORMAL`, `WARNING` or `ALARM`; `NORMAL` for a series that was not seen.
-        scores: float64[n], how unusual; at least 1 where the rule gives an alarm, so that thresholds can be scaled. NaN: not
-            judged.
-        baselines: float64[n], what was expected (the mean, the median, the limit …); NaN where nothing is.
+        scores: float64[n], how unusual each value is; at least 1 for an alarm, so that thresholds can be scaled. NaN: not judged.
+        baselines: float64[n], expected values (the mean, the median, the limit …); NaN if no value is expected.
     """
 
     levels: NDArray[np.int8]
@@ -39,8 +38,8 @@ def make_judgement(seen: Bools, alarms: Bools, warnings: Bools, scores: Floats, 
     """A judgement for the series with values; the others are `NORMAL`, with neither score nor baseline.
 
     Args:
-        seen: bool[n].
-        alarms: bool[n]; prevails over a warning.
+        seen: bool[n], series with a value in this step.
+        alarms: bool[n]; an alarm takes precedence over a warning.
         warnings: bool[n].
         scores: float64[n].
         baselines: float64[n].
@@ -68,10 +67,10 @@ class Rule(Protocol):
         """The next state and the judgement of one step.
 
         Args:
-            state: State from `initial_state` or the step before.
+            state: State from `initial_state` or from the previous step.
             values: float64[n]; any number, NaN and infinity included.
             seen: bool[n], which series have a value in this step.
-            seconds: Time since the first step, for rules that count minutes.
+            seconds: Seconds since the first step, for rules that count minutes.
         """
 
 
@@ -80,7 +79,7 @@ class RuleStream:
     """Applies a rule to the series of one training, step by step.
 
     Attributes:
-        state: May be kept and put back.
+        state: State of the rule, which can be kept and restored.
         columns: Numbers of the series that the rule reads.
     """
 

@@ -1,7 +1,7 @@
 """The rules and presets by name, with thresholds in the form ``robust-z:threshold=20``.
 
-A rule is imported when it is made, so that listing them is instant. Another package registers a rule as an entry point of the
-group ``unsilent.rules``: its class, by its name.
+A rule is imported when it is made, so that listing them is instant. Another package registers the class of a rule under its name,
+as an entry point of the group ``unsilent.rules``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RULES: Mapping[str, RuleEntry] = {
     "nonfinite": RuleEntry(_HERE + "nonfinite:Nonfinite", "NaN or infinity anywhere"),
     "update-rms": RuleEntry(_HERE + "update_rms:UpdateRms", "size of updates against their running mean and spread"),
 }
-"""Rules in the order they are listed."""
+"""Rules in the order in which they are listed."""
 
 PRESETS: Mapping[str, tuple[str, ...]] = {
     "robust-z": ("robust-z", "nonfinite"),
@@ -128,7 +128,7 @@ def recorded_text(rule: Rule) -> str:
     is_named = rule.name in RULES or rule.name in installed_parts(GROUP)
     if is_named and dataclasses.is_dataclass(rule) and type(rule) is rule_class(rule.name):
         return format_rule(rule)
-    has_own_repr = type(rule).__repr__ is not object.__repr__  # which differs between the processes of a job
+    has_own_repr = type(rule).__repr__ is not object.__repr__  # the default one differs between the processes of a job
     return escape_unprintable(repr(rule)) if has_own_repr else rule.name
 
 

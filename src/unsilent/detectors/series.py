@@ -32,7 +32,7 @@ VALUE = "value"
 CLIPPED_NORM = "norm before clipping"
 """The norm of all gradients that a program clips together, as `torch.nn.utils.clip_grad_norm_` returns it."""
 MOST_UNPACKED = 2**29
-"""Bytes of a recording that is read, unpacked: nine for each number."""
+"""Largest unpacked size of a recording in bytes; each number takes nine bytes."""
 FEATURES = (GRADIENT, NORM_INPUT_GRADIENT, UPDATE, LOSS, VALUE)
 L2, LARGEST, NUMBER = "l2", "max", "number"
 STATISTICS = (L2, LARGEST, NUMBER)
@@ -63,9 +63,8 @@ class Recording:
 
     Attributes:
         series: Names of the columns.
-        values: float64[steps, n].
-        seen: bool[steps, n]; False: the tensor was not in the sample of the step, or had no
-            gradient, and its value means nothing.
+        values: float64[steps, n], the value of each series in each step.
+        seen: bool[steps, n]; False: the tensor was not in the sample of the step or had no gradient, so its value is meaningless.
         seconds: float64[steps], time of each step since the first one.
     """
 
@@ -131,7 +130,7 @@ def load_recording(path: str | Path) -> Recording:
                 series = tuple(map(_series, parse_json(file["series"].tobytes())))
                 values, seconds = (file[name].astype(np.float64, copy=False) for name in ("values", "seconds"))
                 return Recording(series, values, file["seen"].astype(np.bool_, copy=False), seconds)
-    # A header can say any size; the memory for it is asked for and not used.
+    # A header can declare any size; the memory for it is requested, but not used.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, zipfile.BadZipFile) as error:
         raise UsageError(
             f"{path} is not a recording of a monitor ({error}); expected a file written by Recording.save"

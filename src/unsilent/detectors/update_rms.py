@@ -5,7 +5,7 @@
 The idea is that of a study of faults in matrix products (arXiv 2604.00726, CCGrid 2026), which finds spikes of gradient norms and
 of the update's root mean square with a dynamic threshold. Its rule and thresholds are not known: formula and numbers are chosen
 here.
-The root mean square is the L2 norm over the square root of the number of elements, which is constant: the rule compares L2 norms.
+The root mean square is the L2 norm divided by the square root of the constant number of elements, so the rule compares L2 norms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unsilent.detectors.thresholds import check_above, check_at_least, check_sha
 class RunningState(NamedTuple):
     """State of the rule: moving averages of the values and of their squares, and the number of learnt values.
 
-    ``alarms`` int64[n]: finite values in a row that raised an alarm.
+    ``alarms`` int64[n]: number of finite values in a row that raised an alarm.
     """
 
     average: Floats
@@ -40,11 +40,11 @@ class UpdateRms:
     """Rule on the size of an update relative to its running mean; values with an alarm are not learnt.
 
     Attributes:
-        factor: Least ratio of an alarm to the mean.
-        deviations: Least distance of an alarm from the mean, in standard deviations.
+        factor: Smallest ratio to the mean that is an alarm.
+        deviations: Smallest distance from the mean that is an alarm, in standard deviations.
         decay: Decay of the averages.
-        warm_up: Values of a series before it is judged.
-        relearn: Finite alarms in a row after which the averages begin again.
+        warm_up: Number of values of a series before it is judged.
+        relearn: Number of finite alarms in a row after which the averages begin again.
     """
 
     name: ClassVar[str] = "update-rms"

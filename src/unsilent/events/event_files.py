@@ -20,18 +20,18 @@ from unsilent.events.event_kinds import EVENTS, MOST_TEXT, Event, Started
 from unsilent.report.text import listed, short
 
 LINE_BEGINS = b'{"kind": "'
-"""Every line that a monitor writes begins so."""
+"""Beginning of every line that a monitor writes."""
 MOST_LINE = 2**20
-"""Bytes of a line."""
+"""Largest size of a line in bytes."""
 MOST_BYTES = 2**26
-"""Bytes of all files that are read at once, which takes about five seconds."""
+"""Largest total size of the files in bytes; reading this much takes about five seconds."""
 BYTES_PER_VALUE, FEWEST_VALUES = 8, 2**18
-"""A file has at most one value for so many bytes, beyond the first ones: what monitors write has one for 15."""
+"""Least bytes for each value of a file, beyond the first values; files of monitors have one value for 15 bytes."""
 MOST_FILES = 4096
 MOST_RANKS = 2**16
 LAST_STEP = 10**15
 MOST_NESTED = 8
-"""Depth of settings."""
+"""Largest nesting depth of settings."""
 LAST_TIME = 253_402_300_800.0
 """End of the year 9999."""
 _RANK = re.compile(r"\.rank(\d{1,7})(?=\.[^.]*$|$)")
@@ -77,12 +77,12 @@ def find_event_files(path: Path, may_be_none: bool = False) -> list[Path]:
     """The files of a job, in the order of ranks.
 
     Args:
-        path: A file; the name that a job of several ranks was given (the files are NAME.rank0.jsonl …); or a folder with files
-            of one job. Where there is a file and files of ranks, the newer ones are taken.
-        may_be_none: Whether none are no error, where there is a folder that they may be written to.
+        path: A file; the name that was given for a job of several ranks (the files are NAME.rank0.jsonl …); or a folder with
+            files of one job. If both a file and files of ranks exist, the newer ones are used.
+        may_be_none: Whether it is not an error if there are no files yet, but the folder for them exists.
 
     Raises:
-        UsageError: There are none, or a folder has those of several jobs.
+        UsageError: There are no files, or the folder has files of several jobs.
     """
     with system_errors(f"cannot read {path}", "check the path"):
         files = _files_of_job(path)
@@ -186,10 +186,10 @@ def parse_event(line: bytes) -> Event | None:
 
     Unknown fields are ignored.
 
-    All texts are made fit for terminals and pages here: without control characters, and of limited length.
+    Texts are made safe for terminals and pages: control characters are escaped, and the length is limited.
 
     Raises:
-        ValueError: A line that no monitor writes.
+        ValueError: No monitor writes such a line.
     """
     record = json.loads(line)
     if not isinstance(record, dict) or not isinstance(kind := record.get("kind"), str):
@@ -209,7 +209,7 @@ def parse_fields(kind: type[Record], record: Mapping[str, Any]) -> Record:
 
     Raises ``ValueError`` if a value does not fit.
 
-    Fields that are not known are left out.
+    Unknown fields are ignored.
     """
     fields = _fields(cast(Any, kind)).items()
     values = {name: _checked(hint, record[name], name) for name, hint in fields if name in record}
@@ -230,7 +230,7 @@ def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
 
     Raises ``ValueError`` if it has another type.
     """
-    if type(value) is hint and (hint is not int or abs(value) <= LARGEST):  # most values, at once
+    if type(value) is hint and (hint is not int or abs(value) <= LARGEST):  # fast path for most values
         return _harmless(value) if hint is str else value
     kind, inner = _parts(hint)
     if kind is UnionType:

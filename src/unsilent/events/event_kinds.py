@@ -1,6 +1,6 @@
 """Kinds of events that a monitor reports: one frozen dataclass for each, written as a line of JSON.
 
-All that is shown of a job comes from these.
+Everything shown about a job comes from these events.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from unsilent.recovery.fault_codes import DATA_BATCH
 from unsilent.report.text import count_text, listed, short
 
 FINGERPRINT = "fingerprint"
-"""The rule, and the feature, of bits that changed between two steps."""
+"""Name of the rule, and of the feature, for bits that changed between two steps."""
 MOST_TEXT = 1000
-"""Characters of a text in a file of events; the middle of a longer one is left out."""
+"""Largest number of characters of a text in a file of events; the middle of a longer text is left out."""
 MOST_NAMES = 100
-"""Names of series that were never seen, in the last event."""
+"""Largest number of names of never seen series in the last event."""
 REPLICAS = "replicas"
-"""The rule, and the feature, of parameters that ranks should have alike and do not."""
+"""Name of the rule, and of the feature, for parameters that differ between ranks but should be equal."""
 UNRECORDED = "a change that torch did not record: a memory fault, or a write through .data or numpy"
 ONE_RANK = "one rank"
-"""Reason of a verdict where there is no other rank to compare with."""
+"""Reason of a verdict if there is no other rank to compare with."""
 DONE, ERROR, STOPPED = "done", "error", "stopped"
 """Ways in which a monitor ends."""
 ENDS = {ERROR: " after an error or an interrupt", STOPPED: " because it stopped the job"}
 
 LOGGER = "unsilent.monitor"
-"""Name of the logger of what a watch reports."""
+"""Name of the logger for reports of a monitor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +80,15 @@ class Started(Event):
     """Reports that a monitor has started.
 
     Attributes:
-        host, device: Where the rank runs.
+        host, device: Host and device of the rank.
         process: Number of the process on the host.
         world_size: Number of ranks.
         settings: All settings of the monitor.
         series: Number of series of each feature.
         versions: Versions of Unsilent and of packages.
-        notes: Sentences on what else is worth knowing.
-        pid_namespace: Namespace in which the number of the process means something, on Linux.
-        first_step: Step of the training at which this run continues; its own steps count from 0. None where nothing said it.
+        notes: Further sentences for the user.
+        pid_namespace: PID namespace in which the number of the process is valid, on Linux.
+        first_step: Step of the training at which this run continues; its own steps count from 0. None if it is unknown.
     """
 
     kind: ClassVar[str] = "started"
@@ -120,10 +120,10 @@ class StepSummary(Event):
     After ten hours, it is written only once in ten seconds.
 
     Attributes:
-        loss: Loss; None where it was not seen.
-        gradient_norm: Norm over the tensors in the sample of this step, in this rank; None where there was none.
-        score: The largest score of any rule since the last summary (1: an alarm); None where no rule judged a value.
-        cost: Share of the time of the steps since the last summary that the monitor took.
+        loss: Loss; None if it was not seen.
+        gradient_norm: Norm over the tensors in the sample of this step, in this rank; None if there were none.
+        score: The largest score of any rule since the last summary (1: an alarm); None if no rule judged a value.
+        cost: The monitor's share of the time of the steps since the last summary.
         health: ``ok`` or ``warning``.
     """
 
@@ -145,7 +145,7 @@ class SamplingChanged(Event):
     """Reports that the share of tensors read in each step has changed.
 
     Attributes:
-        interval: Each tensor is read every so many steps: the longest wait until every tensor was seen. 0: none is read so far.
+        interval: Number of steps between two reads of a tensor, and until every tensor was seen. 0: no tensor is read so far.
         reason: Reason in words.
     """
 
@@ -164,26 +164,25 @@ class SamplingChanged(Event):
 class Alarm(Event):
     """Reports that a rule found an anomaly on this rank.
 
-    There is one alarm for each rule in a step in which it finds something in a series in which it found nothing before, or
-    less: of the series with the highest score among these. Parameters that differ between ranks are an alarm of each rank
-    that differs from the majority, of all ranks where there is none; it is repeated about once a minute as long as they
-    differ.
+    Each rule raises at most one alarm in a step, if its level for some series rises: for the one of these series with the highest
+    score. If parameters differ between ranks, each rank that differs from the majority raises an alarm, or all ranks if there is
+    no majority. It is repeated about once a minute as long as they differ.
 
     Attributes:
-        host, device: Where the rank runs.
+        host, device: Host and device of the rank.
         rule: Name of the rule.
-        feature: Feature read; ``fingerprint`` for bits that changed between two steps, ``replicas`` for parameters that
+        feature: Observed feature; ``fingerprint`` for bits that changed between two steps, ``replicas`` for parameters that
             differ between ranks.
         tensor: Name of the parameter, layer or value; empty for the loss.
-        statistic: What was computed of the tensor, such as a norm.
+        statistic: Number computed from the tensor, for example a norm.
         level: ``alarm`` or ``warning``.
-        value: The number of this step.
-        baseline: Value that the rule expected; of a bound, the bound.
-        score: Score of how unusual the value is; 1 or more is an alarm.
-        series_flagged, series_judged: How many series the rule found something in, and judged, in this step; of a fingerprint,
-            how many tensors changed and were compared; of replicas, how many ranks differ and were compared.
-        ranks: Ranks that differ as replicas; all that were compared where there is no majority.
-        since: Beginning of the incident of the run: ``step 90, rank 1, fingerprint of fc.weight``; empty in its first alarm.
+        value: Value of the statistic in this step.
+        baseline: Value that the rule expected; for a bound, the bound itself.
+        score: Measure of how unusual the value is; 1 or more is an alarm.
+        series_flagged, series_judged: Numbers of series with a finding of the rule, and of judged series, in this step; for
+            fingerprints, of changed and compared tensors; for replicas, of differing and compared ranks.
+        ranks: Ranks whose replicas differ; all compared ranks if there is no majority.
+        since: Beginning of the run's incident: ``step 90, rank 1, fingerprint of fc.weight``; empty in its first alarm.
     """
 
     kind: ClassVar[str] = "alarm"
@@ -204,7 +203,7 @@ class Alarm(Event):
     since: str = ""
 
     def __str__(self) -> str:
-        if self.names_no_rank:  # every rank that was compared says so
+        if self.names_no_rank:  # every compared rank reports this
             return f"{self.summary}{_since(self.since)}"
         return f"{self.summary}, in rank {self.rank} ({self.host}, {self.device}){_since(self.since)}"
 
@@ -261,13 +260,13 @@ class Verdict(AgreedEvent):
     """Reports the result that all ranks agreed on after an alarm on any of them.
 
     Attributes:
-        suspect: Rank that the fault is in; -1: undetermined.
-        reason: Evidence: ``fingerprint``, ``own history``, ``vote``, ``one rank``, or why it is undetermined.
+        suspect: Rank that is suspected; -1: undetermined.
+        reason: Evidence: ``fingerprint``, ``own history``, ``vote``, ``one rank``, or the reason why it is undetermined.
         action: Action that was taken: ``log``, ``skip``, ``rerun``, ``save`` or ``stop``.
         outcome: Outcome in words.
-        host, device, tensor: Of the suspect.
+        host, device, tensor: Host, device and tensor of the suspect.
         ranks: Ranks that raised an alarm.
-        since: Beginning of the incident, as of an alarm.
+        since: Beginning of the incident, as in an alarm.
     """
 
     kind: ClassVar[str] = "verdict"
@@ -299,7 +298,7 @@ class IncidentBegan(AgreedEvent):
 
     Attributes:
         folder: Folder in which the incident is recorded.
-        suspect, tensor, reason: Of the verdict.
+        suspect, tensor, reason: Values from the verdict.
     """
 
     kind: ClassVar[str] = "incident"
@@ -323,11 +322,11 @@ class AlarmExplained(AgreedEvent):
 
     Attributes:
         fault: The kind: ``transient``, ``device``, ``checkpoint``, ``numerics``, ``benign``, ``data`` or ``undetermined``.
-        suspect, host, device: Of the alarm; suspect -1 where no rank is named.
-        code, level: Of the table of fault codes.
+        suspect, host, device: Values from the alarm; suspect is -1 if no rank is named.
+        code, level: Entries of the table of fault codes.
         action: Advice in words.
-        reason: Evidence that it rests on, in one sentence.
-        exit_code: Exit code of a job that stops on it; 0 where it may go on.
+        reason: Evidence for it, in one sentence.
+        exit_code: Exit code of a job that stops on it; 0 if the job may continue.
     """
 
     kind: ClassVar[str] = "fault-verdict"
@@ -350,7 +349,7 @@ class AlarmExplained(AgreedEvent):
         place = ", ".join(filter(None, (self.host, self.device)))
         where = f", rank {self.suspect}{f' ({place})' if place else ''}" if self.suspect >= 0 else ""
         if self.code == DATA_BATCH.code and self.suspect >= 0:
-            where = f", batch of rank {self.suspect}"  # its device is not accused
+            where = f", batch of rank {self.suspect}"  # its device is not suspected
         parts = [f"{self.kind_text}{where}", self.reason, self.action]
         return f"step {self.step}: {'; '.join(part.rstrip('.') for part in parts if part)}"
 
@@ -376,12 +375,12 @@ class Ended(Event):
     """Reports that the monitor has ended.
 
     Attributes:
-        steps, alarms: How many there were in this rank.
-        seconds, cost: Of the whole job, and the share of it that the monitor took.
-        longest_wait: Steps until every tensor was seen, at most.
-        unseen: Series that were never seen, the first `MOST_NAMES` of them; ``unseen_count``: all of them.
-        unjudged: Number of series that were seen, but too rarely for the rules that read them to judge a value.
-        how: ``done``; ``error``: the training raised an error or was interrupted; ``stopped``: by the monitor.
+        steps, alarms: Number of steps and of alarms in this rank.
+        seconds, cost: Duration of the whole job in seconds, and the monitor's share of it.
+        longest_wait: Largest number of steps until every tensor was seen.
+        unseen: The first `MOST_NAMES` series that were never seen; ``unseen_count``: number of all of them.
+        unjudged: Number of series that were seen, but too rarely for their rules to judge a value.
+        how: ``done``; ``error``: the training raised an error or was interrupted; ``stopped``: the monitor stopped it.
     """
 
     kind: ClassVar[str] = "ended"

@@ -7,13 +7,13 @@ import platform
 from pathlib import Path
 
 SLOT = "UNSILENT_SLOT"
-"""The variable of a rank that says which device of this host it has, where some are left out and others renumbered."""
+"""Environment variable with the number of a rank's device on this host, for jobs that leave out devices and renumber others."""
 FIRST_STEP = "UNSILENT_FIRST_STEP"
-"""The variable that says which step of the training a run begins with; a monitor counts from 0 in each run."""
+"""Environment variable with the training step at which a run begins; a monitor counts from 0 in each run."""
 LONGEST_STEP = 18
-"""Digits of a step: such numbers have 63 bits at most."""
+"""Largest number of digits of a step, so that it has at most 63 bits."""
 CLOCK_SECONDS = 60.0
-"""Seconds by which the beginning of a process may be wrong: the clock of a host is put right now and then."""
+"""Largest error of the start time of a process in seconds, because the clock of a host is corrected now and then."""
 
 
 def first_step() -> int | None:
@@ -44,11 +44,11 @@ def process_exists(number: int, at: float) -> bool:
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        return True  # of another user
+        return True  # a process of another user
     try:
         state, *fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
         booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
         began = int(booted.split()[1]) + int(fields[18]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, StopIteration):
         return True  # no such files on this system
-    return state not in ("Z", "X") and began <= at + CLOCK_SECONDS  # later: another one that got the number
+    return state not in ("Z", "X") and began <= at + CLOCK_SECONDS  # started later: another process

@@ -1,14 +1,14 @@
 """The folder that the first alarm of a run creates: `incident.json`, and a subfolder for each rank.
 
-    incidents/STEP-RUNID/       STEP of the training: `first_step` and the step of the run
+    incidents/STEP-RUNID/       STEP of the training: `first_step` plus the step of the run
         incident.json           by rank 0: alarms, verdicts, settings, versions, checkpoints; `fault_verdict` once there is one
         rankR/                  each optional
-            rank.json           host, device, generators' states, batch indices
+            rank.json           host, device, digests of generators' states, batch indices
             series.npz          series around the alarm
             batch.safetensors   the batch of the step
             state.safetensors   the state that the step begins with
 
-Files from outside are hostile: they are read with limits on size and depth, and nothing in them is executed.
+Files may be hostile: they are read with limits on size and depth, and no content is executed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SCHEMA = 1
 INCIDENT_FILE, RANK_FILE, SERIES_FILE = "incident.json", "rank.json", "series.npz"
 BATCH_FILE, STATE_FILE = "batch.safetensors", "state.safetensors"
 FOLDER = "incidents"
-"""Beside the events, with a folder for each incident."""
+"""Folder next to the events, with a subfolder for each incident."""
 MOST_BYTES = 2**22
-"""Largest ``incident.json`` or ``rank.json``, in bytes."""
+"""Largest size of ``incident.json`` or ``rank.json`` in bytes."""
 MOST_RANKS = 4096
-"""Folders of ranks that are looked for."""
+"""Largest number of ranks whose folders are searched."""
 _RANK = re.compile(r"rank(\d{1,6})", re.ASCII)
 Record = TypeVar("Record", "Incident", "RankPart")
 
@@ -49,10 +49,10 @@ class SavedCheckpoint:
 
     Attributes:
         path: File or folder of the checkpoint.
-        step: Step of the training, where the program said it.
+        step: Step of the training; None if the program did not give it.
         time: Time of saving, in seconds since 1970.
         manifest: Path of its manifest.
-        files: ``xxh3_128`` of its files by name, as the manifest has them; of the first ones where there are many.
+        files: ``xxh3_128`` of its files by name, from the manifest; only the first files if there are many.
     """
 
     path: str
@@ -68,18 +68,18 @@ class Incident:
 
     Attributes:
         folder: Folder of the record.
-        run: Identifies the run; the same in all ranks.
-        step, suspect: Of the first verdict; suspect -1: undetermined. Steps count from 0 in each run.
-        first_step: Step of the training at which the run continued; 0 where nothing said it.
-        reason, tensor: How the suspect was found, and in which series.
-        host, device: Of the suspect.
+        run: Identifier of the run, the same in all ranks.
+        step, suspect: Step and suspect of the first verdict; suspect -1: undetermined. Steps count from 0 in each run.
+        first_step: Step of the training at which the run continued; 0 if it is unknown.
+        reason, tensor: Evidence that the suspect was found by, and its series.
+        host, device: Host and device of the suspect.
         world_size: Number of ranks.
         time: Time of the first verdict, in seconds since 1970.
-        settings, versions: Of the monitor, and of packages.
+        settings, versions: Settings of the monitor, and versions of packages.
         alarms: Alarms of rank 0, up to the first verdict.
-        verdicts: All up to now, the first ones.
-        checkpoints: Checkpoints that the process of rank 0 saved last and verified.
-        fault_verdict: Verdict on the kind of fault; None: not decided so far.
+        verdicts: The first verdicts so far.
+        checkpoints: Last checkpoints that the process of rank 0 saved and verified.
+        fault_verdict: Verdict on the kind of fault; None if it is not decided yet.
     """
 
     folder: Path = Path()
@@ -123,16 +123,16 @@ class RankPart:
 
     Attributes:
         folder: Folder of the record.
-        rank, host, device: Of the rank.
-        device_facts: Facts from the system about the device, by name; what could not be read is not there.
-        generators: Digests of the states of random generators, by name, as the incident was recorded.
-        batch_indices: Indices of the samples of the step, where the loop knows them.
+        rank, host, device: Number, host and device of the rank.
+        device_facts: Facts from the system about the device, by name, without those that could not be read.
+        generators: Digests of the states of random generators, by name, when the incident was recorded.
+        batch_indices: Indices of the samples of the step, if the loop knows them.
         alarms: Alarms of this rank, up to the first verdict.
         series_steps: Numbers of the steps in ``series.npz``.
-        state_step: The step that the state in ``state.safetensors`` begins; None where there is none.
-        state_since: The earlier step from which on steps were executed again to come to that state, on the same device; None: it
-            is the state that the step began with the first time.
-        problems: Things that could not be recorded, and why.
+        state_step: The step that begins with the state in ``state.safetensors``; None if there is no such file.
+        state_since: The earlier step from which steps were executed again, on the same device, to compute that state; None if the
+            state is from the first execution.
+        problems: Sentences on parts that could not be recorded, and why.
     """
 
     folder: Path = Path()

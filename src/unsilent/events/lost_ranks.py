@@ -12,13 +12,13 @@ from unsilent.report.text import duration_text
 LEAST_SILENCE = 600.0
 """Seconds without an event before a rank counts as silent: an evaluation or a checkpoint may take long between two steps."""
 MOST_GAPS = 10
-"""Longest time without an event, as a multiple of the longest time between two events of the rank so far."""
+"""Longest silence, as a multiple of the longest time between two events of the rank so far, before it counts as silent."""
 
 
 def gone_processes(history: RunHistory) -> set[int]:
     """Ranks without a last event whose process has ended, as far as this host can tell.
 
-    Events are to be read once more after this: a process writes its last one before it ends.
+    Read the events once more after this: a process writes its last event before it ends.
     """
     starts = [rank.started for rank in history.ranks if rank.started and not rank.ended]
     near = [started for started in starts if _is_near(started)]
@@ -32,9 +32,9 @@ def find_lost(
 
     Args:
         history: History of the job.
-        written: Time when the file of each rank was written last, seconds since 1970.
-        gone: Ranks of `gone_processes`.
-        now: Seconds since 1970.
+        written: Time of the last write to each rank's file, in seconds since 1970.
+        gone: Result of `gone_processes`.
+        now: Current time in seconds since 1970.
     """
     running = [rank for rank in history.ranks if rank.ended is None]
     silent = {rank.rank: s for rank in running if (s := now - written[rank.rank]) > _patience(rank)}

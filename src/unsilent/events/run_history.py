@@ -34,8 +34,8 @@ class RunIncident:
 
     Attributes:
         step: Step of the training.
-        fault: Kind of fault and its code; empty where it is not known.
-        suspect: -1 where no rank is named.
+        fault: Kind of fault and its code; empty if it is not known.
+        suspect: Rank that is suspected; -1 if no rank is named.
         folder: Folder in which it is recorded.
     """
 
@@ -55,9 +55,9 @@ class EarlierRuns:
     """Counts and incidents of the runs before the last one.
 
     Attributes:
-        runs, alarms: That the last run continues, and their alarms.
-        other_runs, other_alarms: Of trainings before.
-        incidents: The last ones of the runs that it continues.
+        runs, alarms: Number of runs that the last run continues, and of their alarms.
+        other_runs, other_alarms: Number of runs and alarms of previous trainings.
+        incidents: Last incidents of the runs that the last run continues.
     """
 
     runs: int = 0
@@ -108,12 +108,12 @@ def health_after(health: str, event: Event) -> str:
 
 
 MOST_SUMMARIES = 4096
-"""Most summaries of a rank; where there are more, every two become one."""
+"""Largest number of summaries of a rank; if there are more, every two are merged."""
 MOST_KEPT = 1000
-"""First alarms, verdicts and changes of the sampling of one rank."""
+"""Largest number of alarms, of verdicts and of sampling changes that are kept for one rank: the first ones."""
 MOST_LATEST = 20
 MOST_NAMED = 3
-"""Last incidents of earlier runs in a headline."""
+"""Largest number of earlier runs' incidents in a headline: the last ones."""
 Agreed = TypeVar("Agreed", Verdict, AlarmExplained)
 
 
@@ -122,14 +122,14 @@ class RankHistory:
     """History of one rank of a run.
 
     Attributes:
-        summaries: At most `MOST_SUMMARIES`; of two that became one the later one, with the larger score.
-        alarms: The first ones, of both levels; ``latest_alarms`` the last ones.
-        alarm_count, warning_count: All of them.
+        summaries: At most `MOST_SUMMARIES` summaries; of two merged ones, the later one with the larger score.
+        alarms: The first alarms of both levels; ``latest_alarms``: the last ones.
+        alarm_count, warning_count: Total number of alarms and of warnings.
         last: The last event.
-        has_judged: Whether a rule has judged a value, except for being finite.
-        incident: Incident that is recorded; None where none is.
-        explained: Kinds of fault that alarms were.
-        longest_gap: Seconds between two events, at most.
+        has_judged: Whether a rule has judged a value by more than whether it is finite.
+        incident: Recorded incident; None if there is none.
+        explained: Explanations of alarms.
+        longest_gap: Longest time between two events in seconds.
     """
 
     rank: int

@@ -29,15 +29,15 @@ SCHEMA = "unsilent/run-report/1"
 ALARM_COLOUR = "#D55E00"
 RANK_COLOURS = tuple(colour for colour in SERIES_COLOURS if colour != ALARM_COLOUR)
 MOST_CURVES = 8
-"""Ranks in a figure; those with alarms come first."""
+"""Largest number of ranks in a figure; ranks with alarms come first."""
 MOST_LINES = 200
-"""Steps with an alarm that are marked in a figure."""
+"""Largest number of steps with an alarm that are marked in a figure."""
 LEAST_SCORE = 1e-4
-"""Smaller scores are drawn here."""
+"""Smaller scores are drawn at this value."""
 MOST_DRAWN = 1e100
 LONGEST_FACT = 400
 MOST_EXPLAINED = 5
-"""Last kinds of fault among the findings."""
+"""Largest number of explained alarms among the findings: the last ones."""
 RESULT_COLUMNS = (
     Column("rank"), Column("steps"), Column("alarms", of="alarm_count"), Column("warnings", of="warning_count"), Column("health"),
     Column("cost"),
@@ -79,7 +79,7 @@ def report(events: Iterable[Event], name: str = "", command: str = "") -> Report
     Args:
         events: Events of each rank in their order.
         name: Name of the job or its file.
-        command: Makes the report again.
+        command: Command that makes the report again.
     """
     history = RunHistory(events)
     ranks = history.ranks
@@ -274,7 +274,7 @@ def _curves(
         ys = [_drawable(y) for _, y in points]
         traces.append(marker_series(f"rank {rank.rank}", [x for x, _ in points], ys, hover, {"color": colour}) | curve)
         gaps = [(step, y) for step, y in points if _drawable(y) is None][:MOST_LINES]
-        if gaps and finite:  # no axis shows them: they are marked at the height of the last finite value
+        if gaps and finite:  # an axis cannot show them, so they are marked at the height of the last finite value
             marker = {"color": colour, "symbol": "x", "size": 8}
             places: list[float | None] = [_value_at(finite, x) for x, _ in gaps]
             text = [f"rank {rank.rank}, step {x:,}: {y:.4g}" for x, y in gaps]

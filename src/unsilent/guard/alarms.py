@@ -26,11 +26,11 @@ class NotRepeatable(UnsilentError):
 class GuardStop(UnsilentError):
     """Raised if a guard cannot recover: the fault is permanent, older than all kept states, or a bound is too tight.
 
-    The oldest state kept was put back, so that a checkpoint saved now is sound unless the fault is older than that.
+    The oldest kept state was restored, so a checkpoint saved now is sound unless the fault is older than that state.
 
     Attributes:
         alarm: The last alarm.
-        first: The one that began the recovery; the same where nothing could be executed again.
+        first: Alarm that started the recovery; the same as ``alarm`` if nothing could be executed again.
     """
 
     exit_code = 17

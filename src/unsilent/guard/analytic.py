@@ -1,12 +1,12 @@
 """Analytic bounds for a model, from the number of terms in each weight's gradient, counted in one step.
 
-Bound of a first moment: 20 sqrt(n) / m (see `unsilent.detectors.moment_bounds`). n is the number of positions that a layer
-was applied to (samples times pixels or tokens; of an embedding all indices, as if they were the same one), m the number of terms
-that the loss is the mean of. What is assumed: layer inputs and gradients of outputs (times m) of variance 1 and independent,
-gradients that are not scaled (no loss scaler's factor is left in the moments), no weight decay in the gradient.
+Bound of a first moment: 20 sqrt(n) / m (see `unsilent.detectors.moment_bounds`). n is the number of positions that a layer was
+applied to (samples times pixels or tokens; for an embedding all indices, as if all were equal), and the loss is the mean of m
+terms. Assumptions: layer inputs and output gradients (times m) are independent and have variance 1, gradients are not scaled (no
+loss scaler's factor is left in the moments), and weight decay is not part of the gradient.
 
-Moving statistics have no bound here: the sound one follows from the weights of the layer before and is looser than any damage,
-and which layer that is would have to be known. They are calibrated, and so are weights that are no part of a known layer.
+Moving statistics have no analytic bound: a sound bound would follow from the weights of the previous layer, which would have to
+be known, and would be looser than any damage. Their bounds are calibrated, and so are those of weights outside of known layers.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class AnalyticBounds:
     """Option for a guard: use analytic bounds, measured in its first step.
 
     Args:
-        loss_terms: Number of terms that the loss of one step is the mean of. None: the samples, which is right where a loss
-            is averaged over samples, and too loose by the root of the length where it is averaged over tokens
-            (then give batch times length).
+        loss_terms: Number of terms that the loss of one step averages. None: the number of samples. This is right for a loss
+            averaged over samples. For a loss averaged over tokens it is too loose by the square root of the length; give batch
+            times length then.
     """
 
     loss_terms: int | None = None
@@ -55,8 +55,8 @@ class GradientTermCounter(Hooked):
     """Counts the terms of each weight's gradient, from its creation until `close`.
 
     Attributes:
-        sums: Terms of the gradient of each parameter, by ``id``.
-        samples: First dimension of the model's inputs, summed up over its forward passes.
+        sums: Number of terms of each parameter's gradient, by the parameter's ``id``.
+        samples: Size of the first dimension of the model's inputs, summed over its forward passes.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -18,7 +18,7 @@ from unsilent.detectors.moment_bounds import (
 from unsilent.guard.watched_tensors import KINDS, WatchedTensor
 
 WARM_UP = 10
-"""Steps that a tensor is learnt from before its bound holds; what is not finite is beyond every bound from the first step on."""
+"""Number of steps from which a tensor's bound is learnt before it holds; values that are not finite always exceed it."""
 _ANY = float(np.finfo(np.float64).max)
 CALIBRATED, FIXED, NOT_FINITE, NEGATIVE = "calibrated", "fixed", "not finite", "negative"
 

@@ -1,7 +1,7 @@
 """Records the inputs of an execution of steps, for comparison with a second execution.
 
-Recorded are the inputs of the model (a fingerprint, computed on their device), the numbers in ``param_groups`` at each step of an
-optimizer, and, when the step is over, the states of random generators. Nothing waits for a device before two executions are
+A record contains the inputs of the model (a fingerprint, computed on their device), the numbers in ``param_groups`` at each step
+of an optimizer, and the states of random generators at the end of the step. Nothing waits for a device before two executions are
 compared.
 """
 
@@ -45,8 +45,8 @@ class ExecutionRecord:
     """Record of one execution of some steps.
 
     Attributes:
-        iteration_starts: Start of each iteration: a fingerprint of its batch, the settings of all parameter groups,
-            how many parameters have a gradient, and numbers of schedulers.
+        iteration_starts: Start of each iteration: a fingerprint of its batch, the settings of all parameter groups, the number of
+            parameters with a gradient, and numbers of schedulers.
         inputs: Fingerprint of each forward pass of the model, int64 tensors.
         settings: Number of the optimizer and settings of each parameter group, at each optimizer step.
         generators: States at the end, by name.
@@ -84,7 +84,7 @@ class RepeatableStep:
 
 
 LONGEST_STEP = 256
-"""Iterations without a step of an optimizer after which each iteration is taken for a step."""
+"""Number of iterations without an optimizer step after which each iteration counts as a step."""
 
 
 @dataclass(eq=False)
@@ -92,10 +92,9 @@ class SnapshotSegment:
     """The iterations between one kept state and the next.
 
     Attributes:
-        execution: Record of what it depended on.
-        variables: Values that the variables of the loop led to when the state was kept.
-        updates: The count of updates when the last iteration began; it goes up with every step of an
-            optimizer.
+        execution: Record of the inputs of these iterations.
+        variables: Record of the loop's variables when the state was kept.
+        updates: Number of optimizer steps so far when the last iteration began.
         iterations: Iterations since the state was kept.
         steps: Number of steps that had ended when the last iteration began.
     """
@@ -119,7 +118,7 @@ class SnapshotSegment:
 def input_differences(first: ExecutionRecord, again: ExecutionRecord) -> Iterator[str]:
     """Yield differences between the inputs of two executions that began with the same state, in words.
 
-    A fault in the first execution does not change these, so that they can be compared even with a faulty execution.
+    A fault in the first execution does not change these inputs, so even a faulty execution can be compared.
     """
     if len(first.inputs) != len(again.inputs):
         yield (
@@ -131,7 +130,7 @@ def input_differences(first: ExecutionRecord, again: ExecutionRecord) -> Iterato
             "the model received other inputs (the loop changes data in place, or uses a random generator that Guard "
             "did not find: give the generator to Guard)"
         )
-    if len(first.settings) == len(again.settings):  # a loss scaler may have left out a step of a faulty execution
+    if len(first.settings) == len(again.settings):  # a loss scaler may have skipped a step in a faulty execution
         for (_, groups), (_, groups_again) in zip(first.settings, again.settings, strict=True):
             for text in settings_differ(groups, groups_again):
                 yield f"{text} (give Guard the scheduler, or take the number that sets it from the batch)"
@@ -183,8 +182,8 @@ def repetition_differences(
 ) -> list[str]:
     """The reasons why three executions of the same segments differ, in words; an empty list if they do not.
 
-    The first one may be faulty, so that it is compared by what it was given alone, and in the random generators that it left
-    before its last segment. ``same_end``: the second and the third ended with the same bits.
+    The first execution may be faulty, so only its inputs and its random generators before the last segment are compared.
+    ``same_end``: whether the second and the third ended with the same bits.
     """
     causes: list[str] = []
     for segment, segment_again in zip(first, second, strict=True):
@@ -206,11 +205,11 @@ class ExecutionRecorder(Hooked):
     """Records executions of a model's training steps with hooks, which `close` removes.
 
     Args:
-        gradients: Whether steps may begin with gradients, so that how many there are counts.
+        gradients: Whether steps may begin with gradients; their number is then compared as well.
 
     Attributes:
-        current_execution: The execution that is recorded.
-        updates: Optimizer steps since the recorder was made.
+        current_execution: Record of the current execution.
+        updates: Number of optimizer steps since the recorder was made.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], gradients: bool = True) -> None:
@@ -225,7 +224,7 @@ class ExecutionRecorder(Hooked):
     def record_iteration_start(self, item: Any, stateful_objects: Sequence[Any]) -> None:
         """Record the start of an iteration with its batch.
 
-        ``stateful_objects``: schedulers and the like.
+        ``stateful_objects``: schedulers and similar objects.
         """
         settings = [settings_of_group(group) for optimizer in self._optimizers for group in optimizer.param_groups]
         parameters = parameters_of(self._optimizers) if self._gradients else []

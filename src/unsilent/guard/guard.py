@@ -4,16 +4,16 @@
     for batch in guard.iterate(loader):      # instead of: for batch in loader
         ...
 
-After each iteration the largest magnitudes of moments, moving statistics and parameters are compared with their bounds, those of
-all tensors or (``spread``) of a part of them in turn. Beyond a bound,
-the oldest state kept is put back bit for bit (parameters, buffers, gradients, optimizers, schedulers, random generators), and the
-batches since then come again, twice, each with the generators as they were. A step that is a function is guarded by
-``guard.step(function)``. If a bound is passed again meanwhile: `GuardStop`, with the oldest state put back.
+After each iteration the largest magnitudes of moments, moving statistics and parameters are compared with their bounds, for all
+tensors or, with ``spread``, for one part of them after another. If a bound is exceeded, the oldest kept state is restored bit for
+bit (parameters, buffers, gradients, optimizers, schedulers, random generators), and the batches since then are yielded again,
+twice, each with the same states of the generators as before. A step that is a function is guarded by ``guard.step(function)``. If
+a bound is exceeded again meanwhile, the oldest state is restored and `GuardStop` is raised.
 
 The state is kept before every fourth step (on CUDA every sixteenth); iterations that only accumulate gradients belong to the step
-after them. As many states are kept as are needed to undo a fault however late a check notices it (`guard_plan`). Where a
-loop turns out not to be repeatable, a `RepeatabilityWarning` names the cause (with ``strict=True``: `NotRepeatable`). Late, on
-CUDA: the magnitudes of a step are read after the next one, so that nothing waits for the device.
+after them. Enough states are kept to undo a fault however late a check notices it (`guard_plan`). If a loop turns out not to be
+repeatable, a `RepeatabilityWarning` names the cause (with ``strict=True``: `NotRepeatable`). On CUDA checks are delayed: the
+magnitudes of a step are read after the next step, so that nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ __all__ = ["Alarm", "Guard", "GuardStop"]
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 Replay = Callable[[Alarm, LiveSteps], Iterator[Any]]
-"""Yields what iterations begin with, to have their bodies executed."""
+"""Yields the items of iterations, so that their bodies are executed."""
 SEARCHES = 2
-"""Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
+"""Number of a loop's iterations in which random generators are searched: the body may create some in the first one."""
 ENDED = "no loop is running whose steps could be"
 LOGGER = "unsilent.guard"
 log = logging.getLogger(LOGGER)
@@ -89,37 +89,37 @@ class Guard:
     """Watches one training and recovers from faults; as a context manager, it checks the last step and closes itself.
 
     Args:
-        model: Model that is trained; its parameters, buffers and moving statistics.
-        optimizers: One, or several.
-        stateful_objects: Schedulers, loss scalers and the like, with
-            ``state_dict`` and ``load_state_dict``, and random generators that the loop uses. Schedulers,
-            scalers and generators that variables of the loop lead to are found without being given.
+        model: Model that is trained, with its parameters, buffers and moving statistics.
+        optimizers: One optimizer, or several.
+        stateful_objects: Schedulers, loss scalers and similar objects with ``state_dict`` and ``load_state_dict``, and random
+            generators that the loop uses. Those that can be reached from variables of the loop are found without being given.
         factor: Factor of the calibrated bounds.
-        bounds: Largest magnitudes by name of the tensor (see `names`), or `AnalyticBounds`; what these do not
-            cover is calibrated.
-        snapshot_location: Place of kept states: ``device``, ``host`` or ``file``.
-        snapshot_gradients: Keep those, too; False where every step begins by setting them to zero.
-        snapshot_interval: Steps from one kept state to the next; after an alarm, at most ``snapshot_interval *
-            snapshot_count`` steps are executed again, whose batches stay in memory. None: 4, or 16 on CUDA.
-        snapshot_count: States that are kept; None: as many as are needed (`states_needed`), at least 2.
-        spread: Steps in which every watched tensor is checked once: each step checks one of so many parts.
-            None: 1, or 8 on CUDA.
-        delayed_check: Read the magnitudes of a step after the next one; None: where they are on CUDA.
-        ranks: Ranks whose magnitudes count, so that all go back together: ``all`` of torch.distributed where it is
-            in use, ``alone``, or a process group.
-        strict: A recovery that may not be exact is an error, not a warning.
+        bounds: Largest magnitudes by name of the tensor (see `names`), or `AnalyticBounds`; the bounds of all other tensors are
+            calibrated.
+        snapshot_location: Location of kept states: ``device``, ``host`` or ``file``.
+        snapshot_gradients: Whether gradients are kept, too; False if every step begins by setting them to zero.
+        snapshot_interval: Number of steps from one kept state to the next. None: 4, or 16 on CUDA. After an alarm, at most
+            ``snapshot_interval * snapshot_count`` steps are executed again; their batches stay in memory.
+        snapshot_count: Number of states that are kept. None: as many as are needed (`states_needed`), at least 2.
+        spread: Number of steps in which every watched tensor is checked once; each step checks one of this many parts. None: 1,
+            or 8 on CUDA.
+        delayed_check: Whether the magnitudes of a step are read after the next step. None: only on CUDA.
+        ranks: Ranks that share their magnitudes and go back together: ``all`` ranks of torch.distributed if it is in use,
+            ``alone``, or a process group.
+        strict: Whether a recovery that may not be exact is an error instead of a warning.
         on_alarm: Called with every alarm.
         check: Check that finds alarms; None: the magnitudes of parameters, moments and moving statistics.
-        replay: Executes steps again only to compare them; None: they are executed again to go on from there.
+        replay: Executes steps again only to compare them. None: steps are executed again and the training continues from there.
 
     Raises:
-        UsageError: the model or an optimizer is guarded already, an optimizer remembers no gradients, a part cannot be put back.
+        UsageError: the model or an optimizer is guarded already, an optimizer keeps no moments of gradients, or a part cannot be
+            restored.
 
     Attributes:
         alarms: Alarms so far.
         recoveries: Number of times that steps were executed again.
         overhead: Time that the guard took.
-        plan: How soon it notices a fault, and what it keeps for that (`GuardPlan`); logged before the first state is kept.
+        plan: Intervals of checks and kept states (`GuardPlan`); logged before the first state is kept.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Guard:
         self._check_steps: StepCheck = check or MagnitudeCheck(
             model, self._optimizers, factor, bounds, ranks, self.overhead, self.plan.spread
         )
-        # Last: what could not be guarded can be given to another Guard.
+        # Last, so that a model that could not be guarded can be given to another Guard.
         _guarded.update((model, *self._optimizers))
 
     def close(self) -> None:
@@ -223,9 +223,8 @@ class Guard:
         """Learn the bounds from clean steps of an earlier run, to continue a training from its middle.
 
         Args:
-            names: Names as of `names`; what is not remembered yet is learnt for later.
-            largest: `magnitudes` after each step, float64[steps, n]; NaN where there was no such tensor
-                yet.
+            names: Tensor names, as in `names`; bounds of tensors that do not exist yet are learnt for later.
+            largest: `magnitudes` after each step, float64[steps, n]; NaN for a tensor that did not exist yet.
 
         Raises:
             UsageError: the shape does not fit, a name comes twice, a value is infinite or negative.
@@ -241,7 +240,7 @@ class Guard:
     # -- what a loop calls -------------------------------------------------------------------------------------
 
     def iterate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches, and after an alarm those of the last steps again.
+        """Yield the batches; after an alarm, yield the batches of the last steps again.
 
         The loop's body is one iteration.
         """
@@ -302,7 +301,7 @@ class Guard:
         """Check all steps not checked yet, before a checkpoint or after a loop; not inside a loop of `iterate`.
 
         Raises:
-            GuardStop: a fault came again, or the loop was left and its last step cannot be executed again.
+            GuardStop: a fault occurred again, or the loop was left and its last step cannot be executed again.
             UsageError: called inside a loop of `iterate`.
         """
         self._require_open()
@@ -325,7 +324,7 @@ class Guard:
     def why_not_repeatable(self) -> str:
         """The reason why repeating the last steps would change the training; empty if none is known.
 
-        All ranks get the same one.
+        All ranks get the same reason.
         """
         if self._is_repeating:
             return ""
@@ -367,7 +366,7 @@ class Guard:
 
     def _start_loop(self, variables: Callable[[], LoopVariables]) -> None:
         self._require_open()
-        self.discard_snapshots()  # what a user does between two epochs cannot be executed again
+        self.discard_snapshots()  # the user's code between two epochs cannot be executed again
         self._variables, self._searches = variables, 0
 
     def _begin(self, item: Any, fresh: bool | None = None) -> None:
@@ -379,7 +378,7 @@ class Guard:
         updates = self._updates()
         if (loads := loads_so_far()) != self._loads and not self._is_repeating:
             self._loads = loads
-            self.discard_snapshots()  # steps before a load are no way to what was loaded
+            self.discard_snapshots()  # repeating steps from before a load does not lead to the loaded state
         if fresh is None:
             fresh = not self._segments or self._segments[-1].steps_ended(updates) >= self.plan.interval
         if fresh:
@@ -459,8 +458,8 @@ class Guard:
     def _recover(self, first: Alarm) -> Iterator[Any]:
         """Restore the oldest state, and yield the items of the iterations since then twice, to be executed again.
 
-        The first execution may be faulty; what it was given is compared with what the second one is given. The second and the
-        third are compared in all that they leave: neither has the fault.
+        The first execution may be faulty; its inputs are compared with those of the second execution. All results of the second
+        and the third are compared, because neither has the fault.
         """
         self._report(first)
         self.recoveries += 1
@@ -477,7 +476,7 @@ class Guard:
             second_end = self._watch.contents(self._variables())
             second = self._go_back()
             yield from self._again(second, first, count)
-        except GeneratorExit:  # the loop was left in a repetition, which is reported after it
+        except GeneratorExit:  # the loop was left during a repetition, which is reported afterwards
             self._alarm_when_left = first
             raise
         finally:

@@ -14,9 +14,9 @@ from unsilent.basics.sizes import human_bytes
 from unsilent.report.text import count_text
 
 SNAPSHOT_INTERVAL, SNAPSHOT_INTERVAL_ON_CUDA = 4, 16
-"""Steps from one state that is kept to the next."""
+"""Number of steps from one kept state to the next."""
 SPREAD, SPREAD_ON_CUDA = 1, 8
-"""Parts that the watched tensors are divided into, of which each step checks one."""
+"""Number of parts that the watched tensors are divided into; each step checks one part."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class GuardPlan:
     """Intervals at which a guard checks tensors and keeps states.
 
     Attributes:
-        interval: Steps from one kept state to the next.
-        spread: Steps in which every watched tensor is checked once.
+        interval: Number of steps from one kept state to the next.
+        spread: Number of steps in which every watched tensor is checked once.
         late: Whether a check is read one step later.
         states: Number of states that are kept.
     """
@@ -67,7 +67,7 @@ def make_plan(
     """A plan with the given numbers, and the defaults of the device for those that are None.
 
     Raises:
-        UsageError: what is no whole number of 1 or more, or too few states to undo every fault that is noticed.
+        UsageError: a number is not a whole number of at least 1, or there are too few states to undo every noticed fault.
     """
     late = on_cuda if late is None else late
     interval = (SNAPSHOT_INTERVAL_ON_CUDA if on_cuda else SNAPSHOT_INTERVAL) if interval is None else interval
@@ -88,8 +88,8 @@ def states_needed(interval: int, spread: int, late: bool) -> int:
 
     In the worst case a fault happens after the check of step s. The tensor is checked again in one of the steps s + 1 to
     s + spread, and with a late check the verdict is known at the end of step s + spread + 1. Let m = spread + late. States are
-    kept before steps 0, interval, 2 interval …; the newest one is then that before the largest multiple of the interval up to
-    s + m, and the oldest one lies (states - 1) intervals before it. It must be of step s or before. The newest one can lie m
-    steps after s (if s + m is a multiple), so (states - 1) * interval >= m is needed, and is enough.
+    kept before steps 0, interval, 2 interval …; the newest state is the one before the largest multiple of the interval up to s +
+    m, and the oldest state lies (states - 1) intervals before it. This one must be from step s or before. The newest one can lie
+    m steps after s (if s + m is a multiple), so (states - 1) * interval >= m is needed, and is enough.
     """
     return 1 + math.ceil((spread + int(late)) / interval)

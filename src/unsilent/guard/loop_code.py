@@ -1,6 +1,7 @@
 """Analysis of a loop's bytecode: the variables that carry values between iterations, and the source of batches.
 
-Read from bytecode, so that it holds for scripts, notebooks and functions alike. What is not understood counts as taken over.
+Bytecode is the same for scripts, notebooks and functions. If the analysis does not understand the code, all variables count as
+carried over.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from types import CodeType
 from typing import NamedTuple
 
 _ENDS = ("RETURN_", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD", "JUMP_BACKWARD")
-"""Beginnings of the names of instructions that are not followed by the next one."""
+"""Prefixes of the names of instructions after which the next instruction is not executed."""
 _KINDS = ("FAST", "NAME", "GLOBAL", "DEREF")
 """Kinds of variables."""
 _GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"})
-"""Instructions that name a global variable; what a class body stores by name is an attribute of the class."""
+"""Instructions that name a global variable; a name that a class body stores is an attribute of the class."""
 _QUIET = (
     "LOAD_",
     "STORE_",
@@ -34,7 +35,7 @@ _QUIET = (
     "EXTENDED_ARG",
 )
 _LOUD = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_BUILD_CLASS", "STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE")
-"""Beginnings of the names of instructions that run no code of the program's, and exceptions from them."""
+"""Prefixes of the names of instructions that run none of the program's code, and exceptions from them."""
 
 
 class _Step(NamedTuple):
@@ -51,7 +52,7 @@ class _Step(NamedTuple):
 def names_taken_over(code: CodeType, offset: int) -> frozenset[str]:
     """Variables that may be read before they are written, after the instruction at ``offset`` gave a batch.
 
-    What functions share (global variables, those of closures) may be read wherever code of the program's may run.
+    Variables that functions share (global variables and closures) may be read wherever code of the program may run.
     """
     steps = _steps(code)
     number = _number_at(code, offset)
@@ -73,12 +74,12 @@ def names_taken_over(code: CodeType, offset: int) -> frozenset[str]:
 def is_plain_loop(code: CodeType, offset: int, begins_with: str = "GET_ITER") -> bool:
     """Whether a ``for`` statement directly iterates over the object made at ``offset``.
 
-    It is false in a generator or coroutine, whose caller may count. ``begins_with``: ``GET_ITER`` where the iterator itself is
-    made there, ``CALL`` where what it is made of is.
+    It is false in a generator or coroutine, whose caller may count. ``begins_with``: ``GET_ITER`` if the iterator itself is made
+    there, ``CALL`` if the object to iterate over is made there.
     """
     if code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
         return False
-    # A long body makes its first instruction need a longer argument, which is an instruction of its own.
+    # If the body is long, the argument of the first instruction needs an instruction of its own.
     following = (step.name for step in _steps(code)[_number_at(code, offset) :] if step.name != "EXTENDED_ARG")
     names = list(itertools.islice(following, 3))
     if begins_with == "CALL":
@@ -109,7 +110,7 @@ def _steps(code: CodeType) -> list[_Step]:
     number_at = {instruction.offset: n for n, instruction in enumerate(instructions)}
     entries = getattr(dis.Bytecode(code), "exception_entries", ())
     handlers = [(entry.start, entry.end, number_at.get(entry.target)) for entry in entries]
-    is_function = code.co_flags & CO_OPTIMIZED  # what it writes to a global variable, another one may read
+    is_function = code.co_flags & CO_OPTIMIZED  # another function may read a global variable that it writes
     shared = global_names(code) if is_function else _globals_of_functions(code)
     shared |= {*code.co_cellvars, *code.co_freevars}
     result = []

@@ -1,9 +1,9 @@
 """Record of the values and tensors that a loop's variables refer to at one moment.
 
-A record does not put anything back. Two of them tell what has changed in between, by name: ``losses`` (a list that has grown),
-``ema['fc.weight']`` (another tensor), ``trainer.step`` (a number). Objects are searched as by `find_objects`, nearest first; of
-installed packages only those that have a ``state_dict``. Not seen are elements of containers with more than `MOST_ELEMENTS`, and
-arrays of more than `MOST_BYTES`.
+A record does not restore anything. Comparing two records shows the changes in between, by name: ``losses`` (a list that has
+grown), ``ema['fc.weight']`` (another tensor), ``trainer.step`` (a number). Objects are searched as by `find_objects`, nearest
+first; objects of installed packages only if they have a ``state_dict``. Containers with more than `MOST_ELEMENTS` elements and
+arrays of more than `MOST_BYTES` are not searched.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from unsilent.recovery.digests import fingerprint
 from unsilent.workloads.trainings.randomness import GENERATORS
 
 MOST_OBJECTS = 1000
-"""Objects that one record looks into."""
+"""Largest number of objects whose parts one record contains."""
 MOST_ELEMENTS = 1000
-"""Elements of a container that are looked at."""
+"""Largest number of elements of a container that is searched."""
 MOST_BYTES = 1 << 16
 """Largest array whose content is recorded, in bytes."""
 LENGTH = None
-"""The key of how many elements a container has."""
+"""Key of the number of elements of a container."""
 _PLAIN = (int, float, bool, str, bytes, complex, type(None))
 _CLOSED = (ModuleType, CodeType, FrameType, *GENERATORS)
 
@@ -70,8 +70,8 @@ class LoopRecord:
     """The values and tensors that variables refer to.
 
     Attributes:
-        values: Plain values, references to tensors, lengths, kinds of objects; by path.
-        tensors: Tensors with memory of their own to be kept, each once, with its name.
+        values: Plain values, references to tensors, lengths and kinds of objects, by path.
+        tensors: Tensors with their own memory that can be kept, each once, with its name.
     """
 
     values: dict[Path, Any]
@@ -122,8 +122,8 @@ def record_loop(
     """Record the present values and tensors of variables.
 
     Args:
-        left_out: Identities of objects that are not looked at.
-        known: Variables of the loop: functions that use them do not make others of them.
+        left_out: Identities of objects that are ignored.
+        known: Variables of the loop; functions that use them do not record them again.
     """
     walk = _Walk(left_out, known)
     walk.parts.append(("", list(variables.items()), 0))
@@ -140,8 +140,8 @@ class _Walk:
     """Builds a `LoopRecord`.
 
     Attributes:
-        values, tensors: Of the record.
-        parts: Parts still to be looked at: the name of an object, its parts with their keys, how far it is from a variable.
+        values, tensors: Values and tensors of the record.
+        parts: Parts still to be searched: the name of an object, its parts with their keys, and its distance from a variable.
     """
 
     def __init__(self, left_out: Collection[int], known: Variables) -> None:
@@ -219,7 +219,7 @@ def _is_kept(tensor: Tensor) -> bool:
 
 def _same(then: Any, now: Any) -> bool:
     if isinstance(then, weakref.ref) or isinstance(now, weakref.ref):
-        return then is now  # a tensor has one reference as long as it is there
+        return then is now  # a tensor has one reference as long as it exists
     if type(then) is not type(now) or isinstance(then, Opaque):
         return False
     return bool(then == now or (then != then and now != now))

@@ -1,6 +1,6 @@
 """Loop state besides model and optimizer: random generators, schedulers and variables such as counters.
 
-They are looked for where a step can reach them: local variables of the frame that runs the loop, arguments, closures and
+They are searched where a step can reach them: local variables of the frame that runs the loop, arguments, closures and
 ``self`` of functions, and the globals that their code names. Objects are searched a few attributes deep, nearest first.
 """
 
@@ -39,11 +39,11 @@ from unsilent.guard.loop_code import global_names, names_taken_over
 from unsilent.workloads.trainings.randomness import GENERATORS
 
 DEPTH = 4
-"""Attributes, elements and closures between a variable of the loop and a generator that is still found."""
+"""Largest number of attributes, elements and closures between a variable of the loop and a generator that is found."""
 MOST_OBJECTS = 5000
-"""Objects that one search looks at; the nearest ones come first."""
+"""Largest number of objects in one search; the nearest ones come first."""
 MOST_ELEMENTS = 100
-"""Elements of a list or a dictionary that are looked at."""
+"""Largest number of elements of a list or a dictionary that are searched."""
 _LEAVES = (str, bytes, int, float, complex, torch.Tensor, np.ndarray, ModuleType, CodeType, FrameType)
 _FOLDERS = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], Path(__file__).parents[1])
 _LIBRARIES = tuple(str(Path(path).resolve()) for path in _FOLDERS)
@@ -72,7 +72,7 @@ def variables_of_loop(frame: FrameType | None) -> LoopVariables:
     taken = names_taken_over(code, here.f_lasti)
     taken_over = {name: value for name, value in result.items() if name in taken}
     if here.f_code.co_flags & CO_OPTIMIZED and sys.version_info < (3, 13):
-        here.f_locals.clear()  # a copy that the frame keeps: it would hold tensors of this step during the next one
+        here.f_locals.clear()  # the frame keeps this copy, which would hold tensors of this step during the next one
     return LoopVariables(result, taken_over, code)
 
 
@@ -158,7 +158,7 @@ def _is_of_library(value: Any) -> bool:
         return is_of_library(value.__code__.co_filename)
     if isinstance(value, type):
         file = getattr(sys.modules.get(value.__module__), "__file__", None)
-        if file is None:  # of a notebook, or built into the interpreter
+        if file is None:  # code of a notebook, or built into the interpreter
             return value.__module__.partition(".")[0] in sys.stdlib_module_names
         return is_of_library(file)
     return False

@@ -1,7 +1,7 @@
 """Selection of further tensors of a loop that are kept and restored, such as averages of weights.
 
-A tensor that is new is kept with one state. If it has changed until the next one it is kept with all of them; if not, its version
-(which torch raises with every write but those through ``.data``) tells when that begins.
+A new tensor is kept with one state. If it has changed by the next state, it is kept with all later ones. If not, it is kept from
+the moment its version changes (torch raises the version with every write except writes through ``.data``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from unsilent.engine.holding import HeldTraining
 
 LEAST_ROOM = 16 << 20
-"""Bytes of tensors that are kept while it is not known whether they change, also where the state of the training is smaller."""
+"""Smallest limit, in bytes, on new tensors that are kept while it is not known whether they change."""
 NEW, CHANGING, STILL = "new", "changing", "still"
 
 
@@ -30,7 +30,7 @@ class LoopTensors:
     """Selects the further tensors that are kept with each state.
 
     Args:
-        room: Bytes of the state of the training: so much of what is new is kept.
+        room: Bytes of the training's state; new tensors are kept up to this total size.
     """
 
     def __init__(self, room: int) -> None:

@@ -58,13 +58,13 @@ def _is_own(hook: Any) -> bool:
 
 
 MOST_NAMES = 5
-"""Names that one sentence has."""
+"""Largest number of names in one sentence."""
 
 
 class KeptVariables(NamedTuple):
     """Record of the variables when a state was kept.
 
-    ``versions``: of tensors that are not part of the state. ``hooks``: of the model and its optimizers.
+    ``versions``: versions of tensors that are not part of the state. ``hooks``: hooks of the model and its optimizers.
     """
 
     owner: Any
@@ -77,7 +77,7 @@ class LoopWatch:
     """Records a loop's variables with each kept state, and compares later values with them.
 
     Args:
-        model, optimizers, ring: Whose tensors and objects are put back anyway.
+        model, optimizers, ring: Their tensors and objects are restored anyway.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], ring: SnapshotRing) -> None:
@@ -93,7 +93,7 @@ class LoopWatch:
 
         def is_wanted(value: Any) -> bool:
             self._fetching.append(value)
-            return False  # but what it leads to
+            return False  # but its elements are searched
 
         find_objects({"batches": batches}, is_wanted)
 
@@ -116,11 +116,11 @@ class LoopWatch:
     def not_restored(self, then: KeptVariables, variables: LoopVariables) -> tuple[list[str], list[Path]]:
         """Changes since a state was kept that restoring it does not undo: tensors by name, other values by path.
 
-        A container that has grown is one of the values, also where it has tensors.
+        A container that has grown is one of the values, even if it contains tensors.
         """
         now, before = self._now(then, variables), then.record.values
 
-        def is_opaque(path: Path) -> bool:  # where an iterator is, is not known
+        def is_opaque(path: Path) -> bool:  # the position of an iterator is not known
             return isinstance(before.get(path), Opaque) and isinstance(now.values.get(path), Opaque)
 
         paths = [path for path in then.record.changed(now) if not is_opaque(path)]
@@ -153,7 +153,7 @@ def differing_values(
 
     Args:
         first: Record before the repetitions.
-        also: Paths of values that are known to have changed.
+        also: Paths of further values that are known to have changed.
     """
     paths = second.changed(third)
     tensors = [name_of(path) for path in paths if isinstance(third.values.get(path), Content)]

@@ -39,8 +39,8 @@ class StepCheck:
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
         """Check the previous step if it is pending, and this step unless ``late``; return the alarm, if any.
 
-        ``stepped`` tells whether an optimizer has made a step since the last state that was kept. ``whole``: everything is to be
-        checked, although a check may look at one part in each step.
+        ``stepped`` tells whether an optimizer has made a step since the last state that was kept. ``whole``: check everything,
+        even if each step usually checks only one part.
         """
         raise NotImplementedError
 
@@ -65,9 +65,9 @@ class MagnitudeCheck(StepCheck):
     """Finds the tensors to watch, learns their bounds from clean steps, and raises alarms for larger values.
 
     Args:
-        model, optimizers: What is watched.
-        factor, bounds, ranks, spread: As of `Guard`.
-        overhead: Steps are counted and times are added there.
+        model, optimizers: Model and optimizers to watch.
+        factor, bounds, ranks, spread: See `Guard`.
+        overhead: Counter to which steps and times are added.
 
     Attributes:
         bounds: Bounds of every tensor.
@@ -115,8 +115,8 @@ class MagnitudeCheck(StepCheck):
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
         """Check the previous step if it is pending, and this step unless ``late``; return the alarm, if any.
 
-        ``stepped`` tells whether an optimizer has made a step since the last state that was kept. It is called only where
-        no optimizer has a state yet, because it reads every parameter. ``whole``: all parts are checked at once.
+        ``stepped`` tells whether an optimizer has made a step since the last state that was kept. It is called only if no
+        optimizer has a state yet, because it reads every parameter. ``whole``: all parts are checked at once.
         """
         alarm = self.check_pending()
         if alarm is None:

@@ -22,8 +22,8 @@ class MagnitudePass:
     Args:
         parts: Tensors of this pass.
 
-    The first call on tensors at their places finds them directly, the second captures that as a CUDA graph, and later ones
-    launch the graph. Where a tensor has moved, it begins anew.
+    The first call computes the magnitudes directly, the second call captures the computation as a CUDA graph, and later calls
+    launch the graph. If a tensor has moved in memory, the sequence starts again.
     """
 
     def __init__(self, parts: Sequence[WatchedTensor]) -> None:
@@ -49,7 +49,7 @@ class MagnitudePass:
         return self._result
 
     def _capture(self) -> None:
-        if torch.cuda.is_current_stream_capturing():  # by the training itself
+        if torch.cuda.is_current_stream_capturing():  # the training itself is capturing
             return
         try:
             graph, self._result = capture(partial(magnitudes_of, self.parts), self.parts[0].tensor.device)

@@ -14,7 +14,7 @@ from torch._utils import _flatten_dense_tensors
 from unsilent.detectors.series import Floats
 
 SMALL = 2048
-"""Elements of a tensor that is read together with others."""
+"""Largest number of elements of a tensor that is read together with others."""
 
 
 def is_read(tensor: Tensor) -> bool:
@@ -25,7 +25,7 @@ def is_read(tensor: Tensor) -> bool:
 def local_tensor(tensor: Tensor) -> Tensor:
     """The part of a tensor on this rank, detached and as real numbers.
 
-    Of a DTensor it is the shard, of a sparse one its values. A complex number is two real ones.
+    For a DTensor this is its local shard, for a sparse tensor its values. A complex number becomes two real numbers.
     """
     tensor = getattr(tensor, "_local_tensor", tensor).detach()
     tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
@@ -38,7 +38,7 @@ def norms_and_largest(tensors: Sequence[Tensor]) -> Tensor:
 
     The result is on the device of the first tensor; NaN stays NaN.
 
-    A norm is infinite only if an element is: where squares overflow, it is computed in another way.
+    A norm is infinite only if an element is: if squares overflow, it is computed in another way.
     """
     filled = [tensor if tensor.numel() else tensor.new_zeros(1) for tensor in tensors]
     norms, largest = _norms(filled), largest_magnitudes(filled)
@@ -58,7 +58,7 @@ def _replace_overflows(norms: Floats, largest: Floats, tensors: Sequence[Tensor]
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
     """L2 norms, float64[n] on the device of the first tensor; types that may overflow are accumulated in wider ones."""
     device = tensors[0].device
-    # On a CPU wider sums would cost three times as much; there the norms that overflow are known, and computed again.
+    # On a CPU wider sums would cost three times as much, so only the norms that overflow are computed again.
     is_cpu = device.type == "cpu"
     narrow = {torch.float16} if is_cpu else {torch.float16, torch.bfloat16, torch.float32}
     norms: list[Tensor] = [tensors[0]] * len(tensors)
@@ -109,7 +109,7 @@ class ReusedSum:
 def largest_magnitudes(tensors: Sequence[Tensor], squares: Sequence[bool] = ()) -> Tensor:
     """The largest magnitude of each tensor, float64[n] on the device of the first; NaN if an element is.
 
-    ``squares``: which tensors are averages of squares; on the CPU the smallest element of one that has a negative element is
+    ``squares``: tensors that are averages of squares. On the CPU, if one of these has a negative element, its smallest element is
     returned in place of its largest magnitude.
     """
     if not tensors:
@@ -136,7 +136,7 @@ def _largest_on_cpu(tensors: Sequence[Tensor], squares: NDArray[np.bool_]) -> Te
             rest.append(number)
             ends += torch.aminmax(tensor)
     if small:
-        # One call for all: small tensors cost as much as calls do.
+        # One call for all, because a small tensor costs as much as a call.
         flat = _flatten_dense_tensors([tensors[number] for number in small]).numpy()
         starts = np.cumsum([0, *sizes[:-1]])
         least[small], most[small] = np.minimum.reduceat(flat, starts), np.maximum.reduceat(flat, starts)

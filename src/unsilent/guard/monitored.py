@@ -13,7 +13,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.sites.modules import parameters_of, unwrapped
 
 MONITORED: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
-"""Models and optimizers of monitors that are not closed."""
+"""Models and optimizers that belong to a monitor that is not closed."""
 
 
 def is_monitored(part: nn.Module | Optimizer) -> bool:
@@ -31,7 +31,7 @@ def checked_optimizers(
 
     Args:
         kind: Class that they are for: ``Monitor`` or ``Guard``.
-        is_taken: Whether a part has one already.
+        is_taken: Returns whether a model or optimizer has a monitor or guard already.
     """
     chosen = list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
     if not (isinstance(model, nn.Module) and chosen and all(isinstance(part, Optimizer) for part in chosen)):

@@ -18,7 +18,7 @@ from unsilent.guard.magnitude_pass import MagnitudePass
 from unsilent.guard.watched_tensors import WatchedTensor
 
 Ranks = Any
-"""``all`` (of torch.distributed, where it is in use), ``alone``, or a process group."""
+"""``all`` (all ranks of torch.distributed if it is in use), ``alone``, or a process group."""
 
 
 def process_group_for(ranks: Literal["all", "alone"] | Any) -> Any:
@@ -66,8 +66,8 @@ class PendingMagnitudes:
     """Starts to compute the largest magnitudes of watched tensors, without waiting for the device.
 
     Attributes:
-        numbers: Numbers of the tensors among all that are watched.
-        seconds_waited: Seconds that other ranks and the device were waited for.
+        numbers: Indices of the tensors among all watched tensors.
+        seconds_waited: Seconds of waiting for other ranks and the device.
     """
 
     def __init__(self, step: int, find: MagnitudePass, numbers: Sequence[int], group: Any) -> None:
@@ -75,7 +75,7 @@ class PendingMagnitudes:
         result = find()
         if group is not None:
             begun = time.perf_counter()
-            # The maximum of NaN and a number is either of them; a negative second moment would lose to any other.
+            # The maximum of NaN and a number may be either; a negative second moment would be hidden by any larger number.
             result.nan_to_num_(nan=float("inf"), posinf=float("inf"))
             result = torch.where(result < 0, float("inf"), result)
             dist.all_reduce(result, dist.ReduceOp.MAX, group)

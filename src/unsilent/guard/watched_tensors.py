@@ -13,20 +13,20 @@ from unsilent.sites.modules import named_modules, named_parameters, parameters_o
 
 FIRST, SECOND, MOVING, PARAMETER = "first moment", "second moment", "moving statistic", "parameter"
 HISTORY = (FIRST, SECOND, MOVING)
-"""Kinds of tensors that gradients and activations are remembered in."""
+"""Kinds of tensors that accumulate gradients or activations."""
 KINDS = (*HISTORY, PARAMETER)
 MOMENTS_OF_OPTIMIZERS: Mapping[str, str] = {
     **dict.fromkeys(("exp_avg", "momentum_buffer", "grad_avg", "exp_inf"), FIRST),
     **dict.fromkeys(("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq"), SECOND),
 }
-"""Entries of the state of torch's optimizers that gradients are remembered in."""
+"""Entries of the state of torch's optimizers that accumulate gradients."""
 STATISTICS = ("running_mean", "running_var")
 
 
 class WatchedTensor(NamedTuple):
     """A watched tensor: its name (``fc.weight/exp_avg``), its kind, and its parameter or buffer.
 
-    ``table[key]`` is where it was found; of a moment ``states[parameter]`` is that table.
+    ``table[key]`` is its location; for a moment the table is ``states[parameter]``.
     """
 
     name: str

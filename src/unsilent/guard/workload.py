@@ -31,7 +31,7 @@ class Counters:
 def guard_training(state: TrainingState, **options: Any) -> Guard:
     """A guard for ``guard.step(lambda: workload.step(state))``, with the options of `Guard`.
 
-    Gradients are not kept unless asked for: a step of a workload begins by setting them to zero.
+    Gradients are kept only if requested: a step of a workload begins by setting them to zero.
     """
     scaler = [] if state.scaler is None else [state.scaler]
     stateful_objects = [*state.schedulers, *scaler, Counters(state)]

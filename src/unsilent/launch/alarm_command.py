@@ -19,7 +19,7 @@ from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE, FaultKind
 from unsilent.recovery.fault_verdict import FaultVerdict
 
 LIMIT_SECONDS = 30.0
-"""Seconds that the command may take; then it is killed."""
+"""Seconds after which the command is killed."""
 _log = logging.getLogger("unsilent.monitor")
 
 
@@ -30,7 +30,7 @@ class AlarmCommand:
 
     Args:
         command: Command for the shell.
-        is_explained: Whether the verdict follows that says what kind of fault it was; else the one that names the rank is taken.
+        is_explained: Whether to wait for the verdict on the kind of fault; otherwise the verdict that names the rank is used.
     """
 
     def __init__(self, command: str, is_explained: bool) -> None:
@@ -89,7 +89,7 @@ def run_in_shell(command: str, text: str) -> tuple[int | None, str]:
     try:
         _, output = process.communicate(text, timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
-        kill_with_children(process)  # what the shell has started as well
+        kill_with_children(process)  # including processes that the shell has started
         process.communicate()
         return None, ""
     return process.returncode, output

@@ -1,13 +1,13 @@
 """The environment variables of accuracy-sensitive detection (ASD), translated to settings of a monitor.
 
-They are read as the generation of ASD understands them that the preset names. Without a preset they choose the generation:
+Their meaning depends on the generation of ASD that the preset names. Without a preset they choose the generation:
 ``enable:true`` in ``NPU_ASD_CONFIG`` or ``MS_NPU_ASD_CONFIG`` chooses asd-combined, which ignores ``NPU_ASD_ENABLE``; else
-``NPU_ASD_ENABLE`` chooses asd-v2 where ``NPU_ASD_SIGMA_THRESH`` is set (asd-v3 has no jump threshold), and asd-v3 otherwise.
+``NPU_ASD_ENABLE`` chooses asd-v2 if ``NPU_ASD_SIGMA_THRESH`` is set (asd-v3 has no jump threshold), and asd-v3 otherwise.
 
-Documented are the values of ``NPU_ASD_ENABLE``, the limits of the two pairs of thresholds, the keys of the two configurations and
-all defaults. Not documented, and chosen here: a value of ``NPU_ASD_ENABLE`` other than 0 to 3 counts as not set (the first
-generation takes it for 0); a malformed value in a configuration is replaced by its default; ``NPU_ASD_UPPER_THRESH`` sets
-both ratios of asd-v3, which have the same defaults.
+The values of ``NPU_ASD_ENABLE``, the limits of the two pairs of thresholds, the keys of the two configurations and all defaults
+are documented. Not documented, and chosen here: a value of ``NPU_ASD_ENABLE`` other than 0 to 3 counts as not set (the first
+generation treats it as 0); a malformed value in a configuration is replaced by its default; ``NPU_ASD_UPPER_THRESH`` sets both
+ratios of asd-v3, which have the same defaults.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unsilent.basics.options import LARGEST
 
 ENABLE, UPPER, SIGMA = "NPU_ASD_ENABLE", "NPU_ASD_UPPER_THRESH", "NPU_ASD_SIGMA_THRESH"
 CONFIGURATIONS = {"NPU_ASD_CONFIG": 3, "MS_NPU_ASD_CONFIG": 10}
-"""Default of ``grad_sample_interval`` in each. The first is that of torch_npu, and is used where both are set."""
+"""Default of ``grad_sample_interval`` in each. The first variable is torch_npu's, and is used if both are set."""
 VARIABLES = (ENABLE, UPPER, SIGMA, *CONFIGURATIONS)
 V1, V2, V3, COMBINED = "asd-v1", "asd-v2", "asd-v3", "asd-combined"
 LEAST_THRESHOLD = 3
@@ -41,10 +41,10 @@ CONFIGURATION_DEFAULTS = {
     "strikes_num": 3,
     "strikes_window": 480,
 }
-"""Defaults of the keys of a configuration, which are parameters of asd-combined as well."""
+"""Defaults of the keys of a configuration; the keys are also parameters of asd-combined."""
 SAMPLE_INTERVAL = "grad_sample_interval"
 CHECKSUM_KEYS = ("with_checksum", "checksum_cooldown")
-"""Keys without effect here."""
+"""Keys that have no effect here."""
 
 
 @dataclass
@@ -53,8 +53,8 @@ class AsdRequest:
 
     Attributes:
         settings: Values by field of `MonitorSettings`.
-        sources: Variable that asks for the value, by field.
-        switched_off_by: The variable, with its value, that switches the detection off; empty where none does.
+        sources: Variable that requests the value, by field.
+        switched_off_by: The variable, with its value, that switches the detection off; empty if there is none.
         notes: A sentence on each variable that is malformed or ignored.
     """
 
@@ -73,7 +73,7 @@ def read_asd_variables(environment: Mapping[str, str], preset: str | None) -> As
 
     Args:
         environment: Variables, such as `os.environ`. An empty one counts as not set.
-        preset: Name of a preset; None: nobody named one.
+        preset: Name of a preset; None if none was given.
     """
     request = AsdRequest()
     variables = {name: environment[name] for name in VARIABLES if environment.get(name)}
@@ -146,7 +146,7 @@ def _read_pairs(generation: str, variables: Mapping[str, str], request: AsdReque
 def read_pair(text: str, default: tuple[int, int]) -> tuple[tuple[int, int], str]:
     """Parse two thresholds, such as ``1000000,10000``, and describe any problem with the text.
 
-    Each is raised to 3 where it is less. If the first is then not greater than the second, both are the defaults.
+    Thresholds below 3 are raised to 3. If the first is then not greater than the second, both are set to the defaults.
     """
     numbers = [number for part in text.split(",") if (number := _whole_number(part)) is not None]
     fallback = f"so the defaults {default[0]},{default[1]} are used"

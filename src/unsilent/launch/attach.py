@@ -1,10 +1,10 @@
 """Monitors the models that a program trains, without changes to the program.
 
 Optimizers are noted when they are made. At the first backward pass the modules that own their parameters are looked up among all
-objects of the process, and a `Monitor` is made of both before that pass begins. This needs no hook of all modules, which
-`torch.compile` would see and then compile everything once more. Where the program makes further optimizers later, the monitor
-ends, and another one begins at the next backward pass, of all optimizers that still exist. A monitor lives as long as what it
-watches: it ends when the program has dropped model and optimizers. In a child that the program forks, nothing is monitored.
+objects of the process, and a `Monitor` is made of both before that pass begins. This needs no hook on all modules, which would
+make `torch.compile` compile everything again. If the program makes further optimizers later, the monitor ends, and a new one for
+all optimizers that still exist begins at the next backward pass. A monitor ends when the program has dropped its model and
+optimizers. In a child that the program forks, nothing is monitored.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from unsilent.sites.modules import parameters_of, unwrapped
 
 LOGGER = "unsilent.monitor"
 SHORT = 10
-"""Backward passes that a monitor must have seen, so that one for new optimizers is worth its cost."""
+"""Monitors that saw fewer backward passes count as short-lived."""
 MOST_SHORT = 3
-"""Monitors in a row that saw fewer; then new optimizers are not monitored any more."""
+"""Number of short-lived monitors in a row after which new optimizers are no longer monitored."""
 _log = logging.getLogger(LOGGER)
 
 
@@ -43,8 +43,8 @@ class AutomaticMonitor(backward_hooks.BackwardListener):
 
     Args:
         settings: Settings of the monitor.
-        notes: Sentences that it logs.
-        compatibility: Setting of the monitor.
+        notes: Sentences that the monitor logs.
+        compatibility: Value of the monitor's setting.
         sinks: Sinks of the monitor.
 
     Attributes:
@@ -52,7 +52,7 @@ class AutomaticMonitor(backward_hooks.BackwardListener):
         monitors: Monitors made so far.
         failed: Whether an internal error ended the monitoring.
         is_program_monitored: Whether the program has a monitor of its own.
-        refused: The error in what the user asked for, with which the program was stopped.
+        refused: The user's error with which the program was stopped.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class AutomaticMonitor(backward_hooks.BackwardListener):
         self._sinks = sinks
         self._settings, self._notes, self._compatibility = settings, tuple(notes), compatibility
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._monitor: weakref.ref[Monitor] | None = None  # hooks of the optimizers keep it alive
+        self._monitor: weakref.ref[Monitor] | None = None  # hooks of the optimizers keep the monitor alive
         self._stops: list[MonitorStop] = []
         self._process = os.getpid()
         self._plain_init: Any = None

@@ -1,6 +1,7 @@
 """``python -m unsilent.launch.child PARENT MODULE …``: runs a module that ends when the process PARENT ends.
 
-torchrun gives each rank a session of its own, so that a kill of torchrun would leave them running: a rank ends with its torchrun.
+torchrun gives each rank its own session, so ranks would survive a kill of torchrun. With this module a rank ends with its
+torchrun.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from unsilent.basics.child_processes import exit_with_parent
 from unsilent.events.host import SLOT
 
 PARENT, SLOTS, RESUME_FROM = "UNSILENT_PARENT", "UNSILENT_SLOTS", "UNSILENT_RESUME_FROM"
-"""Variables of the ranks: torchrun's process; the slots of all ranks; the checkpoint to begin with."""
+"""Environment variables of the ranks: number of torchrun's process; slots of all ranks; checkpoint to begin with."""
 
 ENDS_OF_TORCHRUN = ("ChildFailedError", "SignalException")
-"""Errors with which torchrun ends after a rank has said how it ended, or after a signal."""
+"""Errors with which torchrun ends after a rank has reported its own error, or after a signal."""
 
 
 def enter_rank() -> None:
     """Make a rank of an isolated job end with torchrun, and set the environment variable with the slot."""
-    parent = os.environ.pop(PARENT, "")  # not for what the script starts
+    parent = os.environ.pop(PARENT, "")  # not for processes that the script starts
     if parent.isdecimal():
         exit_with_parent(int(parent))
         os.environ[SLOT] = os.environ[SLOTS].split(",")[int(os.environ["LOCAL_RANK"])]

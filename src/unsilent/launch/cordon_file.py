@@ -1,7 +1,7 @@
 """The file next to an isolated job's events, with the devices in cordon and the actions after each incident.
 
-It is written before what it says is done, so that the same command goes on after a kill at any moment. A device is a slot: the
-number that its rank has on this host as long as no device is in cordon. Files from outside are hostile: read with limits.
+The file is written before an action starts, so that the same command can continue after a kill at any moment. A slot identifies a
+device: the number that its rank has on this host if no device is in cordon. The file may be hostile, so it is read with limits.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Cordon:
     """The exclusion ("cordon") of a suspected device from a job, and its status.
 
     Attributes:
-        slot, host, device: Which one; ``device`` as the monitor named it.
+        slot, host, device: Identity of the device; ``device`` is the monitor's name for it.
         reason: Reason of the verdict.
-        step, time: Of the last incident; the step counts from the beginning of the training.
-        incident: Name of its folder.
+        step, time: Step and time of the last incident; the step counts from the beginning of the training.
+        incident: Name of that incident's folder.
         incidents: Number of incidents that named this device.
-        status: ``suspected``: not tested so far; ``confirmed`` by a self-test; ``lifted``, as a self-test found nothing;
-            ``kept``, although it found nothing, for it is not the first incident of this device.
+        status: ``suspected``: not tested yet; ``confirmed`` by a self-test; ``lifted``, because a self-test found nothing;
+            ``kept``, although it found nothing, because this is not the first incident of this device.
     """
 
     slot: int
@@ -58,7 +58,7 @@ class HandledIncident:
         folder: Name of the folder.
         kind: Kind of its verdict.
         step: Step from the beginning of the training.
-        slot: Slot that is suspected; -1: none.
+        slot: Suspected slot; -1: none.
     """
 
     folder: str
@@ -87,11 +87,11 @@ class IsolationRecord:
     """Content of the file: devices in cordon, incidents, and checkpoints that are avoided.
 
     Attributes:
-        cordons: One for each device that was ever in cordon.
-        handled: Incidents that were answered.
-        avoided: Checkpoints that nothing is started from.
+        cordons: One entry for each device that was ever in cordon.
+        handled: Incidents that the job has reacted to.
+        avoided: Checkpoints from which the job is never started.
         slots: Slots of the ranks of the last start, in their order.
-        first_step: Step of the checkpoint that the last start began with; 0 where there was none.
+        first_step: Step of the checkpoint that the last start began with; 0 if there was none.
     """
 
     schema: int = SCHEMA

@@ -1,7 +1,7 @@
 """``unsilent run --isolate``: runs a job, and after an incident restarts it without the suspected device.
 
-torchrun loses the exit codes of its ranks, so what is done follows from the verdict in the incident's folder. It is written to
-the cordon file before it is done: after a kill, the same command goes on from there.
+torchrun loses the exit codes of its ranks, so the actions follow from the verdict in the incident's folder. Each action is
+written to the cordon file before it starts, so that the same command can continue after a kill.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from unsilent.report.text import count_text, listed
 
 POLL_SECONDS = 0.1
 STOPPED = ("data", "numerics", "benign")
-"""Kinds of faults that every device would have again: the job is not started again."""
+"""Kinds of faults that would occur again on every device, so that the job is not started again."""
 EARLIER, NONE = "earlier", "none"
 LEFT = (EARLIER, NONE)
-"""Kinds of incidents that are of an earlier job, or that did not stop the job."""
+"""Kinds of incidents that belong to an earlier job, or that did not stop the job."""
 _INCIDENT = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 
@@ -52,12 +52,12 @@ class IsolatedJob:
     """Settings of an isolated job.
 
     Attributes:
-        words: Words after ``unsilent``, in each rank.
-        events: The file of events; incidents and the cordon file are beside it.
+        words: Words after ``unsilent`` in the command of each rank.
+        events: The file of events; incidents and the cordon file are next to it.
         checkpoints: The folder that the script saves to.
-        ranks, spares: Numbers of devices: that are used, and that take the place of others.
-        restarts: Most times that the job is started again.
-        test_minutes: Minutes of the self-test of a suspected device; 0: there is none.
+        ranks, spares: Number of devices in use, and number of devices that can replace them.
+        restarts: Largest number of restarts of the job.
+        test_minutes: Duration of the self-test of a suspected device in minutes; 0: no self-test.
     """
 
     words: Sequence[str]
@@ -87,7 +87,7 @@ class Isolation:
         """Run the job, with restarts after incidents, until it ends or must not be restarted; returns the exit code.
 
         Raises:
-            UsageError: no device or no good checkpoint is left, or a file is not what it should be.
+            UsageError: no device or no good checkpoint is left, or a file is invalid.
         """
         try:
             if self._is_first:
@@ -216,7 +216,7 @@ class Isolation:
         avoided = {(checkpoint.step, checkpoint.written) for checkpoint in self._record.avoided}
         checkpoints = self._checkpoints()
         allowed = [c.step or 0 for c in checkpoints if (c.step, c.written) not in avoided]
-        before = max(allowed, default=-1) + 1  # none of later steps needs to be verified
+        before = max(allowed, default=-1) + 1  # checkpoints of later steps need no verification
         while True:
             result = last_good_checkpoint(self._job.checkpoints, before_step=before)
             if result.good is None or (result.good.step, result.good.written) not in avoided:

@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.02
 OTHERS_SECONDS = LIMIT_SECONDS + 30
-"""Seconds that a stopped rank waits for the others, of which rank 0 may run a command."""
+"""Seconds that a stopped rank waits for the other ranks; rank 0 may run a command meanwhile."""
 _KEY = "unsilent/stopped"
 
 
 def wait_for_stopped_ranks() -> None:
     """Under torchrun, wait until all ranks have called this function, for at most `OTHERS_SECONDS`.
 
-    So each of them writes its part of an incident to the end, and rank 0 runs ``--on-alarm-exec``.
+    This way each rank can finish its part of an incident, and rank 0 can run ``--on-alarm-exec``.
     """
     import torch.distributed as dist
 
     if "TORCHELASTIC_RUN_ID" not in os.environ or not (dist.is_available() and dist.is_initialized()):
         return
     deadline = time.monotonic() + OTHERS_SECONDS
-    with contextlib.suppress(RuntimeError):  # the store of a rank that has ended
+    with contextlib.suppress(RuntimeError):  # the store belongs to a rank that has ended
         store = dist.distributed_c10d._get_default_store()
         came = store.add(_KEY, 1)
         while came < dist.get_world_size() and time.monotonic() < deadline:
@@ -50,7 +50,7 @@ class MonitoredRun:
     """A run of a program under a monitor, or without one if there are no settings.
 
     Args:
-        alarm_command: Command that is run once after an alarm.
+        alarm_command: Command that runs once after an alarm.
     """
 
     def __init__(self, program: Program, resolved: ResolvedSettings, alarm_command: AlarmCommand | None = None) -> None:
@@ -67,7 +67,7 @@ class MonitoredRun:
         """Run the program to its end; returns the argument for `sys.exit`.
 
         Raises:
-            UsageError: there is no such program, or the monitor does not accept its settings for this model.
+            UsageError: the program does not exist, or the monitor does not accept its settings for this model.
         """
         at_exit, waiting, handler = InterruptAtExit(), AfterTorchImport(self._start), StderrHandler(self._stderr)
         if (settings := self._resolved.settings) is not None:
@@ -81,7 +81,7 @@ class MonitoredRun:
             self._program.run()
         except BaseException as raised:
             error = raised
-        is_child = os.getpid() != self._process  # one that the program has forked ends here as well
+        is_child = os.getpid() != self._process  # a child that the program has forked ends here as well
         waiting.remove()
         error = error if is_child else self._stop(error)
         if self._alarm_command is not None and not is_child:

@@ -33,7 +33,7 @@ class Program:
     Attributes:
         name: Name of the file or the module.
         arguments: ``sys.argv[1:]``.
-        is_module: Whether it is run as by ``python -m``.
+        is_module: Whether it runs as with ``python -m``.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Program:
         loader = SourceFileLoader("__main__", path)
         main = types.ModuleType("__main__")
         main.__dict__.update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
-        sys.modules["__main__"] = main  # for good: at exit, classes of the script may still be looked up in it
+        sys.modules["__main__"] = main  # not undone: at exit, classes of the script may still be looked up in it
         exec(compile(loader.get_data(path), path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - it is what the user asked for
 
     def _run_module(self) -> None:
@@ -74,7 +74,7 @@ class Program:
                 spec = importlib.util.find_spec(f"{self.name}.__main__")
         except ModuleNotFoundError as error:
             if error.name is None or not f"{self.name}.".startswith(f"{error.name}."):
-                raise  # a package of the user's needs a module that is not there
+                raise  # a package of the user needs a missing module
             spec = None
         if spec is None:
             raise ProgramNotFound(
@@ -92,7 +92,7 @@ def exit_code(error: BaseException | None) -> Any:
     """The argument of `sys.exit` after a program has ended; an uncaught error is printed.
 
     Raises:
-        ProgramNotFound: there was no program.
+        ProgramNotFound: the program does not exist.
     """
     if error is None:
         return 0
@@ -139,7 +139,7 @@ def _is_ours(trace: types.TracebackType) -> bool:
 class InterruptAtExit:
     """Ends the process by SIGINT at exit, as Python does after an uncaught ``KeyboardInterrupt``.
 
-    Make it before the program runs: what is registered first is called last at exit.
+    Create it before the program runs: the function that is registered first is called last at exit.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from unsilent.launch.child import RESUME_FROM, SLOTS
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 END_SECONDS = 10.0
-"""Seconds that a process has to end by itself."""
+"""Seconds within which a process can end by itself."""
 
 
 def check_slots(count: int, environment: Mapping[str, str]) -> None:

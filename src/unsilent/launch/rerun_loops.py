@@ -1,8 +1,8 @@
 """Makes a script's DataLoader loops repeatable, so that steps are executed again after an alarm.
 
-Only ``for`` statements over a DataLoader of torch itself, in functions and scripts of the user's own, count: whatever else takes
-batches (``enumerate``, ``zip``, ``next``, a generator, a training framework that fetches ahead) goes on where steps go back.
-Loops without gradients or of a model in evaluation mode are left alone.
+Only ``for`` statements directly over a DataLoader of torch, in the user's own functions and scripts, are made repeatable.
+Anything else that takes batches (``enumerate``, ``zip``, ``next``, a generator, a training framework that fetches ahead) would
+continue with new batches when steps are repeated. Loops without gradients or with a model in evaluation mode are not changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RerunLoops:
     """Replaces ``DataLoader.__iter__`` between `start` and `stop`.
 
     Args:
-        monitor: Returns the monitor that there is now, if any.
+        monitor: Returns the current monitor, if there is one.
     """
 
     def __init__(self, monitor: Callable[[], Monitor | None]) -> None:

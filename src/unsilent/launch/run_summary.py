@@ -16,7 +16,7 @@ class RunSummary:
     """A sink that summarises the events of all monitors of a run in one line.
 
     Args:
-        events: The file of events, which the line names after an alarm.
+        events: The file of events; the line names it after an alarm.
     """
 
     def __init__(self, events: Path | None) -> None:

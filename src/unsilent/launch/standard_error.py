@@ -13,7 +13,7 @@ class StandardError:
     def __init__(self) -> None:
         try:
             self._first: int | None = os.dup(2)
-        except OSError:  # begun without one
+        except OSError:  # the process was started without standard error
             self._first = None
 
     def print_line(self, text: str) -> None:

@@ -17,7 +17,7 @@ class ResolvedSettings:
     """Settings of a monitor, and notes for the user on their origin.
 
     Attributes:
-        settings: Settings; None: a variable switches the detection off, and nobody asked for a preset or a rule.
+        settings: Settings; None if a variable switches the detection off, and no preset or rule was given.
         notes: A sentence on each value that was overruled, malformed or ignored.
         uses_asd_variables: Whether a variable of ASD set or switched off anything.
     """
@@ -33,12 +33,12 @@ def resolve_settings(
     """The settings of a monitor from all sources; see `unsilent.launch.asd_variables` for the environment variables.
 
     Args:
-        arguments: Values that were given, by field of `MonitorSettings`.
+        arguments: Given values, by field of `MonitorSettings`.
         config: A TOML file whose keys are names of options.
         environment: Variables, such as `os.environ`.
 
     Raises:
-        UsageError: an argument or a key of the file is not possible. A variable never raises it.
+        UsageError: an argument or a key of the file is invalid. An environment variable never raises it.
     """
     values = {**(_read_file(config) if config is not None else {}), **arguments}
     request = read_asd_variables(environment, values.get("preset"))

@@ -1,10 +1,10 @@
 """Digests of the bits of tensors; they depend on the positions of the elements.
 
-A sum, an XOR or a norm does not see two equal changes that cancel out, two elements that were exchanged, or a lane that is
-wrong in an even number of elements. On the host a digest is XXH3, which takes hardly longer than a sum. On a device it is a
-weighted sum of words of at most 32 bits, modulo 2**64: the words lie in rows, the total of the rows before each row is
-multiplied by a factor, and each column has a random odd weight. The 32 bits above a word are why it sees two equal changes in
-the highest bit: a sum that is as wide as its words does not, whatever the weights. Digests of a host and of a device differ.
+A sum, an XOR or a norm does not detect two equal changes that cancel out, two exchanged elements, or a lane that is wrong in an
+even number of elements. On the host a digest is XXH3, which takes hardly longer than a sum. On a device it is a weighted sum of
+words of at most 32 bits, modulo 2**64: the words lie in rows, the total of the rows before each row is multiplied by a factor,
+and each column has a random odd weight. The 32 bits above a word are needed to detect two equal changes in the highest bit: a sum
+as wide as its words cannot detect them, whatever the weights. Digests of a host and of a device differ.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from unsilent.sites.memory import WORDS, content_of
 from unsilent.sites.modules import parameters_of
 
 LEAST_ROW, MOST_ROW = 1 << 14, 1 << 21
-"""Words: on a device, memory for at most twice as many whole numbers is needed."""
+"""Smallest and largest number of words in a row; a device needs memory for at most twice as many integers."""
 ROWS = 32
-"""Rows of a large tensor, so that there are few calls."""
+"""Number of rows of a large tensor, chosen so that there are few calls."""
 SMALL = 2048
-"""Elements of a tensor whose digest a device computes together with those of others."""
+"""Largest number of elements of a tensor whose digest a device computes together with those of others."""
 SAMPLE = 16384
-"""Elements of a tensor that a fingerprint is made of, evenly spread where there are more."""
+"""Number of elements of a tensor in a fingerprint, evenly spread if there are more."""
 FACTOR = 0x1E3779B97F4A7C15
-"""Odd, and 5 modulo 8: no sum or difference of two of its powers has many zeros at its end."""
+"""Factor between rows. It is 5 modulo 8, so no sum or difference of two of its powers ends in many zero bits."""
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def digests_of(tensors: Sequence[Tensor]) -> Tensor:
 
     If some of the tensors are on the host (step counters), the result is on the device of the others.
 
-    They are equal for equal elements, whatever the layout and the alignment in memory.
+    Digests are equal for equal elements, whatever the layout and the alignment in memory.
     """
     devices = [tensor.device for tensor in tensors]
     device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
@@ -127,7 +127,7 @@ def _words(tensor: Tensor) -> Tensor:
     """The elements in order as integers of at most 32 bits each."""
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     dense = tensor.detach().contiguous()
-    # A dimension of size 1 may have any stride in a contiguous tensor, and then no view of other words is given.
+    # A dimension of size 1 may have any stride in a contiguous tensor, and torch then refuses a view of other words.
     return dense.as_strided((dense.numel(),), (1,)).view(WORDS[min(4, dense.element_size())])
 
 

@@ -2,7 +2,7 @@
 
     incidents/devices.json      {"schema": 1, "incidents": [{"device": …, "step": …, "kind": …}, …]}, the last one last
 
-Only incidents that leave a suspicion on a device are remembered. The file may come from anywhere: it is read with a limit on its
+Only incidents that leave a suspicion on a device are stored. The file may come from anywhere, so it is read with a limit on its
 size, and every value in it is checked.
 """
 
@@ -25,7 +25,7 @@ SUSPECTED = ("transient", "device", "undetermined")
 """Kinds that leave a suspicion on a device."""
 MOST_INCIDENTS = 1000
 MOST_BYTES = 2**22
-"""Largest file, in bytes; so many incidents take less, whatever the characters of their devices."""
+"""Largest size of the file in bytes; the stored incidents take less, whatever the characters of their devices."""
 LONGEST_NAME = 300
 _UUID = re.compile(r"GPU-[0-9a-f-]{8,}")
 
@@ -35,7 +35,7 @@ class EarlierIncident:
     """An incident of an earlier run.
 
     Attributes:
-        device: Host and device, as `device_identity` returns them.
+        device: Host and device, as returned by `device_identity`.
         step: Step of the alarm.
         kind: Kind of the fault.
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SAME_DEVICE, NEIGHBOUR = "same device", "neighbour"
-"""Places where the state and the batch of the rank with the alarm are executed again: its own device, or another rank's."""
+"""Places where the state and batch of the rank with the alarm are executed again: its own device, or another rank's."""
 LIVE, EARLIER_CHECKPOINT = "live", "earlier checkpoint"
-"""The state that an execution begins with: that of the job, or of the checkpoint before the one that was loaded last."""
+"""Start state of an execution: the state of the job, or of the checkpoint before the one that was loaded last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,17 +18,17 @@ class Execution:
         place: `SAME_DEVICE` or `NEIGHBOUR`.
         rank: Rank whose device executed it.
         start: `LIVE` or `EARLIER_CHECKPOINT`.
-        dtype: ``float64`` where every operation was computed in it; empty: as in the training.
-        is_equal: Whether it came to the bits of the step with the alarm (within the tolerance where there is one); None: not
-            compared, as after another start. In ``float64``: whether every operation of the step's own dtype, computed a second
-            time from the same inputs, came to the same bits.
+        dtype: ``float64`` if every operation was computed in it; empty: as in the training.
+        is_equal: Whether its bits equal those of the step with the alarm (within the tolerance if there is one). None: not
+            compared, for example after another start. In ``float64``: whether every operation, computed a second time in its own
+            dtype from the same inputs, gave the same bits.
         has_alarm: Whether the alarm came again.
-        ranks: Ranks in which it did, each with its own batch, in values from before any reduction; empty where what ranks
-            share had a finding in the same step. Only known of executions on the same device.
+        ranks: Ranks with the alarm, each with its own batch, in values from before any reduction; empty if values that ranks
+            share had a finding in the same step. Only known for executions on the same device.
         is_finite: Whether parameters, gradients and moments are finite at its end.
-        digest: Digest of all tensors that it came to, in which the place of an element counts; empty where there is none.
-        overflowed: The first operation with a result that is not finite, or far from that in float64, and finite inputs; empty
-            where there is none.
+        digest: Digest of all resulting tensors, which depends on the positions of elements; empty if there is none.
+        overflowed: The first operation with finite inputs whose result is not finite, or far from the one in float64; empty if
+            there is none.
     """
 
     place: str
@@ -50,25 +50,25 @@ class Evidence:
     Attributes:
         step: Step of the alarm.
         rank: Rank that is suspected; -1: undetermined.
-        host, device: Of that rank.
-        feature, tensor: In which the alarm was found; feature ``fingerprint``: bits changed between two steps.
+        host, device: Host and device of that rank.
+        feature, tensor: Feature and tensor of the alarm; feature ``fingerprint``: bits changed between two steps.
         world_size: Number of ranks.
-        executions: Executions in the order in which they were made.
-        steps_per_execution: Steps that each of them consists of: the step of the alarm, and those that lead there from a state
-            that was kept.
-        problem: Why the step could not be executed again, in words; empty where it could.
-        no_neighbour: Why no execution of another rank is evidence, in words; empty where one is.
-        is_neighbour_checked: Whether that rank is known to compute from a batch what the rank of the batch does: before the alarm
-            it did, in loss and gradients.
-        apart: Distance of executions on the same device: the largest difference of an element, relative to the largest
-            magnitude of its tensor; infinite where a value of one alone is not finite.
-        tolerance: Relative difference that clean executions of this step had among each other; 0: they have the same bits.
-        steps_since_load: Steps since the last load of a checkpoint, that of the alarm among them; None where nothing was loaded.
-        batch_problem: Problem of the batch by itself, in words (elements that are not finite, labels out of range);
-            empty: nothing that was looked for.
-        strikes: Earlier incidents, over jobs, in which the fault was in this device, or transient on it.
-        strikes_in_step: Earlier incidents on this device in the same step whose kind is undetermined.
-        strikes_elsewhere: Earlier incidents on other devices in the same step.
+        executions: Executions in their order.
+        steps_per_execution: Number of steps in each execution: the step of the alarm, and the steps before it since a kept state.
+        problem: Reason why the step could not be executed again; empty if it could.
+        no_neighbour: Reason why no execution of another rank is evidence; empty if one is.
+        is_neighbour_checked: Whether that other rank is known to compute the same from a batch as the batch's own rank: loss and
+            gradients agreed before the alarm.
+        apart: Distance between executions on the same device: the largest difference of an element, relative to the largest
+            magnitude of its tensor; infinite if a value is not finite in only one of them.
+        tolerance: Relative difference between clean executions of this step; 0: they have the same bits.
+        steps_since_load: Number of steps since the last load of a checkpoint, including the step of the alarm; None if none was
+            loaded.
+        batch_problem: Problem of the batch itself, in words (elements that are not finite, labels out of range); empty if none
+            was found.
+        strikes: Number of earlier incidents, across jobs, in which the fault was in this device, or transient on it.
+        strikes_in_step: Number of earlier incidents on this device in the same step whose kind is undetermined.
+        strikes_elsewhere: Number of earlier incidents on other devices in the same step.
     """
 
     step: int

@@ -8,11 +8,11 @@ from typing import Literal
 FaultKind = Literal["transient", "device", "checkpoint", "numerics", "benign", "data", "undetermined"]
 Level = Literal["minor", "major"]
 GOES_ON, SOFTWARE_EXIT_CODE, UNDETERMINED_EXIT_CODE, CONFIRMED_EXIT_CODE = 0, 1, 16, 17
-"""Exit codes: none, for the job goes on; a failure that another device would have as well; as in Megatron-LM's rerun machine:
-start the job again to find out more, and a fault that is confirmed for a device. What is undetermined twice on one device has the
-last one as well, so that no job is started again for ever, although nothing is confirmed."""
+"""Exit codes for four cases: the job continues; a failure that would occur on any device; and, as in Megatron-LM's rerun machine,
+a restart of the job to find out more, and a fault that is confirmed for a device. A fault that is undetermined twice on one
+device also gets the last code, so that the job is not restarted forever, although no fault is confirmed."""
 ASD_CODE, ASD_LEVEL = "80818C00", "minor"
-"""Code and level of every fault where the variables of accuracy-sensitive detection (ASD) had the job watched."""
+"""Code and level of every fault if environment variables of accuracy-sensitive detection (ASD) requested the monitor."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class FaultCode:
     Attributes:
         code: Text such as ``UNSILENT-T01``.
         kind: Kind of fault.
-        level: ``major`` where the same happens again unless something is changed.
-        exit_code: Exit code of the job; 0 where it goes on.
+        level: ``major`` if the fault will occur again unless something is changed.
+        exit_code: Exit code of the job; 0 if it continues.
         meaning: Meaning in words.
         action: Advice in words.
     """

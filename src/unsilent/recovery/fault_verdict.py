@@ -1,9 +1,9 @@
 """Verdict on the kind of fault behind an alarm: a fault code, an exit code and advice, derived from evidence.
 
-Executions of the step of the alarm decide. They differ on one device: the device. They come to other values than the first time:
-transient. They raise the alarm again: whatever makes it go away is the cause (another device, the checkpoint before, float64);
-where nothing does, it is the data or the program, or an alarm on values that are right. What no execution tells apart is
-undetermined.
+The verdict follows from executions of the step of the alarm. If they differ on one device, the device is faulty. If they give
+other values than the first time, the fault is transient. If they raise the alarm again, the change that removes it shows the
+cause (another device, the checkpoint before, float64); if no change does, the cause is the data or the program, or the alarm was
+raised on correct values. If the executions do not decide between causes, the kind is undetermined.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from unsilent.recovery.evidence import EARLIER_CHECKPOINT, LIVE, NEIGHBOUR, SAME
 from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE, FaultCode, FaultKind
 
 SOON_AFTER_LOAD = 100
-"""Steps after the load of a checkpoint in which an alarm may come from what was loaded."""
+"""Number of steps after the load of a checkpoint in which an alarm may come from the loaded state."""
 CONFIDENCE = 0.95
 ROUNDING = 1e-3
-"""Share of the largest magnitude of a tensor: executions that differ by no more may do so by rounding in another order."""
+"""Largest difference, as a share of a tensor's largest magnitude, that rounding in another order may cause."""
 FLOAT64 = "float64"
 Decision = tuple[FaultCode, str]
 
@@ -33,12 +33,12 @@ class FaultVerdict:
     Attributes:
         kind: ``transient``, ``device``, ``checkpoint``, ``numerics`` (the dtype overflows or is too coarse), ``benign`` (an
             unusual batch, a change of regime), ``data`` (or software), or ``undetermined``.
-        step, rank, host, device: Of the alarm; rank -1 where no rank is named.
-        code: Stable, of the table of fault codes, such as ``UNSILENT-T01``.
+        step, rank, host, device: Values from the alarm; rank is -1 if no rank is named.
+        code: Stable code from the table of fault codes, such as ``UNSILENT-T01``.
         level: ``minor`` or ``major``.
         action: Advice in words.
-        reason: Evidence that it rests on, in one sentence.
-        exit_code: Exit code of a job that stops on it; 0 where it may go on.
+        reason: Evidence for it, in one sentence.
+        exit_code: Exit code of a job that stops on it; 0 if the job may continue.
     """
 
     kind: FaultKind
@@ -77,7 +77,7 @@ def fault_share_bound(clean: int) -> float:
 def is_decided(results: Sequence[tuple[str, bool]]) -> bool:
     """Whether more executions on the same device could not change the verdict.
 
-    So it is if one has an alarm, or if at least two results agree and another differs.
+    This is true if one has an alarm, or if at least two results agree and another differs.
 
     Args:
         results: Digest of each execution, and whether it has the alarm.

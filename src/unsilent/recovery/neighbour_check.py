@@ -1,7 +1,7 @@
 """Check that a rank computes the same results as its neighbour when it executes the neighbour's batch.
 
-A step may take data from elsewhere than its batch, as where a loader yields numbers of samples and each rank looks them up in a
-part of the data of its own. The neighbour then executes other data, and that it has no alarm says nothing. So the iterations
+A step may use data outside of its batch, for example if a loader yields indices of samples and each rank looks them up in its own
+part of the data. The neighbour then executes other data, so the absence of an alarm proves nothing. Therefore the iterations
 before the first faulty one are compared: the loss and the gradients from before any reduction.
 """
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 Signals = NDArray[np.float64]
 AGREEMENT = 0.01
-"""Share of the larger number: two device models round otherwise, but do not come to numbers that lie further apart."""
+"""Largest difference, as a share of the larger number, that different rounding on two device models may cause."""
 NOISE = 1e-6
-"""Share of the largest number of an iteration: a gradient that is zero but for rounding has other numbers each time."""
+"""Smallest tolerance, as a share of an iteration's largest number: a gradient that is zero except for rounding varies."""
 NO_EARLIER_STEP = (
     "no earlier step of the replay shows that another rank computes the same from a batch as the rank that it is of"
 )
@@ -33,7 +33,7 @@ class Findings(NamedTuple):
     Attributes:
         ranks: Ranks with a finding in the first iteration that has one; those in what ranks do not share, if any.
         are_own: Whether none of the findings of that iteration is in what ranks share.
-        clean: Iterations before it; all where nothing was found.
+        clean: Number of iterations before it; all iterations if there is no finding.
         signals: float64[iterations, series] of this rank: the loss and gradients from before any reduction; NaN: not read.
         original: Signals of the job itself, before the step of the alarm; NaN from there on.
     """
@@ -58,8 +58,8 @@ class Comparison(NamedTuple):
     """Result of comparing a rank with the neighbour that executed its batch.
 
     Attributes:
-        problem: Why this is no evidence; empty where it is.
-        iteration: Iteration that was compared, from 0; -1: none.
+        problem: Reason why this is not evidence; empty if it is.
+        iteration: Number of the compared iteration, from 0; -1: none.
     """
 
     problem: str
@@ -70,9 +70,9 @@ def compare(near: Signals, original: Signals, usual: Signals) -> Comparison:
     """Compare the first iteration with all numbers known; later ones may contain effects of the fault.
 
     Args:
-        near: Signals of this rank with the batches of the rank before, float64[iterations, series].
-        original: Signals of the rank before, with the same batches.
-        usual: Signals of this rank with batches of its own.
+        near: Signals of this rank with the batches of the previous rank, float64[iterations, series].
+        original: Signals of the previous rank, with the same batches.
+        usual: Signals of this rank with its own batches.
     """
     if near.shape[1:] != original.shape[1:] or near.shape[1:] != usual.shape[1:]:
         return Comparison(DATA_ELSEWHERE)

@@ -1,9 +1,9 @@
 """Checks each operation of a step while it runs: it is computed a second time, and once more in float64.
 
-One dispatch mode, active for one execution, changes nothing: the step goes on with the results of its own operations. An
-operation is computed a second time from the same inputs in its own dtype, and once in float64. What the float64 result is,
-later operations do not see: each is checked from the inputs it had, so that the first that overflows is the one that is
-named. Operations of collectives, on tensors that are no plain ones, and those that torch has not in float64 are left out.
+A dispatch mode, active for one execution, does not change the step, which continues with its own results. Each operation is
+computed a second time from the same inputs in its own dtype, and once in float64. Later operations do not use the float64 result:
+each operation is checked from its own inputs, so the first one that overflows is reported. Collective operations, operations on
+tensors that are not plain, and operations that torch does not have in float64 are left out.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from unsilent.sites.training.step import StepInjection
 from unsilent.sites.training.step_operation_names import OperationOccurrence, next_number
 
 IN_RANGE = 0.99
-"""Share of the largest number of a dtype: a result below does not overflow by rounding."""
+"""Share of a dtype's largest number; a smaller result does not overflow by rounding."""
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 FAR = 0.1
-"""Share of the largest magnitude of inputs and result in float64: no rounding of one operation comes near it."""
+"""Share of the largest magnitude of inputs and result in float64; rounding of one operation never comes near it."""
 
 
 class OperationCheck(StepInjection):
     """Context that checks each operation during one or more executions of iterations.
 
     Attributes:
-        overflowed: The first operation, where none is `far` before it, with finite inputs and a result that is finite in float64
-            alone, where it is out of the range of the dtype: ``MODULE#OP.k``, of a backward pass ``MODULE#OP.k/grad``.
-        differing: The first operation that came to other bits the second time.
-        far: The first operation with another result that is far from that in float64.
+        overflowed: The first operation with finite inputs whose result is finite only in float64 and out of the dtype's range, if
+            no operation before it is `far`: ``MODULE#OP.k``, or ``MODULE#OP.k/grad`` in a backward pass.
+        differing: The first operation that gave other bits the second time.
+        far: The first operation with any other result that is far from the one in float64.
         checked: Number of operations that were computed in float64.
     """
 
@@ -89,14 +89,14 @@ class OperationCheck(StepInjection):
             return
         try:
             wide = _results(func, wide_inputs[0], wide_inputs[1], func(*wide_inputs[0], **wide_inputs[1]))
-        except (RuntimeError, TypeError, ValueError, IndexError):  # there is no such kernel
+        except (RuntimeError, TypeError, ValueError, IndexError):  # the kernel does not exist
             return
         self.checked += 1
         scale = max((_largest(t) for t in (*operands_of(*wide_inputs), *wide)), default=0.0)
         for narrow_result, wide_result in zip(results, wide, strict=True):
             if narrow_result.dtype not in NARROW or not _is_finite([wide_result]):
                 continue
-            # After a wrong result, another one would say nothing.
+            # After a wrong result, later results prove nothing.
             if self.far:
                 continue
             is_out_of_range = _largest(wide_result) >= IN_RANGE * torch.finfo(narrow_result.dtype).max

@@ -1,7 +1,7 @@
 """Communication between ranks besides the training: gathering values, and passing a batch to the next rank.
 
-Only processes of one job speak here. What is not a tensor is pickled, as torch.distributed does with objects; tensors are sent as
-they are, through memory of the host.
+Only processes of one job communicate here. Tensors are sent unchanged, through memory of the host; all other values are pickled,
+as torch.distributed does with objects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RankLink:
     """Communication among the ranks of a CPU process group, or this process alone if there is no group.
 
     Attributes:
-        rank, world_size: Of this process in the group.
+        rank, world_size: Rank of this process in the group, and size of the group.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -70,8 +70,8 @@ class Parcel:
     Raises the errors of pickle for a value that cannot be pickled.
 
     Attributes:
-        content: All but the tensors.
-        tensors, kinds: The tensors, and what is known of each before it comes.
+        content: Pickled values without the tensors.
+        tensors, kinds: The tensors, and a description of each that the receiver needs in advance.
     """
 
     def __init__(self, value: Any) -> None:

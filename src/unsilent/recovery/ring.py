@@ -1,7 +1,7 @@
 """Copies of the last states of a training, in memory that is reused, for exact restoration.
 
-Never an algebraic undo of an optimizer: it loses just the states it is needed for (a second moment of 1e-6 comes back as 0
-after a gradient of 1e6, in float32).
+An optimizer is never undone algebraically, because this would lose exactly the needed states (in float32, a second moment of 1e-6
+becomes 0 after a gradient of 1e6).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unsilent.basics.sizes import human_bytes
 from unsilent.engine.holding import HeldTraining
 from unsilent.workloads.trainings.randomness import GENERATORS, generator_state
 
-# A copy over the bus takes many times as long as one on the device. So the state is first copied on the device, in
+# A copy over the bus takes many times as long as a copy on the device. So the state is first copied on the device, in
 # the order of the training's own work, and from that copy to the host by a stream of its own, while the training goes
 # on.
 
@@ -84,19 +84,19 @@ class SnapshotRing:
     """Holds copies of the newest ``snapshot_count`` states of a training.
 
     Args:
-        stateful_objects: Schedulers, scalers and the like, with ``state_dict`` and ``load_state_dict``, and
-            random generators besides the global ones.
-        snapshot_count: States that are held.
-        snapshot_location: Place of states: the device of each tensor, (pinned) memory of the host, or a file.
-        snapshot_gradients: Hold those, too; without, a step has to begin by setting them to zero.
+        stateful_objects: Schedulers, scalers and similar objects with ``state_dict`` and ``load_state_dict``, and random
+            generators besides the global ones.
+        snapshot_count: Number of states that are held.
+        snapshot_location: Location of states: the device of each tensor, (pinned) memory of the host, or a file.
+        snapshot_gradients: Whether to hold gradients, too; otherwise a step must begin by setting them to zero.
 
     Attributes:
         generators: The random generators besides the global ones.
-        stateful_objects: Schedulers and the like. More may be added to both.
+        stateful_objects: Schedulers and similar objects. Further entries may be added to both.
         further_tensors: Further tensors that the next states hold.
 
     Raises:
-        UsageError: bad arguments; at `keep`, a ring that does not fit.
+        UsageError: the arguments are invalid; from `keep`: the ring does not fit into memory or on the disk.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class SnapshotRing:
     def keep(self) -> HeldTraining:
         """Copy the current state, in place of the oldest copy if the ring is full.
 
-        The ``generators`` of what is returned can be put back at any time.
+        The ``generators`` of the returned state can be restored at any time.
         """
         place = self._next % self._count
         if place == len(self._slots):
@@ -257,7 +257,7 @@ class _Slot:
             self._event = self._staged.copy(*zip(*staged, strict=True))
         if direct:
             with torch.no_grad():
-                # Nobody waits for a device: what changes the tensors, and what reads copies, comes after this on its stream.
+                # No wait for the device: later changes of the tensors and reads of the copies follow on the same stream.
                 torch._foreach_copy_([copy for copy, _ in direct], [live for _, live in direct], non_blocking=True)
         return self._buffers
 
@@ -309,7 +309,7 @@ def _mapped(size: int) -> torch.UntypedStorage:
             os.ftruncate(handle, size)
             storage = torch.UntypedStorage.from_file(path, True, size)
         finally:
-            os.unlink(path)  # before it takes any room: a process that is killed later leaves nothing
+            os.unlink(path)  # before the file takes space: a process that is killed later leaves no file
         os.posix_fallocate(handle, 0, size)  # a disk that is full later would kill the process
     except OSError as error:
         raise UsageError(

@@ -13,19 +13,19 @@ from unsilent.recovery.digests import digest_text
 
 Values = Mapping[str, Tensor]
 MARGIN = 8.0
-"""A tensor is within the tolerance if it differs by no more than so many times what clean executions differ by."""
+"""Largest difference of a tensor within the tolerance, in multiples of the difference between clean executions."""
 
 
 MOST_TOLERANCE = 0.1
-"""Executions that lie further apart do not differ by rounding."""
+"""Largest tolerance; executions that differ more do not differ by rounding."""
 
 
 class Spread:
     """Compares executions of a step with a result and with each other.
 
     Args:
-        result: The tensors, on the host, that executions are compared with.
-        digest: Theirs.
+        result: Tensors on the host with which executions are compared.
+        digest: Digest of these tensors.
 
     Attributes:
         digests: Digests of the executions.
@@ -48,7 +48,7 @@ class Spread:
     def apart(self) -> float:
         """The largest difference of an element between executions with an alarm, or between those without.
 
-        It is relative to the largest magnitude of its tensor, and infinite where a value of one execution alone is not finite.
+        It is relative to the largest magnitude of its tensor, and infinite if a value is not finite in only one execution.
         """
         return max(group.apart for group in self._groups.values())
 
@@ -73,8 +73,8 @@ class _Group:
 
     Attributes:
         digests: Digests of the executions.
-        largest: Largest difference of a tensor of one of them from that of the first, by name.
-        apart: The largest of these, relative to the largest magnitude of its tensor.
+        largest: Largest difference of each tensor from that of the first execution, by name.
+        apart: The largest of these differences, relative to the largest magnitude of its tensor.
     """
 
     def __init__(self) -> None:
@@ -111,8 +111,8 @@ def host_copies(tensors: Values) -> Values:
 def differences(tensors: Values, reference: Values) -> dict[str, float]:
     """The largest difference of an element in each tensor; at least one unit in the last place if the bits differ.
 
-    Infinite where a name is missing, shapes or dtypes differ, and for elements that are no floating-point numbers, or not
-    finite in one of the two alone.
+    The difference is infinite if a name is missing, if shapes or dtypes differ, and for elements that are not floating-point
+    numbers or that are not finite in only one of the two.
     """
     return {name: _difference(tensors.get(name), reference.get(name)) for name in tensors.keys() | reference.keys()}
 
@@ -127,7 +127,7 @@ def _difference(first: Tensor | None, second: Tensor | None) -> float:
         return math.inf
     wide = torch.complex128 if first.is_complex() else torch.float64
     wide_first, wide_second = first.to(wide), second.to(wide)
-    # Infinite in the same way: no difference.
+    # Equal infinities: no difference.
     are_alike = (wide_first == wide_second) | (wide_first.isnan() & wide_second.isnan())
     apart = float((wide_first - wide_second).masked_fill(are_alike, 0.0).abs().max())
     least = torch.finfo(first.dtype).eps * _magnitude(second)
@@ -153,7 +153,7 @@ def _relative_difference(tensors: Values, reference: Values) -> float:
         tensor = tensors.get(name)
         is_real_or_complex = reference_tensor.is_floating_point() or reference_tensor.is_complex()
         if tensor is None or tensor.shape != reference_tensor.shape or not is_real_or_complex:
-            continue  # `differences` says of these what there is to say
+            continue  # `differences` handles these
         apart += _norm(tensor.detach().cpu() - reference_tensor) ** 2
         whole += _norm(reference_tensor) ** 2
     return math.sqrt(apart / whole) if whole else math.inf

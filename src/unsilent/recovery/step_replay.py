@@ -1,9 +1,10 @@
 """Executes the step of an alarm again and records the results, which are the evidence for `fault_verdict`.
 
-In turn: with the batch and the generators of the rank before (several ranks that hold the same state), with every operation
-checked in float64, and some times just as it was. All that the step comes to is compared by digests with what the job has
-now. The body of the user's loop runs between what `StepReplay.run` yields, so that ``rerun``, ``replay`` and a recorded
-incident execute a step in the same way. All ranks do the same in the same order; what one of them cannot do, none does.
+The step is executed with the batch and the generators of the previous rank (if several ranks hold the same state), with every
+operation checked in float64, and several times without changes. All results of the step are compared by digests with the current
+state of the job. The body of the user's loop runs between the items that `StepReplay.run` yields, so that ``rerun``, ``replay``
+and a recorded incident execute a step in the same way. All ranks do the same in the same order; if one of them cannot do
+something, none does.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from unsilent.recovery.ring import check_room
 from unsilent.recovery.spread import Spread, Values, host_copies
 
 EXECUTIONS, MOST_STEPS = 3, 300
-"""Executions on the same device, besides the others, at least; and steps of all of them at most."""
+"""Smallest number of executions on the same device, besides the others, and largest number of steps of all of them."""
 SECONDS = 10.0
-"""Seconds for executions on the same device beyond the first ones: rare faults are seen in many executions alone."""
+"""Seconds for further executions on the same device, because rare faults show only in many executions."""
 
 
 class IterationStart(NamedTuple):
@@ -47,7 +48,7 @@ class ReplayedSteps(Protocol):
 
     Attributes:
         model: Model that is trained.
-        problem: Difference of the beginning of the iterations from the first time, in words; empty: not that it is known.
+        problem: Difference between the start of the iterations and the first time, in words; empty if none is known.
     """
 
     model: nn.Module
@@ -71,7 +72,7 @@ class ReplayedSteps(Protocol):
     def portable(self) -> Any:
         """Values that can be pickled and let another rank execute these iterations.
 
-        Raises ``UsageError`` if there are none.
+        Raises ``UsageError`` if there are no such values.
         """
 
     def starts_of(self, portable: Any) -> Sequence[IterationStart]:
@@ -96,19 +97,19 @@ class StepReplay:
     The caller restores the state afterwards.
 
     Args:
-        steps: The iterations from before the step up to now.
-        take_findings: Returns what was found since it was called last.
-        link: The other ranks.
-        suspect: The rank that is suspected; -1: undetermined.
-        load_earlier: Puts the model and the optimizers in the state of the checkpoint before the one that was loaded last;
-            None: nobody knows it, or no checkpoint was loaded lately.
+        steps: The iterations from a state before the step up to now.
+        take_findings: Returns the findings since its last call.
+        link: Connection to the other ranks.
+        suspect: Rank that is suspected; -1: undetermined.
+        load_earlier: Loads the checkpoint before the one that was loaded last into model and optimizers; None if it is not known,
+            or if no checkpoint was loaded recently.
 
     Attributes:
-        executions, steps_per_execution, is_neighbour_checked, apart, tolerance: As of `Evidence`; the same in all ranks.
-        problem: Why nothing was executed; empty where it was.
-        no_neighbour: Reason as of `Evidence`.
-        batch_problem: Problem as of `Evidence`, of the suspect's batch.
-        far: The first operation with a finite result that is far from that in float64; empty where there is none.
+        executions, steps_per_execution, is_neighbour_checked, apart, tolerance: See `Evidence`; equal in all ranks.
+        problem: Reason why the step was not executed again; empty if it was.
+        no_neighbour: Reason, see `Evidence`.
+        batch_problem: Problem of the suspect's batch, see `Evidence`.
+        far: The first operation with a finite result that is far from the one in float64; empty if there is none.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class StepReplay:
         parcel, problem = None, ""
         try:
             parcel = Parcel(self._steps.portable())
-        except Exception as error:  # whatever a class of the user's raises when it is pickled
+        except Exception as error:  # any error that a user's class raises when it is pickled
             problem = kind_and_line(error)
         self._steps.go_back()
         if not (problem := link.first_problem(problem)):
@@ -182,7 +183,7 @@ class StepReplay:
             return
         link, usual = self._link, with_own_batches.usual()
         received: Tensor = link.pass_on(Parcel(torch.from_numpy(usual)), torch.device("cpu"))
-        upto = max(1, near.clean)  # signals of the first iteration are from before anything is shared
+        upto = max(1, near.clean)  # signals of the first iteration are from before any value is shared
         gathered = link.gather(compare(near.signals[:upto], received.numpy(), usual))
         self.no_neighbour, number = gathered[(self._suspect + 1) % link.world_size]
         self.is_neighbour_checked = number >= 0 and not self.no_neighbour
@@ -272,7 +273,7 @@ class StepReplay:
 
 
 FAR_FROM_OTHERS = 1000.0
-"""The largest magnitude of a batch is this many times that of the others: more than an unusual batch, such as another unit."""
+"""Ratio of a batch's largest magnitude to that of the others that indicates an error, for example another unit."""
 
 
 def text_of_suspect(texts: Sequence[str], suspect: int) -> str:
@@ -283,14 +284,14 @@ def text_of_suspect(texts: Sequence[str], suspect: int) -> str:
 def batch_problem(batches: Sequence[Any]) -> str:
     """A sentence on an element that is not finite, or on a magnitude far from that of other batches; else empty.
 
-    Only tensors of floating-point numbers are looked at; empty where there is nothing of this.
+    Only tensors of floating-point numbers are checked.
     """
     largest: dict[str, list[float]] = {}
     for path, tensor in leaves_in(batches):
         if not (isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel()):
             continue
         name = "/".join(path[1:]) or "0"
-        if tensor.numel() > 1:  # one number is a setting
+        if tensor.numel() > 1:  # a single number is a setting
             largest.setdefault(name, []).append(float(tensor.detach().abs().max()))
         if not torch.isfinite(tensor).all():
             place = (~torch.isfinite(tensor)).nonzero()[0].tolist()

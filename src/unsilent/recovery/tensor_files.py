@@ -1,6 +1,6 @@
 """Nested tensors and plain values in a safetensors file instead of a pickle, with bits and memory layout preserved.
 
-Tensors are stored by the keys that lead to them; a JSON text in the header has the nesting and all that is no tensor.
+Tensors are stored by the keys that lead to them; a JSON text in the header has the nesting and all other values.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_tensors(path: Path) -> Any:
     """
     from safetensors import SafetensorError, safe_open
 
-    open_plain(path).close()  # no pipe, no device
+    open_plain(path).close()  # refuses pipes and devices
     problem, advice = f"{path} does not have the tensors of an incident", "give a file that a monitor wrote"
     kinds = (SafetensorError, OSError, KeyError, TypeError, RuntimeError)
     with content_errors(problem, advice, *kinds), safe_open(path, "pt") as file:
@@ -67,7 +67,7 @@ def _taken_apart(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         name = where or "tensor"
         while name in tensors:
             name += "'"
-        tensors[name] = value.contiguous().clone()  # tensors of a file share no memory
+        tensors[name] = value.contiguous().clone()  # a file cannot store tensors that share memory
         return {"tensor": name, "strides": None if value.is_contiguous() else list(value.stride())}
     if isinstance(value, Mapping):
         pairs = []

@@ -1,11 +1,11 @@
 """Folders of ``torch.distributed.checkpoint``: a ``.metadata`` file and a ``__RANK_N.distcp`` file or more per rank.
 
 Follows ``FileSystemWriter`` of torch 2.13. ``.metadata`` is a pickle, which is read without being unpickled: it lists the
-chunks of every tensor, and for each chunk a file, an offset and a length. At that place is a whole archive of ``torch.save``
-with one tensor, so an element is at a fixed byte and the archive's CRC-32 covers it. What is no tensor is such an archive too.
-A replicated tensor is stored once, by one rank. Torch's reader checks neither a CRC-32 nor anything else of the content.
+chunks of every tensor, and for each chunk a file, an offset and a length. This range is a whole archive of ``torch.save`` with
+one tensor, so an element is at a fixed byte and the archive's CRC-32 covers it. Other values are such archives too. A replicated
+tensor is stored once, by one rank. Torch's reader does not check the content, not even its CRC-32.
 
-Listed only: slices that an extension compresses, and those of ``SerializationFormat.SAFETENSORS``, which torch's own
+Slices that an extension compresses are only listed, and so are slices of ``SerializationFormat.SAFETENSORS``, which torch's own
 ``FileSystemReader`` cannot load.
 """
 
@@ -29,7 +29,7 @@ from unsilent.checkpoints.stored_tensors import Block, StoredTensor
 
 NAME = "torch.distributed.checkpoint"
 _QUANTISED = ("qint", "quint")
-"""Dtypes of tensors with scales, so that their archives have several values, as those of objects do."""
+"""Prefixes of the dtypes of tensors with scales; their archives have several values, as archives of objects do."""
 _COMPRESSED = "its parts were transformed by an extension of the writer; save it again without extensions"
 _SAFETENSORS = "it was saved with SerializationFormat.SAFETENSORS, which FileSystemReader cannot load; use TORCH_SAVE"
 

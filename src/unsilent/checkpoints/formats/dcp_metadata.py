@@ -23,7 +23,7 @@ from unsilent.checkpoints.stored_tensors import Shape
 METADATA = ".metadata"
 ENDING = ".distcp"
 _MOST_COMPARED = 1024
-"""Chunks of a tensor of which each is compared with each."""
+"""Largest number of chunks of a tensor that are all compared with each other."""
 
 
 class Slice(NamedTuple):
@@ -47,8 +47,8 @@ class Metadata(NamedTuple):
     """The content of a ``.metadata`` file.
 
     Attributes:
-        values: Keys that lead to a value and its description, by its name; None: it is no tensor.
-        slices: Where a value is, by its name and its offsets in the tensor; None: it is no tensor.
+        values: Keys that lead to a value, and its description, by its name; None: it is not a tensor.
+        slices: Position of a value, by its name and its offsets in the tensor; None: it is not a tensor.
     """
 
     values: dict[str, tuple[tuple[str, ...], TensorRecord | None]]
@@ -107,7 +107,7 @@ def _parsed(fields: Mapped) -> Metadata:
         tensor = _tensor_record(record, name) if is_tensor else None
         values[name] = (path_of.get(name, (name,)), tensor)
         chunks += len(tensor.chunks) if tensor else 0
-        if chunks > MOST_LEAVES:  # a small pickle can name one list many times
+        if chunks > MOST_LEAVES:  # a small pickle can refer to one list many times
             raise ValueError(f"it has more than {MOST_LEAVES:,} chunks")
     slices = {}
     for key, place in places.items:

@@ -1,17 +1,18 @@
 """DeepSpeed ZeRO folders: a file with the model's state, and a file with the optimizer's state for each rank.
 
 Follows DeepSpeed 0.19.8. All files are archives of ``torch.save``. The fp32 weights and the optimizer's state are flattened and
-divided among the ranks; ``param_shapes`` of the model's file says in which order the parameters lie in them:
+divided among the ranks; ``param_shapes`` in the model's file gives the order of the parameters:
 
     stage 1, 2   a group of parameters one after the other, divided into one partition for each rank
     stage 3      every parameter divided into equal parts; a rank's parts one after the other in its groups
 
 The parts of a parameter become one tensor: ``optimizer/fc.weight/fp32`` are the weights that the optimizer updates, next to
-``optimizer/fc.weight/exp_avg``. The fill behind parameters and partitions is not listed. What cannot be divided for certain (more
-than one model-parallel rank, experts with groups of their own, lengths that do not fit) is listed as it is, with its rank.
+``optimizer/fc.weight/exp_avg``. The padding after parameters and partitions is not listed. If the division is not certain (more
+than one model-parallel rank, experts with their own groups, lengths that do not fit), partitions are listed undivided, with their
+rank.
 
 The weights of an expert (``layer_0_expert_3_mp_rank_00_model_states.pt``) and of a layer of a pipeline
-(``layer_03-model_states.pt``) have the names that the whole model gives them, if there is one model-parallel rank.
+(``layer_03-model_states.pt``) get their names in the whole model, if there is one model-parallel rank.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class _StateFile(NamedTuple):
     """One file of the folder: the pickled object and its values.
 
     Attributes:
-        label: Stands for the file in the names of its values; empty where they are those of the whole model.
-        prefix: Prefix that the model puts before the names of this part of it; None for a file that is no such part.
+        label: Label of the file in the names of its values; empty for values of the whole model.
+        prefix: Prefix of the names of this part in the whole model; None for a file that is not such a part.
     """
 
     name: str
@@ -101,7 +102,7 @@ def _names_below(files: CheckpointFiles) -> tuple[str, list[str]]:
     tag = files.read_all(_LATEST, "the name of a folder").decode("utf-8", "replace").strip()
     try:
         names = CheckpointFiles(files.path(tag)).names() if tag and files.path(tag).is_dir() else []
-    except (UsageError, OSError, ValueError):  # another program's file of that name
+    except (UsageError, OSError, ValueError):  # a file of another program with that name
         return "", []
     return f"{tag}/", names
 

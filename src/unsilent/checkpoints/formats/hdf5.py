@@ -1,7 +1,7 @@
 """HDF5 files with numeric datasets, contiguous or chunked; chunks may have the filters Fletcher-32, shuffle and gzip.
 
-libhdf5 only says where bytes are, in a process with limits (`hdf5_reader`); elements are read and edited here. A dataset with two
-names is listed under the first; links to other files are not followed. Datasets that this does not cover are listed with the
+libhdf5 only reports the positions of bytes, in a process with limits (`hdf5_reader`); this module reads and edits elements. A
+dataset with two names is listed under the first; links to other files are not followed. Unsupported datasets are listed with the
 reason.
 """
 
@@ -26,7 +26,7 @@ from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Block, Checksum, Sha
 NAME = "HDF5"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MOST_PACKED_CHUNK = 2**28
-"""Bytes of a chunk that is unpacked in memory, which takes some times as much."""
+"""Largest size in bytes of a chunk that is unpacked in memory; unpacking takes several times as much memory."""
 _KNOWN_FILTERS = {
     DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "Fletcher-32", 4: "szip", 5: "N-bit", 6: "scale-offset", 32000: "LZF",
 }  # fmt: skip
@@ -66,7 +66,7 @@ def range_tensors(
         checksums: Checksums of the file around it, which cover all of its bytes.
 
     Raises:
-        UsageError: it is no HDF5 file, or damaged.
+        UsageError: it is not an HDF5 file, or it is damaged.
     """
     after = signature_offset(files, begin, size)
     if after is None:

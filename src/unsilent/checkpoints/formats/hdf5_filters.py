@@ -1,6 +1,6 @@
 """HDF5's chunk filters Fletcher-32, shuffle and deflate (gzip), compatible with libhdf5 2.0.
 
-A filter turns the bytes of a chunk into others when it is written, in the order of the pipeline, and back when it is read.
+A filter transforms the bytes of a chunk when it is written, in the order of the pipeline, and back when it is read.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from unsilent.checkpoints.stored_tensors import Patch, Read
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 CHECKSUM_BYTES = 4
 _PART = 1 << 20
-"""Bytes of which Fletcher's sums are taken at once; even."""
+"""Number of bytes that are summed at once; it must be even."""
 
 
 _MOST_TRIED = 2**30
-"""Bytes that are compressed to find a short enough form."""
+"""Largest number of bytes that are compressed to find a form that is short enough."""
 
 
 class Fletcher32:
     """Computes HDF5's Fletcher-32 of bytes that arrive in parts.
 
-    Sums of 16-bit words, the more significant byte first, and of those sums, modulo 65535; zero stays zero, and any other
-    multiple of 65535 is 65535. A last odd byte is the more significant one of a word.
+    The checksum consists of the sum of 16-bit words, more significant byte first, and the sum of these partial sums, modulo
+    65535; zero stays zero, and any other multiple of 65535 becomes 65535. A last odd byte is the more significant byte of a word.
     """
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class ChunkChecksum:
 
     Attributes:
         file: The checkpoint's file.
-        offset, size: The bytes that it covers; it follows them.
-        tensor: Whose chunk it is, for messages.
+        offset, size: Position and number of the covered bytes; the checksum follows them.
+        tensor: Name of the chunk's tensor, for messages.
     """
 
     file: str
@@ -113,13 +113,13 @@ class ChunkChecksum:
 class ChunkPacking:
     """The filters of a chunk, as a way of packing its elements.
 
-    A Fletcher-32 among them, whose own bytes are packed, is made anew with the elements, as a writer does.
+    If one of them is a Fletcher-32 whose bytes are packed, it is computed again with the elements, as a writer does.
 
     Attributes:
-        filters: Filters in the order of writing; each of `DEFLATE`, `SHUFFLE` and `FLETCHER32` once at most.
-        size: Bytes of the elements of a chunk.
-        shuffled_item: Bytes of an item that is shuffled.
-        tensor: Whose chunk it is, for messages.
+        filters: Filters in the order of writing; `DEFLATE`, `SHUFFLE` and `FLETCHER32` occur at most once each.
+        size: Size in bytes of the elements of a chunk.
+        shuffled_item: Size in bytes of a shuffled item.
+        tensor: Name of the chunk's tensor, for messages.
     """
 
     filters: tuple[int, ...]
@@ -192,7 +192,7 @@ class ChunkPacking:
 def _zlib_streams(content: bytes) -> Iterator[bytes]:
     """Yield the content compressed with different settings, those that usually give the smallest first.
 
-    Less memory makes shorter blocks with codes of their own, which suits shuffled bytes.
+    Less memory gives shorter blocks with their own codes, which suits shuffled bytes.
     """
     plain = itertools.product(range(9, 0, -1), (zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED), (9, 6, 4, 1, 5, 3, 2))
     most = max(10, _MOST_TRIED // max(len(content), 1))
@@ -205,7 +205,7 @@ def _zlib_streams(content: bytes) -> Iterator[bytes]:
 def _transposed(content: bytes, item: int, back: bool = False) -> bytes:
     """The bytes reordered by HDF5's shuffle filter: the first byte of each item, then the second, and so on.
 
-    Bytes after the last whole item keep their place. ``back`` restores the original order.
+    Bytes after the last whole item keep their positions. ``back`` restores the original order.
     """
     count = len(content) // item
     whole = np.frombuffer(content, np.uint8, count * item)

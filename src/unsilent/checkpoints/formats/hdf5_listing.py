@@ -3,8 +3,8 @@
     python -I hdf5_listing.py DESCRIPTOR BEGIN SIZE MEMORY SECONDS OUTPUT MOST_CHUNKS [FOLDER …]
 
 The file is the bytes BEGIN to BEGIN + SIZE of an open file; offsets are counted from BEGIN. No other file can be opened once h5py
-is imported, so external links, external storage and virtual datasets lead nowhere; no values are read, so no filter runs.
-Written to standard output: ``{"datasets": [...]}`` or ``{"error": "..."}``. Imports nothing of this package.
+is imported, so external links, external storage and virtual datasets are not resolved; no values are read, so no filter runs. The
+result on standard output is ``{"datasets": [...]}`` or ``{"error": "..."}``. This module imports no other module of this package.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _known_types(h5py: Any) -> list[tuple[str, bool, Any]]:
 def _element(h5py: Any, dataset: Any, known: list[tuple[str, bool, Any]]) -> tuple[str, bool]:
     """The name of a dataset's element type and whether it is big endian.
 
-    For a type that is not supported, the name of its HDF5 class.
+    For an unsupported type, the name is that of its HDF5 class.
     """
     kind = dataset.id.get_type()
     for name, big, same in known:
@@ -169,7 +169,7 @@ def main(arguments: list[str]) -> None:
             result = {"datasets": listing(h5py, file, most_chunks)}
     except MemoryError:
         result = {"error": f"it needs more than {memory >> 20:,} MiB of memory"}
-    except Exception as error:  # libhdf5 raises any kind for damaged files
+    except Exception as error:  # libhdf5 raises errors of any kind for damaged files
         text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         result = {"error": (text or type(error).__name__)[:300]}
     json.dump(result, sys.stdout)

@@ -24,7 +24,7 @@ MOST_DIMENSIONS = 32
 _MOST = 2**62
 _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
-    "HDF5_PLUGIN_PRELOAD": "::",  # HDF5 loads no library for a filter that it does not know
+    "HDF5_PLUGIN_PRELOAD": "::",  # HDF5 loads no library for an unknown filter
 }  # fmt: skip
 
 
@@ -33,9 +33,9 @@ class Limits:
     """Limits on the resources for reading one file.
 
     Attributes:
-        memory: Bytes of address space.
-        cpu_seconds, seconds: Seconds of its processor, and of the clock.
-        chunks: Most chunks of all datasets together.
+        memory: Size of the address space in bytes.
+        cpu_seconds, seconds: CPU time and wall time in seconds.
+        chunks: Largest number of chunks of all datasets together.
     """
 
     memory: int = 2**31
@@ -51,8 +51,8 @@ class Chunk(NamedTuple):
     """A chunk that is in the file.
 
     Attributes:
-        offset, size: Place and number of its bytes in the file.
-        skipped: Bit n is set where filter n was not applied.
+        offset, size: Position and number of its bytes in the file.
+        skipped: Bit n is set if filter n was not applied.
         start: Index of its first element in the dataset.
     """
 
@@ -67,13 +67,13 @@ class Dataset:
     """A dataset whose sizes, chunks and byte ranges were checked for consistency.
 
     Attributes:
-        path: Names of the groups that lead to it, and its own.
-        dtype: torch's name, or HDF5's name of a class of types that have no such name.
+        path: Names of the groups that lead to it, and its own name.
+        dtype: Torch's name of the dtype, or HDF5's name of the type's class if torch has no name for it.
         layout: ``contiguous``, ``chunked``, ``compact``, ``external`` or ``virtual``.
-        offset: Byte of the first element of a contiguous one; None where it has no bytes in the file.
-        size: Bytes of a contiguous one.
+        offset: Position in bytes of the first element of a contiguous dataset; None if it has no bytes in the file.
+        size: Size of a contiguous dataset in bytes.
         chunk: Shape of the chunks.
-        filters: Code and parameters of each.
+        filters: Code and parameters of each filter.
     """
 
     path: tuple[str, ...]
@@ -96,7 +96,7 @@ class Dataset:
 def datasets(files: CheckpointFiles, begin: int, size: int) -> list[Dataset]:
     """All datasets of an HDF5 file embedded in a checkpoint file; offsets are those in the checkpoint file.
 
-    Raises ``UsageError`` where it is damaged, or h5py is missing.
+    Raises ``UsageError`` if the file is damaged, or if h5py is missing.
     """
     where = files.shown("")
     answer = _answer(files.descriptor(""), begin, size, where)

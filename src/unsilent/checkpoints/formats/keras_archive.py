@@ -1,6 +1,6 @@
 """``.keras`` files: zip archives with the uncompressed HDF5 file ``model.weights.h5``.
 
-A byte of the HDF5 file is at the entry's offset plus its own; the CRC-32 of the entry covers every one of them.
+A byte's position is the entry's offset plus its offset in the HDF5 file; the CRC-32 of the entry covers all bytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The known checkpoint formats, and recognition of a checkpoint's format.
 
-Another package registers a `Format` as an entry point of the group ``unsilent.formats``; it is tried after those of this package.
+Another package registers a `Format` as an entry point of the group ``unsilent.formats``; it is tried after the formats of this
+package.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Format(NamedTuple):
 
     Attributes:
         name: Name in reports.
-        matches: Whether files are of it; must raise ``UsageError`` at most, on any content.
-        tensors: All tensors and numbers in the order of the file; raises ``UsageError`` for damaged files.
+        matches: Returns whether files have this format; on any content, it may raise only ``UsageError``.
+        tensors: Returns all tensors and numbers in the order of the file; raises ``UsageError`` for damaged files.
     """
 
     name: str

@@ -1,10 +1,10 @@
 """Folders of Orbax (JAX), whose values are listed but neither read nor edited.
 
 Follows Orbax 0.12.8: ``_METADATA`` is JSON with the keys of every value. Elements are in compressed chunks, in files of OCDBT
-(``manifest.ocdbt``) or one zarr array for each value, so they are at no fixed byte. For OCDBT, ``_METADATA`` has no dtypes and
-no shapes but those of the shards that were written; zarr arrays have both. A step of a ``CheckpointManager`` has one such
-folder for each item. Orbax does not notice faults in them: of 60 single
-flipped bits in the chunk of a float32 array none was an error when it was restored, 45 changed one element and 15 many.
+(``manifest.ocdbt``) or one zarr array for each value, so they are not at fixed bytes. For OCDBT, ``_METADATA`` has no dtypes, and
+only the shapes of the written shards; zarr arrays have both. A step of a ``CheckpointManager`` has one such folder for each item.
+Orbax does not notice faults in them: of 60 single bit flips in the chunk of a float32 array, none caused an error when it was
+restored, 45 changed one element and 15 changed many.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEP = "_CHECKPOINT_METADATA"
 _MANIFEST = "manifest.ocdbt"
 _MOST_ARRAY = 2**20
 _SECTIONS = {"opt_state": "optimizer"}
-"""Keys that JAX programs have for a section, and those that `unsilent.checkpoints.names` knows."""
+"""Keys that JAX programs use for a section -> keys that `unsilent.checkpoints.names` knows."""
 _ZARR_DTYPES = {
     "f2": "float16", "f4": "float32", "f8": "float64", "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64", "u1": "uint8",
     "u2": "uint16", "u4": "uint32", "u8": "uint64", "b1": "bool", "c8": "complex64", "c16": "complex128",

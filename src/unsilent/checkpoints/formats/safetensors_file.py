@@ -1,8 +1,8 @@
 """``.safetensors`` files, and folders with an index of several such files.
 
 Format: https://github.com/huggingface/safetensors (version 0.8 of its README): 8 bytes length, little endian; at most 100 MB of
-header; ``data_offsets`` from the end of the header; C order, little endian; no checksum. What the loader of that version
-refuses is refused here, too: tensors fill the file without holes, and nothing but text is in the metadata.
+header; ``data_offsets`` from the end of the header; C order, little endian; no checksum. This module refuses all files that the
+loader of that version refuses: tensors must fill the file without holes, and metadata must be text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES = {
     "F8_E5M2": "float8_e5m2", "C64": "complex64", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "F4": "F4", "F6_E2M3": "F6_E2M3", "F6_E3M2": "F6_E3M2",
 }  # fmt: skip
-"""Torch's names of the dtypes; those of less than a byte have none."""
+"""Torch's names of the dtypes; dtypes of less than a byte have none."""
 _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 _PAIRS = "float4_e2m1fn_x2"
 """Torch's dtype of two elements of F4."""
@@ -69,7 +69,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     for part, expected in parts.items():
         for tensor in _of_file(files, part):
             if expected is not None and tensor.stored_as not in expected:
-                continue  # the index, which loaders follow, has it elsewhere
+                continue  # the index, which loaders use, has it in another file
             if tensor.name in result:
                 raise UsageError(f"{files.root} has {tensor.name!r} in two files; give one file")
             result[tensor.name] = tensor

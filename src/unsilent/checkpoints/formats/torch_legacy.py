@@ -2,7 +2,7 @@
 
 Follows ``_legacy_save`` of torch 2.13: five pickles (a magic number, the version 1001, the machine, the object, the keys of its
 storages), then for each key the number of elements in eight bytes and the elements, least significant byte first. Nothing is
-unpickled. Other pickles are refused: they hold no tensor at a place that a loader of checkpoints reads.
+unpickled. Other pickles are refused, because a loader of checkpoints would find no tensors in them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OBSTACLE = (
     "files of the legacy torch.save are not edited; load the file and save it again with torch.save or as safetensors"
 )
 _Places = dict[str, tuple[int, int]]
-"""Where the elements of a storage begin, and their bytes, by its key."""
+"""Position of the first element of a storage, and its size in bytes, by its key."""
 
 
 def matches(files: CheckpointFiles) -> bool:
@@ -107,7 +107,7 @@ def _object_and_places(files: CheckpointFiles) -> tuple[Any, _Places]:
 def _pickles(files: CheckpointFiles) -> tuple[list[Any], int]:
     """The five pickles at the start of the file and the offset where they end.
 
-    Reads no more of the file than they need.
+    No more of the file is read than they need.
     """
     most = min(files.size(""), MOST_METADATA)
     length = min(_FIRST_READ, most)
@@ -136,7 +136,7 @@ def _sizes_of_storages(root: Any) -> Iterator[tuple[str, int]]:
     while waiting:
         value = waiting.pop()
         if isinstance(value, Persistent):
-            # The others are classes of a model that was saved as a whole.
+            # The other ones are classes of a model that was saved as a whole.
             if isinstance(value.id, tuple) and value.id[:1] == ("storage",):
                 yield _size_of_storage(value)
         elif isinstance(value, (Call, Mapped, list, tuple)) and id(value) not in seen:

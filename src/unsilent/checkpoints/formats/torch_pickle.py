@@ -1,8 +1,8 @@
 """The tensors and numbers in an object that ``torch.save`` pickled, such as a state dict.
 
-The pickle is read by `unsilent.basics.pickle_values`, so nothing in it is called. What torch would call to make a tensor is known
-here by name: ``_rebuild_tensor_v2`` and its like take a storage, an offset, a size and strides. Of everything that
-``torch.load(weights_only=True)`` calls:
+The pickle is read by `unsilent.basics.pickle_values`, so no function in it is called. Functions that torch would call to make a
+tensor are recognised by name: ``_rebuild_tensor_v2`` and similar ones take a storage, an offset, a size and strides. The
+functions that ``torch.load(weights_only=True)`` calls are treated as follows:
 
     interpreted   Parameter, _rebuild_parameter(_with_state), _rebuild_tensor(_v2, _v3), _rebuild_qtensor,
                   _rebuild_sparse_tensor, _rebuild_nested_tensor, _rebuild_from_type_v2, storages, OrderedDict, Counter, set,
@@ -12,9 +12,9 @@ here by name: ``_rebuild_tensor_v2`` and its like take a storage, an offset, a s
     refused       a state that is set on a tensor or a container other than OrderedDict, and arguments that torch.save
                   does not write
 
-An object that is not read is a leaf as well, `PickledObject`, so that it can be named; so is one of a class that torch does not
-call, but for layers, of which a model that was pickled as a whole is made. What can be seen of it (items, elements, attributes)
-is listed besides.
+An object that is not read is a leaf as well, `PickledObject`, so that it can be named. So is an object of a class that torch does
+not call, except the layers of a model that was pickled as a whole. Its visible parts (items, elements, attributes) are listed as
+well.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES
 
 MOST_LEAVES = 500_000
-"""Tensors and numbers; an optimizer has about four for each of its parameters."""
+"""Largest number of tensors and numbers; an optimizer has about four for each of its parameters."""
 MOST_DEPTH = 60
 _MOST_KEY_PARTS = 20
 _TEXT_PER_BYTE = 32
 _LEAST_TEXT = 10_000
 _MOST_TEXT = 2**26
-"""Values, and characters of the keys that lead to each: for each byte of a pickle, for a pickle of no bytes, and at most."""
+"""Limits on values, and on characters of the keys that lead to them: per byte of a pickle, in addition, and in total."""
 STORAGE_DTYPES = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
@@ -67,12 +67,12 @@ _SPARSE = "torch._utils._rebuild_sparse_tensor"
 _NESTED = "torch._utils._rebuild_nested_tensor"
 _WITHOUT_VALUES = {"torch.device"}
 _MODULES = "torch.nn.modules."
-"""Prefix of the names of torch's layers, which are no more than their attributes, as the user's own are."""
+"""Prefix of the names of torch's layers, which are read by their attributes only, as the user's own layers are."""
 _CONTENT = {"data", "real", "imag"}
-"""Attributes of a tensor that are its values."""
+"""Attributes of a tensor that give its values."""
 _MOST_HASHED = 100_000
 _MOST_HASHED_DEPTH = 40
-"""Values and levels of an object that is hashed."""
+"""Largest number of values, and of levels, of an object that is hashed."""
 
 
 class PickledTensor(NamedTuple):
@@ -80,9 +80,9 @@ class PickledTensor(NamedTuple):
 
     Attributes:
         storage: Name of the record with its bytes.
-        offset: Place of its first element, in elements.
-        storage_size: Bytes of the storage, as the pickle says.
-        obstacle: Why its values are not those of its bytes; empty where they are.
+        offset: Position of its first element in the storage, in elements.
+        storage_size: Size of the storage in bytes, according to the pickle.
+        obstacle: Reason why its values differ from those of its bytes; empty if they do not.
     """
 
     storage: str
@@ -99,7 +99,7 @@ class PickledObject(NamedTuple):
 
     Attributes:
         kind: Name of its class, for messages.
-        fingerprint: Hash of all that the pickle says of it; empty where that is too much, or tensors belong to it.
+        fingerprint: Hash of its description in the pickle; empty if that is too large, or if tensors belong to it.
     """
 
     kind: str
@@ -116,10 +116,10 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
     Args:
         root: The pickled object.
         where: Name of the file in errors.
-        pickle_size: Bytes of the pickle.
+        pickle_size: Size of the pickle in bytes.
 
     Raises:
-        UsageError: there are more values and keys than a pickle of that size has without naming one list many times.
+        UsageError: there are more values and keys than a pickle of that size can have unless it refers to one list many times.
     """
     text_left = min(_TEXT_PER_BYTE * pickle_size + _LEAST_TEXT, _MOST_TEXT)
     values_left = MOST_LEAVES
@@ -165,7 +165,7 @@ def _interpreted(value: Any) -> tuple[Leaf | None, Parts]:
 def _called(call: Call) -> tuple[Leaf | None, Parts]:
     """Interpret a pickled call or object as a leaf, or as a container of parts."""
     match call.function:
-        # A class and its source code, as the legacy torch.save writes it.
+        # A class and its source code, as written by the legacy torch.save.
         case Persistent(("module", Name() as kind, *_)):
             call = replace(call, function=kind)
     name, arguments = call.name, call.arguments
@@ -173,7 +173,7 @@ def _called(call: Call) -> tuple[Leaf | None, Parts]:
         return _tensor_and_parts(call)
     if name in (_SPARSE, _NESTED) and isinstance(arguments, tuple):
         _without_state(call)
-        # A sparse one: its layout, then a tuple of its tensors (COO: indices, values) and its size.
+        # A sparse tensor: its layout, then a tuple of its tensors (COO: indices, values) and its size.
         inner = arguments[1:2] if name == _SPARSE else (arguments,)
         return None, _numbered(inner[0]) if inner and isinstance(inner[0], tuple) else ()
     if name in DICTS:

@@ -1,6 +1,6 @@
 """``.pt`` and ``.pth`` files of ``torch.save``: a zip with ``data.pkl`` and one record of raw bytes for every storage.
 
-Records are stored as they are, so an element is at a fixed byte. Views that share a storage are separate tensors
+Records are stored uncompressed, so an element is at a fixed byte. Views that share a storage are separate tensors
 of the same bytes. Numbers (a learning rate) are in ``data.pkl``: floats can be edited there, integers are only listed.
 """
 
@@ -46,7 +46,7 @@ class ArchiveValue(NamedTuple):
 
     Attributes:
         path: The keys that lead to it.
-        is_tensor: Whether it is a tensor; else it is a number or bytes of the pickle itself.
+        is_tensor: Whether it is a tensor; otherwise it is a number or bytes of the pickle itself.
         stored: The value, named by its keys.
     """
 
@@ -58,12 +58,12 @@ class ArchiveValue(NamedTuple):
 def with_names(values: Sequence[ArchiveValue], in_order: bool = True) -> list[StoredTensor]:
     """The values with names made from their keys, which are the same in every format.
 
-    The parameters of an optimizer's groups are left out where they are numbered one after the other, as torch does; the first
-    one of each later group stays, as it says where the group begins.
+    The parameter numbers in an optimizer's groups are left out if they are consecutive, as in torch; the first number of each
+    later group stays, because it shows where the group begins.
 
     Args:
         values: All values of the checkpoint.
-        in_order: Whether the model's are in its order, so that an optimizer's numbers can be replaced by its parameters' names.
+        in_order: Whether the model's values are in its order, so that an optimizer's numbers can be replaced by parameter names.
     """
     shapes = [value.stored.shape if value.is_tensor else None for value in values]
     names: Sequence[str] = unique_names([value.path for value in values], shapes)
@@ -94,15 +94,15 @@ def read_archive(
     The archive may be part of a larger file.
 
     Args:
-        files: The checkpoint.
-        file: The file in it that is or holds the archive.
+        files: The checkpoint's files.
+        file: The file that is or contains the archive.
         start, size: The archive's bytes within that file; by default all.
 
     Returns:
         The pickled object, made of the records of `unsilent.basics.pickle_values`, and its values in their order.
 
     Raises:
-        UsageError: it is no such archive, or damaged.
+        UsageError: it is not such an archive, or it is damaged.
     """
     archive = ZipDirectory(files, file, start, size)
     where = files.shown(file)
@@ -127,7 +127,7 @@ def read_archive(
     for path, leaf in pickled:
         name = "/".join(path)
         if isinstance(leaf, PickledTensor):
-            path = (".".join(path),) if is_script else path  # as the state dict of the module names it
+            path = (".".join(path),) if is_script else path  # the name in the module's state dict
             values.append(ArchiveValue(path, True, _tensor(name, leaf, archive, folder, big_endian, where)))
         else:
             values.append(ArchiveValue(path, False, number(name, leaf, pickle)))

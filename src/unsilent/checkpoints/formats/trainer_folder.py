@@ -2,7 +2,8 @@
 
 Follows transformers 5.23. The model is in safetensors, or in ``pytorch_model*.bin``; the others are ``optimizer.pt``,
 ``scheduler.pt``, ``scaler.pt`` and ``rng_state.pth`` (with several processes ``rng_state_0.pth`` and so on). The optimizer's
-numbers stay: it has two groups of parameters, and safetensors keeps no order of them, so that no name is certain.
+numbers are not replaced by names: it has two groups of parameters, and safetensors does not keep their order, so no name is
+certain.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     values: list[ArchiveValue] = []
     for name in sorted(names, key=lambda name: (_keys(name) != (), name)):
         keys = _keys(name)
-        if keys is not None and not (safe and keys == ()):  # transformers loads safetensors where both are there
+        if keys is not None and not (safe and keys == ()):  # transformers loads safetensors if both exist
             values += (value._replace(path=(*keys, *value.path)) for value in read_archive(files, name)[1])
     result: dict[str, StoredTensor] = {}
     for tensor in (*safe, *with_names(values, in_order=False)):

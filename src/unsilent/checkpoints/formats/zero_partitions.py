@@ -1,7 +1,7 @@
 """Reassembly of parameters from the flat partitions of each rank in DeepSpeed ZeRO.
 
-``sequence`` below is what lies one after the other: of stage 1 and 2 the partitions of a group on all ranks, of stage 3 the
-groups of one rank. A parameter is a range of it, or in stage 3 one range on every rank, so it is made of 1-D blocks.
+``sequence`` below is a concatenation: for stages 1 and 2 of the partitions of a group on all ranks, for stage 3 of the groups of
+one rank. A parameter is a range of it, or in stage 3 one range on every rank, so it consists of 1-D blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unsilent.checkpoints.formats.torch_pickle import KeyPath
 from unsilent.checkpoints.stored_tensors import Block, Shape, StoredTensor
 
 MASTER = "fp32"
-"""Last part of the name of the weights that the optimizer updates, as DeepSpeed's universal checkpoints call them."""
+"""Last part of the name of the weights that the optimizer updates, as in DeepSpeed's universal checkpoints."""
 _MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 _STATES = ("base_optimizer_state", "optimizer_state_dict")
 
@@ -27,7 +27,7 @@ class Layout(NamedTuple):
         stage: 2 for stages 1 and 2, or 3.
         ranks: Number of ranks.
         shapes: Name and shape of every parameter in the order of every group.
-        fill: Elements of fill behind each of them.
+        fill: Number of padding elements after each parameter.
     """
 
     stage: int
@@ -56,8 +56,8 @@ class Parameter(NamedTuple):
     Attributes:
         path: The keys that name it.
         parameter: Name of the parameter.
-        stored: Places of its elements.
-        flats: File and keys of the partitions that all of its group are taken from.
+        stored: Positions of its elements.
+        flats: File and keys of the partitions from which its whole group is read.
     """
 
     path: KeyPath
@@ -86,7 +86,7 @@ def parameters(layout: Layout, flats: Sequence[Flat]) -> list[Parameter]:
 def frozen_parameters(ranks: int, shapes: Mapping[str, Shape], fragments: Sequence[Flat]) -> list[Parameter]:
     """The frozen parameters, reassembled from equal parts in the model files of ZeRO stage 3.
 
-    Those whose parts do not fit are left out.
+    Parameters whose parts do not fit are left out.
     """
     result: list[Parameter] = []
     for flat in fragments:
@@ -129,7 +129,7 @@ def _stage_2(layout: Layout, state: str, groups: Sequence[Flat]) -> list[Paramet
             blocks = list(_range(flat.partitions, begin, math.prod(shape), 0))
             of_group.append(_parameter(name, state, shape, blocks, [flat]))
             begin += math.prod(shape) + behind
-        # The last partition is filled up to a multiple of twice the ranks, and may be saved without that.
+        # The last partition is padded to a multiple of twice the number of ranks, and may be saved without padding.
         if -(-begin // unit) == -(-sum(part.numel for part in flat.partitions) // unit):
             result += of_group if all(map(_is_complete, of_group)) else []
     return result

@@ -39,9 +39,9 @@ def tensors_below(
 def is_below(tensor: StoredTensor, location: str) -> bool:
     """Whether a tensor's name begins with a location.
 
-    So ``/model/conv1`` selects ``model/conv1.weight`` and ``model/conv10.weight``.
+    For example, ``/model/conv1`` selects ``model/conv1.weight`` and ``model/conv10.weight``.
 
-    A ``/`` at its end also stands for the ``.`` of another format: ``/model/conv1/`` has ``model/conv1.weight`` alone.
+    A ``/`` at its end also matches the ``.`` of another format: ``/model/conv1/`` selects only ``model/conv1.weight``.
     """
     wanted = location.removeprefix("/")
     forms = (wanted, f"{wanted[:-1]}.") if wanted.endswith("/") else (wanted,)

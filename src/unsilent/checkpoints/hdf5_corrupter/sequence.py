@@ -1,7 +1,7 @@
 """Repetition of a saved injection sequence: each entry's bits, at its index or at a random element of its location.
 
-As in ``corrupt_hdf5_file_based_on_sequence`` of ``corrupter.py``: the tensor of an entry is drawn anew from those of its
-location; probability, number and locations of the settings play no part.
+As in ``corrupt_hdf5_file_based_on_sequence`` of ``corrupter.py``, the tensor of an entry is drawn again from those of its
+location; probability, number and locations of the settings have no effect.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def repeat_sequence(
     """The faults of a sequence, and notes for the user.
 
     Args:
-        checkpoint: Where they are to be injected.
-        content: The file.
+        checkpoint: Checkpoint for the injection.
+        content: Content of the sequence's file.
         name: Name of the sequence, for messages.
-        names: Locations in it, or parts of their names -> what they are called in the checkpoint.
-        seed: Seed of what the file leaves open.
+        names: Locations in the sequence, or parts of their names -> names in the checkpoint.
+        seed: Seed for choices that the file leaves open.
 
     Raises:
-        UsageError: it is damaged, or an entry does not fit the checkpoint.
+        UsageError: the sequence is damaged, or an entry does not fit the checkpoint.
     """
     entries = read_sequence(content, name)
     rng, result = np.random.default_rng(seed), SuccessiveInjections(checkpoint)

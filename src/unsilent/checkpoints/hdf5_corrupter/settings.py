@@ -1,8 +1,8 @@
 """Reading and checking of the YAML settings of hdf5_corrupter, which may come from an untrusted source.
 
-Keys as in ``read_config_file`` of ``settings_reader.py``. What its own checks refuse by mistake is accepted: a precision
-written as a number, a scaling factor or bit mask (lines 263-266 always refuse both), and a percentage below 1 (line 288
-takes it for a count).
+Keys are as in ``read_config_file`` of ``settings_reader.py``. Settings that its own checks refuse by mistake are accepted: a
+precision written as a number, a scaling factor or bit mask (lines 263-266 always refuse both), and a percentage below 1 (line 288
+treats it as a count).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unsilent.basics.printable import short_repr
 from unsilent.basics.yaml_text import load_yaml
 
 MOST_BYTES = 2**17
-"""Room for a thousand locations; the YAML package takes quadratic time for numbers like 1:1:1."""
+"""Largest size of a file, enough for a thousand locations; the YAML package takes quadratic time for numbers like 1:1:1."""
 DEEPEST = 4
 _Bit = Annotated[int, Field(ge=0, le=63)]
 

@@ -38,7 +38,7 @@ class SuccessiveInjections:
     """Collects successive injections into a checkpoint without writing to it.
 
     Attributes:
-        repeated: How many hit an element that an earlier one had hit.
+        repeated: Number of injections into an element that an earlier one had hit.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -65,7 +65,7 @@ class SuccessiveInjections:
     ) -> None:
         """Corrupt one element.
 
-        All injections into a tensor have the same ``operation`` and ``held``, which are those of a `Fault`.
+        All injections into a tensor have the same ``operation`` and ``held``, see `Fault`.
         """
         word = np.array([self.word(tensor, element)], tensor.codec.word_dtype)
         self.repeated += (tensor.name, element) in self._words
@@ -99,7 +99,7 @@ def is_finite(word: int, layout: Codec) -> bool:
 def shortest_form_mask(word: int, layout: Codec, rng: np.random.Generator) -> int:
     """The bits that change if a random digit of ``bin(abs(value))`` is flipped and the sign is kept.
 
-    So hdf5_corrupter corrupts integers.
+    This is how hdf5_corrupter corrupts integers.
     """
     value = word - (1 << layout.bits) if layout.signed and word >> (layout.bits - 1) else word
     flipped = abs(value) ^ (1 << int(rng.integers(max(abs(value).bit_length(), 1))))

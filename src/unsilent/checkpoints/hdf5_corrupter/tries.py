@@ -1,10 +1,10 @@
 """Injections drawn from the settings of hdf5_corrupter, with its algorithm.
 
-As ``try_corrupt_hdf5_file`` of ``corrupter.py`` and what it calls. Each *try* is independent of earlier ones: a tensor,
-uniform over those of the locations; a uniform element of it; whether it is injected; then the bits. Bits that are
-forbidden because they make NaN or infinity are drawn again for the same element. A value of another dtype than
-``float_precision`` is converted, corrupted, and converted back (``held`` in a `Fault`). No sampling law and value model
-of `unsilent.faults` does all of that, for these draw distinct elements and bits.
+The algorithm is that of ``try_corrupt_hdf5_file`` in ``corrupter.py``. Each *try* is independent of earlier ones. It draws a
+tensor, uniform over those of the locations; a uniform element of it; whether it is injected; then the bits. Bits that are
+forbidden because they give NaN or infinity are drawn again for the same element. A value of another dtype than
+``float_precision`` is converted, corrupted, and converted back (``held`` in a `Fault`). The sampling laws and value models of
+`unsilent.faults` cannot do this, because they draw distinct elements and bits.
 """
 
 from __future__ import annotations

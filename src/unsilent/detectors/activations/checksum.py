@@ -1,10 +1,9 @@
 """Algorithm-based fault tolerance (ABFT): checksum of a layer's outputs, predicted from its inputs and clean weights.
 
 A reading is the largest residual of a sample, in rounding errors: |sum of outputs - expected sum| over the sum of absolute
-products times the machine epsilon. Residuals of clean samples are small multiples of it, whatever the values are, so that the
-threshold is scaled by the largest clean one. Linear layers, convolutions, ``matmul``, ``bmm`` and
-``scaled_dot_product_attention`` are read; `torch.nn.MultiheadAttention` is not, as its products are computed inside of one
-function.
+products times the machine epsilon. Residuals of clean samples are small multiples of this unit for any values, so the threshold
+is scaled by the largest clean residual. Linear layers, convolutions, ``matmul``, ``bmm`` and ``scaled_dot_product_attention`` are
+read; `torch.nn.MultiheadAttention` is not, because its products are computed inside one function.
 
 Source: checksums of matrix products go back to Huang and Abraham (IEEE Trans. Computers 1984).
 """
@@ -20,7 +19,7 @@ import numpy as np
 from unsilent.detectors.activations.rule import CHECKSUM, Floats, LayersAlone, limit_scores
 
 _LEAST = 1e-3
-"""Rounding errors that the largest clean residual counts as at least."""
+"""Smallest value, in rounding errors, that is used for the largest clean residual."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """Dr. DNA: a score with three terms for unusual distributions of a layer's activations.
 
 A layer is read at its *sites*: the means over positions of some of its channels, and the smallest and the largest value of its
-whole output, so that one corrupted value is seen as well. With value x_i at site i, standardised by clean samples to z_i:
+whole output, so that one corrupted value is detected as well. With value x_i at site i, standardised by clean samples to z_i:
 
 - surprise: mean over sites of -log(share of clean values in the cell of x_i), with smoothing, so that an empty cell has a finite
-  cost; outside of all cells, log(1 + distance in units of their range) comes in addition
+  cost; outside of all cells, log(1 + distance in units of their range) is added
 - distance: log(1 + mean square of W z), where W whitens clean samples (their shrunk correlation becomes the identity): sites that
-  are usual one by one but not together are far away
+  are usual individually but not together have a large distance
 - location: the share of the two sites, the largest and the smallest z of the sample, at which clean samples never have theirs
 
 Surprise and distance are scaled by held-out clean samples: 0 is the median, 1 the 99 % quantile. The score of a layer is the
@@ -31,13 +31,13 @@ from unsilent.detectors.activations.rule import SITES, Floats, LayersAlone, limi
 
 _MOST_BINS = 10**6
 _LEAST = 1e-12
-"""Stands for a spread of 0."""
+"""Value that is used in place of a spread of 0."""
 _LEAST_RELATIVE = 1e-6
-"""Least spread, as a share of the magnitude of a site: rounding alone can be larger than a smaller one."""
+"""Smallest spread, as a share of the magnitude of a site, because rounding can exceed a smaller one."""
 _LEAST_SPREAD = 0.1
-"""Least distance of a term from its median to its 99 % quantile: a smaller one counts as this much."""
+"""Smallest distance from a term's median to its 99 % quantile; smaller ones are replaced by it."""
 _FAR = 1e60
-"""Stands for anything further from 0, NaN included."""
+"""Value that is used for anything further from 0, and for NaN."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class DrDna(LayersAlone):
     The module has the formulas.
 
     Attributes:
-        bins: Cells of a site between its smallest and largest clean value.
-        smoothing: Added to the count of each cell.
+        bins: Number of cells of a site between its smallest and largest clean value.
+        smoothing: Number that is added to the count of each cell.
         shrinkage: Share of the identity in the correlation of sites.
         surprise, distance, location: Weights of the terms.
     """

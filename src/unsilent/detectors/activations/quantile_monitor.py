@@ -2,11 +2,11 @@
 
     score = the largest of |q - mean of clean q| / deviation of clean q, over the quantiles of a layer
 
-A quantile may have nearly no spread, such as the lower ones behind a ReLU, where the smallest clean change would be far away. So
-no deviation counts as less than a share of the mean deviation over all quantiles of the layer.
+A quantile may have nearly no spread, for example the lower ones after a ReLU; the smallest clean change would then have a large
+score. So each deviation is at least a share of the mean deviation over all quantiles of the layer.
 
 The published monitor (Geissler et al., SafeComp 2023, arXiv 2310.20349; the abstract was read) feeds quantiles of two or more
-layers to a decision tree that is trained with faults. This one needs clean samples alone, as all rules here do.
+layers to a decision tree that is trained with faults. This rule needs only clean samples, as all rules here do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unsilent.detectors.activations.rule import QUANTILES, Floats, LayersAlone, 
 
 _LEAST = 1e-12
 _LEAST_SHARE = 0.1
-"""Least deviation, as a share of the mean deviation over the quantiles of a layer."""
+"""Smallest deviation, as a share of the mean deviation over the quantiles of a layer."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A layer gives some numbers for each sample, its *reading*: float64[samples, numbers]. A rule gives a score for each layer and
 sample; larger is more unusual. Scores of the first layers up to one layer are cumulated to a *margin*, so that a sample can be
 judged before the model has computed the rest. The threshold of margins comes from clean samples
-(`unsilent.statistics.conformal`), as the rate of false alarms is the user's choice.
+(`unsilent.statistics.conformal`), because the rate of false alarms is the user's choice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SITES, RANGE, QUANTILES, CHECKSUM = "sites", "range", "quantiles", "checksum"
 READINGS = (SITES, RANGE, QUANTILES, CHECKSUM)
 """Readings of a layer: some neurons; smallest and largest value; quantiles; the residual of a checksum."""
 LARGEST_SCORE = 1e6
-"""Stands for anything larger, NaN included."""
+"""Score that is used for anything larger, and for NaN."""
 
 
 class ActivationRule(Protocol):
@@ -38,7 +38,7 @@ class ActivationRule(Protocol):
 
         Args:
             profile: Readings of clean samples, float64[n, numbers].
-            held_out: Values of other clean samples, by which scores are standardised.
+            held_out: Readings of other clean samples, by which scores are standardised.
         """
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:

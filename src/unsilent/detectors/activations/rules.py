@@ -13,7 +13,7 @@ ACTIVATION_RULES: dict[str, type[ActivationRule]] = {
     rule.name: rule
     for rule in (DrDna, ValueRange, ClippedActivations, QuantileMonitor, MagnitudeSymptom, Nonfinite, Checksum)
 }
-"""Rules on activations in the order they are listed."""
+"""Rules on activations in the order in which they are listed."""
 
 
 def make_activation_rule(text: str) -> ActivationRule:

@@ -2,9 +2,9 @@
 
     score = the larger one of (largest - high) / width and (low - smallest) / width;  width = high - low
 
-0 at the ends of the range; -1/2 in its middle. NaN is the largest score.
+The score is 0 at the ends of the range and -1/2 in its middle. NaN gets the largest score.
 
-A magnitude symptom compares the largest magnitude alone, whatever its sign; Clip-Act looks above the range alone.
+A magnitude symptom compares only the largest magnitude, regardless of sign; Clip-Act checks only values above the range.
 
 Sources: the bounds of Ranger (Chen, Li, Pattabiraman, DSN 2021, arXiv 2003.13874) and the clipped activations of FT-ClipAct
 (DATE 2020, arXiv 1912.00941), of which the abstracts were read. FT-ClipAct finds its thresholds with

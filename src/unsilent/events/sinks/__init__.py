@@ -1,6 +1,6 @@
 """Sinks of the events of a monitor: the log, a file of JSON lines, Prometheus, TensorBoard.
 
-A sink takes one event and never stops the job: a disk that is full or a port that is taken is logged once.
+A sink takes one event and never stops the job: a full disk or a port in use is logged once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unsilent.basics.errors import UsageError, kind_and_line
 from unsilent.events.event_kinds import LOGGER, Event
 
 Sink = Callable[[Event], object]
-"""A receiver of events. If it has a method ``close``, that is called when no more will come."""
+"""A receiver of events. If it has a method ``close``, the method is called after the last event."""
 
 
 class SinkSettings(Protocol):
@@ -39,7 +39,7 @@ def make_sinks(settings: SinkSettings, rank: int, world_size: int, compatibility
         compatibility: Alarms in the log carry the keyword and the codes of MindSpore's accuracy-sensitive detection.
 
     Raises:
-        UsageError: An events file that cannot be written or is something else, or a package that is not installed.
+        UsageError: The events file cannot be written or is another kind of file, or a package is not installed.
     """
     from unsilent.events.sinks.logging_sink import LoggingSink
 
@@ -70,7 +70,7 @@ class IsolatedSink:
     """A sink that is disabled after its first error, which is logged; the job continues.
 
     Args:
-        make: Makes the sink; ``UsageError`` is raised, any other error counts as the first one.
+        make: Creates the sink. A ``UsageError`` is raised; any other error counts as the sink's first error.
         name: Name of the sink whose events are lost.
     """
 

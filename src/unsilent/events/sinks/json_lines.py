@@ -17,18 +17,19 @@ from unsilent.events.event_kinds import LOGGER, Event
 class JsonLinesSink:
     """Appends each event to a file.
 
-    The operating system has the whole line when the call returns: a process that is killed loses no event. Where a line cannot
-    be written, that is logged once, and later events are tried again.
+    The operating system has the whole line when the call returns: a process that is killed loses no event. If a line cannot be
+    written, this is logged once, and later events are tried again.
 
     Args:
-        path: File; of several ranks, each writes a file of its own: see `path_of_rank`. Events of an earlier run stay.
+        path: Path of the file; with several ranks, each writes its own file, see `path_of_rank`. Events of an earlier run are
+            kept.
 
     Raises:
-        UsageError: The file cannot be written, or holds something else.
+        UsageError: The file cannot be written, or has other content.
     """
 
     def __init__(self, path: Path, rank: int = 0, world_size: int = 1) -> None:
-        self.path = path_of_rank(path, rank, world_size).absolute()  # the job may go to another folder
+        self.path = path_of_rank(path, rank, world_size).absolute()  # the job may change its working folder
         self._lost = 0
         try:
             _prepare(self.path)
@@ -68,7 +69,7 @@ def _prepare(path: Path) -> None:
 
     Raises ``OSError`` and ``ValueError``.
 
-    Nothing is changed that no monitor wrote.
+    A file that no monitor wrote is not changed.
     """
     with open(path, "ab+") as file:
         size = file.seek(0, os.SEEK_END)

@@ -15,16 +15,16 @@ ASD_FIELDS = (
     f"event state check fail, level {ASD_LEVEL}"
 )
 MOST_ALARMS_PER_STEP = 5
-"""Alarms of one step that are logged."""
+"""Largest number of alarms of one step that are logged."""
 
 
 class LoggingSink:
     """Sink that logs a line for each event: alarms as errors, and warnings of rules as warnings.
 
-    What every rank reports alike is a line of one of them, for all of them may have one log; that of others has level DEBUG.
+    Events that all ranks report equally are logged by one rank, because ranks may share a log; the other ranks use level DEBUG.
 
     Args:
-        compatibility: Alarms also carry `ASD_KEYWORD` and `ASD_FIELDS`, kinds of faults the latter.
+        compatibility: Whether alarms also contain `ASD_KEYWORD` and `ASD_FIELDS`, and kinds of faults `ASD_FIELDS`.
         normal_level: Level of the lines for steps without an alarm.
     """
 

@@ -30,7 +30,7 @@ class PrometheusSink:
     """Sink that serves metrics at ``/metrics``.
 
     Args:
-        port: 0: any that is free. The log names the port.
+        port: Port to serve; 0: any free port. The log names the port.
         rank: A label of every metric.
         rules: Rules whose alarms are counted from 0.
 
@@ -49,7 +49,7 @@ class PrometheusSink:
             raise UsageError(
                 "metrics need the package prometheus-client; install it with: pip install 'unsilent[prometheus]'"
             ) from None
-        registry = CollectorRegistry()  # not that of the job
+        registry = CollectorRegistry()  # not the job's registry
 
         def gauge(name: str, text: str, value: float = math.nan) -> Gauge:
             result = Gauge(f"unsilent_{name}", text, ["rank"], registry=registry).labels(self._rank)

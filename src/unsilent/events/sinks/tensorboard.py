@@ -14,7 +14,7 @@ class TensorBoardSink:
     """Sink that writes a TensorBoard log.
 
     Args:
-        folder: Folder of this rank alone.
+        folder: Folder that only this rank uses.
 
     Raises:
         UsageError: TensorBoard is not installed.
