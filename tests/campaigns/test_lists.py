@@ -435,7 +435,8 @@ def test_a_list_that_does_nothing_is_told_without_a_limit(net):
     Path("list.jsonl").write_text(json.dumps(record("head.weight", (0, 0), 0)) + "\n")
     result = unsilent.pvf(live(), faults="list.jsonl")
     assert (
-        sentence(result) == "A fault of the `list list.jsonl` made no output wrong in 1 trials, which cover all faults."
+        sentence(result)
+        == "A fault of the `list list.jsonl` made no output wrong in 1 trial: all faults that there are."
     )
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from unsilent.basics.errors import UsageError
-from unsilent.basics.pickle_values import read_pickle
+from unsilent.basics.pickle_values import PickleDamaged, read_pickle
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.formats.torch_pickle import PickledObject, leaves
 from unsilent.checkpoints.formats.torch_zip import read_archive
@@ -399,3 +399,15 @@ def test_a_conjugate_is_listed_with_the_reason(tmp_path):
     torch.save({"w": torch.ones(2, dtype=torch.complex64).conj()}, tmp_path / "w.pt")
     with Checkpoint(tmp_path / "w.pt") as checkpoint:
         assert "resolve_conj" in checkpoint.tensor("model/w").obstacle
+
+
+def test_a_frame_that_is_longer_than_the_file_is_refused_as_pickle_refuses_it():
+    content = pickle.dumps([1, 2, 3], protocol=4)
+    place = content.index(b"\x95") + 1
+    read_pickle(content)
+    for size in (len(content), 1 << 63):
+        changed = content[:place] + size.to_bytes(8, "little") + content[place + 8 :]
+        with pytest.raises((pickle.UnpicklingError, OverflowError)):
+            pickle.loads(changed)
+        with pytest.raises(PickleDamaged, match="a frame is longer than the file"):
+            read_pickle(changed)

@@ -200,6 +200,11 @@ def test_a_kind_with_a_mistake_is_refused_when_it_is_made(change, said):
         replace(PI, **change)
 
 
+def test_the_example_of_a_command_names_a_workload_only_if_the_study_has_any():
+    assert CampaignVerb(PI).command.example == "unsilent pi"
+    assert CampaignVerb(replace(PVF, example_arguments="")).command.example == "unsilent pvf WORKLOAD"
+
+
 @dataclass(frozen=True)
 class Digits(AnalysisOptions):
     digits: Annotated[int, Option("Digits of pi.", PRECISION_PANEL)] = 3

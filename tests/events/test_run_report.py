@@ -53,7 +53,7 @@ def test_the_headline_names_alarms_steps_and_suspect():
     ended = report([*early, made.ended(9, unjudged=14)])
     assert ended.headline == "no alarm in 9 steps of 1 rank; 14 series had too few values to be judged"
     assert any("14 series had too few values" in one for one in ended.findings)
-    assert report([]).headline == "no events yet: the training has made no backward pass"
+    assert report([]).headline == "no events yet"
     several = [*alone[:2], made.verdict(7, suspect=3), made.verdict(9, suspect=2)]
     assert report(several).headline.endswith("; ranks 2, 3 are suspected")
 

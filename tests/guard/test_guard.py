@@ -362,3 +362,25 @@ def test_a_guard_that_learnt_has_the_bounds_of_one_that_saw_the_steps():
     with pytest.raises(UsageError, match="infinite or negative"):
         fresh.learn(["a"], np.array([[np.inf]]))
     fresh.close()
+
+
+def test_a_model_with_moving_statistics_alone_is_restored():
+    """A learned input before a normalisation layer without parameters: the model has state, but no parameter."""
+
+    def train(faulty):
+        torch.manual_seed(0)
+        batches = [torch.randn(8, 4) for _ in range(30)]
+        model, scale = nn.Sequential(nn.BatchNorm1d(4, affine=False)), nn.Parameter(torch.arange(1.0, 5.0))
+        optimizer = torch.optim.Adam([scale], lr=0.01)
+        guard = Guard(model, optimizer)
+        for number, batch in guard.iterate(enumerate(batches)):
+            optimizer.zero_grad()
+            model(scale * batch).pow(3).sum().backward()
+            optimizer.step()
+            if faulty and number == 17 and not guard.alarms:
+                model[0].running_var[1] = 1e30
+        return guard.recoveries, [scale.detach(), *model.buffers()]
+
+    (none, golden), (one, restored) = train(False), train(True)
+    assert (none, one) == (0, 1)
+    assert all(map(torch.equal, golden, restored))

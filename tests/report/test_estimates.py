@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
 from unsilent.render.cells import cell_text, texts
 from unsilent.render.report_json import report_json
@@ -106,3 +107,13 @@ def test_texts_of_marks_say_limits_and_trials_and_hold_no_markup_of_names():
 def test_a_share_of_no_trials_is_not_shown_as_an_interval():
     none = Interval(None, 0.0, 1.0, 0.95, 0, "")
     assert [cell_text(column, none) for column in (Column.share("share"), Column.points("gap"))] == ["–", "–"]
+
+
+def test_a_column_of_an_unknown_kind_is_refused():
+    with pytest.raises(UsageError, match="unknown kind of column 'nmber'; did you mean 'number'"):
+        Column("wrong votes", "nmber")
+
+
+def test_the_headline_is_in_the_json_of_every_report():
+    table = machine_table(ESTIMATES, NAMES)
+    assert report_json(Report("unsilent/x/1", "x", "Title", "Headline", table))["headline"] == "Headline"

@@ -107,7 +107,8 @@ def test_bars_go_from_end_to_end():
 
 def test_a_study_may_give_results_of_its_own():
     told = report_json(report(further_json={"results": {"a": 1}}))
-    assert json.loads(json.dumps(told)) == {"schema": "unsilent/x/1", "command": "", "notes": [], "results": {"a": 1}}
+    head = {"schema": "unsilent/x/1", "command": "", "headline": "headline", "notes": []}
+    assert json.loads(json.dumps(told)) == head | {"results": {"a": 1}}
     assert report_json(report())["results"] == []
 
 

@@ -156,6 +156,8 @@ def _opcodes(content: bytes, at: int) -> Iterator[tuple[str, Any, int, int]]:
             stream.seek(at + 1)
             value = argument.reader(stream)
             end = stream.tell()
+        if name == "FRAME" and value is not None and value > len(content) - end:
+            raise PickleDamaged("a frame is longer than the file")
         yield name, value, at, end
         at = end
 

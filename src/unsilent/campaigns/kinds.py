@@ -133,7 +133,7 @@ class Kind(Generic[S, B, R]):
     late_fields: tuple[str, ...] = ()
     run: Callable[[CampaignRun], Any] = run_and_analyse
     dry_run: DryRun = field(default_factory=DryRun)
-    example_arguments: str = "WORKLOAD"
+    example_arguments: str = ""
 
     @property
     def command_words(self) -> str:

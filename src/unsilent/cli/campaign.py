@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.basics.errors import Interrupted
-from unsilent.basics.options import OUTPUT_PANEL, Option, Request
+from unsilent.basics.options import OUTPUT_PANEL, Option, Request, options_of
 from unsilent.campaigns.campaign_run import CampaignRun, open_executor_of_options
 from unsilent.campaigns.kinds import Kind
 from unsilent.cli.paths import default_store, report_path
@@ -55,7 +55,8 @@ class CampaignVerb:
     def command(self) -> Command:
         """The `Command` of the kind."""
         name = self.kind.command_words
-        example = f"unsilent {name} {self.kind.example_arguments}"
+        workload = "WORKLOAD" if "workload" in options_of(self.kind.spec) else ""
+        example = f"unsilent {name} {self.kind.example_arguments or workload}".rstrip()
         return Command(name, MEASURE, example, self.options, self.main, help_text=self.kind.command_help)
 
     def main(self, request: Request) -> int:

@@ -316,7 +316,7 @@ class RunHistory:
         who = f"ranks {', '.join(map(str, sorted(suspects)[:8]))} are suspected" if len(suspects) > 1 else who
         where = f"{self._steps_text} of {count_text(len(self.ranks), 'rank')}"
         where += f", from step {self.first_step} of the training on" if self.first_step else ""
-        parts = [f"{alarms} in {where}"] if self.ranks else ["no events yet: the training has made no backward pass"]
+        parts = [f"{alarms} in {where}"] if self.ranks else ["no events yet"]
         parts += [who] if any(verdict.reason != ONE_RANK for verdict in self.verdicts) else []
         parts += [self.explained[-1].kind_text] if self.explained else []
         return "; ".join([*parts, *self._what_was_not_judged(), *_of_earlier(self.earlier)])

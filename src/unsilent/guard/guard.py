@@ -69,6 +69,7 @@ from unsilent.guard.pending_magnitudes import Ranks, any_rank, differs_between_r
 from unsilent.guard.watched_tensors import find_watched_tensors, magnitudes_of
 from unsilent.recovery.digests import digest_text, state_tensors
 from unsilent.recovery.ring import SnapshotLocation, SnapshotRing
+from unsilent.sites.modules import parameters_of
 from unsilent.workloads.trainings.randomness import GENERATORS, generator_state, save_generator_states
 
 __all__ = ["Alarm", "Guard", "GuardStop"]
@@ -540,7 +541,9 @@ class Guard:
         return digest_text(state_tensors(self._model, self._optimizers))
 
     def _any_rank(self, flag: bool) -> bool:
-        return any_rank(flag, process_group_for(self._ranks), next(self._model.parameters()).device)
+        tensor = next(self._model.parameters(), None)  # a model may have none, and moving statistics alone
+        device = (parameters_of(self._optimizers)[0] if tensor is None else tensor).device
+        return any_rank(flag, process_group_for(self._ranks), device)
 
     def _report(self, alarm: Alarm) -> None:
         self.alarms.append(alarm)

@@ -23,7 +23,9 @@ def report_json(report: Report) -> dict[str, Any]:
     rows = [row for row in report.estimates.rows if not any(map(_is_counted, row.cells))]
     results = [row_object(report.estimates, row) for row in rows]
     further = report.further_json
-    head = {"schema": report.schema, "command": report.repeat_command, "notes": report.notes}
+    head = {
+        "schema": report.schema, "command": report.repeat_command, "headline": report.headline, "notes": report.notes,
+    }  # fmt: skip
     plain = as_json_values({**head, **further, "results": further.get("results", results)})
     assert isinstance(plain, dict)
     return plain

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from unsilent.basics.errors import unknown_name_error
 from unsilent.basics.interval import Interval
 from unsilent.report.theme import Figure
 
@@ -42,6 +43,10 @@ class Column:
     priority: int = 0
     left_aligned: bool = False
     of: Getter | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise unknown_name_error("kind of column", self.kind, get_args(Kind))
 
     def cell(self, row: Any) -> Cell:
         """The column's cell in the row built from ``row``; None if a mapping lacks the key."""

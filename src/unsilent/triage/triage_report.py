@@ -41,7 +41,7 @@ class Triage(Shown):
         return Report(
             "unsilent/triage/1", "triage", f"Incident of step {incident.step:,}", headline, Table.of(rows, columns),
             findings=tuple(self._findings()), sections=tuple(self._sections()), facts=(("Incident", incident.since),),
-            further_json={"folder": str(investigation.bundle.folder), "since": incident.since, "headline": headline,
+            further_json={"folder": str(investigation.bundle.folder), "since": incident.since,
                 "conclusion": investigation.conclusion.value if investigation.is_run else "", "results": rows,
             },
         )  # fmt: skip

@@ -77,7 +77,7 @@ def test_labels_that_do_not_fit_are_noted(labelled):
     Path("tiny.py").write_text(source)
     rows = campaign(labelled, "--trials", 5)
     assert all(row["score_lost"] is None for row in rows.values())
-    assert "No accuracy lost, because the labels of a batch are float32[" in in_process(
+    assert "The accuracy lost is not computed, because the labels of a batch are float32[" in in_process(
         "report", "s.sqlite"
     ).stdout.replace("\n", " ")
 

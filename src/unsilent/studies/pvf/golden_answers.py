@@ -36,7 +36,7 @@ def right_answers_text(engine: PlainEngine, workload: InferenceWorkload, notes: 
         return ""  # with a tolerance, an answer may become wrong and still count as unchanged
     if len(labels) != len(engine.golden):
         notes.append(
-            f"No accuracy lost, because there are labels of {count_text(len(labels), 'batch')}, but "
+            f"The accuracy lost is not computed, because there are labels of {count_text(len(labels), 'batch')}, but "
             f"{count_text(len(engine.golden), 'batch')} of inputs: give labels batch by batch."
         )
         return ""
@@ -44,7 +44,7 @@ def right_answers_text(engine: PlainEngine, workload: InferenceWorkload, notes: 
         batches = zip(engine.golden, labels, engine.samples, strict=True)
         parts = [right_answers(engine.judge, output, truth, samples) for output, truth, samples in batches]
     except UsageError as error:
-        notes.append(f"No accuracy lost, because {error}.")
+        notes.append(f"The accuracy lost is not computed, because {error}.")
         return ""
     known = [part for part in parts if part is not None]
     return "".join(str(int(right)) for part in known for right in part) if len(known) == len(parts) else ""

@@ -142,12 +142,12 @@ def _probability(row: PvfRow) -> str:
         wrong = f"{'the output of a batch' if batch else 'an output'} wrong with probability"
     text = estimate_text(row)
     if row.estimate == row.high == 0:
-        return f" made {wrong} {row.n:,} trials, which cover all faults"
+        return f" made {wrong} {count_text(row.n, 'trial')}: all faults that there are"
     if has_list_bounds(row):  # bounds for the whole list
-        seen = f"{row.n:,} trials" if row.estimate == 0 else f"{text.estimate} %"
+        seen = count_text(row.n, "trial") if row.estimate == 0 else f"{text.estimate} %"
         return f" made {wrong} {seen} (probability over the whole list: {text.low} to {text.high} %)"
     if row.estimate == 0:
-        return f" made {wrong} {row.n:,} trials: its probability is below {text.high} %"
+        return f" made {wrong} {count_text(row.n, 'trial')}: its probability is below {text.high} %"
     return f" makes {wrong} {text.estimate} %{text.limits_in_sentence}"
 
 

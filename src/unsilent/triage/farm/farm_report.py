@@ -45,5 +45,5 @@ class FarmResult(Shown):
             "unsilent/triage-farm/1", "triage farm", "Collection of incidents", headline, table,
             sections=(Section("Incidents", "By the family of their cause.", (table,)),),
             notes=("Times of steps are drawn and not measured, but for those of real processes.",),
-            further_json={"folder": str(self.folder), "headline": headline, "results": rows},
+            further_json={"folder": str(self.folder), "results": rows},
         )  # fmt: skip

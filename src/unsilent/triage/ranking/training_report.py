@@ -38,5 +38,5 @@ class Trained(Shown):
         return Report(
             "unsilent/triage-train/1", "triage train", "Order of debugging queries", headline, table,
             sections=(Section("Queries", "On how many incidents each can be asked, and was right.", (table,)),),
-            further_json={"model": str(self.path), "headline": headline, "results": rows},
+            further_json={"model": str(self.path), "results": rows},
         )  # fmt: skip
