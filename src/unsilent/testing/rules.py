@@ -77,7 +77,7 @@ class RuleContract(ABC):
     A subclass defines `make_rule`.
 
     Attributes:
-        ignores_nonfinite: Whether NaN and infinity are documented to be no alarm.
+        ignores_nonfinite: Whether the rule is documented to raise no alarm on NaN and infinity.
     """
 
     ignores_nonfinite: ClassVar[bool] = False
