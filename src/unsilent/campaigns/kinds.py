@@ -80,7 +80,7 @@ class Kind(Generic[S, B, R]):
         replay: Function that runs a trial again, given ``replay_choices``. ``None``: `unsilent.campaigns.replay.replay_trial`,
             for specs that name no files other than those handled by `with_confirmed_files`.
         count_planned_trials: Function that returns the number of trials in a store when its campaign is complete.
-        subject: Function that returns the name of what the trials of a store run.
+        subject: Function that returns the name of the subject of a store's trials.
         command: The words after ``unsilent`` that run a campaign; if empty, the name of the kind.
         command_help: The help of the command.
         budget, analysis_options, execution_options: Dataclasses of options besides the spec: number of trials, analysis of a

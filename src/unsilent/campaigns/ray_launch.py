@@ -93,7 +93,7 @@ class BridgeProcess(Closing):
             self.send("start", cluster, job, folder)
             self._join(LOCAL_SECONDS if cluster.address is None else JOIN_SECONDS)
         except BaseException:
-            self._kill()  # it may wait inside Ray, where it receives nothing
+            self._kill()  # it may wait inside Ray and receive nothing
             self.close()
             raise
 

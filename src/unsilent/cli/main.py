@@ -1,16 +1,11 @@
 """The entry point of the command line, which runs a command and turns errors into one line and an exit code.
 
-Exit codes:
-
-    0    done
-    1    the check found a problem, or the monitor stopped the job because of its checkpoint, its data or the program
-    2    wrong usage or input
-    16   the monitor stopped the job after an alarm that is not confirmed for a device
-    17   a self-test found a wrong answer; or the guard or the monitor stopped the job because of a fault that is permanent or
-         confirmed for a device, because of bits that changed without a trace in torch, or after an alarm that is undetermined
-         twice in the same step on the same device (nothing is confirmed then, and the job is not started again)
-    130  interrupted
-    141  the reader of a pipe has closed it
+Exit codes: 0 done, 1 the check found a problem or the monitor stopped the job because of its checkpoint or its data or the
+program, 2 wrong usage or input, 16 the monitor stopped the job after an alarm that is not confirmed for a device, 17 a
+self-test found a wrong answer; or the guard or the monitor stopped the job because of a fault that is permanent or confirmed
+for a device; or because of bits that changed without a trace in torch; or after an alarm that is undetermined twice in the same
+step on the same device (nothing is confirmed then; the job is not started again), 130 interrupted, 141 the reader of a pipe
+closed it.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class GuardCallback(Callback):
         loop = trainer.fit_loop.epoch_loop
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         others = [config.scheduler for config in trainer.lr_scheduler_configs]
-        # Lightning counts steps by what its optimizers did.
+        # Lightning counts the steps of its optimizers.
         others += [loop.automatic_optimization.optim_progress, loop.scheduler_progress]
         others += [scaler] if scaler is not None else []
         self.guard = Guard(pl_module, list(trainer.optimizers), *others, **self._options)

@@ -77,7 +77,7 @@ class Recorder:
         plain, self._plain_hook = Optimizer.profile_hook_step, Optimizer.__dict__["profile_hook_step"]
 
         def hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
-            with_hooks, after = plain(step), torch.compiler.disable(self._after)  # where the script compiles its step
+            with_hooks, after = plain(step), torch.compiler.disable(self._after)  # if the script compiles its step
 
             @wraps(step)
             def counted(optimizer: Optimizer, *args: Any, **named: Any) -> Any:

@@ -40,7 +40,7 @@ class Answer:
         recorded, predicted: Seconds of each step in replays without and with the change, float64[steps].
         notes: Assumptions, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
-        of_model: Mean predicted divided by mean recorded step time by the model of DDP, with limits; ``None`` for a replay.
+        of_model: Mean step time predicted by the model of DDP divided by the recorded mean, with limits; ``None`` for a replay.
         doubt: Reason why the prediction cannot be trusted; empty if it can.
         longest: Seconds of each step if all unknown times are as long as possible, float64[steps]; ``None``: equal to
             ``predicted``.

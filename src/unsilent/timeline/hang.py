@@ -57,7 +57,7 @@ class Hang(Shown):
     Attributes:
         ranks: Ranks with a dump.
         without_dump: Ranks below the highest one, or members of a group, that have none.
-        knows_size: Whether a dump says which ranks the job has.
+        knows_size: Whether a dump names the ranks of the job.
         missing: Missing ranks; those that wait in no other group come first.
         different: The first collective of each group that ranks called differently.
         other_lines: The first collective that ranks called in different lines of code, for groups with a finding.

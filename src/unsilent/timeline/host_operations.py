@@ -65,7 +65,7 @@ def flatten(
     outer_start, outer_end = start[first], latest[last]
     cut = np.flatnonzero(is_cut)
     cut = cut[np.append(start[cut[1:]] >= end[cut[:-1]], True)[: len(cut)]]  # the innermost ones
-    # Between the begin of an outermost event or the end of a cut one and its wait, and what comes next, lies the event's rest.
+    # The rest of an event is the time from its begin, or from the end of a cut event and its wait, to the next cut or its end.
     begins, ends = np.append(outer_start, until[cut]), np.append(outer_end, start[cut])
     parts = np.append(first, first[group[cut]])
     by_begin, by_end = np.argsort(begins, kind="stable"), np.argsort(ends, kind="stable")

@@ -90,7 +90,7 @@ def _peak_without(job: Job, rank: int, parts: Floats) -> float:
     times, dropped = events[:, 0], np.zeros(len(parts))
     for number, (begin, end, back, back_end) in enumerate(parts):
         part_blocks = allocated[np.searchsorted(allocated[:, 0], begin) : np.searchsorted(allocated[:, 0], end)]
-        held = part_blocks[part_blocks[:, 1] >= end][:-1]  # the last one is what the part returns
+        held = part_blocks[part_blocks[:, 1] >= end][:-1]  # the last one is the output of the part
         dropped[number] = held[(held[:, 1] >= back) & (held[:, 1] <= back_end + ROUNDING), 2].sum()
     less = np.zeros(len(events) + 1)
     np.add.at(less, np.searchsorted(times, parts[:, 1]), dropped)

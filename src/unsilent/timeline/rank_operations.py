@@ -163,7 +163,7 @@ class _Rank:
         position[event[event >= 0]] = np.flatnonzero(event >= 0)
         launches = position[pairs]
         launches = launches[(launches >= 0).all(axis=1)]
-        for key in ("step", "phase"):  # what was launched belongs to the step that launched it
+        for key in ("step", "phase"):  # a launched operation belongs to the step that launched it
             columns[key][launches[:, 1]] = columns[key][launches[:, 0]]
         order = np.lexsort((columns["duration"], columns["start"]))
         place = np.empty(len(order), np.int32)

@@ -1,10 +1,10 @@
 """The networks of He et al. (ISCA 2023) for images of 32 x 32, rebuilt from published facts.
 
-Every convolution is one operation without its bias, which is added behind it, so that the output of the convolution is what the
-artifact corrupts. Batch norm has Keras's momentum 0.9 (0.1 here) and epsilon 1e-3; paddings are TensorFlow's "same". The final
-softmax is part of the loss.
+Every convolution is one operation without its bias, which is added after it, so that the artifact's corrupted tensor is the
+output of the convolution. Batch norm has Keras's momentum 0.9 (0.1 here) and epsilon 1e-3; paddings are TensorFlow's "same".
+The final softmax is part of the loss.
 
-ResNet-18: a 7x7 stem of stride 2 without pooling; four stages of two basic blocks; every convolution has a bias behind it.
+ResNet-18: a 7x7 stem of stride 2 without pooling; four stages of two basic blocks; every convolution is followed by a bias.
 Dropout follows the first activation of a block and its last one. The published name of a layer is the name of the module here
 with ``_`` for the dots: see `layer_lists.convolutions`.
 

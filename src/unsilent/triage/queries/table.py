@@ -29,7 +29,7 @@ class Template:
     """A template of queries.
 
     Attributes:
-        help: Description of what the query looks at, in one line.
+        help: Description of the query in one line.
         blanks: Names of the fields of `Blanks` that the query takes.
         seconds: Approximate duration in seconds; for a command that the user runs, that of the command.
         answer: Function that answers the query from the folder; ``None`` if a command answers it, with the code of the training
